@@ -68,7 +68,7 @@ def foretold(requests: list[Request], memory: float, sample: int) -> tuple[float
     """
     demand, known = KeyDemand(sample, half_life_s=math.inf), set()
     for r in requests:
-        demand.read(r.key, r.time)
+        demand.read(r.key, r.time, r.size if r.key in known else 0)
         if r.key not in known:
             known.add(r.key)
             demand.wrote(r.key, r.size, r.size, r.time)

@@ -285,8 +285,8 @@ class Proxy:
         """
         await self._ready(key)
         now = time.monotonic()
-        self.demand.read(key, now)
         entry = of = self.table.objects.get(key)
+        self.demand.read(key, now, of.shape.size if of is not None else 0)
         if entry is None or of is None or not readable(of):
             return {"found": False}
         self.table.touch(of)

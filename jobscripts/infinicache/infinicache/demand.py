@@ -109,8 +109,8 @@ class KeyDemand:
             return None
         distance = self._tree.beyond(known.slot) * weight + known.bytes
         step = math.ceil(STEPS * math.log2(max(1.0, distance)))
-        reads, size = self._again.get(step, (0.0, 0.0))
-        self._again[step] = (reads + weight, size + weight * known.size)
+        reads, served = self._again.get(step, (0.0, 0.0))
+        self._again[step] = (reads + weight, served + weight * known.size)
         self._use(key, known, now)
         return distance
 

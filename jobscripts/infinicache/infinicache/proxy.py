@@ -203,15 +203,18 @@ class Proxy:
         self, key: str, size: int, code: list[int], stripe_bytes: int, copy: str = ""
     ) -> dict[str, Any]:
         await self._ready(key)
+        there: set[str] = set()
         if copy:
-            code, stripe_bytes = like(self.table, key, copy)
+            code, stripe_bytes, there = like(self.table, key, copy)
             key = copy
         async with self._lock(key):
             await self._invalidate(key)
             version = max(self.table.newest + 1, time.time_ns())
             evicted: list[Entry] = []
             try:
-                entry = self.table.begin(key, size, Code(*code), stripe_bytes, version, evicted)
+                entry = self.table.begin(
+                    key, size, Code(*code), stripe_bytes, version, evicted, there
+                )
             finally:
                 await self._drop(evicted)
             self._writing[key] = time.monotonic()

@@ -101,6 +101,11 @@ def _interpolated(made: Any, fields: Any) -> Any:
 
 def thresholds_of(setting: Setting, day: str) -> dict[str, list[float]]:
     """T1 and T2 by way and cap of the dynamic radius, chosen without ``day``; kept once found."""
+    from windsr.assimilate import T1_M, T2_MS
+
+    if not setting.plan.choose:
+        ways = [f"{way}, {label}" for way in ("paste", "innovations") for label in CAPS]
+        return {way: [T1_M, T2_MS] for way in ways}
     kept = setting.out / f"thresholds-{day}.json"
     if kept.exists():
         return json.loads(kept.read_text())

@@ -242,7 +242,8 @@ class PatchQueue:
         """
         preset = self.method.preset
         if self.inputs.base is not None:
-            return self.inputs.base[field]
+            own: NDArray[np.float32] = self.inputs.base[field]
+            return own
         if not preset.constrained:
             return None
         low = torch.from_numpy(np.ascontiguousarray(self.inputs.low[field]))[None, None]

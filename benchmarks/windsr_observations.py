@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.windsr_scores import keep_json, trained
 from benchmarks.windsr_setting import ASSIMILATED, Setting
 
-RADII: tuple[float, ...] = (2, 4, 6, 12, 24)
+RADII: tuple[float, ...] = (2, 4, 6, 12, 24, 48)
 CAPS = {"dynamic, at most 6": 6, "dynamic": None}
 T1_TRIED, T2_TRIED = (30.0, 100.0, 1e9), (0.5, 1.0, 2.0)
 WAYS = ("condition", "paste", "innovations")

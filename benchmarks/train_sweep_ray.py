@@ -76,20 +76,18 @@ def loop(config: dict[str, Any]) -> None:
         saved = time.monotonic()
 
 
-class Raylets(threading.Thread):
-    """Exactly the idle nodes of the trace have a raylet, until told to stop."""
+class Raylets:
+    """Exactly the idle nodes of the trace have a raylet. Ray starts them in a main thread only."""
 
     def __init__(self, cluster: Any, plan: dict[str, Any]) -> None:
-        super().__init__(daemon=True)
         self._cluster, self._plan = cluster, plan
         self._running: dict[int, tuple[Any, float]] = {}
-        self._stop = threading.Event()
         self.used_s = 0.0
         self.began = time.monotonic()
 
-    def run(self) -> None:
-        """Follow the trace."""
-        while not self._stop.wait(0.1):
+    def follow(self, over: threading.Event) -> float:
+        """Follow the trace until the sweep is over; when it was, seconds."""
+        while not over.wait(0.1):
             now = time.monotonic() - self.began
             idle = {n for n, start, end in self._plan["intervals"] if start <= now < end}
             if now >= self._plan["duration_s"]:
@@ -104,11 +102,9 @@ class Raylets(threading.Thread):
                 )
                 self._running[node] = (raylet, now)
 
-    def stop(self, now: float) -> None:
-        """The sweep is over."""
-        self._stop.set()
-        self.join()
+        now = time.monotonic() - self.began
         self.used_s += sum(now - since for _, since in self._running.values())
+        return now
 
 
 def main() -> None:
@@ -116,6 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("plan", type=Path, help="JSON, written by benchmarks/sweep_ray.py")
     plan = json.loads(parser.parse_args().plan.read_text())
+    os.environ |= {"TUNE_DISABLE_SIGINT_HANDLER": "1", "RAY_raylet_start_wait_time_s": "120"}
     # Here, because --help works without Ray.
     import ray
     import ray.tune
@@ -127,7 +124,6 @@ def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, log_to_driver=False)
     raylets = Raylets(cluster, plan)
-    raylets.start()
     asha = ASHAScheduler(
         time_attr="epoch", grace_period=1, reduction_factor=3, max_t=plan["epochs"]
     )
@@ -148,9 +144,21 @@ def main() -> None:
             verbose=0,
         ),
     )
-    found = tuner.fit()
-    wall = time.monotonic() - raylets.began
-    raylets.stop(wall)
+    over = threading.Event()
+    outcomes: list[Any] = []
+
+    def search() -> None:
+        try:
+            outcomes.append(tuner.fit())
+        finally:
+            over.set()
+
+    threading.Thread(target=search, daemon=True).start()
+    try:
+        wall = raylets.follow(over)
+    finally:
+        cluster.shutdown()
+    (found,) = outcomes
     epochs = [result.metrics.get("epoch", 0) for result in found]
     whole = [r.metrics["accuracy"] for r in found if r.metrics.get("epoch") == plan["epochs"]]
     counted = Path(plan["folder"]).glob("samples-*")
@@ -163,8 +171,6 @@ def main() -> None:
         "used_s": raylets.used_s,
     }
     Path(plan["outcome"]).write_text(json.dumps(outcome))
-    ray.shutdown()
-    cluster.shutdown()
 
 
 if __name__ == "__main__":

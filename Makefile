@@ -10,8 +10,8 @@ CONSTRAINTS ?= -c constraints.txt
 demo: $(VENV)/.installed-demo
 	$(BIN)/malletrain demo $(ARGS)
 
-# Half as many workers again as cores: many tests wait for processes of their own.
-WORKERS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
+# More workers than cores: many tests wait for processes of their own.
+WORKERS ?= $(shell echo $$(( ($$(nproc) * 5 + 1) / 2 )))
 test: lint
 	bash tests/slurm/install.sh
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not sites"

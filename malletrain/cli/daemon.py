@@ -26,7 +26,7 @@ def daemon(config_file: Path) -> None:
         from malletrain.daemon.main import run
     except ModuleNotFoundError as error:
         raise missing(error) from None
-    code = run(config)
+    code = run(config, config_file.resolve())
     if code:
         click.get_current_context().exit(code)
 

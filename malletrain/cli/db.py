@@ -84,6 +84,29 @@ def restore(config_file: Path, file: Path) -> None:
 
 @db.command()
 @config_file
+def vacuum(config_file: Path) -> None:
+    """Give the room of what was deleted back to the file system. The daemon must not run.
+
+    Only of use after much was deleted ([accounting] keep): the daemon uses that room again. It
+    needs as much room once more while it works.
+
+    \b
+    Example:
+      malletrain db vacuum --config site.toml
+    """
+    from malletrain.identity.state_directory import StateDirError, lock_state_dir
+
+    copies, config = _copies(), load(config_file)
+    try:
+        with lock_state_dir(config.state_dir):
+            before, after = copies.vacuum(config.database_url)
+    except (copies.CopyError, StateDirError) as error:
+        raise Refused(str(error)) from None
+    click.echo(f"The database had {before:,} bytes and has {after:,}.")
+
+
+@db.command()
+@config_file
 def check(config_file: Path) -> None:
     """Say whether the database is whole, of which version it is and what is in it. The daemon may
     run.

@@ -1,4 +1,6 @@
-"""``malletrain pause``, ``resume``, ``drain`` and ``exclude``: what operators let be leased."""
+"""``malletrain pause``, ``resume``, ``drain``, ``exclude`` and ``reload``: what operators change
+while the daemon runs.
+"""
 
 from __future__ import annotations
 
@@ -126,3 +128,28 @@ def exclude(nodes: tuple[str, ...], why: str, state_dir: Path | None) -> None:
       malletrain exclude n7 --why "its fan is loud"
     """
     _do(state_dir, "exclude", nodes=list(nodes), why=why)
+
+
+@click.command()
+@state_dir_option
+def reload(state_dir: Path | None) -> None:
+    """Have the daemon read its configuration again. For operators.
+
+    Says what has changed: what holds at once, what for the jobs submitted from now on, and what
+    waits for a restart (jobs go on over one). A file that is not valid changes nothing.
+
+    \b
+    Examples:
+      malletrain check --config site.toml && malletrain reload
+      systemctl reload malletrain
+    """
+    with asking(state_dir) as client:
+        done = client.call("reload", {}, changes=True)
+    click.echo(done["sentence"])
+    for name, title in (
+        ("applied", "Applied"),
+        ("next_jobs", "For jobs that are submitted from now on"),
+        ("restart", "Needs a restart of the daemon"),
+    ):
+        if done[name]:
+            click.echo("\n".join([f"{title}:", *(f"  {line}" for line in done[name])]))

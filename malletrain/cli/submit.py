@@ -230,11 +230,20 @@ class _BeforeScript(click.Command):
     help='Cancel the job when it has had nodes for so long, such as "90 min".',
 )
 @click.option(
+    "--on-hang",
+    type=click.Choice(["tell", "restart"]),
+    default="tell",
+    show_default=True,
+    help="What is done when workers that reported before stop to: tell you where they stand, or "
+    "start them again too, which counts as a failure.",
+)
+@click.option(
     "--notify",
     metavar="WHOM",
     multiple=True,
-    help="Tell of the job's start, end and failure: a mail address, the https:// address of a web "
-    "hook, or command:CMD on the daemon's host. Only of some: end,failure=WHOM.",
+    help="Tell of the job's start, end and failure, and of a deadline or budget at risk: a mail "
+    "address, the https:// address of a web hook, or command:CMD on the daemon's host. Only of "
+    "some: end,failure,at-risk=WHOM.",
 )
 @click.option(
     "--wait",

@@ -53,6 +53,17 @@ class DaemonSection(Section):
     log_format: Literal["text", "json"] = _key(
         "text", description="Log lines for people (text) or for a log collector (json)."
     )
+    log_file: MaybeLocation = _key(
+        None,
+        description="File that the log goes to instead of standard error, where no journald keeps "
+        "it.",
+    )
+    log_file_limit: Size = _key(
+        "64 MiB",
+        gt=0,
+        description="Size at which log_file becomes log_file.1, and that log_file.2; four are "
+        "kept.",
+    )
     heartbeat: Duration = _key("1 s", gt=0, description="How often an agent says that it is alive.")
     agent_timeout: Duration = _key(
         "5 s", gt=0, description="An agent silent for this long is lost, and its node with it."
@@ -80,6 +91,12 @@ class DaemonSection(Section):
         description="File, readable by everybody, that tells the clients of other users how to "
         "reach the daemon, such as "
         "/etc/malletrain/daemon.json; login nodes must see it. Not given: no such file.",
+    )
+    request_rate: float = _key(
+        200.0,
+        gt=0,
+        description="Requests a second of one user; who asks for more waits for the answers. Not "
+        "for the user who runs the daemon, and for operators.",
     )
     operators: Words = _key(
         [], description="Users who may also cancel the jobs of others and read their logs."
@@ -173,6 +190,13 @@ class JobsSection(Section):
         gt=0,
         description="A job without nodes for this long is starving: in order of waiting it gets "
         "its minimum of nodes, guaranteed for as long again.",
+    )
+    hang_after: Duration = _key(
+        "2 min",
+        gt=0,
+        description="A worker that has reported before counts as hung when it has been silent for "
+        "this long and for five times the job's longest pause so far: its owner is told where it "
+        "stands, and --on-hang restart has the workers started again.",
     )
     no_progress_warning: Duration = _key(
         "5 min",
@@ -289,6 +313,12 @@ class AllocationSection(Section):
         le=1,
         description="Assumed throughput of k nodes before it was measured: that of one node "
         "times k to this power (1: perfect scaling).",
+    )
+    policy: Literal["malletrain", "freetrain"] = _key(
+        "malletrain",
+        description="malletrain: jobs are measured while they train; freetrain, to compare with: "
+        "plans from the curves that owners state, no profiles, starts taken to be free, and nobody "
+        "is served for having waited.",
     )
 
 

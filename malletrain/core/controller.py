@@ -25,6 +25,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from malletrain.core.apart import ApartPlanner
 from malletrain.core.bidders import Bidders
 from malletrain.core.commands import Command, ReleaseLeases, Stop
 from malletrain.core.events import (
@@ -69,6 +70,7 @@ from malletrain.core.records import JobRecord, NodeRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.shares import Shares
 from malletrain.core.state import ControllerState
+from malletrain.core.trainers import Trainers
 
 __all__ = ["Controller", "ControllerSettings", "JobRecord", "NodeRecord"]
 
@@ -87,26 +89,29 @@ class Controller:
         self.state = ControllerState(s.release_after_s, s.due_s)
         self.profiles = ProfileRunner(self.state, s)
         self.last_plan: Plan | None = None
-        self._planner = planner
+        self.trainers = Trainers(s.trainers)
+        self._planner = planner = ApartPlanner(planner) if s.trainers else planner
         self._gaps = Gaps(least_horizon_s(s), s.lease_wait_s, s.rejected_s)
         self.goals = GoalKeeper(self.state, self._gaps, s)
         self.shares = Shares(self.state, s.shares)
-        self._queue = AdmissionQueue(
+        self.queue = AdmissionQueue(
             self.state,
             self._gaps,
             s.planning.max_running,
             s.starvation_s,
             self.shares if s.shares is not None else None,
+            self.trainers,
         )
         self.quotas = Quotas(self.state)
         self._bidders = Bidders(
             self.state,
             self._gaps,
-            self._queue,
+            self.queue,
             self.profiles,
             self.goals,
             self.shares,
             self.quotas,
+            self.trainers,
             s.min_interval_s,
         )
         self._leases = LeasePlanner(self.state, self._gaps, self._bidders, planner, s)
@@ -182,7 +187,7 @@ class Controller:
         if (profile := self.profiles.next_wakeup()) is not None:
             due.append(profile)
         times = [max(at, self._held_until) for at in due]
-        times += [*self._queue.wakeups(), *self.goals.wakeups()]
+        times += [*self.queue.wakeups(), *self.goals.wakeups()]
         times.append(max(self.shares.plan_at(), self._held_until))
         return min(times) if times and min(times) < math.inf else None
 
@@ -201,10 +206,10 @@ class Controller:
         """Take events of one instant; as :meth:`handle`, with one look at what follows from
         them.
         """
-        self.shares.count(self._queue.in_reach, now)
+        self.shares.count(self.queue.in_reach, now)
         commands = [command for event in events for command in self._table[type(event)](event, now)]
         commands += self.goals.notice(now)
-        self._queue.notice(now)
+        self.queue.notice(now)
         if now >= self.shares.plan_at():
             self.state.plan_soon(now)
         if now < self._held_until:
@@ -360,7 +365,7 @@ class Controller:
 
     def _review_profiles(self, now: float) -> list[Command]:
         """Let the advisor know how things are, and begin, go on with or give up a profile."""
-        admitted = self._queue.admitted(+self.state.usable_by_pool, shared=False)
+        admitted = self.queue.admitted(+self.state.usable_by_pool, shared=False)
         jobs = [job for job in admitted if self.profiles.holds(job) or self.quotas.may_profile(job)]
         return self.profiles.review(jobs, bool(self._gaps.coming(self.nodes)), now)
 

@@ -154,7 +154,7 @@ class JobSubmitted:
     share it is served from. ``sweep``: jobs of one sweep are one entry of the queue; empty: it is
     in none. ``whole``: shares do not cut it once it has nodes. ``quotas``: the
     limits it is under. ``goals``: what its owner wants beyond speed; ``so_far``: how far it had
-    come before a restart.
+    come before a restart. ``trainer``: in whose plan it is; empty where there is one only.
     """
 
     job: str
@@ -178,6 +178,7 @@ class JobSubmitted:
     sweep: str = ""
     whole: bool = False
     quotas: tuple[Quota, ...] = ()
+    trainer: str = ""
 
 
 @dataclass(frozen=True)

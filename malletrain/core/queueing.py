@@ -17,6 +17,7 @@ from malletrain.core.planning import Candidate
 from malletrain.core.pools import by_class, largest
 from malletrain.core.records import JobRecord
 from malletrain.core.state import ControllerState
+from malletrain.core.trainers import Trainer, Trainers
 
 
 class Turns(Protocol):
@@ -39,6 +40,7 @@ class AdmissionQueue:
     """The unfinished jobs, in order. ``max_running``: entries that may run at once, and how many
     jobs of one sweep may; ``starvation_s``: how long an admitted job waits for nodes before it
     starves, seconds. ``turns``: whose turn it is; None: the owners take one place each in turn.
+    Each of the ``trainers`` has a queue of its own, and as many places.
     """
 
     def __init__(
@@ -48,14 +50,21 @@ class AdmissionQueue:
         max_running: int,
         starvation_s: float,
         turns: Turns | None = None,
+        trainers: Trainers | None = None,
     ) -> None:
         self._turns = turns
+        self._trainers = trainers or Trainers()
         self._state = state
         self._gaps = gaps
         self._max_running = max_running
         self._starvation_s = starvation_s
         self._found: dict[tuple[int, ...], list[JobRecord]] = {}
         self._found_at = 0
+
+    def allow(self, max_running: int) -> None:
+        """So many jobs may run at once from now on."""
+        self._max_running = max_running
+        self._found.clear()
 
     def admitted(self, nodes: Mapping[str, int], *, shared: bool) -> list[JobRecord]:
         """The first unfinished jobs, as many as may run at once, that could run if all these nodes
@@ -68,19 +77,15 @@ class AdmissionQueue:
             self._found_at = self._state.admissions
             self._found.clear()
         most = {
-            owner: max(nodes.values(), default=0) if shared else largest(nodes, owner)
+            (owner, trainer): self._most(nodes, owner, trainer, shared)
             for owner in self._state.owners
+            for trainer in self._trainers
         }
         key = tuple(most.values())
         if key not in self._found:
-            fitting: Iterable[JobRecord] = (
-                job for job in self._in_order() if job.smallest <= most[job.submitted.owner]
-            )
-            if self._turns is not None or len(most) > 1:
-                fitting = self._in_turn(list(fitting), max(most.values(), default=0))
-            if any(job.pressing for job in self._state.unfinished.values()):
-                fitting = sorted(fitting, key=lambda job: not job.pressing)
-            self._found[key] = list(self._placed(fitting))
+            self._found[key] = [
+                job for trainer in self._trainers for job in self._of_one(trainer, most)
+            ]
         return self._found[key]
 
     def _in_order(self) -> Iterable[JobRecord]:
@@ -99,6 +104,29 @@ class AdmissionQueue:
             elif of_entry < self._max_running:
                 entries[job.place] = of_entry + 1
                 yield job
+
+    def _most(
+        self, nodes: Mapping[str, int], owner: str, trainer: Trainer | None, shared: bool
+    ) -> int:
+        """The most nodes that a job of this owner and trainer could have."""
+        usable = self._trainers.usable(nodes, trainer)
+        return max(usable.values(), default=0) if shared else largest(usable, owner)
+
+    def _of_one(
+        self, trainer: Trainer | None, most: Mapping[tuple[str, Trainer | None], int]
+    ) -> Iterable[JobRecord]:
+        """The jobs of one trainer that are admitted."""
+        fitting: Iterable[JobRecord] = (
+            job
+            for job in self._in_order()
+            if self._trainers.of(job.submitted.trainer) is trainer
+            and job.smallest <= most[job.submitted.owner, trainer]
+        )
+        if self._turns is not None or len(self._state.owners) > 1:
+            fitting = self._in_turn(list(fitting), max(most.values(), default=0))
+        if any(job.pressing for job in self._state.unfinished.values()):
+            fitting = sorted(fitting, key=lambda job: not job.pressing)
+        return self._placed(fitting)
 
     def _in_turn(self, jobs: list[JobRecord], most: int) -> list[JobRecord]:
         """The jobs, which are in order of their places, in the order in which they get them.
@@ -177,23 +205,24 @@ class AdmissionQueue:
     def starving(self, candidates: Mapping[str, Candidate], now: float) -> list[Candidate]:
         """The starving among the candidates, the longest first; of each sweep one.
 
-        None of them is ahead of a job of another owner that has waited for longer and for which
-        nodes are still being gathered.
+        None of them is ahead of a job of its trainer, and another owner's, that has waited for
+        longer and for which nodes are still being gathered.
         """
         jobs = self._state.jobs
         waiting = {job.submitted.job: job for job in self.in_reach() if job.starving}
         waiting.update({name: jobs[name] for name in candidates if jobs[name].starving})
         queue: list[Candidate] = []
-        gathering: set[str] = set()
         entries: set[int] = set()
+        gathering: dict[Trainer | None, set[str]] = {}
         for name, job in sorted(
             waiting.items(), key=lambda item: (item[1].idle_since or 0.0, item[1].order)
         ):
             owner = job.submitted.owner
+            ahead = gathering.setdefault(self._trainers.of(job.submitted.trainer), set())
             if name not in candidates:
                 if not self._gaps.backing_off(owner, now):
-                    gathering.add(owner)
-            elif gathering <= {owner} and job.place not in entries:
+                    ahead.add(owner)
+            elif ahead <= {owner} and job.place not in entries:
                 entries.add(job.place)
                 queue.append(candidates[name])
         return queue

@@ -91,6 +91,13 @@ class ControllerState:
         job.broken |= job.state not in (JobState.RUNNING, JobState.PROFILING)
         self.at_work[job.submitted.job] = job
 
+    def lasts_s(self, node: str) -> float | None:
+        """How long a leased node is expected to last still, where that is foretold at every
+        poll.
+        """
+        known = self.nodes.get(node)
+        return known.info.horizon_s if known is not None and known.info.cohort else None
+
     def foretold(self, nodes: Mapping[str, tuple[float, Cohort]]) -> None:
         """How long nodes are expected to last still; those that are not ours may be among them."""
         self._foretold = nodes

@@ -4,6 +4,8 @@ another.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from malletrain.config.model import Config
 from malletrain.identity.keys import user_name
 
@@ -16,7 +18,11 @@ class Accounts:
     def __init__(self, config: Config, daemon_user: str | None = None) -> None:
         self._own = daemon_user or user_name()
         self.submits_as_others = bool(config.submit_as)
-        self._operators = frozenset(config.daemon.operators)
+        self.appoint(config.daemon.operators)
+
+    def appoint(self, operators: Collection[str]) -> None:
+        """These are the operators from now on."""
+        self._operators = frozenset(operators)
 
     def of(self, user: str) -> str:
         """Whose leases a job of ``user`` runs on: the user's own, or (empty) those of the daemon's

@@ -4,8 +4,8 @@ Decides what is done and what others may see of it. What a request must be like 
 :mod:`malletrain.daemon.admission`, who sees what of a job in :mod:`malletrain.protocol.discretion`.
 Rendering is the command line's business.
 
-A request that fails outside of a step of the core costs its sender an error and nothing else; a
-failed step (:class:`StepFailed`) leaves the core's memory and its store apart, and ends the daemon.
+A request that fails costs its sender an error. A failed step (:class:`StepFailed`) leaves the
+core's memory and its store apart: see :mod:`malletrain.daemon.mishaps`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from malletrain.core.thinning import MOST_KEPT
 from malletrain.daemon.admission import (
     MOST_TEXT,
     RequestRefused,
+    for_trainer,
     number,
     problem_of,
     text,
@@ -38,12 +39,15 @@ from malletrain.daemon.leases import Leases
 from malletrain.daemon.levers import Levers
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.metric_series import series_views
+from malletrain.daemon.mishaps import Mishaps
 from malletrain.daemon.node_views import natural, node_views
 from malletrain.daemon.notices import refused
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.promises import Promises
 from malletrain.daemon.redaction import fitting, slim
+from malletrain.daemon.reload import Reload
 from malletrain.daemon.site_software import with_site_software
+from malletrain.daemon.trainer_views import trainer_views
 from malletrain.daemon.usage import Drawn
 from malletrain.daemon.usage_rows import usage_views
 from malletrain.identity.keys import user_name
@@ -89,6 +93,8 @@ class Api:
         logs: LogSink,
         boot: str,
         scheduler: str,
+        mishaps: Mishaps,
+        reload: Reload,
     ) -> None:
         self.core = core
         self.promises = promises
@@ -98,6 +104,7 @@ class Api:
         self.logs = logs
         self.boot = boot
         self.scheduler = scheduler
+        self.mishaps = mishaps
         self.began = core.clock.now()
         self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
             "submit": self._submit,
@@ -112,7 +119,7 @@ class Api:
             "status": self._status,
             "usage": self._usage,
             **JobChanges(core, self.views, self._find, self._step).operations,
-            **Levers(core, leases, self._find, self._step).operations,
+            **Levers(core, leases, self._find, self._step, reload).operations,
         }
 
     async def answer(self, user: str, request: messages.Request) -> messages.Reply:
@@ -150,10 +157,8 @@ class Api:
 
     async def _submit(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
         spec = msgspec.convert(params["spec"], messages.JobSpec)
-        spec = msgspec.structs.replace(
-            spec, owner=user, goal=spec.goal or self.core.config.allocation.objective
-        )
-        core = self.core
+        spec, core = msgspec.structs.replace(spec, owner=user), self.core
+        spec = for_trainer(spec, core.trainer(user), core.config.allocation.objective)
         if spec.key and (known := submitted_before(core.store, spec)) is not None:
             return {"job": self.views.view(user, known)}
         if refusal := core.accounts.refusal(user):
@@ -385,4 +390,6 @@ class Api:
             tuple(core.rounds.measured.values()),
             self.views.shares(user),
             self.leases.restraints.now.told(),
+            self.mishaps.told() if core.accounts.operates(user) else "",
+            trainer_views(core),
         )

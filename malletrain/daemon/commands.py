@@ -170,7 +170,7 @@ class CommandRunner:
         parts.audit.record(
             kind, said.format(why=command.reason), job=job, samples=run.monitor.total
         )
-        parts.metrics.job_ended(job)
+        parts.metrics.job_ended(job, command.state.value)
         del parts.runs[job]
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from malletrain.config.model import Config
 from malletrain.config.nodes import NodesSection
@@ -21,11 +22,15 @@ from malletrain.daemon.inbox import Inbox
 from malletrain.daemon.lease_actions import AgentCommand, LeaseDesk
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.login import Login
+from malletrain.daemon.logs import LogFile
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.metrics import Metrics
+from malletrain.daemon.mishaps import Mishaps
 from malletrain.daemon.notices import Notices
 from malletrain.daemon.parts import Send, make_parts
 from malletrain.daemon.promises import Promises
+from malletrain.daemon.reload import Reload
+from malletrain.daemon.retention import Retention
 from malletrain.daemon.switchboard import Switchboard
 from malletrain.identity.keys import KeyPair, KeyRing
 from malletrain.identity.users import Munge
@@ -48,6 +53,7 @@ class Service:
     promises: Promises
     notices: Notices
     associations: AssociationWatch
+    reload: Reload
 
 
 def compose(
@@ -61,6 +67,10 @@ def compose(
     command: AgentCommand,
     send: Send,
     boot: str,
+    mishaps: Mishaps,
+    retention: Retention,
+    path: Path | None,
+    log_file: LogFile | None,
 ) -> Service:
     """The parts of one daemon, each with those that it needs. To be called within its loop.
 
@@ -69,6 +79,10 @@ def compose(
         command: what an agent is started with.
         send: takes a message to a peer, and says whether it could be reached.
         boot: names this start of the daemon.
+        mishaps: outlives the parts.
+        retention: what deletes what is too old.
+        path: the configuration's file.
+        log_file: where the log goes; None: to standard error.
     """
     parts = make_parts(config, store, clock, metrics, send, keys.job_key)
     logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
@@ -79,7 +93,9 @@ def compose(
     leases = Leases(core, parts, desk, departures, keys, scavenger, endpoint)
     munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
     promises = Promises(core)
-    api = Api(core, parts, leases, promises, logs, boot, scavenger.name)
+    notices = Notices(core, config.notify)
+    reload = Reload(path, core, parts, scavenger, notices, retention, log_file)
+    api = Api(core, parts, leases, promises, logs, boot, scavenger.name, mishaps, reload)
     read = partial(slurm_associations, config) if config.shares.weights_from == "slurm" else None
     return Service(
         core,
@@ -87,10 +103,11 @@ def compose(
         leases,
         desk,
         api,
-        Switchboard(core, inbox, api, Login(keys, munge)),
+        Switchboard(core, inbox, api, Login(keys, munge), mishaps),
         promises,
-        Notices(core, config.notify),
+        notices,
         AssociationWatch(core, parts, read),
+        reload,
     )
 
 

@@ -41,7 +41,7 @@ class ActiveJob:
     monitor: JobMonitor
     starting_until: float | None = None
     """Until when the first sample of the newest round is waited for."""
-    saved_at: float = 0.0
+    checkpointed_at: float = 0.0
     fabric: Fabric | None = None
     """The network of the newest round, where one is chosen."""
     bereft: dict[str, int] = field(default_factory=dict)
@@ -73,11 +73,11 @@ class JobRepository:
 
     def save(self, run: ActiveJob, **changes: Any) -> None:
         """Write fields of the job, and with them how far it has come."""
-        run.saved_at = self._clock.now()
         run.row = self._store.update_job(run.row.id, samples=run.monitor.total, **changes)
 
     def checkpoint(self, run: ActiveJob, now: float) -> None:
         """Write how far the job has come and what was measured of it since the last time."""
+        run.checkpointed_at = now
         self.save(run, last_progress=run.monitor.last_sample)
         self._metrics.job(
             run.row.id, run.monitor.rate(now), len(run.rounds.members), run.monitor.total

@@ -7,17 +7,20 @@ controller's decision.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 
+from malletrain.config.model import ConfigError
 from malletrain.core.events import JobState, LimitsChanged
 from malletrain.core.restraint import EVERY_NODE, Restriction
 from malletrain.daemon.admission import MOST_TEXT, RequestRefused, number, problem_of, text, whole
 from malletrain.daemon.core import Core
 from malletrain.daemon.leases import Leases
+from malletrain.daemon.reload import Reload, sentence
 from malletrain.protocol.bounds import MAX_NODES
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.store.records import JobRow
@@ -36,14 +39,17 @@ class Levers:
         leases: Leases,
         find: Callable[[str, str], JobRow],
         step: Callable[[], AbstractContextManager[float]],
+        reload: Reload,
     ) -> None:
         self._core, self._leases, self._find, self._step = core, leases, find, step
+        self._reloader = reload
         self.operations: dict[str, Operation] = {
             "scale": self._scale,
             "pause": self._pause,
             "resume": self._resume,
             "drain": self._drain,
             "exclude": self._exclude,
+            "reload": self._reload,
         }
 
     async def _scale(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
@@ -151,6 +157,17 @@ class Levers:
             self._record(EventKind.NODE_EXCLUDED, nodes, told, user)
             self._leases.restrain(restraint, (), "")
         return {"sentence": f"{_named(nodes)}: {told} A lease that is held there stays."}
+
+    async def _reload(self, user: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The configuration is read again."""
+        self._operator(user)
+        try:
+            config = await asyncio.to_thread(self._reloader.read)
+        except ConfigError as error:
+            self._reloader.failed(str(error), user)
+            raise RequestRefused(f"Nothing has changed. {error}") from None
+        told = self._reloader.apply(config, user)
+        return {"sentence": sentence(told), **told}
 
     def _operator(self, user: str) -> None:
         if not self._core.accounts.operates(user):

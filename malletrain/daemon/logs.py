@@ -1,8 +1,8 @@
 """The daemon's own log: what is written, and how a line looks.
 
-Decides form and level only. Lines go to standard error, for people (``text``) or for a log
-collector (``json``, one object a line). Give a logger the thing it talks about once,
-``get_logger(job="j3", node="n07")``, and every line of it carries that.
+Decides form and level only. Lines go to standard error, or to a file that is rotated by its size,
+for people (``text``) or for a log collector (``json``, one object a line). Give a logger the thing
+it talks about once, ``get_logger(job="j3", node="n07")``, and every line of it carries that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import Any
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any, TextIO
 
 import structlog
 
@@ -20,10 +22,39 @@ FORMATS = ("text", "json")
 _FIRST = ("job", "node", "lease")
 
 
-def configure(level: str = "info", fmt: str = "text") -> None:
-    """Set up logging of this process; ``level`` is one of LEVELS, ``fmt`` one of FORMATS.
-    Libraries' logs take the same way.
+KEPT_FILES = 4
+"""Log files before the present one."""
+
+
+class LogFile:
+    """A file to write lines to, which is rotated when it would become larger than ``limit``
+    bytes.
     """
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self.path = path
+        self._handler = RotatingFileHandler(
+            path, maxBytes=limit, backupCount=KEPT_FILES, encoding="utf-8"
+        )
+        self._handler.terminator = ""
+
+    def write(self, text: str) -> None:
+        """Write lines that belong together."""
+        self._handler.handle(logging.makeLogRecord({"msg": text}))
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Close the file. What is written after that opens it again."""
+        self._handler.close()
+
+
+def configure(level: str = "info", fmt: str = "text", to: LogFile | TextIO | None = None) -> None:
+    """Set up logging of this process; ``level`` is one of LEVELS, ``fmt`` one of FORMATS, ``to``
+    where lines go: None is standard error. Libraries' logs take the same way.
+    """
+    stream: Any = to or sys.stderr
     if level not in LEVELS or fmt not in FORMATS:
         raise ValueError(
             f"Log level is one of {', '.join(LEVELS)} and format one of {', '.join(FORMATS)}; "
@@ -46,10 +77,10 @@ def configure(level: str = "info", fmt: str = "text") -> None:
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],

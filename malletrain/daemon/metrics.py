@@ -1,15 +1,17 @@
 """What the daemon tells Prometheus.
 
 Decides names, labels and buckets, and serves them over HTTP. It measures nothing: the daemon calls
-one plain method where a thing happens. Labels have few values (jobs that have ended are removed),
-names follow the Prometheus conventions (base units, ``_total``).
+one plain method where a thing happens. Labels have few values: of jobs and nodes only those of now
+are shown, and of jobs no more than MOST_SHOWN. Names follow the Prometheus conventions (base units,
+``_total``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from heapq import nlargest, nsmallest
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -18,8 +20,14 @@ _RESCALE_BUCKETS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 8, 12, 18, 25, 40, 60, 120)
 _PLAN_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 2, 5)
 _LAG_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
 BACKOFF_CAUSES = ("busy", "refused", "nothing")
+RESCALE_KINDS = ("start", "up", "down", "loss")
+LEASE_ENDS = ("given-back", "recalled", "sick", "preempted", "ended", "not-started", "not-yet")
+SENDERS = ("agent", "client", "unknown")
 NODE_USES = ("training", "free", "leaving")
 STANDINGS = ("on_track", "at_risk", "infeasible", "missed")
+ENDS = ("completed", "failed", "cancelled")
+MOST_SHOWN = 200
+"""Jobs with a label of their own, for each metric: more would weigh on a site's Prometheus."""
 JOB_STATES = ("queued", "profiling", "running", "suspended", "completed", "failed", "cancelled")
 
 
@@ -50,6 +58,7 @@ class Metrics:
         self._jobs = gauge("jobs", "Jobs by state.", "state")
         self._rate = gauge("job_samples_per_second", "Throughput of a job now.", "job")
         self._job_nodes = gauge("job_nodes", "Nodes a job runs on now.", "job")
+        self._ended = counter("jobs_ended_total", "Jobs that have ended, by how.", "state")
         self._memory = gauge(
             "snapshot_memory_bytes", "Memory of a job's nodes that its snapshots take.", "job"
         )
@@ -62,6 +71,7 @@ class Metrics:
         self._budget = gauge(
             "job_budget_left_node_seconds", "What a job may still be charged.", "job"
         )
+        self._shown: set[str] = set()
         self._samples = counter("samples_total", "Samples processed by all jobs.")
         self._job_samples = gauge(
             "job_samples", "Samples a job has processed so far, over all its restarts.", "job"
@@ -78,6 +88,18 @@ class Metrics:
             "Nodes the main scheduler took back, with or without notice.",
             "notice",
         )
+        self._held = gauge(
+            "leased_node",
+            "Nodes held now, one by one, by class and use; always 1.",
+            "node",
+            "node_class",
+            "use",
+        )
+        self._held_now: set[tuple[str, str, str]] = set()
+        self._paused = gauge("leasing_paused", "1 while operators let nothing new be leased.")
+        self._restrained = gauge(
+            "restrained_nodes", "Nodes that operators have drained or excluded.", "how"
+        )
         self._warm = gauge(
             "fork_server_bytes", "Memory of warm fork servers on leased nodes, all together."
         )
@@ -92,6 +114,11 @@ class Metrics:
         self._invalid = counter(
             "invalid_messages_total",
             "Messages refused because they did not fit the protocol, by sender.",
+            "sender",
+        )
+        self._failed = counter(
+            "failed_messages_total",
+            "Messages that the daemon failed at, a defect of it, by sender.",
             "sender",
         )
         self._poll_failures = counter(
@@ -126,7 +153,18 @@ class Metrics:
         self._up = gauge("info", "Version of the running daemon; always 1.", "version")
         self.jobs({})
         self.nodes(0, 0, 0)
+        self.restrained(False, 0, 0)
+        for state in ENDS:
+            self._ended.labels(state)
         self.goals({}, {}, {})
+        # What has not happened yet is 0: its first time is to be seen as a rate.
+        for kind in RESCALE_KINDS:
+            self._rescales.labels(kind)
+            self._rescale_seconds.labels(kind)
+        for reason in LEASE_ENDS:
+            self._leases_ended.labels(reason)
+        for sender in SENDERS:
+            self._invalid.labels(sender)
         for notice in ("yes", "no"):
             self._preemptions.labels(notice)
         for cause in BACKOFF_CAUSES:
@@ -143,6 +181,21 @@ class Metrics:
         for use, count in zip(NODE_USES, (training, free, leaving), strict=True):
             self._leased.labels(use).set(count)
 
+    def held(self, nodes: Iterable[tuple[str, str, str]]) -> None:
+        """The nodes held now: (node, class, one of NODE_USES) of each."""
+        now = set(nodes)
+        for gone in self._held_now - now:
+            self._held.remove(*gone)
+        for new in now - self._held_now:
+            self._held.labels(*new).set(1)
+        self._held_now = now
+
+    def restrained(self, paused: bool, drained: int, excluded: int) -> None:
+        """What operators let be leased: whether nothing is, and how many nodes are not."""
+        self._paused.set(paused)
+        self._restrained.labels("drained").set(drained)
+        self._restrained.labels("excluded").set(excluded)
+
     def jobs(self, by_state: Mapping[str, int]) -> None:
         """Number of jobs in each state; states not named have none."""
         for state in JOB_STATES:
@@ -150,6 +203,9 @@ class Metrics:
 
     def job(self, job: str, rate: float, nodes: int, samples: float) -> None:
         """How a job does now: samples/s, nodes, samples so far."""
+        if job not in self._shown and len(self._shown) >= MOST_SHOWN:
+            return
+        self._shown.add(job)
         self._rate.labels(job).set(rate)
         self._job_nodes.labels(job).set(nodes)
         self._job_samples.labels(job).set(samples)
@@ -157,7 +213,7 @@ class Metrics:
     def memory(self, by_job: Mapping[str, int]) -> None:
         """Bytes of memory that the snapshots of each job take on its nodes."""
         self._memory.clear()
-        for job, number in by_job.items():
+        for job, number in nlargest(MOST_SHOWN, by_job.items(), key=lambda each: each[1]):
             self._memory.labels(job).set(number)
 
     def goals(
@@ -167,17 +223,19 @@ class Metrics:
         left_s: Mapping[str, float],
     ) -> None:
         """How many jobs stand how with their goals; by job the slack of its deadline, seconds, and
-        what is left of its budget, node-seconds.
+        what is left of its budget, node-seconds. Shown are those with the least of it.
         """
         for standing in STANDINGS:
             self._goals.labels(standing).set(standings.get(standing, 0))
         for metric, values in ((self._slack, slack_s), (self._budget, left_s)):
             metric.clear()
-            for job, value in values.items():
+            for job, value in nsmallest(MOST_SHOWN, values.items(), key=lambda each: each[1]):
                 metric.labels(job).set(value)
 
-    def job_ended(self, job: str) -> None:
-        """Remove what is shown of this job."""
+    def job_ended(self, job: str, state: str) -> None:
+        """A job has ended, with one of ENDS. What is shown of it is removed."""
+        self._ended.labels(state).inc()
+        self._shown.discard(job)
         for metric in (self._rate, self._job_nodes, self._job_samples):
             with contextlib.suppress(KeyError):  # of a job that never ran nothing is shown
                 metric.remove(job)
@@ -231,6 +289,10 @@ class Metrics:
     def invalid_message(self, sender: str) -> None:
         """A message was refused; ``sender`` is ``agent``, ``client`` or ``unknown``."""
         self._invalid.labels(sender).inc()
+
+    def failed_message(self, sender: str) -> None:
+        """A message could not be handled; ``sender`` as in :meth:`invalid_message`."""
+        self._failed.labels(sender).inc()
 
     def polled(self, time: float, idle_nodes: int) -> None:
         """The main scheduler answered at ``time`` (seconds since the epoch)."""

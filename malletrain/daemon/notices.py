@@ -31,12 +31,16 @@ OCCASION: dict[str, str] = {
     EventKind.JOB_COMPLETED: "end",
     EventKind.JOB_CANCELLED: "end",
     EventKind.JOB_FAILED: "failure",
+    EventKind.GOAL_STANDING: "at-risk",
 }
+AT_RISK = ("at_risk", "infeasible", "missed")
+"""Of the standings of a deadline or budget those that an owner is told of."""
 WORDS: dict[str, str] = {
     EventKind.JOB_STARTED: "has started",
     EventKind.JOB_COMPLETED: "is completed",
     EventKind.JOB_CANCELLED: "was cancelled",
     EventKind.JOB_FAILED: "failed",
+    EventKind.GOAL_STANDING: "will hardly be done as its owner wants it",
 }
 LOOK_S = 5.0
 """How long to wait for news at most; what matters is that events wake it."""
@@ -84,7 +88,7 @@ class Notices:
 
     def __init__(self, core: Core, settings: NotifySection) -> None:
         self._core = core
-        self._settings = settings
+        self.settings = settings
         self._telling: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -112,6 +116,8 @@ class Notices:
         meant = [one for one in spec.notify if occasion in one.on]
         if not meant:
             return
+        if occasion == "at-risk" and event.data.get("standing") not in AT_RISK:
+            return
         if occasion == "start":
             first = self._core.store.job_events(row.id, [EventKind.JOB_STARTED])[0]
             if first.seq != event.seq:  # it had no nodes for a while
@@ -124,7 +130,7 @@ class Notices:
     async def _deliver(self, one: Notification, event: EventRow, row: JobRow) -> None:
         facts = facts_of(event, row)
         try:
-            await asyncio.to_thread(deliver, one, facts, self._settings.sendmail)
+            await asyncio.to_thread(deliver, one, facts, self.settings.sendmail)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             log.warning("not notified", job=row.id, to=one.to, reason=str(error))
             with self._core.step():
@@ -139,6 +145,8 @@ def facts_of(event: EventRow, row: JobRow) -> dict[str, Any]:
     """What is told of an event."""
     words = WORDS[event.kind]
     why = str(event.data.get("sentence", ""))
+    if event.data.get("standing") == "missed":
+        words = "was not done as its owner wanted it"
     return {
         "text": f"Job {row.id} ({row.name}) of {row.owner} {words}. {why}".strip(),
         "event": OCCASION[event.kind],

@@ -60,6 +60,7 @@ class Promises:
         state = JobState.CANCELLED.value
         core.store.update_job(job, state=state, reason=reason, ended=now)
         core.audit.record(EventKind.JOB_CANCELLED, f"The job was cancelled: {reason}.", job=job)
+        core.metrics.job_ended(job, state)
         self._others().discard(job)
 
     def look(self) -> None:

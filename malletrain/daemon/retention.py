@@ -14,13 +14,13 @@ class Retention:
 
     def __init__(self, store: Store, keep_s: float) -> None:
         self._store = store
-        self._keep_s = keep_s
+        self.keep_s = keep_s
         self._due = 0.0
 
     def look(self, now: float) -> int:
         """Delete what is too old, if it is time to look; how much."""
-        if not self._keep_s or now < self._due:
+        if not self.keep_s or now < self._due:
             return 0
-        gone = self._store.forget(now - self._keep_s)
+        gone = self._store.forget(now - self.keep_s)
         self._due = now + (AGAIN_S if gone else EVERY_S)
         return gone

@@ -66,6 +66,7 @@ class RoundShell:
         audit: AuditLog,
         feed: Callable[[Event], None],
         key_of: Callable[[str], str],
+        lasts_of: Callable[[str], float | None],
     ) -> None:
         self._config = config
         self._clock = clock
@@ -74,10 +75,15 @@ class RoundShell:
         self._audit = audit
         self._feed = feed
         self.key_of = key_of
+        self._lasts_of = lasts_of
         self.measured: dict[str, NetworkView] = {}
         """Class of nodes → how fast its network was found to be."""
         self.nodes_in_all: int | None = None
         """Nodes of the machine, as of the last poll."""
+
+    def configure(self, config: Config) -> None:
+        """This configuration holds from now on."""
+        self._config = config
 
     def act(self, run: ActiveJob, actions: list[Action]) -> None:
         """Carry out what the job's rounds ask for."""
@@ -261,6 +267,7 @@ class RoundShell:
                     self.address_of(node),
                     address,
                     None if leaves is None else max(0.0, leaves - now),
+                    self._lasts_of(node),
                 )
             )
         return tuple(peers)

@@ -103,6 +103,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     deadline: float | None = None
     budget_nh: float | None = None
     work: float | None = None
+    on_hang: str = "tell"
+    """What is done when its workers hang: ``tell`` its owner, or ``restart`` them too."""
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -183,3 +185,5 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     address: str = ""
     leaving_in_s: float | None = None
     """Seconds until it leaves, at most."""
+    lasts_s: float | None = None
+    """Seconds that its node is expected to last yet; None where nothing is foretold."""

@@ -33,7 +33,8 @@ def names() -> list[str]:
     """Names of all files that ship, in order."""
     found: list[str] = []
     configurations = HERE / "site-configs"
-    folders = (configurations, *(configurations / name for name in ("ood", "ood/template")))
+    below = ("grafana", "ood", "ood/template", "prometheus")
+    folders = (configurations, *(configurations / name for name in below))
     for folder in (*sorted((HERE / "jobscripts").glob("*")), *folders):
         found += [
             str(file.relative_to(HERE))

@@ -88,6 +88,20 @@ def restore(url: str, copy: Path) -> Path | None:
     return kept
 
 
+def vacuum(url: str) -> tuple[int, int]:
+    """Give the room of what was deleted back to the file system; nobody may use the database at
+    ``url``. Returns its bytes before and after. Raises CopyError.
+    """
+    path = _file_of(url)
+    _whole(path)
+    with _opened(path) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        before = path.stat().st_size
+        connection.execute("VACUUM")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return before, path.stat().st_size
+
+
 def check(url: str) -> str:
     """What the database at ``url`` is, as a sentence. Raises CopyError where it is not whole."""
     path = _file_of(url)

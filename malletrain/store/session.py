@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
@@ -23,11 +25,11 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from malletrain.store import migrations, schema
-from malletrain.store.database import StoreError, schema_version
+from malletrain.store import copies, migrations, schema
+from malletrain.store.database import StatementRefused, StoreError, schema_version
 from malletrain.store.rows import Row, decode, encode_values
 
 
@@ -68,12 +70,15 @@ class Session:
         except (DBAPIError, PoolTimeout) as error:
             cause = error.orig if isinstance(error, DBAPIError) else error
             said = str(cause).strip().partition("\n")[0].rstrip(".")
-            raise StoreError(
+            statement = isinstance(error, DataError | IntegrityError)
+            raise (StatementRefused if statement else StoreError)(
                 f"The database {self.url} refused: {said}. Nothing of this step was saved."
             ) from error
 
     def migrate(self) -> None:
-        """Bring the database to this version. Raises StoreError for one of a later version."""
+        """Bring the database to this version. What an SQLite file was is kept beside it, for a way
+        back. Raises StoreError for one of a later version, and where no copy can be made.
+        """
         with self.transaction() as connection:
             current = schema_version(connection)
             if current == schema.HEAD:
@@ -85,7 +90,23 @@ class Session:
                     "by a later malletrain: run that version, or name another database in "
                     "[daemon] database."
                 )
+            if current is not None:
+                self._keep(current)
             migrations.upgrade(connection)
+
+    def _keep(self, version: str) -> None:
+        """A copy of the database as it was committed last."""
+        path = self._engine.url.database
+        if self._engine.dialect.name != "sqlite" or not path or path == ":memory:":
+            return
+        copy = Path(f"{path}.schema-{version}-{datetime.now():%Y%m%d-%H%M%S-%f}")
+        try:
+            copies.backup(f"sqlite:///{path}", copy)
+        except copies.CopyError as error:
+            raise StoreError(
+                f"The database {self.url} is to become schema {schema.HEAD}, and no copy of what "
+                f"it is can be kept: {error} Nothing has changed."
+            ) from None
 
     def all(self, query: Select[Any], kind: type[Row]) -> list[Row]:
         """The rows that the query finds."""
@@ -124,7 +145,7 @@ class Session:
                 )
             row = self.one(select(table).where(table.c.id == row_id), kind)
             if row is None:
-                raise StoreError(
+                raise StatementRefused(
                     f'The database has no row "{row_id}" in {table.name}; it was never stored.'
                 )
             return row

@@ -11,14 +11,15 @@ from malletrain.config.units import UnitError, parse_duration
 from malletrain.protocol.messages import Notification
 from malletrain.submission.error import SpecError
 
-OCCASIONS = ("start", "end", "failure")
+OCCASIONS = ("start", "end", "failure", "at-risk")
 NOTIFY_HELP = (
     "a mail address, an address such as https://example.org/hook, or command:CMD, with "
-    "start,end,failure or some of these and = before it"
+    "start,end,failure,at-risk or some of these and = before it"
 )
 LONGEST_S = 366 * 86400.0
 _MAIL = re.compile(r"[A-Za-z0-9._%+'-]+@[A-Za-z0-9.-]+")
-_ON = re.compile(r"((?:start|end|failure)(?:,(?:start|end|failure))*)=(.*)", re.DOTALL)
+_ONE = f"(?:{'|'.join(OCCASIONS)})"
+_ON = re.compile(rf"({_ONE}(?:,{_ONE})*)=(.*)", re.DOTALL)
 
 
 def time_limit_of(text: str | None) -> float:

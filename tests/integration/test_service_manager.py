@@ -51,10 +51,11 @@ def test_the_daemon_says_that_it_is_up_once_clients_are_answered(tmp_path):
 def test_the_unit_is_one_that_systemd_understands(tmp_path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
-    command = tmp_path / "malletraind"
-    command.write_text("#!/bin/sh\n")
-    command.chmod(0o755)
+    for name in ("malletraind", "malletrain"):
+        command = tmp_path / name
+        command.write_text("#!/bin/sh\n")
+        command.chmod(0o755)
     unit = tmp_path / "malletrain.service"
-    unit.write_text(UNIT.read_text().replace("/opt/malletrain/bin/malletraind", str(command)))
+    unit.write_text(UNIT.read_text().replace("/opt/malletrain/bin", str(tmp_path)))
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
     assert "malletrain.service" not in done.stderr, done.stderr

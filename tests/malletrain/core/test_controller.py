@@ -286,3 +286,12 @@ def test_two_jobs_share_the_machine_by_weight():
         ],
     )
     assert (len(c.jobs["light"].nodes), len(c.jobs["heavy"].nodes)) == (1, 4)
+
+
+def test_more_jobs_run_at_once_when_that_is_allowed_meanwhile():
+    c = controller(max_running=1)
+    began = [(0.0, job("first", 1, 1)), (0.0, job("second", 1, 1)), *nodes("a", "b")]
+    play(c, [*began, (1.0, Tick(), [Start("first", ("a",))])])
+    c.queue.allow(2)
+    c.state.plan_soon(5.0)
+    assert play(c, [(5.0, Tick())]) == [Start("second", ("b",))]

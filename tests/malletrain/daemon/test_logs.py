@@ -93,3 +93,24 @@ def test_unknown_words_are_refused(level, fmt):
         match="Log level is one of debug, info, warning, error and format one of text, json",
     ):
         logs.configure(level, fmt)
+
+
+def test_a_log_file_is_rotated_by_its_size(written, tmp_path):
+    path = tmp_path / "daemon.log"
+    file = logs.LogFile(path, limit=1000)
+    logs.configure("info", "json", file)
+    for number in range(100):
+        logs.get_logger(n=number).info("a line")
+        logging.getLogger("some.library").warning("another")
+    file.close()
+    found = sorted(path.parent.glob("daemon.log*"))
+    assert [each.name for each in found] == [
+        "daemon.log", *(f"daemon.log.{k}" for k in range(1, 1 + logs.KEPT_FILES))
+    ]  # fmt: skip
+    assert all(each.stat().st_size <= 1000 for each in found)
+    oldest_first = [
+        line for each in [*found[:0:-1], found[0]] for line in each.read_text().splitlines()
+    ]
+    numbers = [entry["n"] for line in oldest_first if "n" in (entry := json.loads(line))]
+    assert numbers == list(range(numbers[0], 100)), "no line is lost or torn between the files"
+    assert written() == ""

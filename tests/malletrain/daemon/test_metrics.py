@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from malletrain.daemon.metrics import JOB_STATES, Metrics, MetricsError
+from malletrain.daemon.metrics import JOB_STATES, MOST_SHOWN, Metrics, MetricsError
 from tests.waiting import PATIENCE_S
 
 
@@ -71,10 +71,44 @@ def test_jobs_that_ended_are_shown_no_more():
     metrics.job("j1", rate=120.0, nodes=4, samples=1e6)
     metrics.job("j2", rate=60.0, nodes=2, samples=1e3)
     assert value(metrics, "job_samples_per_second", job="j1") == 120.0
-    metrics.job_ended("j1")
-    metrics.job_ended("j1")
+    metrics.job_ended("j1", "completed")
+    metrics.job_ended("j3", "cancelled")  # it never ran
+    assert value(metrics, "jobs_ended_total", state="completed") == 1
+    assert value(metrics, "jobs_ended_total", state="cancelled") == 1
     assert value(metrics, "job_samples_per_second", job="j1") is None
     assert value(metrics, "job_nodes", job="j2") == 2
+
+
+def test_no_more_jobs_are_named_than_prometheus_likes():
+    metrics = Metrics()
+    many = {f"j{k}": float(k) for k in range(3 * MOST_SHOWN)}
+    for job in many:
+        metrics.job(job, rate=1.0, nodes=1, samples=1.0)
+    metrics.memory({job: int(much) for job, much in many.items()})
+    metrics.goals({}, many, many)
+    for family in metrics.registry.collect():
+        assert sum("job" in sample.labels for sample in family.samples) <= MOST_SHOWN
+    assert value(metrics, "job_deadline_slack_seconds", job="j0") == 0.0  # the least slack
+    assert value(metrics, "snapshot_memory_bytes", job=f"j{3 * MOST_SHOWN - 1}") is not None
+    metrics.job_ended("j7", "failed")
+    metrics.job("late", rate=2.0, nodes=1, samples=1.0)
+    assert value(metrics, "job_samples_per_second", job="late") == 2.0
+
+
+def test_each_node_held_is_named_once_and_no_longer_than_it_is_held():
+    metrics = Metrics()
+    metrics.held([("n1", "a100", "free"), ("n2", "a100", "training")])
+    metrics.held([("n1", "a100", "training")])
+    held = [
+        sample.labels
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "malletrain_leased_node"
+    ]
+    assert held == [{"node": "n1", "node_class": "a100", "use": "training"}]
+    metrics.restrained(True, 2, 0)
+    assert value(metrics, "leasing_paused") == 1
+    assert value(metrics, "restrained_nodes", how="drained") == 2
 
 
 def test_two_daemons_in_one_process_do_not_share_numbers():
@@ -131,7 +165,7 @@ def test_what_the_scheduler_was_asked_is_counted_on_and_never_twice():
 
 def test_the_documentation_names_every_metric():
     text = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
-    named = set(re.findall(r"^\| `(\w+)` \| (\w+) ", text, re.MULTILINE))
+    named = set(re.findall(r"^\| `(\w+)` \| (gauge|counter|histogram) ", text, re.MULTILINE))
     served = {
         (
             family.name.removeprefix("malletrain_") + "_total" * (family.type == "counter"),

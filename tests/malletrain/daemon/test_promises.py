@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -169,8 +170,10 @@ def test_owners_are_told_once_each_of_what_they_asked_for(tmp_path):
                 "",
                 name="told",
                 script=__file__,
+                deadline=time.time() + 2.0,
+                work=1e12,
                 notify=(
-                    messages.Notification(address, "webhook", ("start", "end")),
+                    messages.Notification(address, "webhook", ("start", "end", "at-risk")),
                     messages.Notification("ann@example.org", "mail", ("end", "failure")),
                     messages.Notification(
                         f"echo $MALLETRAIN_JOB_STATE >> {tmp_path}/ran; exit 3", "command", ("end",)
@@ -179,10 +182,18 @@ def test_owners_are_told_once_each_of_what_they_asked_for(tmp_path):
             )
             agent = site.agent()
             agent.work(job)
-            until(lambda: told, "its start is told")
+            until(lambda: "start" in [t["event"] for t in told], "its start is told")
+            until(lambda: any("was not done as" in t["text"] for t in told), "it missed its time")
             with site.daemon.client() as client:
                 client.cancel([job])
-            until(lambda: len(told) == 2 and box.exists() and (tmp_path / "ran").exists(), "all")
+            until(
+                lambda: (
+                    "end" in [t["event"] for t in told]
+                    and box.exists()
+                    and (tmp_path / "ran").exists()
+                ),
+                "all",
+            )
             until(
                 lambda: any("could not be told" in e.sentence for e in site.daemon.events()),
                 "the owner hears that the command failed",
@@ -192,10 +203,11 @@ def test_owners_are_told_once_each_of_what_they_asked_for(tmp_path):
             until(
                 lambda: site.daemon.daemon.service.core.store.told() > seen, "the next one looked"
             )
-            assert [(t["event"], t["job"], t["state"]) for t in told] == [
-                ("start", job, told[0]["state"]),
-                ("end", job, "cancelled"),
-            ]
+            asked = [(t["event"], t["job"]) for t in told if t["event"] != "at-risk"]
+            assert asked == [("start", job), ("end", job)]
+            assert told[-1]["state"] == "cancelled"
+            texts = [t["text"] for t in told if t["event"] == "at-risk"]
+            assert len(set(texts)) == len(texts)
     finally:
         site.close()
     mail = box.read_text()

@@ -5,7 +5,7 @@ import pytest
 from sqlalchemy import text
 
 from malletrain.protocol.event_kinds import EventKind
-from malletrain.store import migrations, schema
+from malletrain.store import copies, migrations, schema
 from malletrain.store.database import open_engine, schema_version
 from malletrain.store.records import GoalRow, NodeSpanRow
 from malletrain.store.schema import HEAD
@@ -182,3 +182,45 @@ def test_goals_and_node_history_come_back_from_a_database_that_had_none(url):
     with Store.open(url) as store:
         assert store.goals.all() == {"j7": goal}
         assert store.goals.spans(0.0) == [new]
+
+
+@pytest.mark.parametrize("version", migrations.versions()[:-1])
+def test_an_upgrade_from_each_version_can_be_taken_back(tmp_path, url, version):
+    engine = at_version(url, version)
+    columns = {"node_seconds, ": "", "2.0, '{}'": "'{}'"} if version > "0001" else {}
+    insert = FIRST_JOB
+    for old, new in columns.items():
+        insert = insert.replace(old, new)
+    with engine.begin() as connection:
+        connection.execute(text(insert))
+    engine.dispose()
+    with Store.open(url) as store:
+        assert store.get_job("j7").samples == 9.0
+        store.add_job(JobRow("j8", "new", "ada", "{}", "queued"))
+    (kept,) = tmp_path.glob(f"malletrain.db.schema-{version}-*")
+    assert kept.stat().st_mode & 0o077 == 0
+
+    # Back: what the earlier malletrain knew, in its own tables; and once more to the newest.
+    copies.restore(url, kept)
+    engine = open_engine(url)
+    with engine.begin() as connection:
+        assert schema_version(connection) == version
+        assert connection.execute(text("SELECT id FROM jobs")).scalars().all() == ["j7"]
+    engine.dispose()
+    with Store.open(url) as store:
+        assert [job.id for job in store.list_jobs()] == ["j7"]
+
+
+def test_without_room_for_a_copy_nothing_is_migrated(tmp_path, url, monkeypatch):
+    at_version(url, "0001").dispose()
+
+    def full(url, target):
+        raise copies.CopyError("No space left on device.")
+
+    monkeypatch.setattr(copies, "backup", full)
+    with pytest.raises(StoreError, match=r"no copy .* No space left.* Nothing has changed"):
+        Store.open(url)
+    engine = open_engine(url)
+    with engine.begin() as connection:
+        assert schema_version(connection) == "0001"
+    engine.dispose()

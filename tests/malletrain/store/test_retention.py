@@ -2,7 +2,7 @@
 
 from malletrain.daemon.retention import AGAIN_S, EVERY_S, Retention
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
-from malletrain.store import retention
+from malletrain.store import copies, retention
 from malletrain.store.records import (
     EventRow,
     GoalRow,
@@ -64,3 +64,20 @@ def test_for_ever(url):
     with filled(url) as store:
         assert Retention(store, keep_s=0.0).look(1e12) == 0
         assert len(store.list_jobs()) == 5
+
+
+def test_a_vacuum_gives_back_the_room_and_keeps_the_rest(url, tmp_path):
+    with filled(url) as store, store.transaction():
+        for _ in range(3000):
+            store.add_job(
+                JobRow(store.new_job_id(), "x" * 200, "ann", "{}", "completed", ended=1.0)
+            )
+    with Store.open(url) as store:
+        while store.forget(250.0):
+            pass
+        kept = [job.id for job in store.list_jobs()], store.events_since()
+    before, after = copies.vacuum(url)
+    assert after < before / 2
+    assert after == (tmp_path / "malletrain.db").stat().st_size
+    with Store.open(url) as store:
+        assert ([job.id for job in store.list_jobs()], store.events_since()) == kept

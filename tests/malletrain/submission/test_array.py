@@ -7,7 +7,7 @@ import pytest
 from malletrain.protocol.messages import JobSpec, Notification
 from malletrain.submission.array import indices, one_of
 from malletrain.submission.error import SpecError
-from malletrain.submission.promises import notification, time_limit_of
+from malletrain.submission.promises import OCCASIONS, notification, time_limit_of
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,16 @@ def test_time_limits():
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
-        ("ann@example.org", Notification("ann@example.org", "mail", ("start", "end", "failure"))),
+        (
+            "ann@example.org",
+            Notification("ann@example.org", "mail", OCCASIONS),
+        ),
         ("end=ann@b", Notification("ann@b", "mail", ("end",))),
+        ("at-risk=ann@b", Notification("ann@b", "mail", ("at-risk",))),
         ("failure=https://h/x?a=b", Notification("https://h/x?a=b", "webhook", ("failure",))),
         (
             "https://h/?end=1",
-            Notification("https://h/?end=1", "webhook", ("start", "end", "failure")),
+            Notification("https://h/?end=1", "webhook", OCCASIONS),
         ),
         ("start,end=command:echo a=b", Notification("echo a=b", "command", ("start", "end"))),
     ],

@@ -1,0 +1,92 @@
+"""``malletrain requeue``: ended jobs submitted once more, each from its own snapshot."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from malletrain.cli.common import Refused, asking, json_option, print_json, state_dir_option
+from malletrain.cli.completion import job_names
+from malletrain.cli.moments import moment
+
+
+class _WordsForScript(click.Command):
+    """What stands after a "--" is for the script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As :meth:`click.Command.parse_args`."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.obj = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+
+@click.command(cls=_WordsForScript, options_metavar="[OPTIONS] [JOB]... [-- ARGS...]")
+@click.argument("jobs", nargs=-1, metavar="", shell_complete=job_names())
+@click.option("--failed", is_flag=True, help="All jobs of yours that failed.")
+@click.option(
+    "--since",
+    metavar="TIME",
+    callback=lambda ctx, param, text: None if text is None else moment(text),
+    help='With --failed: only those that ended after that time: "2 d" ago, or 2026-01-31.',
+)
+@state_dir_option
+@json_option
+@click.pass_context
+def requeue(
+    ctx: click.Context,
+    jobs: tuple[str, ...],
+    failed: bool,
+    since: float | None,
+    state_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Submit ended jobs once more, as they were. Each goes on from its own snapshot.
+
+    ARGS are put after the arguments that the script had: of an option given twice most scripts take
+    the last. What a job waited for (--after) and a deadline that is over are left out.
+
+    \b
+    Examples:
+      malletrain requeue train
+      malletrain requeue train -- --epochs 120
+      malletrain requeue --failed --since "1 d"
+    """
+    import msgspec
+
+    from malletrain.identity.keys import user_name
+    from malletrain.protocol.messages import JobSpec
+    from malletrain.submission.again import again
+
+    if bool(jobs) == failed or (since is not None and not failed):
+        raise click.UsageError("Name the jobs, or give --failed (and --since with it).")
+    more: tuple[str, ...] = ctx.obj
+    made = []
+    with asking(state_dir) as client:
+        if failed:
+            found = [
+                job
+                for job in client.jobs()
+                if job.state == "failed"
+                and job.owner == user_name()
+                and (since is None or (job.ended or 0.0) >= since)
+            ]
+        else:
+            found = [client.job(name).job for name in jobs]
+        if not found:
+            raise Refused("There is no failed job of yours.")
+        for job in found:
+            if job.ended is None:
+                raise Refused(f"Job {job.id} ({job.name}) is {job.state}; it has not ended.")
+            if job.owner != user_name():
+                raise Refused(f"Job {job.id} belongs to {job.owner}; only {job.owner} can do this.")
+        now = time.time()
+        for job in found:
+            spec = msgspec.convert(client.job(job.id).spec, JobSpec)
+            new = client.submit(again(spec, job.id, more, now))
+            made.append(new)
+            if not as_json:
+                click.echo(f"Submitted {new.name} as job {new.id}; it goes on where {job.id} was.")
+    if as_json:
+        print_json(made)

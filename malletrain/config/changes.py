@@ -1,0 +1,51 @@
+"""What is different between two configurations of a site. Pure.
+
+Decides how a change is told, and makes the configuration that holds when some changes are taken
+over and others are not. Which those are is the daemon's decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from malletrain.config.model import Config
+
+SECRET = "daemon.database"
+"""Its URL may have a password in it."""
+
+
+def changes(before: Config, after: Config) -> dict[str, str]:
+    """Full name of each key whose value differs → its values, as ``OLD -> NEW``."""
+    old, new = (_leaves(config.model_dump(mode="json")) for config in (before, after))
+    return {
+        name: "changed" if name == SECRET else f"{_shown(old.get(name))} -> {_shown(new.get(name))}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    }
+
+
+def with_changes(before: Config, after: Config, names: Collection[str]) -> Config:
+    """``before``, but the keys of these names (SECTION.KEY) as in ``after``."""
+    sections: dict[str, Any] = {}
+    for name in names:
+        section, _, key = name.partition(".")
+        kept = sections.get(section, getattr(before, section))
+        value = getattr(getattr(after, section), key)
+        sections[section] = kept.model_copy(update={key: value})
+    return before.model_copy(update=sections)
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            found |= _leaves(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = "not set" if value is None else str(value).lower() if value is True else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

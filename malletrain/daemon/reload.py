@@ -1,0 +1,146 @@
+"""The configuration, read again while the daemon runs.
+
+Decides which keys are taken over at once; the others wait for a restart, at which jobs go on too. A
+file that is not valid changes nothing. Either way it is said what came of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from malletrain.config.changes import changes, with_changes
+from malletrain.config.model import Config, load_config
+from malletrain.core.events import Tick
+from malletrain.daemon import logs
+from malletrain.daemon.admission import RequestRefused
+from malletrain.daemon.batch import gap_rules
+from malletrain.daemon.core import Core
+from malletrain.daemon.notices import Notices
+from malletrain.daemon.parts import Parts
+from malletrain.daemon.retention import Retention
+from malletrain.protocol.event_kinds import EventKind
+from scavenger.batch.scavenger import BatchScavenger
+from scavenger.interface import Scavenger
+
+log = structlog.get_logger(__name__)
+
+AT_ONCE = frozenset(
+    {
+        *("daemon.log_level", "daemon.log_format", "daemon.operators"),
+        *("gaps.partitions", "gaps.features", "gaps.nodes", "gaps.exclude"),
+        *("gaps.reserve", "gaps.hours", "gaps.max_at_once", "gaps.idle_for", "gaps.hold"),
+        *("jobs.max_running", "jobs.max_tries", "jobs.retry_window"),
+        *("jobs.warmup_timeout", "jobs.no_progress_warning"),
+        *("accounting.watts", "accounting.keep"),
+        *("notify.sendmail", "notify.webhooks"),
+    }
+)
+"""Keys that hold from the moment at which they are read again."""
+
+NEXT_JOBS = frozenset(
+    {
+        *("allocation.objective", "quotas.user_jobs", "quotas.account_jobs"),
+        *("containers.runtime", "containers.image", "containers.binds", "containers.options"),
+    }
+)
+"""Keys that hold for jobs that are submitted from then on."""
+
+
+class Reload:
+    """Of one daemon. ``path``: the file that it was started with; None: it was started without."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        core: Core,
+        parts: Parts,
+        scavenger: Scavenger,
+        notices: Notices,
+        retention: Retention,
+        log_file: logs.LogFile | None = None,
+    ) -> None:
+        self._path = path
+        self._core = core
+        self._parts = parts
+        self._scavenger = scavenger
+        self._notices = notices
+        self._retention = retention
+        self._log_file = log_file
+
+    def read(self) -> Config:
+        """The file as it is now. May take long.
+
+        Raises:
+            ConfigError: with everything that is wrong with it.
+            RequestRefused: there is no file.
+        """
+        if self._path is None:
+            raise RequestRefused("The daemon was started without a configuration file.")
+        return load_config(self._path)
+
+    def apply(self, config: Config, by: str) -> dict[str, list[str]]:
+        """Take over what can be. Returns what was ``applied`` at once, what holds for the
+        ``next_jobs``, and what needs a ``restart``: a line for each key.
+        """
+        found = changes(self._parts.config, config)
+        taken = found.keys() & (AT_ONCE | NEXT_JOBS)
+        if taken:
+            self._take_over(with_changes(self._parts.config, config, taken))
+        told = {
+            "applied": _lines(found, found.keys() & AT_ONCE),
+            "next_jobs": _lines(found, found.keys() & NEXT_JOBS),
+            "restart": _lines(found, found.keys() - taken),
+        }
+        with self._core.step() as now:
+            if "jobs.max_running" in taken:
+                self._core.controller.state.plan_soon(now)
+                self._core.feed(Tick())
+            self._core.audit.record(
+                EventKind.CONFIGURATION_RELOADED, f"{sentence(told)} By {by}.", by=by, changes=told
+            )
+        return told
+
+    def failed(self, why: str, by: str) -> None:
+        """Write down that the file was no good."""
+        log.warning("configuration not reloaded", reason=why, by=by)
+
+    def _take_over(self, config: Config) -> None:
+        core, parts = self._core, self._parts
+        parts.config = config
+        logs.configure(config.daemon.log_level, config.daemon.log_format, self._log_file)
+        parts.accounts.appoint(config.daemon.operators)
+        controller = core.controller
+        controller.settings = replace(
+            controller.settings,
+            max_tries=config.jobs.max_tries,
+            retry_window_s=config.jobs.retry_window,
+        )
+        controller.queue.allow(config.jobs.max_running)
+        core.rounds.configure(config)
+        parts.parties.limit(config.quotas)
+        self._notices.settings = config.notify
+        self._retention.keep_s = config.accounting.keep
+        if isinstance(self._scavenger, BatchScavenger):
+            self._scavenger.settings = replace(
+                self._scavenger.settings,
+                rules=gap_rules(config),
+                idle_for_s=config.gaps.idle_for,
+                hold_s=config.gaps.hold,
+            )
+
+
+def sentence(told: Mapping[str, list[str]]) -> str:
+    """What came of it, in one sentence."""
+    words = (("applied", "applied"), ("next_jobs", "for the next jobs"), ("restart", "to restart"))
+    counts = [f"{len(told[name])} {word}" for name, word in words if told[name]]
+    if not counts:
+        return "The configuration has not changed."
+    return f"The configuration was read again: {', '.join(counts)}."
+
+
+def _lines(found: Mapping[str, str], names: Collection[str]) -> list[str]:
+    return [f"{name}: {found[name]}" for name in sorted(names)]

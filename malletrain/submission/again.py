@@ -1,0 +1,32 @@
+"""An ended job, submitted once more. Pure.
+
+Decides what the new job has of the old one: all but what belonged to that one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from malletrain.protocol.messages import JobSpec
+from malletrain.submission.resuming import resuming
+
+
+def again(spec: JobSpec, job: str, more: Sequence[str], now: float) -> JobSpec:
+    """The job that goes on from the snapshot of ``job``, which was submitted as ``spec``.
+
+    Its arguments are those of the old one and then ``more``: in most scripts the last of an option
+    counts. A deadline that is over at ``now`` (epoch seconds) is left out; so is what the old job
+    waited for, and the budget and the work, which said how much the old one was to do, where
+    ``more`` changes that.
+    """
+    goals: dict[str, float | None] = {}
+    if spec.deadline is not None and spec.deadline <= now:
+        goals["deadline"] = None
+    if more:
+        goals["work"] = None
+    changed = msgspec.structs.replace(
+        spec, key="", after=(), args=(*spec.args, *more), owner="", **goals
+    )
+    return resuming(changed, job)

@@ -157,6 +157,7 @@ def main() -> None:
     try:
         wall = raylets.follow(over)
     finally:
+        ray.shutdown()  # first: the head is not taken from under a driver
         cluster.shutdown()
     (found,) = outcomes
     epochs = [result.metrics.get("epoch", 0) for result in found]

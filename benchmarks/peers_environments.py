@@ -18,6 +18,7 @@ from pathlib import Path
 PACKAGES: dict[str, tuple[str, ...]] = {
     "torchft": ("torchft-nightly==2026.10.26",),
     "ray": ("ray[train]==2.60.0",),
+    "tune": ("ray[tune]==2.60.0",),
 }
 """What is installed for each, with versions."""
 TIMEOUT_S = 900.0

@@ -11,8 +11,8 @@ All are sweeps by ASHA over the same values in the same order, on the same trace
   their node is taken, as a job without snapshots does.
 * *optuna*: a process of Optuna on each idle node, with heartbeat, retries and checkpoints
   (benchmarks/sweep_optuna.py).
-
-Not measured here: Ray Tune.
+* *ray*: Ray Tune with its ResourceChangingScheduler, in an environment of its own that is made when
+  it is asked for (``--ways malleable slots optuna ray``; benchmarks/sweep_ray.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 import optuna
 
-from benchmarks import sweep_optuna
+from benchmarks import sweep_optuna, sweep_ray
 from malletrain.demo import plan
 from malletrain.demo.main import DemoOptions, cut_trace, example_script
 from malletrain.demo.stage import DemoStage
@@ -37,7 +37,7 @@ from malletrain.sweep.search import sampler_of, suggest
 from scavenger.trace import files
 from scavenger.trace.trace import Trace
 
-WAYS = ("malleable", "slots", "optuna")
+WAYS = ("malleable", "slots", "optuna", "ray")
 IMAGES = 1437
 """Of the digits that an epoch trains on."""
 
@@ -107,13 +107,14 @@ def values(args: argparse.Namespace) -> list[dict[str, Any]]:
     return [{name: suggest(t, name, p) for name, p in parameters.items()} for t in asked]
 
 
-def alone(args: argparse.Namespace) -> SweepCost:
-    """Run Optuna alone."""
+def contender(way: str, args: argparse.Namespace) -> SweepCost:
+    """Run one of the others."""
     cut = cut_trace(options_of(args, Path(tempfile.gettempdir())))
-    found = sweep_optuna.run(values(args), cut, example_script(), args)
+    run = {"optuna": sweep_optuna.run, "ray": sweep_ray.run}[way]
+    found = run(values(args), cut, example_script(), args)
     thrown = max(0.0, found["processed"] - IMAGES * found.pop("steps"))
     idle = max(0.0, offered_s(cut, found["wall_s"], args.nodes) - found["used_s"])
-    return SweepCost("optuna", **found, thrown_away=thrown, idle_s=idle)
+    return SweepCost(way, **found, thrown_away=thrown, idle_s=idle)
 
 
 def options_of(args: argparse.Namespace, root: Path) -> DemoOptions:
@@ -131,8 +132,8 @@ def offered_s(cut: Trace, wall_s: float, nodes: int) -> float:
 
 def measured(way: str, args: argparse.Namespace) -> SweepCost:
     """Run one sweep on a stage of its own."""
-    if way == "optuna":
-        return alone(args)
+    if way in ("optuna", "ray"):
+        return contender(way, args)
     root = Path(tempfile.mkdtemp(prefix=f"sweep-{way}-"))
     with DemoStage(root / "stage") as stage:
         folder = stage.folder
@@ -185,7 +186,7 @@ def main() -> None:
     parser.add_argument("--duration", type=float, default=300.0, help="of the trace, seconds")
     parser.add_argument("--sample-delay", type=float, default=0.001, help="seconds a sample")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:3])
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     found: list[dict[str, Any]] = [asdict(measured(way, args)) for way in args.ways]

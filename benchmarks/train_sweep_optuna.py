@@ -57,7 +57,7 @@ def open_study(url: str, name: str, seed: int) -> optuna.Study:
     )
 
 
-class Training:
+class TrialTraining:
     """Trains trials as jobscripts/examples/digits.py does."""
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -128,7 +128,7 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     torch.set_num_threads(1)
-    training = Training(args)
+    training = TrialTraining(args)
     study = open_study(args.url, args.name, args.seed)
     while True:
         fail_stale_trials(study)

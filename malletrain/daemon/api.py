@@ -38,6 +38,7 @@ from malletrain.daemon.leases import Leases
 from malletrain.daemon.levers import Levers
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.metric_series import series_views
+from malletrain.daemon.node_forecasts import node_forecasts
 from malletrain.daemon.node_views import natural, node_views
 from malletrain.daemon.notices import refused
 from malletrain.daemon.parts import Parts
@@ -58,6 +59,7 @@ from malletrain.protocol.views import (
     LogView,
     MembersView,
     MemberView,
+    NodeForecastView,
     NodeView,
     SeriesView,
     StatusView,
@@ -107,6 +109,7 @@ class Api:
             "jobs": self._jobs,
             "job": self._job,
             "nodes": self._nodes,
+            "forecast": self._forecast,
             "events": self._events,
             "logs": self._logs,
             "members": self._members,
@@ -291,6 +294,9 @@ class Api:
 
     async def _nodes(self, user: str, params: Mapping[str, Any]) -> list[NodeView]:
         return node_views(self.core, self.parts, self.leases, bool(params.get("explain")))
+
+    async def _forecast(self, user: str, params: Mapping[str, Any]) -> list[NodeForecastView]:
+        return node_forecasts(self.core.goals.history, self.core.clock.now())
 
     async def _events(self, user: str, params: Mapping[str, Any]) -> list[EventView]:
         since, limit = whole(params, "since", 0, -LAST, LAST), whole(params, "limit", 100, 0, 1000)

@@ -1,0 +1,32 @@
+"""How many nodes there were and will be, as clients see it. Decides how far it is told."""
+
+from __future__ import annotations
+
+from malletrain.core.node_forecast import nodes_ahead
+from malletrain.core.node_history import SPAN_S, NodeHistory
+from malletrain.protocol.views import NodeForecastView
+
+DAY = int(86400 / SPAN_S)
+"""Spans of a day: as many are told of the past, and of the time to come."""
+
+
+def node_forecasts(history: NodeHistory, now: float) -> list[NodeForecastView]:
+    """One for each class of nodes. ``now``: on the daemon's clock."""
+    return [_of_class(history, name, now) for name in history.classes()]
+
+
+def _of_class(history: NodeHistory, name: str, now: float) -> NodeForecastView:
+    past, there = history.nodes(name), history.now(name)
+    told = past[-DAY:]
+    ahead = nodes_ahead(past, there, DAY)
+    return NodeForecastView(
+        name,
+        there,
+        SPAN_S,
+        tuple((now - (len(told) - k) * SPAN_S, float(nodes)) for k, nodes in enumerate(told)),
+        tuple(
+            (now + (k + 1) * SPAN_S, float(low), float(middle), float(high))
+            for k, (low, middle, high) in enumerate(ahead)
+        ),
+        len(past) * SPAN_S / 3600.0,
+    )

@@ -49,10 +49,12 @@ from urllib.parse import urlsplit
 async def read(url, token):
     at = urlsplit(url)
     reader, writer = await asyncio.open_connection(at.hostname, at.port)
-    head = f"GET /api/v1/stream HTTP/1.1\\r\\nHost: {at.netloc}\\r\\nAuthorization: Bearer {token}\\r\\n\\r\\n"
-    writer.write(head.encode())
+    head = ["GET /api/v1/stream HTTP/1.1", f"Host: {at.netloc}", f"Authorization: Bearer {token}"]
+    writer.write("\\r\\n".join([*head, "", ""]).encode())
+    assert b" 200 " in await reader.readline()
     while await reader.read(1 << 20):
         pass
+    raise SystemExit("the stream ended")
 
 async def main(url, token, viewers):
     await asyncio.gather(*(read(url, token) for _ in range(int(viewers))))
@@ -69,6 +71,7 @@ def followed(web: WebPage, viewers: int) -> Iterator[None]:
     readers = subprocess.Popen(argv)
     try:
         yield
+        assert readers.poll() is None, "the viewers are gone"
     finally:
         readers.kill()
         readers.wait()

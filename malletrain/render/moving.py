@@ -32,14 +32,9 @@ text {{ font: 13px system-ui, sans-serif; fill: #222; }}
 .title {{ font-weight: 600; font-size: 15px; }}
 .small {{ font-size: 11px; fill: #555; }}
 #seen {{ transform-box: fill-box; transform-origin: 0 0; animation: pass {PASSES_S}s linear infinite; }}
-#head {{ animation: walk {PASSES_S}s linear infinite; }}
 @keyframes pass {{ from {{ transform: scaleX(0); }} 80%, to {{ transform: scaleX(1); }} }}
-@keyframes walk {{
-  from {{ transform: translateX(0); }}
-  80%, to {{ transform: translateX({WIDTH - LEFT - RIGHT}px); }}
-}}
 @media (prefers-reduced-motion: reduce) {{
-  #seen {{ animation: none; }} #head {{ animation: none; visibility: hidden; }}
+  #seen {{ animation: none; }}
 }}
 """  # noqa: E501
 
@@ -97,8 +92,6 @@ def moving(timeline: Timeline) -> str:
         f'<clipPath id="until"><rect id="seen" x="{LEFT}" y="0" '
         f'width="{WIDTH - LEFT - RIGHT}" height="{height}"/></clipPath>',
         f'<g clip-path="url(#until)">{"".join(shown)}</g>',
-        f'<line id="head" x1="{LEFT}" x2="{LEFT}" y1="{TOP - 6}" y2="{bottom + RATES + 14}" '
-        'stroke="#000"/>',
         f'<text class="small" x="{LEFT}" y="{height - 10}">'
         f"Samples a second, stacked; {span_s:.0f} s in all. A triangle: the main scheduler takes a "
         "node back.</text>",

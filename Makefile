@@ -10,8 +10,8 @@ CONSTRAINTS ?= -c constraints.txt
 demo: $(VENV)/.installed-demo
 	$(BIN)/malletrain demo $(ARGS)
 
-# Half as many workers again as cores: many tests wait for processes of their own.
-WORKERS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
+# More workers than cores: many tests wait for processes of their own.
+WORKERS ?= $(shell echo $$(( ($$(nproc) * 5 + 1) / 2 )))
 test: lint
 	bash tests/slurm/install.sh
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not sites"
@@ -21,7 +21,7 @@ test-sites: $(VENV)/.installed-test
 	bash tests/slurm/install.sh
 	$(BIN)/python -m pytest tests/hosts tests/malletrain/elastic/sharded \
 	    tests/malletrain/training/test_memory.py tests/slurm/test_usage.py \
-	    tests/integration/test_sweep.py $(ARGS)
+	    tests/integration/test_sweep.py tests/integration/test_nas.py $(ARGS)
 
 # The random search, with a seed that it prints; FUZZ_SEED=7 does one pass again.
 FUZZ_SECONDS ?= 600

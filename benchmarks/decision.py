@@ -1,12 +1,23 @@
-"""How long the controller takes from an event to its commands, with and without shares.
+"""How long the controller takes from an event to its commands, at full size, with and without what
+looks ahead.
 
-    python -m benchmarks.decision [--nodes 10624] [--jobs 200] [--max-size 64] [--repeats 50]
+    python -m benchmarks.decision [--shares] [--goals] [--lifetimes] [--nodes 10624] [--jobs 200]
 
-The controller has all nodes and jobs of five parties, whose curves are random
-(:mod:`benchmarks.instances`). Each repeat takes some nodes away, gives others back, and measures
-the step in which the controller counts, makes bids, solves and names the nodes. With shares the
-parties' factors lie between 1/16 and 16, drawn anew for each repeat. ``median_ms`` and ``worst_ms``
-are wall time, ``cpu_median_ms`` processor time.
+The daemon's own controller has all nodes and jobs whose curves are random
+(:mod:`benchmarks.instances`). Each repeat takes a hundredth of the nodes away, gives those of
+before back, and measures the step that makes the plan: what is counted and looked at in it, bids,
+sizes, names of nodes, commands. One row is of the plain plan; one more for each switch given; and
+one of all of them together, where there are several.
+
+* ``--shares``: jobs of five parties, whose factors lie between 1/16 and 16, drawn anew each time.
+* ``--goals``: every second job has a deadline, every fourth a budget; there is a week of node
+  history. ``--goals all``: every job has both.
+* ``--lifetimes``: bids heed how long gaps last yet, which is foretold anew for every plan. Gaps
+  began at ``--begins`` moments, and each has a survival curve of its own.
+
+``median``, ``p95``, ``worst``: wall time, ms. ``cpu``: the median of processor time, which other
+work on the machine hardly changes. Target: 50 ms in the median at 10,624 nodes × 200 jobs of 1:64,
+and 500 ms at 500 jobs of 1:512, with everything switched on.
 """
 
 from __future__ import annotations
@@ -16,78 +27,170 @@ import json
 import os
 import statistics
 import time
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
+from allocator import Cohort
 from benchmarks.instances import random_curve
+from malletrain.core.commands import Command, Start
 from malletrain.core.commands import Rescale as Move
-from malletrain.core.commands import Start
 from malletrain.core.controller import Controller
-from malletrain.core.events import JobSubmitted, NodeJoined, NodeLost, Tick
+from malletrain.core.events import Event, Foretold, JobSubmitted, NodeJoined, NodeLost, Tick
 from malletrain.core.events import RescaleFinished as Up
+from malletrain.core.goals import NO_GOALS, OwnerGoals, WorkReported
+from malletrain.core.node_history import SPAN_S, NodeSpan
 from malletrain.core.planning import exact, make_plan
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ShareSettings
 from malletrain.core.shares import MOST_DOUBLINGS, PartyService
+from scavenger.lifetimes import EDGES_S
 
 PARTIES = ("ada", "bob", "cyd", "dan", "eve")
-HOUR = 3600.0
+HOUR_S, WEEK_SPANS = 3600.0, 2016
+
+
+@dataclass(frozen=True)
+class Switched:
+    """What is switched on."""
+
+    shares: bool = False
+    goals: str = ""
+    """Which jobs have some: ``mixed``, ``all``, empty: none."""
+    lifetimes: bool = False
+
+    def named(self) -> str:
+        """For the table."""
+        found = [name for name, on in vars(self).items() if on]
+        return "+".join(found) or "plain"
+
+
+class Machine:
+    """A controller at full size, and what happens to it."""
+
+    def __init__(
+        self, nodes: int, jobs: int, max_size: int, switched: Switched, begins: int
+    ) -> None:
+        self._rng = np.random.default_rng(0)
+        self._switched = switched
+        self._nodes, self._begins = nodes, begins
+        ahead = PlanningSettings().t_fwd_s if switched.lifetimes else None
+        planning = PlanningSettings(max_running=jobs)
+        planning = replace(planning, look_ahead_s=ahead, heed_lifetimes=switched.lifetimes)
+        weights = dict(zip(PARTIES, (1.0, 1.0, 2.0, 2.0, 4.0), strict=True))
+        shares = ShareSettings(weights) if switched.shares else None
+        self.controller = Controller(
+            ControllerSettings(planning, min_interval_s=0.0, shares=shares),
+            planner=partial(make_plan, solver=partial(exact, clock=time.perf_counter)),
+        )
+        if switched.goals:
+            spans = nodes * self._rng.uniform(0.3, 1.0, WEEK_SPANS)
+            self.controller.goals.history.restore(
+                NodeSpan(SPAN_S * (k - WEEK_SPANS), "default", float(n))
+                for k, n in enumerate(spans)
+            )
+        self.now = 0.0
+        self._gone: list[str] = []
+        self._turn = 0
+        self._do(*(NodeJoined(f"n{k:05}") for k in range(nodes)))
+        for number in range(jobs):
+            self._do(self._job(number, max_size))
+
+    def _job(self, number: int, max_size: int) -> JobSubmitted:
+        curve = random_curve(self._rng, max_size, rough=number % 2 == 0)
+        party = PARTIES[number % len(PARTIES)] if self._switched.shares else ""
+        goals = NO_GOALS
+        if self._switched.goals:
+            goals = self._wanted(number, curve.at(max_size), max_size)
+        return JobSubmitted(
+            f"j{number:04}",
+            1,
+            max_size,
+            curve=curve,
+            goals=goals,
+            party=party,
+            whole=goals.deadline is not None,
+        )
+
+    def _wanted(self, number: int, rate: float, max_size: int) -> OwnerGoals:
+        """What the owner of one job wants; ``rate``: samples/s on its largest size."""
+        every = self._switched.goals == "all"
+        hours = float(self._rng.uniform(2.0, 24.0))
+        work = rate * HOUR_S * hours * float(self._rng.uniform(0.1, 0.6))
+        deadline = hours * HOUR_S if every or number % 2 == 0 else None
+        budget = max_size * hours * HOUR_S if every or number % 4 == 1 else None
+        return OwnerGoals(deadline, budget, work) if deadline or budget else NO_GOALS
+
+    def _do(self, *events: Event) -> None:
+        self._carried_out(self.controller.handle_all(events, self.now))
+
+    def _carried_out(self, commands: list[Command]) -> None:
+        """Every job that is to move trains at once."""
+        moved = [Up(c.job) for c in commands if isinstance(c, Start | Move)]
+        if moved:
+            self.controller.handle_all(moved, self.now)
+
+    def next(self) -> tuple[float, float] | None:
+        """Let something happen, and measure the plan that follows: wall and processor time, ms;
+        None: the events themselves were followed by one.
+        """
+        self._turn += 1
+        self.now += 60.0
+        self._do(Tick())
+        if self._switched.goals and self._turn % 5 == 0:
+            running = [name for name, job in self.controller.jobs.items() if job.nodes]
+            self._do(*(WorkReported(name, 1e3 * self._turn) for name in running))
+        few = self._rng.choice(self._nodes, self._nodes // 100, replace=False)
+        back, self._gone = self._gone, [f"n{k:05}" for k in few]
+        self._do(*map(NodeJoined, back), *map(NodeLost, self._gone))
+        if self._switched.shares:
+            self._owe()
+        if self._switched.lifetimes:
+            self._do(Foretold(self._foretold()))
+        self.now += 5.0
+        plans = self.controller.plans
+        began, began_cpu = time.perf_counter(), time.process_time()
+        commands = self.controller.handle(Tick(), self.now)
+        taken = 1e3 * (time.perf_counter() - began), 1e3 * (time.process_time() - began_cpu)
+        self._carried_out(commands)
+        return taken if self.controller.plans > plans else None
+
+    def _owe(self) -> None:
+        behind = self._rng.uniform(-MOST_DOUBLINGS, MOST_DOUBLINGS, len(PARTIES)) * 4 * HOUR_S
+        due = 1000 * HOUR_S
+        found = {
+            party: PartyService(due - late, due, due)
+            for party, late in zip(PARTIES, behind.tolist(), strict=True)
+        }
+        self.controller.shares.restore(found, self.now)
+
+    def _foretold(self) -> dict[str, tuple[float, Cohort]]:
+        """Nodes whose gaps began together last equally long: a mean of a minute to a day."""
+        means = np.exp(self._rng.uniform(np.log(60.0), np.log(86400.0), self._begins))
+        edges = np.asarray(EDGES_S)
+        cohorts = [
+            (float(mean), Cohort(EDGES_S, tuple(np.exp(-edges / mean).tolist()))) for mean in means
+        ]
+        began = self._rng.integers(self._begins, size=self._nodes).tolist()
+        return {f"n{k:05}": cohorts[which] for k, which in enumerate(began)}
 
 
 def measure(
-    nodes: int, jobs: int, max_size: int, repeats: int, *, shares: bool
-) -> dict[str, float]:
+    nodes: int, jobs: int, max_size: int, repeats: int, switched: Switched, begins: int
+) -> dict[str, Any]:
     """One row."""
-    rng = np.random.default_rng(0)
-    settings = ControllerSettings(
-        PlanningSettings(max_running=jobs),
-        min_interval_s=0.0,
-        shares=ShareSettings(dict(zip(PARTIES, (1, 1, 2, 2, 4), strict=True))) if shares else None,
-    )
-    solver = partial(exact, clock=time.perf_counter)
-    controller = Controller(settings, planner=partial(make_plan, solver=solver))
-    now = 0.0
-
-    def do(*events: object) -> None:
-        for command in controller.handle_all(events, now):  # type: ignore[arg-type]
-            if isinstance(command, Start | Move):
-                controller.handle(Up(command.job), now)
-
-    do(*(NodeJoined(f"n{k:05}") for k in range(nodes)))
-    for j in range(jobs):
-        curve = random_curve(rng, max_size, rough=j % 2 == 0)
-        party = PARTIES[j % len(PARTIES)] if shares else ""
-        do(JobSubmitted(f"j{j:04}", 1, max_size, curve=curve, party=party))
-    wall, cpu = [], []
-    gone: list[str] = []
-    for _ in range(repeats + 1):
-        now += 60.0
-        do(Tick())
-        back, gone = gone, [f"n{k:05}" for k in rng.choice(nodes, nodes // 100, replace=False)]
-        do(*map(NodeJoined, back), *map(NodeLost, gone))
-        if shares:
-            behind = rng.uniform(-MOST_DOUBLINGS, MOST_DOUBLINGS, len(PARTIES)) * 4 * HOUR
-            due = 1000 * HOUR
-            found = {
-                party: PartyService(due - late, due, due)
-                for party, late in zip(PARTIES, behind.tolist(), strict=True)
-            }
-            controller.shares.restore(found, now)
-        now += 5.0
-        plans = controller.plans
-        began, began_cpu = time.perf_counter(), time.process_time()
-        commands = controller.handle(Tick(), now)
-        taken = time.perf_counter() - began, time.process_time() - began_cpu
-        if controller.plans > plans:  # else the events themselves were followed by a plan
-            wall.append(1e3 * taken[0])
-            cpu.append(1e3 * taken[1])
-        for command in commands:
-            if isinstance(command, Start | Move):
-                controller.handle(Up(command.job), now)
+    machine = Machine(nodes, jobs, max_size, switched, begins)
+    found = [machine.next() for _ in range(repeats + 1)]
+    taken = [each for each in found[1:] if each is not None]
+    wall, cpu = zip(*taken, strict=True)
     return {
-        "median_ms": statistics.median(wall[1:]),
-        "worst_ms": max(wall[1:]),
-        "cpu_median_ms": statistics.median(cpu[1:]),
+        "on": switched.named(),
+        "plans": len(taken),
+        "median": round(statistics.median(wall), 1),
+        "p95": round(float(np.quantile(wall, 0.95)), 1),
+        "worst": round(max(wall), 1),
+        "cpu": round(statistics.median(cpu), 1),
     }
 
 
@@ -95,21 +198,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--shares", action="store_true", help="five parties with weights")
+    parser.add_argument("--goals", nargs="?", const="mixed", choices=("mixed", "all"), default="")
+    parser.add_argument("--lifetimes", action="store_true", help="bids heed how long gaps last")
     parser.add_argument("--nodes", type=int, default=10624)
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--max-size", type=int, default=64)
+    parser.add_argument("--begins", type=int, default=400, help="moments at which gaps began")
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     args = parser.parse_args()
-    for shares in (False, True):
+    together = Switched(args.shares, args.goals, args.lifetimes)
+    alone = [Switched(**{name: on}) for name, on in vars(together).items() if on]
+    rows = [Switched(), *alone, *([together] if len(alone) > 1 else [])]
+    for switched in rows:
         before = os.getloadavg()[0]
-        found = measure(args.nodes, args.jobs, args.max_size, args.repeats, shares=shares)
-        row = {"shares": shares, **found, "load": [round(before, 1), round(os.getloadavg()[0], 1)]}
+        row = measure(args.nodes, args.jobs, args.max_size, args.repeats, switched, args.begins)
+        row["load"] = [round(before, 1), round(os.getloadavg()[0], 1)]
         if args.json:
             print(json.dumps(row), flush=True)
         else:
-            cells = "  ".join(f"{name} {value:.1f}" for name, value in found.items())
-            print(f"{'shares' if shares else 'plain':>7}  {cells}  load {row['load']}", flush=True)
+            print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,27 @@
-"""The paper's Figures 3.6 to 3.10 (docs/evaluation.md), one command each.
+"""The figures of docs/evaluation.md, one command each: the dissertation's by their numbers, ours by
+their names.
 
-    python -m benchmarks.figures fig7 --trace week1.csv.gz --node-list nodes.txt --curves
+    python -m benchmarks.figures 3.10 --trace week1.csv.gz --node-list nodes.txt --curves
     scaling.csv [--out docs/images] [--json]
 
-* ``fig6``: solve time against the number of trainers that decide at once
+* ``3.3``, ``3.12``: :mod:`benchmarks.model_figures`;
+* ``3.6``: solve time against the number of trainers that decide at once
   (:mod:`benchmarks.trainers`; no trace needed);
-* ``fig7``: MalleTrain, which profiles its jobs and pays for it, against FreeTrain, which believes
-  what owners state, for hyperparameter and architecture search; by what owners state (their true
-  curve, another model's, a linear one, nothing); once with the same ten jobs all the time (*long*)
-  and once with jobs that end and make room for the next (*stream*);
-* ``fig8``: samples over the forward-looking time, exact plans and equal shares;
-* ``fig9``: samples over the number of jobs at a time;
-* ``fig10``: samples over what a rescale costs, in restart and in live mode.
+* ``3.7``, ``3.8``, ``3.9``: :mod:`benchmarks.gap_figures`;
+* ``3.10``, its half in replay: MalleTrain, which profiles its jobs and pays for it, against
+  FreeTrain, which believes what owners state, for hyperparameter and architecture search; by what
+  owners state (their true curve, another model's, a linear one, nothing); once with the same ten
+  jobs all the time (*long*) and once with jobs that end and make room for the next (*stream*);
+* ours, ``t_fwd``: samples over the forward-looking time, exact plans and equal shares;
+* ours, ``jobs``: samples over the number of jobs at a time;
+* ours, ``pauses``: samples over what a rescale costs, in restart and in live mode.
 
-Figures 8 to 10 have long jobs: where jobs end, policies are soon left with different jobs, and
-samples compare the jobs as much as the policies. Samples are divided by those of the same jobs on
-the same nodes in a world without costs (policy ``ideal``). Every point is the mean over ``--seeds``
-draws of nodes and jobs, with the standard deviation. The trace's ``--from`` to ``--from + --hours``
-is simulated on ``--nodes`` of its nodes. Prints a Markdown table (or, with ``--json``, one object)
-and writes FIGURE.png.
+Ours have long jobs: where jobs end, policies are soon left with different jobs, and samples compare
+the jobs as much as the policies. Samples are divided by those of the same jobs on the same nodes in
+a world without costs (policy ``ideal``). Every point is the mean over ``--seeds`` draws of nodes
+and jobs, with the standard deviation. The trace's ``--from`` to ``--from + --hours`` is simulated
+on ``--nodes`` of its nodes. Prints a Markdown table (or, with ``--json``, one object) and writes
+the picture.
 """
 
 from __future__ import annotations
@@ -33,10 +36,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from benchmarks import gap_figures, model_figures
 from benchmarks.pictures import COLOURS, Mean, draw, finish, mean_of, tell
 from malletrain.sim.costs import CostModel
 from malletrain.sim.engine import simulate
@@ -115,7 +119,7 @@ def play(world: World, point: Point) -> dict[str, Any]:
     return {**simulate(trace, given(jobs, p.states, p.seed), settings).to_dict(), **asdict(p)}
 
 
-def fig7() -> list[Point]:
+def against_freetrain() -> list[Point]:
     """FreeTrain by what owners state; MalleTrain measures whatever they state, with and without
     turns for starving jobs.
     """
@@ -144,14 +148,14 @@ def fig7() -> list[Point]:
     return points
 
 
-def fig8() -> list[Point]:
+def forward() -> list[Point]:
     """Forward-looking times."""
     times = (10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
     lines = (("exact plans", "malletrain"), ("equal shares", "equal"))
     return [Point(line, f"{t:g}", policy=policy, t_fwd=t) for line, policy in lines for t in times]
 
 
-def fig9() -> list[Point]:
+def at_a_time() -> list[Point]:
     """Jobs at a time."""
     lines = (
         ("exact plans", "malletrain"),
@@ -165,7 +169,7 @@ def fig9() -> list[Point]:
     ]
 
 
-def fig10() -> list[Point]:
+def pauses() -> list[Point]:
     """Pauses of growing, shrinking and starting as multiples of Summit's, in both modes."""
     return [
         Point(f"{mode} mode", f"{18 * f:g}", mode=mode, up=18 * f, down=12 * f, start=18.0)
@@ -175,11 +179,23 @@ def fig10() -> list[Point]:
 
 
 FIGURES: dict[str, tuple[Callable[[], list[Point]], str]] = {
-    "fig7": (fig7, "what owners state of their jobs"),
-    "fig8": (fig8, "forward-looking time in seconds"),
-    "fig9": (fig9, "jobs at a time"),
-    "fig10": (fig10, "pause of a growth in seconds"),
+    "3.10": (against_freetrain, "what owners state of their jobs"),
+    "t_fwd": (forward, "forward-looking time in seconds"),
+    "jobs": (at_a_time, "jobs at a time"),
+    "pauses": (pauses, "pause of a growth in seconds"),
 }
+
+
+OTHERS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "3.3": model_figures.rescale_cost,
+    **{which: partial(gap_figures.figure, which) for which in ("3.7", "3.8", "3.9")},
+    "3.12": model_figures.scaling,
+}
+
+
+def picture_of(figure: str) -> str:
+    """The name of its file."""
+    return f"{'fig' if figure[0].isdigit() else 'ours-'}{figure.replace('.', '-')}.png"
 
 
 def without_costs(point: Point) -> Point:
@@ -216,7 +232,7 @@ def measure(world: World, points: Sequence[Point], seeds: int, processes: int) -
     return means
 
 
-def fig6(args: argparse.Namespace) -> None:
+def trainers(args: argparse.Namespace) -> None:
     """Solve time against the number of trainers."""
     from matplotlib.figure import Figure
 
@@ -231,7 +247,7 @@ def fig6(args: argparse.Namespace) -> None:
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     rows = rows[0]["rows"] if len(rows) == 1 and "rows" in rows[0] else rows
     if args.json:
-        print(json.dumps({"figure": "fig6", "rows": rows}))
+        print(json.dumps({"figure": "3.6", "rows": rows}))
     else:
         print("| trainers | median ms | worst ms |\n|---|---|---|")
         for r in rows:
@@ -258,16 +274,27 @@ def fig6(args: argparse.Namespace) -> None:
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="trainers deciding at once", ylabel="solve time, ms")
     axes.legend(frameon=False)
-    finish(picture, args.out / "fig6.png")
+    finish(picture, args.out / picture_of("3.6"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("figure", choices=["fig6", *FIGURES])
+    parser.add_argument("figure", choices=[*OTHERS, "3.6", *FIGURES])
     parser.add_argument("--trace")
     parser.add_argument("--node-list")
+    parser.add_argument("--log", action="append", default=[], help="a log of jobs (3.7 to 3.9)")
+    parser.add_argument("--days", type=float, help="of 3.7 to 3.9; default: all there is")
+    parser.add_argument(
+        "--model",
+        choices=list(model_figures.MEGABYTES),
+        nargs="+",
+        default=["shufflenet", "resnet18", "AlexNet"],
+        help="of 3.3",
+    )
+    parser.add_argument("--mode", nargs="+", default=["live", "restart"], help="of 3.3")
+    parser.add_argument("--ranks", type=int, default=3, help="virtual nodes of 3.3")
     parser.add_argument(
         "--curves", help="scaling curves of the hyperparameter search; default: built-in models"
     )
@@ -276,12 +303,19 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--repeats", type=int, help="of benchmarks.trainers (fig6)")
+    parser.add_argument("--repeats", type=int, default=0, help="of 3.3 and 3.6")
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    if args.figure == "fig6":
-        fig6(args)
+    if args.figure == "3.12" and not args.curves:
+        parser.error("--curves is needed for this figure.")
+    if args.figure in ("3.7", "3.8", "3.9") and not (args.trace or args.log):
+        parser.error("--trace or --log is needed for this figure.")
+    if args.figure in OTHERS:
+        OTHERS[args.figure](args)
+        return
+    if args.figure == "3.6":
+        trainers(args)
         return
     if not args.trace:
         parser.error("--trace is needed for this figure.")
@@ -301,7 +335,7 @@ def main() -> None:
         )
     else:
         print("\n".join(tell(args.figure, axis, means)))
-    draw(args.figure, axis, means, args.out / f"{args.figure}.png")
+    draw(args.figure, axis, means, args.out / picture_of(args.figure))
     print(
         f"{len(points()) * args.seeds} simulations in {time.perf_counter() - began:.0f} s",
         file=sys.stderr,

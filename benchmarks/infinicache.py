@@ -82,9 +82,9 @@ def latency(nodes: int, quick: bool) -> list[dict[str, Any]]:
     """GET and PUT by size and code, beside Redis."""
     rows = []
     with ExitStack() as stack:
-        addresses = stack.enter_context(cache_nodes(nodes))
-        one = [str(p) for p in stack.enter_context(redis_servers(1))]
-        many = [str(p) for p in stack.enter_context(redis_servers(nodes))]
+        addresses = stack.enter_context(cache_nodes(nodes)).addresses
+        one = stack.enter_context(redis_servers(1)).addresses
+        many = stack.enter_context(redis_servers(nodes)).addresses
         clients = {"1 Redis": contender("redis", one), f"{nodes} Redis": contender("redis", many)}
         clients |= {f"{d}+{p}": contender(f"{d}+{p}", addresses) for d, p in CODES}
         for mb, rounds in SIZES_MB.items():
@@ -109,8 +109,8 @@ def latency(nodes: int, quick: bool) -> list[dict[str, Any]]:
 def straggler(nodes: int, quick: bool) -> list[dict[str, Any]]:
     """GET of 10 MB while nodes are late now and then."""
     rows = []
-    with cache_nodes(nodes, LATE_SHARE) as addresses:
-        clients = {f"{d}+{p}": contender(f"{d}+{p}", addresses) for d, p in STRAGGLER_CODES}
+    with cache_nodes(nodes, LATE_SHARE) as late:
+        clients = {f"{d}+{p}": contender(f"{d}+{p}", late.addresses) for d, p in STRAGGLER_CODES}
         for name, operations in compare(clients, 10 * MB, 20 if quick else 200).items():
             seconds = operations["get"]
             rows.append(
@@ -126,17 +126,19 @@ def straggler(nodes: int, quick: bool) -> list[dict[str, Any]]:
 
 
 def _client(name: str, where: list[str], seconds: float) -> None:
-    """One client process: GETs until the time is over; prints how many."""
+    """One client process: GETs until the time is over; prints how many, and the CPU time that they
+    took.
+    """
     client = contender(name, where)
     print("ready", flush=True)
     sys.stdin.readline()
-    end, count = time.perf_counter() + seconds, 0
+    end, count, cpu = time.perf_counter() + seconds, 0, time.process_time()
     while time.perf_counter() < end:
         for i in range(4):
             if client.get(f"shared {i}") is None:
                 raise RuntimeError("an object is missing")
             count += 1
-    print(count, flush=True)
+    print(count, time.process_time() - cpu, flush=True)
 
 
 def clients(nodes: int, quick: bool) -> list[dict[str, Any]]:
@@ -144,21 +146,23 @@ def clients(nodes: int, quick: bool) -> list[dict[str, Any]]:
     seconds = 1.0 if quick else CLIENT_SECONDS
     rows = []
     with ExitStack() as stack:
+        cache = stack.enter_context(cache_nodes(nodes))
+        shared = stack.enter_context(cache_nodes(nodes + nodes % 3, proxies=3))
         contenders = {
-            "1 Redis": ("redis", [str(p) for p in stack.enter_context(redis_servers(1))]),
-            f"{nodes} Redis": (
-                "redis",
-                [str(p) for p in stack.enter_context(redis_servers(nodes))],
-            ),
-            "10+1": ("10+1", stack.enter_context(cache_nodes(nodes))),
+            "1 Redis": ("redis", stack.enter_context(redis_servers(1))),
+            f"{nodes} Redis": ("redis", stack.enter_context(redis_servers(nodes))),
+            "10+1": ("10+1", cache),
+            "3+1, 1 proxy": ("3+1", cache),
+            "3+1, 3 proxies": ("3+1", shared),
+            "10+1 and near": ("10+1 near", cache),
         }
-        for kind, where in contenders.values():
-            client = contender(kind, where)
+        for kind, servers in contenders.values():
+            client = contender(kind, servers.addresses)
             for i in range(4):
                 client.put(f"shared {i}", random.Random(i).randbytes(10 * MB))
             client.close()
         for count in CLIENTS:
-            for name, (kind, where) in contenders.items():
+            for name, (kind, servers) in contenders.items():
                 argv = [
                     sys.executable,
                     "-m",
@@ -166,7 +170,7 @@ def clients(nodes: int, quick: bool) -> list[dict[str, Any]]:
                     "--as-client",
                     kind,
                     str(seconds),
-                    *where,
+                    *servers.addresses,
                 ]
                 workers = [
                     subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -175,17 +179,22 @@ def clients(nodes: int, quick: bool) -> list[dict[str, Any]]:
                 for w in workers:
                     assert w.stdout
                     w.stdout.readline()
-                began = time.perf_counter()
+                began, served = time.perf_counter(), servers.cpu_s()
                 for w in workers:
                     assert w.stdin
                     w.stdin.write("go\n")
                     w.stdin.flush()
-                done = sum(int(w.communicate()[0]) for w in workers)
+                told = [w.communicate()[0].split() for w in workers]
+                took, served = time.perf_counter() - began, servers.cpu_s() - served
+                done, used = sum(int(n) for n, _ in told), sum(float(s) for _, s in told)
                 rows.append(
                     {
                         "clients": count,
                         "contender": name,
-                        "mb_per_s": done * 10 / (time.perf_counter() - began),
+                        "mb_per_s": done * 10 / took,
+                        "cores": (used + served) / took,
+                        "mb_per_cpu_s": done * 10 / (used + served),
+                        "of_it_clients": used / (used + served),
                     }
                 )
     return rows
@@ -272,11 +281,12 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=12)
     parser.add_argument("--quick", action="store_true", help="few operations: to see that it runs")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--as-node", metavar="SHARE", help=argparse.SUPPRESS)
+    parser.add_argument("--as-node", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--as-client", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.as_node:
-        asyncio.run(node(2 << 30, float(options.as_node)))
+        late, proxies = options.as_node
+        asyncio.run(node(2 << 30, float(late), int(proxies)))
         return
     if options.as_client:
         _client(options.as_client[0], options.as_client[2:], float(options.as_client[1]))

@@ -14,8 +14,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 HOME = Path(__file__).resolve().parents[1] / "jobscripts" / "infinicache"
 sys.path.insert(0, str(HOME))
@@ -31,9 +34,9 @@ REDIS_READ = 8 << 20
 """Bytes that redis-py reads at once; its default of 64 KiB is half as fast for large values."""
 
 
-async def node(capacity: int, late_share: float) -> None:
+async def node(capacity: int, late_share: float, proxies: int) -> None:
     """One cache node: prints its address, reads those of all."""
-    own = CacheNode(capacity, KEY)
+    own = CacheNode(capacity, KEY, proxies=proxies)
     rng = random.Random(os.getpid())
     if late_share:
         own.server.delay_s = lambda op: LATE_S if op == "get" and rng.random() < late_share else 0.0
@@ -45,10 +48,26 @@ async def node(capacity: int, late_share: float) -> None:
     )  # until the benchmark ends
 
 
+@dataclass(frozen=True)
+class Servers:
+    """Processes that serve."""
+
+    addresses: list[str]
+    """``host:port``, or ports of Redis."""
+    pids: list[int]
+    """Of each."""
+
+    def cpu_s(self) -> float:
+        """CPU time that they have used, in all."""
+        times = [psutil.Process(pid).cpu_times() for pid in self.pids]
+        return sum(t.user + t.system for t in times)
+
+
 @contextmanager
-def cache_nodes(count: int, late_share: float = 0.0) -> Iterator[list[str]]:
-    """So many cache nodes; their addresses."""
-    argv = [sys.executable, "-m", "benchmarks.infinicache", "--as-node", str(late_share)]
+def cache_nodes(count: int, late_share: float = 0.0, proxies: int = 1) -> Iterator[Servers]:
+    """So many cache nodes."""
+    about = [str(late_share), str(proxies)]
+    argv = [sys.executable, "-m", "benchmarks.infinicache", "--as-node", *about]
     processes = [
         subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(count)
@@ -59,7 +78,7 @@ def cache_nodes(count: int, late_share: float = 0.0) -> Iterator[list[str]]:
             assert p.stdin
             p.stdin.write(" ".join(addresses) + "\n")
             p.stdin.flush()
-        yield addresses
+        yield Servers(addresses, [p.pid for p in processes])
     finally:
         for p in processes:
             p.kill()
@@ -67,8 +86,8 @@ def cache_nodes(count: int, late_share: float = 0.0) -> Iterator[list[str]]:
 
 
 @contextmanager
-def redis_servers(count: int) -> Iterator[list[int]]:
-    """So many Redis servers without persistence; their ports."""
+def redis_servers(count: int) -> Iterator[Servers]:
+    """So many Redis servers without persistence."""
     import redis
 
     ports, processes = [], []
@@ -99,7 +118,7 @@ def redis_servers(count: int) -> Iterator[list[int]]:
                     if time.monotonic() > deadline:
                         raise
                     time.sleep(0.05)
-        yield ports
+        yield Servers([str(port) for port in ports], [p.pid for p in processes])
     finally:
         for p in processes:
             p.kill()
@@ -135,8 +154,11 @@ class RedisClient:
 
 
 def contender(name: str, where: list[str]) -> Any:
-    """A client by name: ``redis``, or a code such as ``10+1``."""
+    """A client by name: ``redis``, or a code such as ``10+1``, or ``10+1 near`` with a near cache
+    of 64 MB.
+    """
     if name == "redis":
         return RedisClient([int(port) for port in where])
-    data, parity = map(int, name.split("+"))
-    return Cache(where, KEY, code=(data, parity))
+    code, *near = name.split()
+    data, parity = map(int, code.split("+"))
+    return Cache(where, KEY, code=(data, parity), near_bytes=64_000_000 if near else 0)

@@ -69,7 +69,7 @@ def gains(means: Sequence[Mean]) -> list[Gain]:
 
 def tell(figure: str, axis: str, means: Sequence[Mean]) -> list[str]:
     """The figure as a Markdown table. ``axis``: what its points differ in."""
-    if figure == "fig7":
+    if figure == "3.10":
         lines = [
             "| jobs | owners state | FreeTrain | MalleTrain | | samples |",
             "|---|---|---|---|---|---|",
@@ -103,7 +103,7 @@ def draw(figure: str, axis: str, means: Sequence[Mean], path: Path) -> None:
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(6.4, 3.6), dpi=100, layout="constrained")
-    if figure == "fig7":
+    if figure == "3.10":
         _draw_gains(picture, [g for g in gains(means) if g.policy == "MalleTrain"])
     else:
         axes = picture.subplots()

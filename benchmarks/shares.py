@@ -14,6 +14,10 @@ A user's *target* is recounted from the outcome, apart from the product's own co
 ``--every`` seconds the nodes that jobs held are shared out by weight, and no user gets more than
 the largest sizes of its unfinished jobs. ``off`` is how far the node-hours held are from it,
 relative to it. ``samples`` are relative to the plain plan.
+
+``--deadlines PART``: so many of the jobs that need ten minutes or more have a deadline, as in
+:mod:`benchmarks.deadlines`. The plain plan is not told of them; ``oracle`` is how many of those
+that come due could be held by who has the same nodes, knows everything and has no shares to keep.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.deadlines import idle_over_time, met, oracle
 from malletrain.core.settings import ControllerSettings, ShareSettings
+from malletrain.sim.deadlines import with_deadlines
 from malletrain.sim.engine import Simulation
 from malletrain.sim.idle import idle_nodes
 from malletrain.sim.joblogs import read_log
@@ -39,6 +45,7 @@ from malletrain.sim.workloads import SimJob, arriving, given, hpo
 from scavenger.trace.trace import Trace
 
 DAY_S = 86400.0
+ORACLE_SPAN_S = 900.0
 USERS = ("ada", "bob", "cyd", "dan", "eve")
 
 
@@ -48,6 +55,8 @@ class Outcome:
 
     result: Result
     due: Mapping[str, float]
+    met: int
+    """Of the deadlines that came due."""
 
 
 def level(
@@ -65,9 +74,13 @@ def level(
 
 
 def run(
-    trace: Trace, jobs: Sequence[SimJob], settings: SimSettings, weights: Mapping[str, float]
+    trace: Trace,
+    jobs: Sequence[SimJob],
+    settings: SimSettings,
+    weights: Mapping[str, float],
+    deadlines: dict[str, float],
 ) -> Outcome:
-    """Simulate, and recount what was due."""
+    """Simulate, and recount what was due, and which deadlines were held."""
     simulation = Simulation(trace, jobs, settings)
     result = simulation.run()
     changes: list[tuple[float, str, int]] = []
@@ -87,7 +100,7 @@ def run(
             done += 1
         for user, part in level(wanted, weights, held).items():
             due[user] += part * every / 3600.0
-    return Outcome(result, due)
+    return Outcome(result, due, met(simulation, deadlines))
 
 
 def account(plain: Outcome, fair: Outcome, weights: Mapping[str, float]) -> dict[str, Any]:
@@ -124,6 +137,22 @@ def account(plain: Outcome, fair: Outcome, weights: Mapping[str, float]) -> dict
     }
 
 
+def deadlines_held(
+    trace: Trace, jobs: list[SimJob], plain: Outcome, fair: Outcome
+) -> dict[str, float]:
+    """What came of the deadlines of ``jobs``, all of which came due."""
+    if not jobs:
+        return {}
+    best = oracle(jobs, idle_over_time(trace, ORACLE_SPAN_S), ORACLE_SPAN_S)
+    return {
+        "due": len(jobs),
+        "oracle": best,
+        "met": fair.met,
+        "plain_met": plain.met,
+        "held": fair.met / max(1.0, best),
+    }
+
+
 def jobs_of(args: argparse.Namespace) -> list[SimJob]:
     """The jobs of the five users."""
     log = read_log(args.jobs or args.log, per_node=args.per_node)
@@ -142,7 +171,8 @@ def jobs_of(args: argparse.Namespace) -> list[SimJob]:
         replace(job, user=owner, submit_s=0.0 if args.queued else job.submit_s)
         for job, owner in zip(arrived, owners, strict=True)
     ]
-    return given(jobs, args.given, args.seed) if args.given != "exact" else jobs
+    jobs = given(jobs, args.given, args.seed) if args.given != "exact" else jobs
+    return with_deadlines(jobs, args.deadlines, seed=args.seed)
 
 
 def main() -> None:
@@ -168,6 +198,7 @@ def main() -> None:
     parser.add_argument("--half-life-days", type=float, default=7.0)
     parser.add_argument("--double-after-hours", type=float, default=4.0)
     parser.add_argument("--every", type=float, default=60.0, help="seconds between two samples")
+    parser.add_argument("--deadlines", type=float, default=0.0, help="part of jobs that have one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
@@ -183,10 +214,14 @@ def main() -> None:
         half_life_s=args.half_life_days * DAY_S,
         double_after_s=args.double_after_hours * 3600.0,
     )
-    plain = run(trace, jobs, settings, weights)
-    fair = run(trace, jobs, replace(settings, site=ControllerSettings(shares=shares)), weights)
+    due = {j.name: d for j in jobs if (d := j.deadline_s) is not None and d <= trace.duration_s}
+    untold = [replace(job, deadline_s=None) for job in jobs]
+    plain = run(trace, untold, settings, weights, due)
+    site = ControllerSettings(shares=shares)
+    fair = run(trace, jobs, replace(settings, site=site), weights, due)
     row = {
         **account(plain, fair, weights),
+        "deadlines": deadlines_held(trace, [job for job in jobs if job.name in due], plain, fair),
         "load": [round(before, 1), round(os.getloadavg()[0], 1)],
         "arguments": {k: str(v) for k, v in vars(args).items()},
     }
@@ -198,7 +233,8 @@ def main() -> None:
         before_share = row["users"]["plain"][user]["share"]
         cells = (found["weight"], found["due"], before_share, found["share"], found["off"])
         print(f"{user:>8} " + " ".join(f"{100 * cell:7.2f}%" for cell in cells))
-    for name in ("samples", "harvested", "rescales", "starts", "jobs_completed", "jobs", "load"):
+    names = ("samples", "harvested", "rescales", "starts", "jobs_completed", "jobs", "deadlines")
+    for name in (*names, "load"):
         print(f"{name}: {row[name]}")
     print(f"mean_decision_ms: {row['mean_decision_ms']}, wall_s: {row['wall_s']:.0f}")
 

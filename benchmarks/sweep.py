@@ -1,14 +1,18 @@
-"""A sweep of malleable trials beside the same trials on fixed slots of one node, on nodes that come
-and go: the demo's trace, the embedded cluster, one machine, one after the other.
+"""A sweep of malleable trials beside the same trials on fixed slots of one node, and beside Optuna
+alone, on nodes that come and go: the demo's trace, one machine, one after the other.
 
     python -m benchmarks.sweep
+    python -m benchmarks.sweep --trials 9 --epochs 9 --nodes 4 --duration 90    # minutes
 
-Both are sweeps by ASHA over the same values in the same order, on the same trace from its
-beginning. The slots' trials have one node each, as many at a time as there are nodes, and begin
-anew when their node is taken, as a job without snapshots does. Malleable trials go on from their
-snapshots and take what is idle.
+All are sweeps by ASHA over the same values in the same order, on the same trace from its beginning.
 
-Not measured here: Optuna with processes of its own, and Ray Tune. Neither knows of nodes that go.
+* *malleable*: trials go on from their snapshots, and share what is idle.
+* *slots*: trials have one node each, as many at a time as there are nodes, and begin anew when
+  their node is taken, as a job without snapshots does.
+* *optuna*: a process of Optuna on each idle node, with heartbeat, retries and checkpoints
+  (benchmarks/sweep_optuna.py).
+
+Not measured here: Ray Tune.
 """
 
 from __future__ import annotations
@@ -21,13 +25,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import optuna
+
+from benchmarks import sweep_optuna
 from malletrain.demo import plan
 from malletrain.demo.main import DemoOptions, cut_trace, example_script
 from malletrain.demo.stage import DemoStage
 from malletrain.sweep import Sweep, run_sweep
 from malletrain.sweep.ledger import NODE_S
+from malletrain.sweep.search import sampler_of, suggest
 from scavenger.trace import files
+from scavenger.trace.trace import Trace
 
+WAYS = ("malleable", "slots", "optuna")
 IMAGES = 1437
 """Of the digits that an epoch trains on."""
 
@@ -88,16 +98,48 @@ def described(way: str, args: argparse.Namespace, workdir: Path) -> Sweep:
     )
 
 
+def values(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """What the trials try: the first draws of the sweep's sampler."""
+    sweep = described("slots", args, Path())
+    study = optuna.create_study(sampler=sampler_of(sweep))
+    parameters = sweep.parameters
+    asked = [study.ask() for _ in range(args.trials)]
+    return [{name: suggest(t, name, p) for name, p in parameters.items()} for t in asked]
+
+
+def alone(args: argparse.Namespace) -> SweepCost:
+    """Run Optuna alone."""
+    cut = cut_trace(options_of(args, Path(tempfile.gettempdir())))
+    found = sweep_optuna.run(values(args), cut, example_script(), args)
+    thrown = max(0.0, found["processed"] - IMAGES * found.pop("steps"))
+    idle = max(0.0, offered_s(cut, found["wall_s"], args.nodes) - found["used_s"])
+    return SweepCost("optuna", **found, thrown_away=thrown, idle_s=idle)
+
+
+def options_of(args: argparse.Namespace, root: Path) -> DemoOptions:
+    """What the demo's trace is cut by."""
+    return DemoOptions(args.nodes, None, args.duration, args.seed, False, True, False, root)
+
+
+def offered_s(cut: Trace, wall_s: float, nodes: int) -> float:
+    """Node-seconds that were idle until ``wall_s``; after the trace all nodes are."""
+    times, counts = cut.idle_count()
+    idle = list(zip(times.tolist(), counts.tolist(), strict=True))
+    offered = plan.offered_node_seconds(idle, min(wall_s, cut.duration_s))
+    return offered + max(0.0, wall_s - cut.duration_s) * nodes
+
+
 def measured(way: str, args: argparse.Namespace) -> SweepCost:
     """Run one sweep on a stage of its own."""
+    if way == "optuna":
+        return alone(args)
     root = Path(tempfile.mkdtemp(prefix=f"sweep-{way}-"))
-    options = DemoOptions(args.nodes, None, args.duration, args.seed, False, True, False, root)
     with DemoStage(root / "stage") as stage:
         folder = stage.folder
         folder.config.write_text(
             plan.config_text(folder.state, folder.cluster, stage.port, args.nodes)
         )
-        cut = cut_trace(options)
+        cut = cut_trace(options_of(args, root))
         files.write(cut, folder.trace)
         stage.start_cluster(
             args.nodes,
@@ -114,10 +156,6 @@ def measured(way: str, args: argparse.Namespace) -> SweepCost:
         study = run_sweep(described(way, args, folder.root), folder.state, print)
         wall = time.time() - began
         processed = client.status().samples
-    times, counts = cut.idle_count()
-    idle = list(zip(times.tolist(), counts.tolist(), strict=True))
-    offered = plan.offered_node_seconds(idle, min(wall, cut.duration_s))
-    offered += max(0.0, wall - cut.duration_s) * args.nodes
     states: dict[str, int] = {}
     for trial in study.trials:
         states[trial.state.name.lower()] = states.get(trial.state.name.lower(), 0) + 1
@@ -132,7 +170,7 @@ def measured(way: str, args: argparse.Namespace) -> SweepCost:
         processed,
         max(0.0, processed - counted),
         used,
-        max(0.0, offered - used),
+        max(0.0, offered_s(cut, wall, args.nodes) - used),
     )
 
 
@@ -147,9 +185,10 @@ def main() -> None:
     parser.add_argument("--duration", type=float, default=300.0, help="of the trace, seconds")
     parser.add_argument("--sample-delay", type=float, default=0.001, help="seconds a sample")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    found: list[dict[str, Any]] = [asdict(measured(way, args)) for way in ("malleable", "slots")]
+    found: list[dict[str, Any]] = [asdict(measured(way, args)) for way in args.ways]
     if args.json:
         print(json.dumps(found))
         return
@@ -159,7 +198,10 @@ def main() -> None:
             f"{row['processed']:,.0f} samples, {row['thrown_away']:,.0f} thrown away  "
             f"{row['used_s']:,.0f} node-seconds used, {row['idle_s']:,.0f} idle"
         )
-    print(f"malleable ÷ slots: {found[0]['wall_s'] / found[1]['wall_s']:.2f} of the time")
+    first = found[0]
+    for row in found[1:]:
+        part = first["wall_s"] / row["wall_s"]
+        print(f"{first['way']} ÷ {row['way']}: {part:.2f} of the time")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
-"""WindSR beside bicubic interpolation, SRCNN and ESRGAN; observations brought in with several
-radii; training on changing nodes.
+"""WindSR beside bicubic interpolation, SRCNN, ESRGAN, its own U-Net as a regression, and a
+diffusion of what that lacks; observations brought in by several ways and radii; training on
+changing nodes.
 
-    python -m benchmarks.windsr --preset cpu --out FOLDER [--data FILE] [--only tables,trace]
+    python -m benchmarks.windsr --preset cpu --out FOLDER [--data FILE] [--only methods,trace]
 
-Three parts. (1) PSNR and SSIM on held-out days of every method over several seeds, as table 6.2 of
-the WindSR paper. (2) MAE and RMSE after sparse observations were brought in, with impact radii of
-2, 4, 6 pixels and the dynamic one, as table 6.3. Observations are true values at random pixels;
-errors are taken at all other pixels. T1 and T2 are chosen on the training days. (3) One of the
-trainings of part 1 again as a job of MalleTrain on the embedded cluster, whose nodes come and go by
-a trace: its scores beside those of the undisturbed seeds.
+Parts: *methods* trains every method with each day left out once and scores it on whole fields of
+that day (PSNR, SSIM, RMSE, CRPS, spread, ranks, power, tails). *assimilation* brings stations that
+measure an analysis into forecasts of the same time. *pictures* draws one such day with and without
+the stations. *trace* does one of the trainings again as a job of MalleTrain on the embedded
+cluster, whose nodes come and go by a trace.
 
-What is finished is kept in FOLDER and not done again. Without --data the fields are synthetic.
-Needs ``jobscripts/windsr``, which is found beside this folder.
+Preset ``short`` is ``cpu`` with a sixth of the steps, half the batch, one seed and fewer fields.
+What is finished is kept in FOLDER and not done again. Without --data fields are synthetic. Needs
+``jobscripts/windsr``, which is found beside this folder.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.windsr_observations import assimilation
+from benchmarks.windsr_observations import analyses, assimilation
 from benchmarks.windsr_scores import score, unit
-from benchmarks.windsr_setting import HOME, PLANS, ROWS, Setting
+from benchmarks.windsr_setting import HOME, PLANS, Setting
 from benchmarks.windsr_tables import tables
 
 
@@ -46,17 +47,21 @@ def on_trace(setting: Setting, live: bool, trace_file: Path | None) -> dict[str,
     kept = folder / "scores.json"
     if kept.exists():
         return json.loads(kept.read_text())
-    plan = setting.plan
+    plan, day = setting.plan, setting.days()[-1]
     arguments = [
         "train",
         str(folder / "run"),
         "--preset",
         plan.preset,
         "--steps",
-        str(plan.steps["windsr"]),
+        str(plan.steps),
         "--seed",
         "0",
+        "--test-day",
+        day,
     ]
+    if plan.batch:
+        arguments += ["--batch", str(plan.batch)]
     arguments += ["--snapshot-every", "10"]
     arguments += (
         ["--data", str(setting.data)]
@@ -70,18 +75,20 @@ def on_trace(setting: Setting, live: bool, trace_file: Path | None) -> dict[str,
     made, facts = checkpoint.load(folder / "run" / "model.safetensors")
     row = {
         "mode": "live" if live else "restart",
+        "day": day,
         "steps": facts["steps"],
         "wall_s": time.time() - began,
         "load": os.getloadavg()[0],
         **lived,
     }
-    row |= score(made, setting.fields()[1], plan.members, 0)
+    row |= score(made, setting, day, 0)
     kept.write_text(json.dumps(row, indent=1))
     return row
 
 
-def _attempt(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    return work(*arguments)
+def methods_of(setting: Setting, day: str, seed: int) -> list[dict[str, Any]]:
+    """All rows of one fold and seed, one after the other: windsr-edm builds on unet."""
+    return [unit(setting, name, day, seed) for name in setting.plan.rows]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -97,9 +104,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="fine fields with terrain, such as ../shared/data/wind_mogreps_uk/*.nc",
     )
     parser.add_argument(
-        "--only", default="tables,trace", help="tables, trace, or both with a comma"
+        "--only",
+        default="methods,assimilation,pictures,trace",
+        help="which parts, with commas between them",
     )
     parser.add_argument("--seeds", type=int, help="default: the preset's")
+    parser.add_argument("--days", help="left out one by one, with commas; default: every day")
     parser.add_argument("--modes", default="live,restart", help="of the training on the trace")
     parser.add_argument(
         "--processes", type=int, help="trainings at the same time; default: the preset's"
@@ -112,49 +122,62 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     chosen = PLANS[options.preset]
     setting = Setting(
-        replace(chosen, seeds=options.seeds or chosen.seeds),
+        replace(
+            chosen,
+            seeds=options.seeds or chosen.seeds,
+            days=tuple(options.days.split(",")) if options.days else (),
+        ),
         options.out.resolve(),
         options.data and options.data.resolve(),
     )
-    plan = setting.plan
+    plan, parts = setting.plan, options.only.split(",")
     setting.out.mkdir(parents=True, exist_ok=True)
     began, load = time.time(), os.getloadavg()
     rows: list[dict[str, Any]] = []
     observed: list[dict[str, Any]] = []
-    if "tables" in options.only:
-        # Seed by seed, so that a run cut short has whole tables of fewer seeds; bicubic has no
-        # seed.
-        todo = [(m, t, s) for s in range(plan.seeds) for m, t in ROWS if m != "bicubic" or s == 0]
-        with ProcessPoolExecutor(
-            options.processes or plan.processes, multiprocessing.get_context("spawn")
-        ) as pool:
-            made = {pool.submit(_attempt, unit, setting, *what): what for what in todo}
+
+    def note(what: str) -> None:
+        print(f"{time.time() - began:.0f} s: {what}", file=sys.stderr, flush=True)
+
+    with ProcessPoolExecutor(
+        options.processes or plan.processes, multiprocessing.get_context("spawn")
+    ) as pool:
+        if "methods" in parts:
+            # Seed by seed, so that a run cut short has whole tables of fewer seeds.
+            todo = [(day, seed) for seed in range(plan.seeds) for day in setting.days()]
+            made = {pool.submit(methods_of, setting, *what): what for what in todo}
             for done in as_completed(made):
-                row = done.result()
-                rows.append(row)
-                print(
-                    f"{time.time() - began:.0f} s: {made[done]} {row['psnr']:.2f} dB",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            observed = list(
-                pool.map(
-                    _attempt, [assimilation] * plan.seeds, [setting] * plan.seeds, range(plan.seeds)
-                )
-            )
-    tabled = time.time() - began
+                rows += done.result()
+                note(f"methods without {made[done]}")
+        if "assimilation" in parts:
+            todo = [
+                (day, seed)
+                for seed in range(plan.seeds)
+                for day in analyses(setting)
+                if day in setting.days()
+            ]
+            brought = {pool.submit(assimilation, setting, *what): what for what in todo}
+            for done in as_completed(brought):
+                observed.append(done.result())
+                note(f"assimilation of {brought[done]}")
+    if "pictures" in parts:
+        from benchmarks.windsr_pictures import pictures
+
+        for path in pictures(setting):
+            note(f"wrote {path}")
     traced = (
         [
             on_trace(setting, live, options.trace)
             for live in (m == "live" for m in options.modes.split(","))
         ]
-        if "trace" in options.only
+        if "trace" in parts
         else []
     )
+    rows.sort(key=lambda row: (row["seed"], row["day"]))
+    observed.sort(key=lambda one: (one["seed"], one["day"]))
     result = {
         "plan": asdict(plan),
         "data": str(options.data and options.data.name),
-        "tables_s": tabled,
         "wall_s": time.time() - began,
         "load_before": load,
         "load_after": os.getloadavg(),

@@ -1,19 +1,50 @@
-"""Part 2 of :mod:`benchmarks.windsr`: errors after sparse observations were brought in."""
+"""Part 2 of :mod:`benchmarks.windsr`: a forecast as the background, the analysis as the truth and
+as what stations measure.
+
+For each day that has an analysis, the models were trained without that day; backgrounds are
+members of the day's forecast ensemble, made coarse. Errors are taken at all pixels without a
+station. Thresholds of the dynamic radius are chosen on the other days.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from benchmarks.windsr_scores import cut_patches
-from benchmarks.windsr_setting import Setting
+from benchmarks.windsr_scores import keep_json, trained
+from benchmarks.windsr_setting import ASSIMILATED, Setting
 
-RADII: tuple[float | None, ...] = (2, 4, 6, None)
-T1_TRIED, T2_TRIED = (10.0, 30.0, 100.0, 1e9), (0.25, 0.5, 1.0, 1e9)
+RADII: tuple[float, ...] = (2, 4, 6, 12, 24)
+CAPS = {"dynamic, at most 6": 6, "dynamic": None}
+T1_TRIED, T2_TRIED = (30.0, 100.0, 1e9), (0.5, 1.0, 2.0)
+WAYS = ("condition", "paste", "innovations")
+
+
+def analyses(setting: Setting) -> dict[str, tuple[Any, Any]]:
+    """By day: (backgrounds, analysis), cut to whole cells. The file's ``member`` is −1 for an
+    analysis; without such a variable the last field of each day is taken for it.
+    """
+    import numpy as np
+    import xarray
+    from windsr.presets import preset_of
+    from windsr.whole import cut
+
+    fields = cut(setting.fields(), preset_of(setting.plan.preset).factor)
+    last = np.array([k == np.flatnonzero(fields.days == d)[-1] for k, d in enumerate(fields.days)])
+    if setting.data:
+        with xarray.open_dataset(setting.data) as dataset:
+            if "member" in dataset and dataset["member"].shape == (len(fields.times),):
+                last = dataset["member"].to_numpy() == -1
+    found = {}
+    for day in np.unique(fields.days[last]):
+        own = np.flatnonzero((fields.days == day) & ~last)
+        few = own[np.linspace(0, len(own) - 1, min(setting.plan.backgrounds, len(own))).astype(int)]
+        found[str(day)] = (fields.at(few), fields.at((fields.days == day) & last))
+    return found
 
 
 def observe(truth: Any, share: float, seed: int) -> list[Any]:
-    """Observations of one patch: the true wind at random pixels."""
+    """Observations of one field: the true wind at random pixels."""
     import numpy as np
     from windsr.assimilate import WindObservation
 
@@ -27,109 +58,126 @@ def observe(truth: Any, share: float, seed: int) -> list[Any]:
 
 
 def _errors(truth: Any, found: Any, stations: list[list[Any]]) -> dict[str, float]:
-    """MAE and RMSE at all pixels without a station, and at those within 6 pixels of one."""
+    """MAE and RMSE of the fields [n, H, W] at all pixels without a station."""
     import numpy as np
-    from windsr.assimilate import LARGEST, soft_mask
 
-    near = np.stack([soft_mask(truth[0].shape, s, [LARGEST] * len(s))[0] > 0 for s in stations])
-    for field, own in enumerate(stations):
-        for o in own:
-            near[field, o.row, o.column] = False
-    elsewhere = np.ones(truth.shape, bool)
+    elsewhere = np.ones(found.shape, bool)
     for field, own in enumerate(stations):
         elsewhere[field, [o.row for o in own], [o.column for o in own]] = False
-    error = found - truth
-    return {
-        "mae": float(np.abs(error[elsewhere]).mean()),
-        "rmse": float(np.sqrt((error[elsewhere] ** 2).mean())),
-        "mae_near": float(np.abs(error[near]).mean()),
-        "rmse_near": float(np.sqrt((error[near] ** 2).mean())),
-    }
+    error = (found - truth)[elsewhere]
+    return {"mae": float(np.abs(error).mean()), "rmse": float(np.sqrt((error**2).mean()))}
 
 
-def assimilation(setting: Setting, seed: int) -> dict[str, Any]:
-    """Errors without and with observations, by radius, of the model with terrain of one seed."""
+def _thresholds(setting: Setting, day: str, way: str, cap: int | None) -> Any:
+    """T1 and T2 with the least error of the interpolated background on the other days."""
     import numpy as np
-    import torch
-    from windsr import checkpoint, methods
-    from windsr.assimilate import Thresholds, assimilate, impact_radius, soft_mask
+    from windsr.assimilate import Thresholds, assimilate, spread_innovations
 
-    kept = setting.folder("windsr", True, seed) / "assimilation.json"
+    bring = spread_innovations if way == "innovations" else assimilate
+    others = [pair for other, pair in analyses(setting).items() if other != day]
+    made, _ = trained(setting, "bicubic", day, 0)
+    tried = {}
+    for t1 in T1_TRIED:
+        for t2 in T2_TRIED:
+            squares = []
+            for number, (backgrounds, analysis) in enumerate(others):
+                guess = _interpolated(made, backgrounds.at([0]))[0]
+                stations = observe(analysis.wind[0], setting.plan.stations, 7000 + number)
+                found, _, _ = bring(
+                    guess, analysis.terrain, stations, None, Thresholds(t1, t2, cap)
+                )
+                squares.append(_errors(analysis.wind, found[None], [stations])["rmse"] ** 2)
+            tried[t1, t2] = float(np.mean(squares))
+    return Thresholds(*min(tried, key=lambda pair: tried[pair]), cap)
+
+
+def _interpolated(made: Any, fields: Any) -> Any:
+    from windsr import grids, whole
+
+    low = whole.coarse(fields, made.preset.factor)
+    constrained = made.preset.constrained
+    return grids.interpolate(low, made.preset.factor, constrained)[:, 0].clamp_min(0).numpy()
+
+
+def assimilation(setting: Setting, day: str, seed: int) -> dict[str, Any]:
+    """Errors of every method without and with the observations of one day, by way and radius."""
+    kept = setting.out / f"assimilation-{day}-{seed}.json"
     if kept.exists():
         return json.loads(kept.read_text())
+    import numpy as np
+    import torch
+    from windsr import methods, whole
+    from windsr.assimilate import assimilate, conditioned, spread_innovations
+
     torch.set_num_threads(1)
-    made, _ = checkpoint.load(setting.folder("windsr", True, seed) / "model.safetensors")
-    training_days, held_out = setting.fields()
-    draw = methods.Draw(setting.plan.members, seed=seed)
-
-    def first_guess(fields: Any) -> tuple[Any, Any, Any, Any]:
-        low, truth, terrain = cut_patches(fields, made.preset)
-        return (
-            low,
-            truth,
-            terrain,
-            made.predict(low, terrain, range(len(low)), draw).numpy().mean(axis=1),
-        )
-
-    def composed(
-        guess: Any,
-        terrain: Any,
-        stations: list[list[Any]],
-        radius: float | None,
-        thresholds: Thresholds,
-    ) -> tuple[Any, float]:
-        done = [
-            assimilate(g, t, s, radius, thresholds)
-            for g, t, s in zip(guess, terrain[:, 0].numpy(), stations, strict=True)
-        ]
-        return np.stack([d[0] for d in done]), float(np.mean([r for d in done for r in d[2]]))
-
-    # T1 and T2 on a few fields of the training days, spread over them.
-    few = training_days.at(np.linspace(0, len(training_days.times) - 1, 4).astype(int))
-    _, truth, terrain, guess = first_guess(few)
-    stations = [observe(t, setting.plan.stations, 1000 * seed + k) for k, t in enumerate(truth)]
-    tried = {
-        (t1, t2): _errors(
-            truth, composed(guess, terrain, stations, None, Thresholds(t1, t2))[0], stations
-        )["rmse"]
-        for t1 in T1_TRIED
-        for t2 in T2_TRIED
-    }
-    best = Thresholds(*min(tried, key=lambda pair: tried[pair]))
-
-    drawn_before = (
-        setting.folder("windsr", True, seed) / "held_out.npy"
-    )  # the same patches, members and seed, from part 1
-    if drawn_before.exists():
-        low, truth, terrain = cut_patches(held_out, made.preset)
-        guess = np.load(drawn_before).mean(axis=1)
-    else:
-        low, truth, terrain, guess = first_guess(held_out)
-    stations = [observe(t, setting.plan.stations, 2000 * seed + k) for k, t in enumerate(truth)]
-    rows: dict[str, Any] = {"none": _errors(truth, guess, stations)}
-    for radius in RADII:
-        found, mean = composed(guess, terrain, stations, radius, best)
-        rows["dynamic" if radius is None else f"{radius:g}"] = {
-            **_errors(truth, found, stations),
-            "mean_radius": mean,
-        }
-    # The same dynamic mask held fast while the noise is taken away, instead of afterwards.
-    masks = [
-        soft_mask(g.shape, s, [impact_radius(t, g, o.row, o.column, best) for o in s])
-        for g, t, s in zip(guess, terrain[:, 0].numpy(), stations, strict=True)
+    backgrounds, analysis = analyses(setting)[day]
+    count = len(backgrounds.times)
+    stations = [
+        observe(analysis.wind[0], setting.plan.stations, 1000 * seed + k) for k in range(count)
     ]
-    held = methods.HeldPixels(
-        *(torch.from_numpy(np.stack([m[k] for m in masks])[:, None]) for k in (0, 1))
-    )
-    drawn = made.predict(low, terrain, range(len(low)), draw, held=held).numpy().mean(axis=1)
-    rows["dynamic, while denoising"] = _errors(truth, drawn, stations)
+    chosen = {
+        (way, name): _thresholds(setting, day, way, cap)
+        for way in ("paste", "innovations")
+        for name, cap in CAPS.items()
+    }
+    radii: dict[str, float | None] = {f"{r:g}": r for r in RADII} | dict.fromkeys(CAPS)
+    rows: dict[str, Any] = {}
+    for name in ASSIMILATED:
+        made, _ = trained(setting, name, day, seed)
+        low = whole.coarse(backgrounds, made.preset.factor)
+        draws = made.name == "windsr-edm"
+        draw = methods.Draw(setting.plan.drawn if draws else 1, seed=seed)
+
+        def fine(base: Any = None, made: Any = made, low: Any = low, draw: Any = draw, **more: Any):
+            found = whole.make_whole(made, low, backgrounds.terrain, draw, base=base, **more)
+            return found.mean(axis=1)
+
+        first = fine()
+        own = {"none": {"none": _errors(analysis.wind, first, stations)}}
+        interpolated = _interpolated(made, backgrounds)
+        for way in WAYS:
+            own[way] = {}
+            for label, radius in radii.items():
+                thresholds = chosen.get(("paste" if way == "condition" else way, label))
+                if way == "condition":
+                    composite, _, used = conditioned(
+                        interpolated,
+                        backgrounds.terrain,
+                        dict(enumerate(stations)),
+                        radius,
+                        thresholds,
+                    )
+                    found = fine(torch.from_numpy(composite[:, None]))
+                else:
+                    bring = assimilate if way == "paste" else spread_innovations
+                    done = [
+                        bring(f, backgrounds.terrain, s, radius, thresholds)
+                        for f, s in zip(first, stations, strict=True)
+                    ]
+                    found = np.stack([d[0] for d in done])
+                    used = [r for d in done for r in d[2]]
+                own[way][label] = {
+                    **_errors(analysis.wind, found, stations),
+                    "mean_radius": float(np.mean(used)),
+                }
+        if draws:
+            mask, values = np.zeros((2, *first.shape), np.float32)
+            for k, near in enumerate(stations):
+                for o in near:
+                    mask[k, o.row, o.column], values[k, o.row, o.column] = 1, o.value
+            pull = methods.Guidance(*(torch.from_numpy(a[:, None]) for a in (mask, values)))
+            free = methods.Draw(draw.members, seed=seed, constrain=False)
+            found = fine(draw=free, guidance=pull)
+            own["score-based"] = {"none": _errors(analysis.wind, found, stations)}
+        rows[name] = own
     result = {
+        "day": day,
         "seed": seed,
-        "t1": best.terrain,
-        "t2": best.wind,
-        "stations": sum(map(len, stations)),
-        "patches": len(truth),
+        "backgrounds": count,
+        "stations": len(stations[0]),
+        "thresholds": {
+            f"{way}, {label}": [t.terrain, t.wind] for (way, label), t in chosen.items()
+        },
         "rows": rows,
     }
-    kept.write_text(json.dumps(result, indent=1))
-    return result
+    return keep_json(kept, result)

@@ -1,4 +1,6 @@
-"""Part 1 of :mod:`benchmarks.windsr`: trains a method and scores it on held-out days."""
+"""Part 1 of :mod:`benchmarks.windsr`: trains a method with one day left out and scores it on whole
+fields of that day.
+"""
 
 from __future__ import annotations
 
@@ -8,103 +10,107 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.windsr_setting import Setting
+from benchmarks.windsr_setting import ROWS, Setting
 
 
-def cut_patches(fields: Any, preset: Any) -> tuple[Any, Any, Any]:
-    """(low [n, 1, h, w], truth [n, H, W], terrain [n, 1, H, W]): the fields cut into patches side
-    by side.
-    """
-    import numpy as np
+def trained(setting: Setting, name: str, day: str, seed: int) -> tuple[Any, dict[str, Any]]:
+    """(method, what it cost): trained on all days but one, or loaded where that was done."""
     import torch
-    from windsr.grids import Tile, block_mean
+    from windsr import checkpoint, methods, patches, train
 
-    size = preset.patch
-    rows, columns = (range(0, length - size + 1, size) for length in fields.terrain.shape)
-    cut = [Tile(row, column, size).slices for row in rows for column in columns]
-    truth = np.stack([wind[where] for wind in fields.wind for where in cut])
-    terrain = np.stack([fields.terrain[where] for _ in fields.wind for where in cut])
-    return (
-        block_mean(torch.from_numpy(truth[:, None]), preset.factor),
-        truth,
-        torch.from_numpy(terrain[:, None]),
-    )
-
-
-def unit(setting: Setting, method: str, terrain: bool, seed: int) -> dict[str, Any]:
-    """Train (unless done) and score one method with one seed; the result is kept beside the
-    model.
-    """
-    import torch
-    from windsr import checkpoint, methods, patches, presets, train
-
-    folder = setting.folder(method, terrain, seed)
-    kept = folder / "scores.json"
-    if kept.exists():
-        return json.loads(kept.read_text())
     torch.set_num_threads(1)
-    preset = presets.preset_of(setting.plan.preset)
-    training_days, held_out = setting.fields()
-    began, cpu = time.time(), time.process_time()
-    if method == "bicubic":
-        made = methods.make(
-            method, preset, patches.scales_of(training_days, preset.factor), terrain
-        )
-    else:
+    row = ROWS[name]
+    preset, (training_days, _) = setting.preset(row), setting.fold(day)
+    if row.method == "bicubic":
+        scales = patches.scales_of(training_days, preset)
+        return methods.make("bicubic", preset, scales, row.terrain), {}
+    folder = setting.folder(name, day, seed)
+    path, cost = folder / train.MODEL, folder / "cost.json"
+    if not cost.exists():
+        mean = None
+        if row.method == "windsr-edm":
+            trained(setting, "unet", day, seed)
+            mean = setting.folder("unet", day, seed) / train.MODEL
+        began, cpu = time.time(), time.process_time()
         run = train.TrainingRun(
-            method,
+            row.method,
             preset,
             folder,
-            terrain,
+            row.terrain,
             seed,
-            steps=setting.plan.steps[method],
+            steps=setting.steps(row),
             snapshot_every=120.0,
+            mean=mean,
         )
-        made, _ = checkpoint.load(train.train(run, training_days, lambda text: None))
-    trained_s, trained_cpu = time.time() - began, time.process_time() - cpu
-    row: dict[str, Any] = {
-        "method": method,
-        "terrain": terrain,
-        "seed": seed,
-        "load": os.getloadavg()[0],
-    }
-    row |= {"train_s": trained_s, "train_cpu_s": trained_cpu}
-    row |= score(made, held_out, setting.plan.members, seed, keep=folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(row, indent=1))
-    return row
+        train.train(run, training_days, lambda text: None)
+        cost.write_text(
+            json.dumps(
+                {
+                    "train_s": time.time() - began,
+                    "train_cpu_s": time.process_time() - cpu,
+                    "load": os.getloadavg()[0],
+                }
+            )
+        )
+    return checkpoint.load(path)[0], json.loads(cost.read_text())
 
 
-def score(
-    made: Any, held_out: Any, members: int, seed: int, keep: Path | None = None
-) -> dict[str, Any]:
+def unit(setting: Setting, name: str, day: str, seed: int) -> dict[str, Any]:
+    """Train (unless done) and score one row with one day left out and one seed."""
+    kept = setting.folder(name, day, seed) / "scores.json"
+    if kept.exists():
+        return json.loads(kept.read_text())
+    made, cost = trained(setting, name, day, seed)
+    found = {"row": name, "day": day, "seed": seed, **cost}
+    found |= score(made, setting, day, seed)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(found, indent=1))
+    return found
+
+
+def score(made: Any, setting: Setting, day: str, seed: int) -> dict[str, Any]:
+    """Scores of one member, of the mean of 16 and of all, without and with restored block means."""
     import numpy as np
-    from windsr import evaluate, methods
+    import torch
+    from windsr import evaluate, grids, methods, verification, whole
 
-    low, truth, terrain = cut_patches(held_out, made.preset)
+    _, test = setting.fold(day)
+    chosen = np.linspace(0, len(test.times) - 1, min(setting.plan.fields, len(test.times)))
+    test = test.at(chosen.astype(int))
+    factor = made.preset.factor
+    low = whole.coarse(test, factor)
+    draws = hasattr(made, "losses") and made.name.startswith("windsr")
+    members = setting.plan.members if draws else 1
+    for net in (*made.nets.values(), *made.frozen.values()):
+        net.to("cuda" if torch.cuda.is_available() else "cpu")
     began = time.process_time()
-    device = "cuda" if _cuda() else "cpu"
-    for net in made.nets.values():
-        net.to(device)
-    found = (
-        made.predict(
-            low.to(device), terrain.to(device), range(len(low)), methods.Draw(members, seed=seed)
-        )
-        .cpu()
-        .numpy()
+    free = whole.make_whole(
+        made, low, test.terrain, methods.Draw(members, seed=seed, constrain=False)
     )
     took = time.process_time() - began
-    row: dict[str, Any] = dict(evaluate.scores(truth, found, made.scales.wind_max))
-    row["sample_cpu_s"] = took
-    curves = evaluate.cdfs({"truth": truth, made.name: found[:, 0]}, terrain[:, 0].numpy())
-    row["cdf_distance"] = {name: entry["distance"][made.name] for name, entry in curves.items()}
-    if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        np.save(keep / "held_out.npy", found)
-    return row
+    exact = np.stack(
+        [
+            grids.restore_block_means(torch.from_numpy(f[:, None]), m[None], factor)[:, 0].numpy()
+            for f, m in zip(free, low, strict=True)
+        ]
+    )
+    result: dict[str, Any] = {"sample_cpu_s": took, "fields": len(low)}
+    for name, fields in (("free", free), ("constrained", exact)):
+        peak = made.scales.wind_max
+        by_members = {}
+        for count in sorted({1, min(16, members), members}):
+            part = fields[:, :count]
+            by_members[str(count)] = {
+                **verification.verified(test.wind, part, test.spacing, factor),
+                "psnr": evaluate.psnr(test.wind, part.mean(axis=1), peak),
+                "ssim": evaluate.ssim(test.wind, part.mean(axis=1), peak),
+            }
+        result[name] = by_members
+    return result
 
 
-def _cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
+def keep_json(path: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """Write a result beside what it is of."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1))
+    return found

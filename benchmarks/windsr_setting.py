@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,39 +13,67 @@ sys.path.insert(0, str(HOME))
 
 
 @dataclass(frozen=True)
+class Row:
+    """A row of the table: a method, whether it sees the terrain, and whether it is as published."""
+
+    name: str
+    method: str
+    terrain: bool = True
+    published: bool = False
+
+
+ROWS = {
+    row.name: row
+    for row in (
+        Row("bicubic", "bicubic"),
+        Row("srcnn", "srcnn"),
+        Row("esrgan", "esrgan"),
+        Row("unet without terrain", "unet", terrain=False),
+        Row("unet", "unet"),
+        Row("windsr-edm", "windsr-edm"),
+        Row("windsr", "windsr"),
+        Row("windsr as published", "windsr", published=True),
+    )
+}
+"""``windsr as published`` predicts the field by its noise, with SR3's schedule and absolute wind;
+``windsr`` what interpolation lacks; ``windsr-edm`` what the row ``unet`` lacks.
+"""
+ASSIMILATED = ("bicubic", "srcnn", "unet", "windsr-edm")
+
+
+@dataclass(frozen=True)
 class Plan:
-    """What a preset of this benchmark does. ``steps`` by method; ``stations``: share of the pixels
-    that are observed.
+    """What a preset of this benchmark does.
+
+    ``steps``: of every training but the GAN's, which has two thirds; ``batch``: None for the
+    preset's; ``fields``: of each test day that are scored, as they are much alike; ``members``: of
+    the ensembles; ``backgrounds`` a day and ``drawn`` members of the assimilation; ``stations``:
+    share of the pixels that are observed; ``days`` that are left out, none: every one.
     """
 
     preset: str
-    steps: dict[str, int]
+    rows: tuple[str, ...]
+    steps: int
+    batch: int | None
     seeds: int
+    fields: int
     members: int
+    backgrounds: int
+    drawn: int
     stations: float
     processes: int
     trace_s: float
     trace_nodes: int
+    days: tuple[str, ...] = ()
 
 
+_SHORT = tuple(name for name in ROWS if name != "unet without terrain")
 PLANS = {
-    "cpu": Plan("cpu", {"windsr": 600, "srcnn": 600, "esrgan": 400}, 3, 4, 0.005, 2, 240.0, 3),
-    "gpu": Plan(
-        "gpu", {"windsr": 20_000, "srcnn": 20_000, "esrgan": 20_000}, 3, 16, 0.005, 1, 600.0, 4
-    ),
-    "tiny": Plan("tiny", {"windsr": 8, "srcnn": 8, "esrgan": 4}, 2, 2, 0.02, 1, 20.0, 2),
+    "cpu": Plan("cpu", tuple(ROWS), 600, None, 3, 4, 32, 6, 8, 0.005, 2, 240.0, 3),
+    "short": Plan("cpu", _SHORT, 100, 4, 1, 2, 16, 2, 2, 0.005, 2, 240.0, 3),
+    "gpu": Plan("gpu", tuple(ROWS), 20_000, None, 3, 12, 32, 12, 16, 0.005, 1, 600.0, 4),
+    "tiny": Plan("tiny", tuple(ROWS), 4, None, 1, 1, 4, 1, 2, 0.02, 1, 20.0, 2),
 }
-ROWS = (
-    ("bicubic", False),
-    ("srcnn", False),
-    ("esrgan", False),
-    ("windsr", False),
-    ("windsr", True),
-    ("srcnn", True),
-)
-"""(method, terrain): the paper's, and SRCNN with terrain, so that the gain by terrain and that by
-diffusion can be told apart.
-"""
 
 
 @dataclass(frozen=True)
@@ -55,17 +84,46 @@ class Setting:
     out: Path
     data: Path | None
 
-    def fields(self) -> tuple[Any, Any]:
-        """(train, test) by day."""
-        from windsr import readers, synthetic
+    def preset(self, row: Row) -> Any:
+        """The sizes that a row is trained with."""
+        from windsr.presets import as_published, preset_of
+
+        preset = preset_of(self.plan.preset)
+        if self.plan.batch:
+            preset = replace(preset, batch=self.plan.batch)
+        return replace(as_published(preset), sample_steps=10) if row.published else preset
+
+    def steps(self, row: Row) -> int:
+        """Of a row's training."""
+        return self.plan.steps * 2 // 3 if row.method == "esrgan" else self.plan.steps
+
+    def fields(self) -> Any:
+        """All fields."""
+        return _fields(self.data, 64 if self.plan.preset == "tiny" else 200)
+
+    def fold(self, day: str) -> tuple[Any, Any]:
+        """(train, test) with one day left out, the test cut to whole coarse cells."""
         from windsr.fields import split_by_day
+        from windsr.presets import preset_of
+        from windsr.whole import cut
 
-        return split_by_day(
-            readers.read(self.data)
-            if self.data
-            else synthetic.generate(size=64 if self.plan.preset == "tiny" else 200)
-        )
+        train, test = split_by_day(self.fields(), [day])
+        return train, cut(test, preset_of(self.plan.preset).factor)
 
-    def folder(self, method: str, terrain: bool, seed: int) -> Path:
+    def days(self) -> list[str]:
+        """Every day of the fields."""
+        import numpy as np
+
+        every = [str(day) for day in np.unique(self.fields().days)]
+        return [day for day in every if day in (self.plan.days or every)]
+
+    def folder(self, row: str, day: str, seed: int) -> Path:
         """Of one training."""
-        return self.out / f"{method}-{'terrain' if terrain else 'plain'}-{seed}"
+        return self.out / f"{row.replace(' ', '-')}-{day}-{seed}"
+
+
+@cache
+def _fields(data: Path | None, size: int) -> Any:
+    from windsr import readers, synthetic
+
+    return readers.read(data) if data else synthetic.generate(size=size)

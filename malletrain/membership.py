@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import queue
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from malletrain.protocol import env
@@ -52,6 +53,10 @@ class Member:
     host: str
     address: str
     leaves_at: float | None = field(default=None, compare=False)
+    lasts_s: float | None = field(default=None, compare=False)
+    """Seconds that its node was expected to last yet when the newest view was made; None where the
+    site foretells nothing.
+    """
 
     @property
     def leaving(self) -> bool:
@@ -177,6 +182,22 @@ class Membership:
         """
         self._send({"say": "drained"})
 
+    def worth(self, nodes: Mapping[int, float]) -> None:
+        """Say what so many nodes are worth to the service from now on, in samples/s, in place of
+        what was said before or submitted; between sizes it is read off linearly.
+
+        Any process may say it; let one do so for all, and only when it has changed. Raises
+        ValueError for sizes below 1, values below 0 and more than 64 sizes.
+        """
+        if not 1 <= len(nodes) <= 64 or any(
+            size < 1 or not 0 <= value < math.inf for size, value in nodes.items()
+        ):
+            raise ValueError(
+                "A service says what nodes are worth by 1 to 64 sizes of 1 node or more, each of a "
+                f"finite value from 0 on; these are {dict(list(nodes.items())[:5])}."
+            )
+        self._send({"say": "worth", "nodes": {str(size): value for size, value in nodes.items()}})
+
     def close(self) -> None:
         """End the iterators. The process stays a member until it ends."""
         self._tell(None)
@@ -195,7 +216,7 @@ class Membership:
         for inbox in self._listeners:
             inbox.put(change)
 
-    def _send(self, message: dict[str, str]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         if self._connection is not None:
             try:
                 self._connection.sendall(json.dumps(message).encode() + b"\n")
@@ -234,13 +255,19 @@ class Membership:
 def _members(listed: list[list[Any]]) -> tuple[Member, ...]:
     now = time.monotonic()
     return tuple(
-        Member(str(node), str(host), str(address), None if left is None else now + float(left))
-        for node, host, address, left in listed
+        Member(
+            str(node),
+            str(host),
+            str(address),
+            None if left is None else now + float(left),
+            *(None if lasts is None else float(lasts) for lasts in more[:1]),
+        )
+        for node, host, address, left, *more in listed
     )
 
 
 def _leaves(member: Member, at: float) -> Member:
-    return Member(member.node, member.host, member.address, at)
+    return replace(member, leaves_at=at)
 
 
 def join(address: str = "") -> Membership:

@@ -7,6 +7,7 @@ with a seed that it prints. What the search finds becomes an explicit example of
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import tarfile
@@ -51,6 +52,33 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "any_seed" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.any_seed)
+
+
+MOST_DESCRIPTORS = 400
+"""Open at once in a process of the tests. One that gathers them is noticed long before 1,024, above
+which ``select`` refuses them.
+"""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    held = os.listdir("/proc/self/fd")
+    if len(held) > MOST_DESCRIPTORS:
+        pytest.fail(f"{len(held)} descriptors are open; this test or one before it leaves them.")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    """What a test, or a library in it, does to the environment ends with it: Accelerate, for one,
+    leaves ``RANK``.
+    """
+    before = dict(os.environ)
+    try:
+        return (yield)
+    finally:
+        if dict(os.environ) != before:
+            os.environ.clear()
+            os.environ.update(before)
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from multiprocessing.connection import wait
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -39,3 +40,10 @@ def until(
         assert time.monotonic() < deadline, f"Not within {PATIENCE_S:g} s: {what}.\n{details()}"
         time.sleep(pause_s)
     return value
+
+
+def readable(source: Any, patience_s: float = PATIENCE_S) -> bool:
+    """Whether there is something to read within so many seconds; any number of a descriptor will
+    do (``select.select`` refuses those above 1,023).
+    """
+    return bool(wait([source], patience_s))

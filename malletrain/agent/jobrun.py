@@ -35,6 +35,7 @@ from malletrain.protocol.messages import (
     Drained,
     Error,
     Failure,
+    LauncherMessage,
     Notice,
     Phase,
     Release,
@@ -213,14 +214,13 @@ class NodeJob:
 
     # --- what the launcher and the workers say ---
 
-    def from_launcher(self, message: Phase | StoreUp | Drained) -> None:
+    def from_launcher(self, message: LauncherMessage) -> None:
         """News of the launcher."""
         if isinstance(message, StoreUp):
             self._store = message
-            self._send(message)
-            return
-        if isinstance(message, Drained):  # of a service's process
+        elif isinstance(message, Drained):  # of a service's process
             self.drain_wait = message.saved
+        if not isinstance(message, Phase):
             self._send(message)
             return
         said = message.assignment

@@ -79,6 +79,7 @@ class WorkerReports:
                     float(datagram.batch),
                     datagram.first,
                     datagram.last,
+                    datagram.busy,
                 )
                 self._counts.move_to_end(key)
                 self._unsent.add(key)
@@ -122,6 +123,10 @@ class WorkerReports:
                     who.generation, datagram.number, datagram.saved, datagram.sentence
                 )
         return None
+
+    def ranks(self, generation: int) -> dict[int, int]:
+        """Process id → rank of the workers of this round that have reported."""
+        return {pid: rank for g, rank, pid in self._counts if g == generation}
 
     def trains_unsaved(self, generation: int) -> bool:
         """Whether a worker of this round has trained here without anything to save on request."""

@@ -32,25 +32,11 @@ from malletrain.agent.probe import Prober
 from malletrain.agent.process import become_subreaper, sweep
 from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
 from malletrain.agent.run_dir import private_directory
+from malletrain.agent.stacks import StackReader
 from malletrain.memory.folder import bytes_below, folder_for_job, private_folder
 from malletrain.protocol import env, messages, wire
 from malletrain.protocol.launcher_channel import socket_directory
-from malletrain.protocol.messages import (
-    Alive,
-    Assign,
-    Drain,
-    Drained,
-    Goodbye,
-    Hello,
-    Leaving,
-    LogAck,
-    Phase,
-    Release,
-    Released,
-    Round,
-    StoreUp,
-    Welcome,
-)
+from malletrain.protocol.messages import Assign, Drain, Hello, Phase, Release, Round, Welcome
 from malletrain.protocol.phases import AssignmentPhase
 
 STEP_S = 0.1
@@ -83,7 +69,7 @@ class NodeAgent:
         self._launcher_id: bytes | None = None
         told = self._hello, self._from_daemon, self._welcomed, self._warm_bytes
         self._link = DaemonLink(config, *told, lambda: bytes_below(self._memory))
-        self._prober = Prober(self._link.send)
+        self._prober, self._stacks = Prober(self._link.send), StackReader(self._link.send)
         self._logs = LogForwarder(config.node, self._link.send)
         self._fitness = NodeFitness(config, self._directory, self._link.send)
         marks = {env.NODE: config.node, env.LEASE: config.lease}
@@ -116,6 +102,7 @@ class NodeAgent:
                 task.result()  # raises what went wrong in it
         finally:
             self._prober.close()
+            self._stacks.close()
             self._fitness.stop()
             left = sweep()
             if left:
@@ -182,7 +169,9 @@ class NodeAgent:
         match message:
             case Assign():
                 self._assign(message)
-            case Round() | Drain() | messages.Abort() | messages.ExpectLoss():
+            case (
+                Round() | Drain() | messages.Abort() | messages.ExpectLoss() | messages.ShowStacks()
+            ):
                 self._to_run(message)
             case messages.ProbeOpen() | messages.ProbeTo():
                 self._prober.asked(message)
@@ -191,7 +180,7 @@ class NodeAgent:
                 self._servers.step(busy=self._run is not None)
             case Release():
                 self._release(message)
-            case Goodbye():
+            case messages.Goodbye():
                 log.info(
                     "the daemon gives the lease back%s",
                     f": {message.reason}" if message.reason else "",
@@ -200,7 +189,7 @@ class NodeAgent:
                 until = time.monotonic() + (message.within_s or LAST_LOGS_S)
                 self._logs_until = min(until, self._logs_until or until)
                 self._shut_down(self._run.stop_grace_s if self._run else 0.0)
-            case LogAck():
+            case messages.LogAck():
                 self._logs.acknowledged(message)
             case messages.Error():
                 log.warning("the daemon refused a message: %s", message.sentence)
@@ -213,6 +202,9 @@ class NodeAgent:
             log.warning("ignored a %s for job %s, which is not here", kind, message.job)
         elif isinstance(message, messages.ExpectLoss):
             self._run.flags.expect_loss(message.in_s)
+        elif isinstance(message, messages.ShowStacks):
+            ranks = self._run.reports.ranks(message.generation)
+            self._stacks.asked(message, self._directory / f"job-{self._count}", ranks)
         elif isinstance(message, Round):
             self._run.round(message)
         elif isinstance(message, messages.Abort):
@@ -275,7 +267,7 @@ class NodeAgent:
         if self._run is not None and self._run.job == message.job:
             self._run.release(message.grace_s)
         else:
-            self._link.send(Released(message.job))
+            self._link.send(messages.Released(message.job))
 
     # --- launcher and workers ---
 
@@ -287,7 +279,7 @@ class NodeAgent:
             except wire.WireError as error:
                 log.warning("ignored a message of a launcher: %s", error)
                 continue
-            if not isinstance(message, Phase | StoreUp | Drained):
+            if not isinstance(message, messages.LauncherMessage):
                 log.warning("ignored an unexpected %s of a launcher", type(message).__name__)
                 continue
             job = message.assignment.job if isinstance(message, Phase) else message.job
@@ -295,7 +287,7 @@ class NodeAgent:
                 self._tell(identity, Release(job, 0.0))
                 continue
             self._launcher_id = identity
-            self._tell(identity, Alive(""))
+            self._tell(identity, messages.Alive(""))
             self._run.from_launcher(message)
 
     def _tell_launcher(self, message: messages.Message) -> None:
@@ -385,7 +377,9 @@ class NodeAgent:
         self._servers.leave()
         log.info("%s: leaving within %g s", name, self._config.grace_s)
         if not self._link.send(
-            Leaving(self._config.grace_s, f"The main scheduler wants the node back ({name}).")
+            messages.Leaving(
+                self._config.grace_s, f"The main scheduler wants the node back ({name})."
+            )
         ):
             self._link.announce()
         if self._run is None:

@@ -81,6 +81,8 @@ class SubmitOptions(TypedDict, total=False):
     """Begin only when these jobs (ids or names) have completed."""
     time_limit: float | str
     """Cancel it when it has had nodes for so long: seconds, or text such as ``"90 min"``."""
+    on_hang: str
+    """When its workers hang: ``"tell"`` its owner (default), or ``"restart"`` them too."""
     notify: Sequence[str]
     """Who is told of its start, end and failure: mail addresses, web hooks, commands."""
     resume_from: str

@@ -17,6 +17,7 @@ import click
 
 from malletrain.cli.check_accounting import accounting
 from malletrain.cli.check_shares import shares
+from malletrain.cli.check_trainers import trainers
 from malletrain.cli.check_users import users
 from malletrain.cli.common import REFUSED, config_option, json_option, print_json, print_text
 from malletrain.cli.daemon import load, missing
@@ -38,7 +39,8 @@ def check(config_file: Path, as_json: bool) -> None:
 
     Tested are: the file itself (all its problems at once, with their lines), the state directory,
     whether a daemon runs there already, keys, addresses, the database, the main scheduler, its
-    users (where there are several), the network of the jobs, allocation, accounting and shares.
+    users (where there are several), the network of the jobs, allocation, accounting, shares and
+    trainers.
     Exit code 1 when something would not work.
 
     \b
@@ -117,6 +119,14 @@ def allocation(config: Config) -> Iterator[tuple[bool | None, str]]:
     """Plans can start jobs."""
     from malletrain.daemon.settings import controller_settings
 
+    if config.allocation.policy == "freetrain":
+        yield (
+            None,
+            "Plans are made as FreeTrain makes them, to compare with: no job is profiled, and one "
+            "whose owner states no curve is taken to scale as nodes to the power of "
+            f"{config.allocation.prior_exponent:g} (policy in [allocation]).",
+        )
+        return
     settings = controller_settings(config)
     caution = settings.planning.caution(settings.starvation_s)
     if caution is None:
@@ -184,5 +194,6 @@ MORE: tuple[tuple[str, Callable[[Config], Iterator[tuple[bool | None, str]]]], .
     ("allocation", allocation),
     ("accounting", accounting),
     ("shares", shares),
+    ("trainers", trainers),
 )
 """Beyond what keeps the daemon from starting."""

@@ -23,8 +23,8 @@ def nodes(explain: bool, state_dir: Path | None, as_json: bool) -> None:
 
     The states: training (a job is on it); held, no job; asked for (of the main scheduler); leaving
     (it goes back to the main scheduler); idle (nobody uses it, MalleTrain neither); sick (it failed
-    a health check and is left alone for a while). In --json they are job, free, leasing, leaving,
-    idle and sick.
+    a health check) and slow (it held up the other nodes of a job), both left alone for a while. In
+    --json they are job, free, leasing, leaving, idle, sick and slow.
 
     \b
     Examples:

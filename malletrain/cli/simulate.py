@@ -42,6 +42,10 @@ def _one_of(name: str, choices: tuple[str, ...], what: str) -> Callable[[F], F]:
     )
 
 
+_TRAINER_OF = "malletrain.trainer_of"
+"""The site's user → trainer, in click's context."""
+
+
 def _site(context: click.Context, _: click.Parameter, path: Path | None) -> ControllerSettings:
     """The settings of the site in ``path``; they become the defaults of the options."""
     from malletrain.core.settings import ControllerSettings
@@ -49,8 +53,10 @@ def _site(context: click.Context, _: click.Parameter, path: Path | None) -> Cont
     if path is None:
         return ControllerSettings()
     config = load(path)
+    from malletrain.daemon.parties import Parties
     from malletrain.daemon.settings import controller_settings
 
+    context.meta[_TRAINER_OF] = Parties(config).trainer
     site = controller_settings(config)
     cost = site.planning.cost
     context.default_map = {
@@ -361,4 +367,7 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
         jobs = [replace(job, user=user) for job, user in arrived]
     if o["deadlines"]:
         jobs = with_deadlines(jobs, o["deadlines"], seed=o["seed"])
+    context = click.get_current_context(silent=True)
+    if context is not None and _TRAINER_OF in context.meta:
+        jobs = [replace(job, trainer=context.meta[_TRAINER_OF](job.user)) for job in jobs]
     return workloads.given(jobs, o["given"], o["seed"]) if o["given"] else jobs

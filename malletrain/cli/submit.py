@@ -230,6 +230,14 @@ class _BeforeScript(click.Command):
     help='Cancel the job when it has had nodes for so long, such as "90 min".',
 )
 @click.option(
+    "--on-hang",
+    type=click.Choice(["tell", "restart"]),
+    default="tell",
+    show_default=True,
+    help="What is done when workers that reported before stop to: tell you where they stand, or "
+    "start them again too, which counts as a failure.",
+)
+@click.option(
     "--notify",
     metavar="WHOM",
     multiple=True,

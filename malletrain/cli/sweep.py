@@ -87,9 +87,10 @@ def run(file: Path, name: str | None, detach: bool, storage: str, state_dir: Pat
             client.status()  # where no daemon runs, that is said before anything is kept
         home = _home(state_dir)
         url = storage_url(storage or made.sweep.storage, home)
-        ledger = Ledger.create(open_storage(url), made)
-    click.echo(f"Sweep {ledger.name}: {_trials(ledger.wanted)} of {made.job.script}.")
-    _attend(ledger, state_dir, url, detach)
+        with open_storage(url) as opened:
+            ledger = Ledger.create(opened, made)
+            click.echo(f"Sweep {ledger.name}: {_trials(ledger.wanted)} of {made.job.script}.")
+            _attend(ledger, state_dir, url, detach)
 
 
 @sweep.command()
@@ -102,10 +103,9 @@ def resume(name: str, detach: bool, storage: str, state_dir: Path | None) -> Non
 
     Trials whose jobs trained on meanwhile are followed from where they are; none begins anew.
     """
-    with _sentences():
-        ledger, url = _ledger(name, storage, state_dir)
+    with _opened(name, storage, state_dir) as (ledger, url):
         ledger.cancel(False)
-    _attend(ledger, state_dir, url, detach)
+        _attend(ledger, state_dir, url, detach)
 
 
 @sweep.command()
@@ -118,14 +118,12 @@ def status(name: str | None, storage: str, state_dir: Path | None, as_json: bool
     from malletrain.render import sweeps as render
 
     with _sentences():
-        from malletrain.sweep.ledger import open_storage, storage_url, summaries
+        from malletrain.sweep.ledger import Ledger, open_storage, storage_url, summaries
         from malletrain.sweep.process import attended
 
         home = _home(state_dir)
-        if name:
-            found = [_ledger(name, storage, state_dir)[0].summary()]
-        else:
-            found = summaries(open_storage(storage_url(storage, home)))
+        with open_storage(storage_url(storage, home)) as opened:
+            found = [Ledger.open(opened, name).summary()] if name else summaries(opened)
         rows = [
             {
                 "name": each.name,
@@ -153,10 +151,9 @@ def show(name: str, as_csv: bool, storage: str, state_dir: Path | None, as_json:
     """List the trials of a sweep, the best first."""
     from malletrain.render import sweeps as render
 
-    with _sentences():
+    with _opened(name, storage, state_dir) as (ledger, _):
         from malletrain.sweep.results import results
 
-        ledger, _ = _ledger(name, storage, state_dir)
         rows = results(ledger)
     if as_json:
         print_json(rows)
@@ -173,11 +170,10 @@ def show(name: str, as_csv: bool, storage: str, state_dir: Path | None, as_json:
 @json_option
 def best(name: str, storage: str, state_dir: Path | None, as_json: bool) -> None:
     """Say which trial is the best, with what values, and where its snapshot is."""
-    with _sentences():
+    with _opened(name, storage, state_dir) as (ledger, _):
         from malletrain.sweep.results import results
         from malletrain.sweep.trials import best_snapshot
 
-        ledger, _ = _ledger(name, storage, state_dir)
         rows = [row for row in results(ledger) if row["best"]]
         snapshot = best_snapshot(ledger)
     if not rows:
@@ -199,15 +195,14 @@ def best(name: str, storage: str, state_dir: Path | None, as_json: bool) -> None
 @state_dir_option
 def cancel(name: str, storage: str, state_dir: Path | None) -> None:
     """End a sweep: cancel the jobs of its trials. What has ended stays."""
-    with _sentences():
+    with _opened(name, storage, state_dir) as (ledger, url):
         from malletrain.sweep.process import attended
 
-        ledger, url = _ledger(name, storage, state_dir)
         ledger.cancel()
         if attended(_home(state_dir), name):
             click.echo(f"Sweep {name} is cancelled; the process that attends to it ends its jobs.")
             return
-    _attend(ledger, state_dir, url, detach=False)
+        _attend(ledger, state_dir, url, detach=False)
 
 
 @sweep.command("add-trials")
@@ -217,14 +212,37 @@ def cancel(name: str, storage: str, state_dir: Path | None) -> None:
 @state_dir_option
 def add_trials(name: str, count: int, storage: str, state_dir: Path | None) -> None:
     """Let a sweep have COUNT trials more. One that is over goes on by 'malletrain sweep resume'."""
-    with _sentences():
+    with _opened(name, storage, state_dir) as (ledger, _):
         from malletrain.sweep.process import attended
 
-        ledger, _ = _ledger(name, storage, state_dir)
         ledger.want(ledger.wanted + count)
         click.echo(f"Sweep {name} is to have {_trials(ledger.wanted)}.")
         if not attended(_home(state_dir), name):
             say(f"Nobody attends to it; go on with: malletrain sweep resume {name}")
+
+
+@sweep.command()
+@click.argument("name")
+@click.argument("weight", type=click.FloatRange(min=1e-4, max=1e6))
+@storage_option
+@state_dir_option
+def weigh(name: str, weight: float, storage: str, state_dir: Path | None) -> None:
+    """Let a sweep count more or less beside other jobs.
+
+    WEIGHT is that of its most promising trial, instead of 'weight' in [job]; its other trials count
+    less, by how far they have come.
+
+    \b
+    Example:
+      malletrain sweep weigh lr 2
+    """
+    with _opened(name, storage, state_dir) as (ledger, _):
+        from malletrain.sweep.process import attended
+
+        ledger.weigh(weight)
+        click.echo(f"The most promising trial of {name} counts {weight:g}.")
+        if not attended(_home(state_dir), name):
+            say(f"Its jobs are told when somebody attends to it: malletrain sweep resume {name}")
 
 
 # --- what they share ---
@@ -269,11 +287,15 @@ def _home(state_dir: Path | None) -> Path:
         raise Refused(str(error)) from None
 
 
-def _ledger(name: str, storage: str, state_dir: Path | None) -> tuple[Ledger, str]:
-    from malletrain.sweep.ledger import Ledger, open_storage, storage_url
+@contextmanager
+def _opened(name: str, storage: str, state_dir: Path | None) -> Iterator[tuple[Ledger, str]]:
+    """The sweep of that name and its database's URL; what is wrong with it becomes a sentence."""
+    with _sentences():
+        from malletrain.sweep.ledger import Ledger, open_storage, storage_url
 
-    url = storage_url(storage, _home(state_dir))
-    return Ledger.open(open_storage(url), name), url
+        url = storage_url(storage, _home(state_dir))
+        with open_storage(url) as opened:
+            yield Ledger.open(opened, name), url
 
 
 def _attend(ledger: Ledger, state_dir: Path | None, url: str, detach: bool) -> None:
@@ -282,29 +304,27 @@ def _attend(ledger: Ledger, state_dir: Path | None, url: str, detach: bool) -> N
     from malletrain.sweep.daemon_jobs import DaemonJobs
 
     home = _home(state_dir)
-    with _sentences():
-        if detach:
-            if process.attended(home, ledger.name):
-                raise Refused(f"The sweep {ledger.name} is being run already.")
-            options = ["--state-dir", str(state_dir)] if state_dir else []
-            pid = process.detach(ledger.name, home, options, url)
-            click.echo(
-                f"Process {pid} attends to it; what it says is in "
-                f"{process.log_path(home, ledger.name)}"
+    if detach:
+        if process.attended(home, ledger.name):
+            raise Refused(f"The sweep {ledger.name} is being run already.")
+        options = ["--state-dir", str(state_dir)] if state_dir else []
+        pid = process.detach(ledger.name, home, options, url)
+        click.echo(
+            f"Process {pid} attends to it; what it says is in {process.log_path(home, ledger.name)}"
+        )
+        return
+    with process.alone(home, ledger.name), DaemonJobs(state_dir) as jobs:
+        try:
+            end = process.run(ledger, jobs, click.echo)
+        except KeyboardInterrupt:
+            say(
+                "The trials that are under way train on. Go on with: malletrain sweep resume "
+                f"{ledger.name}"
             )
-            return
-        with process.alone(home, ledger.name), DaemonJobs(state_dir) as jobs:
-            try:
-                end = process.run(ledger, jobs, click.echo)
-            except KeyboardInterrupt:
-                say(
-                    "The trials that are under way train on. Go on with: malletrain sweep resume "
-                    f"{ledger.name}"
-                )
-                raise
-        click.echo(end)
-        for trial in ledger.best():
-            values = " ".join(f"{v:.6g}" for v in trial.values)
-            click.echo(
-                f"Best: trial {trial.number}, {values}. See: malletrain sweep best {ledger.name}"
-            )
+            raise
+    click.echo(end)
+    for trial in ledger.best():
+        values = " ".join(f"{v:.6g}" for v in trial.values)
+        click.echo(
+            f"Best: trial {trial.number}, {values}. See: malletrain sweep best {ledger.name}"
+        )

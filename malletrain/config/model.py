@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from malletrain.config.accounting import AccountingSection
@@ -28,6 +28,8 @@ from malletrain.config.schedulers import SchedulerSection, scheduler_kinds
 from malletrain.config.sections import AllocationSection, DaemonSection, JobsSection
 from malletrain.config.shares import QuotasSection, SharesSection
 from malletrain.config.tomlfile import Problem, read_toml
+from malletrain.config.trainers import TrainerSection
+from malletrain.config.trainers import checked as trainers_checked
 from malletrain.config.validation import problems_of
 
 __all__ = ["Config", "ConfigError", "load_config", "parse_config", "scheduler_kinds"]
@@ -64,6 +66,13 @@ class Config(Section):
     notify: NotifySection = _section(NotifySection)
     shares: SharesSection = _section(SharesSection)
     quotas: QuotasSection = _section(QuotasSection)
+    trainer: list[TrainerSection] = Field(default_factory=list)
+
+    @field_validator("trainer")
+    @classmethod
+    def _disjoint(cls, value: list[TrainerSection]) -> list[TrainerSection]:
+        trainers_checked(value)
+        return value
 
     @field_validator("scheduler")
     @classmethod
@@ -82,6 +91,14 @@ class Config(Section):
                 "somebody else; {hint}",
                 {"hint": hint},
             )
+        return value
+
+    @field_validator("profiling")
+    @classmethod
+    def _unmeasured(cls, value: ProfilingSection, info: ValidationInfo) -> ProfilingSection:
+        allocation = info.data.get("allocation")
+        if allocation is not None and allocation.policy == "freetrain":
+            return value.model_copy(update={"enabled": False})
         return value
 
     @field_validator("shares")

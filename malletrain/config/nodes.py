@@ -2,10 +2,13 @@
 
 Decides which keys exist and what a valid value is; :mod:`malletrain.agent.health` runs the checks,
 :mod:`malletrain.core.sick_nodes` decides how long a node that fails is left alone,
-:mod:`malletrain.core.fabric` which network a round goes by.
+:mod:`malletrain.core.slow_nodes` which nodes are slow, :mod:`malletrain.core.fabric` which network
+a round goes by.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from pydantic import ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -47,6 +50,32 @@ class NodesSection(Section):
     )
     sick_for_most: Duration = key(
         "1 d", gt=0, description="How long a node that fails again and again is left alone at most."
+    )
+
+    slow_nodes: Literal["auto", "off", "name", "swap"] = key(
+        "auto",
+        description="Nodes that take lastingly longer for their part of a step than the other "
+        "nodes of their job. name: they are named in events, show and nodes; swap: the job also "
+        "goes on without them where that pays, and they are left alone for a while; off: nobody "
+        "looks. auto: swap, and off on the embedded cluster, whose nodes are one machine.",
+    )
+    slow_factor: float = key(
+        1.25,
+        gt=1,
+        le=100,
+        description="How many times as long a slow node takes at least.",
+    )
+    slow_after: Duration = key(
+        "1 min",
+        gt=0,
+        description="Over how long nodes are compared before one is slow: it is in five of the six "
+        "parts of that time.",
+    )
+    slow_half_life: Duration = key(
+        "1 h",
+        gt=0,
+        description="What a node takes beyond the others is half believed after this long, a "
+        "quarter after twice as long. While that is still slow_factor the node is left alone.",
     )
 
     keep_warm: Duration = key(

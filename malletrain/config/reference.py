@@ -52,6 +52,12 @@ def sections(
             yield from sections(inner, f"{name}.{field}" if name else field)
 
 
+def several(name: str) -> bool:
+    """Whether the section of this name may be there several times."""
+    info = Config.model_fields.get(name)
+    return info is not None and typing.get_origin(info.annotation) is list
+
+
 def keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
     """(name, field) of every key of a section, without the sections inside it."""
     return (
@@ -76,7 +82,8 @@ def section_tables(of: type[BaseModel] = Config, heading: str = "##") -> str:
             for key, info in keys(model)
         ]
         head = ["| key | default | accepted | what it is for |", "|---|---|---|---|"]
-        parts.append("\n".join([f"{heading} [{name}]", "", _summary(model), "", *head, *rows, ""]))
+        title = f"[[{name}]]" if several(name) else f"[{name}]"
+        parts.append("\n".join([f"{heading} {title}", "", _summary(model), "", *head, *rows, ""]))
     return "\n".join(parts)
 
 
@@ -89,15 +96,16 @@ def example_toml() -> str:
         lines += [
             "",
             *textwrap.wrap(_summary(model), 100, initial_indent="# ", subsequent_indent="# "),
-            f"[{name}]",
+            f"# [[{name}]]" if several(name) else f"[{name}]",
         ]
         for key, info in keys(model):
             note = f"{info.description} Accepted: {_accepted(f'{name}.{key}', info)}."
             lines += textwrap.wrap(
                 note.replace("`", ""), 100, initial_indent="# ", subsequent_indent="# "
             )
-            value = either(scheduler_kinds()[:1]) if info.is_required() else _default(info)
-            lines.append(f"{'' if info.is_required() else '# '}{key} = {value}")
+            optional = several(name) or not info.is_required()
+            value = either(scheduler_kinds()[:1]) if not optional else _default(info)
+            lines.append(f"{'# ' if optional else ''}{key} = {value}")
     return "\n".join(lines) + "\n"
 
 
@@ -108,7 +116,7 @@ def _summary(model: type[BaseModel]) -> str:
 def _default(info: FieldInfo, markdown: bool = False) -> str:
     """The default as it is written in a file."""
     if info.is_required():
-        return "required"
+        return "required" if markdown else '"..."'
     value = info.default
     if value is None:
         duration = any(

@@ -92,6 +92,12 @@ class DaemonSection(Section):
         "reach the daemon, such as "
         "/etc/malletrain/daemon.json; login nodes must see it. Not given: no such file.",
     )
+    request_rate: float = _key(
+        200.0,
+        gt=0,
+        description="Requests a second of one user; who asks for more waits for the answers. Not "
+        "for the user who runs the daemon, and for operators.",
+    )
     operators: Words = _key(
         [], description="Users who may also cancel the jobs of others and read their logs."
     )
@@ -149,8 +155,8 @@ class JobsSection(Section):
     max_running: int = _key(
         defaults.MAX_RUNNING,
         ge=1,
-        description="Jobs that may run at the same time; the others wait: users in rotation, each "
-        "user's jobs in order of submission.",
+        description="Jobs that may run at the same time, a sweep counted as one and limited to so "
+        "many trials; the others wait: users in rotation, each user's jobs in order of submission.",
     )
     max_tries: int = _key(
         defaults.MAX_TRIES,
@@ -184,6 +190,13 @@ class JobsSection(Section):
         gt=0,
         description="A job without nodes for this long is starving: in order of waiting it gets "
         "its minimum of nodes, guaranteed for as long again.",
+    )
+    hang_after: Duration = _key(
+        "2 min",
+        gt=0,
+        description="A worker that has reported before counts as hung when it has been silent for "
+        "this long and for five times the job's longest pause so far: its owner is told where it "
+        "stands, and --on-hang restart has the workers started again.",
     )
     no_progress_warning: Duration = _key(
         "5 min",
@@ -300,6 +313,12 @@ class AllocationSection(Section):
         le=1,
         description="Assumed throughput of k nodes before it was measured: that of one node "
         "times k to this power (1: perfect scaling).",
+    )
+    policy: Literal["malletrain", "freetrain"] = _key(
+        "malletrain",
+        description="malletrain: jobs are measured while they train; freetrain, to compare with: "
+        "plans from the curves that owners state, no profiles, starts taken to be free, and nobody "
+        "is served for having waited.",
     )
 
 

@@ -176,6 +176,7 @@ def _statements(rows: list[str]) -> Iterator[tuple[int, str]]:
 def _lines_of(rows: list[str]) -> dict[Path, int]:
     lines: dict[Path, int] = {}
     table: Path = ()
+    tables: dict[Path, int] = {}
     for line, piece in _statements(rows):
         data = tomllib.loads(piece)
         header = piece.lstrip().startswith("[")
@@ -185,6 +186,10 @@ def _lines_of(rows: list[str]) -> dict[Path, int]:
         for path in _paths(data):
             deepest = table + path
             lines.setdefault(deepest, line)
+        if piece.lstrip().startswith("[["):
+            number = tables[deepest] = tables.get(deepest, -1) + 1
+            deepest = (*deepest, str(number))
+            lines[deepest] = line
         if header:
             table = deepest
     return lines

@@ -76,8 +76,11 @@ def _problem(details: ErrorDetails, toml: TomlText, model: type[BaseModel]) -> P
         "finite_number": lambda: f"{shown} is not accepted; accepted is a finite number.",
         "bool_type": lambda: f"{shown} is not accepted; accepted is true or false, without quotes.",
         "list_type": lambda: (
-            f'{shown} is not a list; accepted is a list of texts, such as ["a", "b"].'
+            f"this is a section that may be there several times; write [[{key}]] above its keys."
+            if isinstance(given, dict)
+            else f'{shown} is not a list; accepted is a list of texts, such as ["a", "b"].'
         ),
+        "string_pattern_mismatch": lambda: f"{shown} is not accepted; see its description.",
         "model_type": lambda: f"{shown} is not a section; write [{key}] and its keys below.",
         "greater_than": lambda: f"{shown} is too small; accepted is more than {bound('gt')}.",
         "greater_than_equal": lambda: f"{shown} is too small; accepted is {bound('ge')} or more.",
@@ -87,11 +90,20 @@ def _problem(details: ErrorDetails, toml: TomlText, model: type[BaseModel]) -> P
     return Problem(toml.line_of(loc), key, message)
 
 
+def _inner(table: type[BaseModel] | None, part: str) -> type[BaseModel] | None:
+    """The section that ``part`` of a key's full name leads to from ``table``; a number leads to one
+    of several that are alike.
+    """
+    if table is None or part.isdecimal():
+        return table
+    return table_of(table.model_fields[part].annotation)
+
+
 def _unknown(loc: tuple[str, ...], model: type[BaseModel]) -> str:
     """The sentence for a key that does not exist, with the nearest name that does."""
     table: type[BaseModel] | None = model
     for part in loc[:-1]:
-        table = table_of(table.model_fields[part].annotation) if table is not None else None
+        table = _inner(table, part)
     names = list(table.model_fields) if table is not None else []
     what = "section" if table is model else "key"
     if near := difflib.get_close_matches(loc[-1].lower().replace("-", "_"), names, n=1, cutoff=0.6):
@@ -104,7 +116,7 @@ def _unknown(loc: tuple[str, ...], model: type[BaseModel]) -> str:
 def _missing(loc: tuple[str, ...], model: type[BaseModel]) -> str:
     table: type[BaseModel] | None = model
     for part in loc:
-        table = table_of(table.model_fields[part].annotation) if table is not None else None
+        table = _inner(table, part)
     if table is None:
         return f'this key is required and is not there; add a line {loc[-1]} = "...".'
     needs = [name for name, info in table.model_fields.items() if info.is_required()]
@@ -129,6 +141,8 @@ def _homes_of(name: str, table: type[BaseModel], prefix: str = "") -> list[str]:
 def _quantity_at(loc: tuple[str, ...], model: type[BaseModel]) -> Quantity | None:
     table: type[BaseModel] | None = model
     for part in loc:
+        if part.isdecimal():
+            continue
         info = table.model_fields.get(part) if table is not None else None
         if info is None:
             return None
@@ -142,9 +156,12 @@ def _quantity_at(loc: tuple[str, ...], model: type[BaseModel]) -> Quantity | Non
 def _value_at(loc: tuple[str, ...], data: Any, otherwise: Any) -> Any:
     """What the file says at ``loc``; ``otherwise`` when it says nothing (a default was checked)."""
     for part in loc:
-        if not isinstance(data, dict) or part not in data:
+        if isinstance(data, list) and part.isdecimal() and int(part) < len(data):
+            data = data[int(part)]
+        elif isinstance(data, dict) and part in data:
+            data = data[part]
+        else:
             return otherwise
-        data = data[part]
     return data
 
 

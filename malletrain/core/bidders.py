@@ -21,6 +21,7 @@ from malletrain.core.quotas import Quotas
 from malletrain.core.records import JobRecord
 from malletrain.core.shares import Shares
 from malletrain.core.state import ControllerState
+from malletrain.core.trainers import Trainer, Trainers
 
 
 class Bidders:
@@ -37,6 +38,7 @@ class Bidders:
         goals: GoalKeeper,
         shares: Shares,
         quotas: Quotas,
+        trainers: Trainers,
         min_interval_s: float,
     ) -> None:
         self._state = state
@@ -46,6 +48,7 @@ class Bidders:
         self._goals = goals
         self._shares = shares
         self._quotas = quotas
+        self._trainers = trainers
         self._min_interval_s = min_interval_s
 
     def now(self, now: float) -> list[Candidate]:
@@ -55,7 +58,7 @@ class Bidders:
         candidates: dict[str, Candidate] = {}
         for job in self._queue.admitted(free, shared=False):
             fixed = self.stays(job, now)
-            candidates[job.submitted.job] = _candidate(job, fixed=fixed)
+            candidates[job.submitted.job] = _candidate(job, self._trainer(job), fixed=fixed)
             if fixed:
                 free -= Counter(state.usable[n].node_class for n in job.nodes)
         holders = [
@@ -78,7 +81,7 @@ class Bidders:
             spec, held = job.submitted, len(job.nodes)
             if spec.owner not in fitting:
                 fitting[spec.owner] = self._fitting(nodes, spec.owner, now)
-            more, c = fitting[spec.owner], _candidate(job, shared=True)
+            more, c = fitting[spec.owner], _candidate(job, self._trainer(job), shared=True)
             if more is None:
                 candidates[spec.job] = c
             elif held or more >= spec.min_nodes:
@@ -119,8 +122,16 @@ class Bidders:
         bidders = [
             replace(c, must_run=True) if name in chosen else c for name, c in candidates.items()
         ]
-        # A goal goes by the weight that its job has in the end.
-        return self._quotas.within(self._goals.bids(self._shares.weigh(bidders), now))
+        # A goal goes by the weight that its job has in the end, beside jobs of its trainer only.
+        weighed = self._shares.weigh(bidders)
+        found = []
+        for trainer in self._trainers:
+            mine = [c for c in weighed if c.trainer is trainer]
+            found += self._goals.bids(mine, now, trainer.deadline_weight if trainer else None)
+        return self._quotas.within(found)
+
+    def _trainer(self, job: JobRecord) -> Trainer | None:
+        return self._trainers.of(job.submitted.trainer)
 
     def stays(self, job: JobRecord, now: float) -> bool:
         """Whether the job keeps its nodes whatever a plan would like: nothing forces it, and it is
@@ -138,7 +149,9 @@ class Bidders:
         return job.rescaling or now < rested
 
 
-def _candidate(job: JobRecord, *, fixed: bool = False, shared: bool = False) -> Candidate:
+def _candidate(
+    job: JobRecord, trainer: Trainer | None, *, fixed: bool = False, shared: bool = False
+) -> Candidate:
     spec = job.submitted
     return Candidate(
         spec.job,
@@ -146,11 +159,12 @@ def _candidate(job: JobRecord, *, fixed: bool = False, shared: bool = False) -> 
         spec.max_nodes,
         job.nodes,
         weight=spec.weight,
-        goal=spec.goal,
+        goal=trainer.goal if trainer else spec.goal,
         curve=job.curve,
         sizes=job.sizes,
         cost=job.cost,
         fixed=fixed,
         broken=job.broken,
         owner=None if shared else spec.owner,
+        trainer=trainer,
     )

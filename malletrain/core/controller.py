@@ -25,6 +25,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from malletrain.core.apart import ApartPlanner
 from malletrain.core.bidders import Bidders
 from malletrain.core.commands import Command, ReleaseLeases, Stop
 from malletrain.core.events import (
@@ -69,6 +70,7 @@ from malletrain.core.records import JobRecord, NodeRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.shares import Shares
 from malletrain.core.state import ControllerState
+from malletrain.core.trainers import Trainers
 
 __all__ = ["Controller", "ControllerSettings", "JobRecord", "NodeRecord"]
 
@@ -87,7 +89,8 @@ class Controller:
         self.state = ControllerState(s.release_after_s, s.due_s)
         self.profiles = ProfileRunner(self.state, s)
         self.last_plan: Plan | None = None
-        self._planner = planner
+        self.trainers = Trainers(s.trainers)
+        self._planner = planner = ApartPlanner(planner) if s.trainers else planner
         self._gaps = Gaps(least_horizon_s(s), s.lease_wait_s, s.rejected_s)
         self.goals = GoalKeeper(self.state, self._gaps, s)
         self.shares = Shares(self.state, s.shares)
@@ -97,6 +100,7 @@ class Controller:
             s.planning.max_running,
             s.starvation_s,
             self.shares if s.shares is not None else None,
+            self.trainers,
         )
         self.quotas = Quotas(self.state)
         self._bidders = Bidders(
@@ -107,6 +111,7 @@ class Controller:
             self.goals,
             self.shares,
             self.quotas,
+            self.trainers,
             s.min_interval_s,
         )
         self._leases = LeasePlanner(self.state, self._gaps, self._bidders, planner, s)

@@ -151,9 +151,10 @@ class JobSubmitted:
     scaling from before a restart or from other jobs. ``kind``: jobs of one kind scale alike, so
     that what the profile of one finds the others need not measure; empty: it is the only one.
     ``owner``: on whose nodes alone it may run; empty where there is one user only. ``party``: whose
-    share it is served from. ``whole``: shares do not cut it once it has nodes. ``quotas``: the
+    share it is served from. ``sweep``: jobs of one sweep are one entry of the queue; empty: it is
+    in none. ``whole``: shares do not cut it once it has nodes. ``quotas``: the
     limits it is under. ``goals``: what its owner wants beyond speed; ``so_far``: how far it had
-    come before a restart.
+    come before a restart. ``trainer``: in whose plan it is; empty where there is one only.
     """
 
     job: str
@@ -174,8 +175,10 @@ class JobSubmitted:
     goals: OwnerGoals = NO_GOALS
     so_far: GoalsSoFar = NOTHING_SO_FAR
     party: str = ""
+    sweep: str = ""
     whole: bool = False
     quotas: tuple[Quota, ...] = ()
+    trainer: str = ""
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,22 @@ class Claim:
 
     share: float = 1.0
     floor: float = 0.0
+    least: int | None = None
+    """The fewest nodes that it can use. Where its part is smaller, it has so many for a part of the
+    time: it takes turns with others. None: it has its part or nothing."""
 
     def of(self, nodes: Floats) -> Floats:
         """The job's part of so many nodes."""
         found: Floats = np.minimum(nodes, np.maximum(self.share * nodes, self.floor))
+        return found
+
+    def speed(self, rates: Floats, nodes: Floats) -> Floats:
+        """Samples/s where there are so many nodes; ``rates``: at 0, 1, 2, … of its own."""
+        if self.least is None:
+            return speeds(rates, self.of(nodes))
+        turns, at = rates.copy(), np.arange(len(rates))
+        turns[: self.least] = rates[self.least] * at[: self.least] / self.least
+        found: Floats = np.interp(self.of(nodes), at, turns)
         return found
 
 
@@ -112,7 +124,7 @@ def forecast(
         now: on the shell's clock.
     """
     starts = like_now(past, nodes)
-    speed = speeds(rates, claim.of(past))
+    speed = claim.speed(rates, past)
     ends = seconds_for(work / np.array(SPREAD), speed, starts)
     low, end, high = np.quantile(ends, (0.1, 0.5, 0.9), method="higher")
     hours = len(past) * SPAN_S / 3600.0 if len(past) > 1 else 0.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from typing import Any
 
 from allocator import NodeInfo
 from malletrain.core.commands import Announce, Command
@@ -21,9 +21,17 @@ from malletrain.core.gaps import Gaps
 from malletrain.core.goal_bids import GoalTerms, Need, Purse, rounded, with_goals
 from malletrain.core.goal_record import GoalRecord
 from malletrain.core.goal_standing import SENTENCES, judged, least_yield
-from malletrain.core.goals import GoalsChanged, GoalsSoFar, GoalStanding, OwnerGoals, WorkReported
+from malletrain.core.goals import (
+    GoalsChanged,
+    GoalsSoFar,
+    GoalStanding,
+    OwnerGoals,
+    WorkReported,
+    same_work,
+)
 from malletrain.core.ledger import JobAccount
 from malletrain.core.node_history import NodeHistory
+from malletrain.core.past_forecasts import PastForecasts
 from malletrain.core.planning import Candidate
 from malletrain.core.pools import by_class
 from malletrain.core.promises import Demand, promised
@@ -56,6 +64,7 @@ class GoalKeeper:
         self._gaps = gaps
         self._settings = settings
         self.history = NodeHistory()
+        self.past = PastForecasts()
         self.records: dict[str, GoalRecord] = {}
         """The unfinished jobs whose goals or work are known."""
         self._moves = -1
@@ -99,6 +108,8 @@ class GoalKeeper:
                 and event.goals.deadline != record.goals.deadline
             ):
                 record.standing = None
+            if not same_work(record.goals.work, event.goals.work):
+                self.past.forget(event.job)
             record.goals, record.review_at = event.goals, -math.inf
             record.charged_for = None
         self._moves = -1
@@ -118,6 +129,7 @@ class GoalKeeper:
         name = job.submitted.job
         record = self.records.pop(name, None)
         self._spends_at.pop(name, None)
+        self.past.ended(name, now, done=state is JobState.COMPLETED)
         if record is None or not record.goals.bind:
             return []
         deadline = record.goals.deadline
@@ -142,7 +154,10 @@ class GoalKeeper:
             self._review(record, now)
         if due or len(self.records) != self._promised_of:
             self._promise(now)
+        unfinished = self._state.unfinished.values() if due else ()
+        rivals = sorted(job.submitted.max_nodes for job in unfinished)
         for record in due:
+            self._foresee(record, rivals, now)
             commands += self._judge(record, now)
         return commands
 
@@ -221,7 +236,7 @@ class GoalKeeper:
     # --- how it stands ---
 
     def _review(self, record: GoalRecord, now: float) -> None:
-        """Look what its deadline needs, and when it ends."""
+        """Count, and look what its deadline needs."""
         least, most = REVIEW_S
         due = record.goals.deadline
         part = most if due is None else REVIEW_PART * (due - now) if due > now else most
@@ -230,34 +245,46 @@ class GoalKeeper:
         self._charge(record, now)
         rates, deadline, left = record.rates(), record.goals.deadline, record.left
         record.forecast = record.need = None
+        if deadline is None or deadline <= now:
+            return
         if left is not None and rates is not None:
-            self._foresee(record, left, rates, now)
-        elif deadline is not None and deadline > now and rates is None:
+            self._look_ahead(record, left, rates, now)
+        elif rates is None:
             # Its speed has still to be seen: it has to run for that.
             record.need, record.node_s = Need(min(record.sizes(), default=1), 1.0), 0.0
 
-    def _foresee(self, record: GoalRecord, left: float, rates: Floats, now: float) -> None:
-        """Make its forecast, and say what its deadline needs."""
-        node_class = self._class_of(record.job)
+    def _look_ahead(self, record: GoalRecord, left: float, rates: Floats, now: float) -> None:
+        """Say what its deadline needs."""
+        node_class, within = self._class_of(record.job), (record.goals.deadline or now) - now
         past, nodes = self.history.nodes(node_class), self.history.now(node_class)
-        held, deadline = len(record.job.nodes), record.goals.deadline
-        rivals = islice(self._state.unfinished.values(), self._settings.planning.max_running)
-        usual = fair_share((job.submitted.max_nodes for job in rivals), nodes)
+        reach = forecast(left, rates, past, nodes, Claim(), now)
+        if reach.low <= now + within:
+            least = least_floor(left, IN_TIME * within, rates, past, nodes, record.sizes())
+            tight = min(1.0, (reach.high - now) / within)
+            record.need = Need(least, tight, record.useful())
+            record.node_s = left / max(1e-300, float(rates[least])) * least
+
+    def _foresee(self, record: GoalRecord, rivals: Sequence[int], now: float) -> None:
+        """Make its forecast, now that it is known which deadlines are held. ``rivals``: the most
+        nodes of every unfinished job.
+        """
+        node_class, left, rates = self._class_of(record.job), record.left, record.rates()
+        if left is None or rates is None:
+            return
+        past, nodes = self.history.nodes(node_class), self.history.now(node_class)
+        held, sizes = len(record.job.nodes), record.sizes()
         if nodes > 0 and (held or record.share is not None):
             share = record.share if record.share is not None else held / nodes
             record.share = share + OF_LATE * (min(1.0, held / nodes) - share)
-        floor = float(min(record.sizes(), default=1))
-        if deadline is not None and deadline > now:
-            within = deadline - now
-            reach = forecast(left, rates, past, nodes, Claim(), now)
-            if reach.low <= deadline:
-                least = least_floor(left, IN_TIME * within, rates, past, nodes, record.sizes())
-                tight = min(1.0, (reach.high - now) / within)
-                record.need = Need(least, tight, record.useful())
-                record.node_s = left / max(1e-300, float(rates[least])) * least
-                floor = max(least, self._room * record.need.useful)
-        claim = Claim(max(usual, record.share or 0.0), floor)
-        record.forecast = forecast(left, rates, past, nodes, claim, now)
+        floor = 0.0
+        if record.promised and record.need is not None:
+            floor = max(record.need.nodes, self._room * record.need.useful)
+        share = max(fair_share(rivals, nodes), record.share or 0.0)
+        claim = Claim(share, floor, min(sizes, default=1))
+        by_model = forecast(left, rates, past, nodes, claim, now)
+        if record.goals.budget_s is None:  # else the budget may end it
+            self.past.note(record.job.submitted.job, by_model, now)
+        record.forecast = self.past.corrected(by_model, now)
 
     def _promise(self, now: float) -> None:
         """Look which deadlines are held together, and let the queue and the next plan know."""
@@ -304,7 +331,7 @@ class GoalKeeper:
             return []
         record.standing = standing
         name, seen = record.job.submitted.job, record.forecast
-        data = {
+        data: dict[str, Any] = {
             "standing": standing.value,
             "deadline": record.goals.deadline,
             "ends": [
@@ -313,12 +340,18 @@ class GoalKeeper:
             ],
             "charged_nh": record.account.charged(now) / 3600,
         }
+        if (made := self.past.of(name)) is not None:
+            data["first"] = [round(at, 1) for at in made]
         return [Announce(name, EventKind.GOAL_STANDING, SENTENCES[standing], data)]
 
     # --- bids ---
 
-    def bids(self, candidates: Sequence[Candidate], now: float) -> list[Candidate]:
-        """The candidates of a plan, those with goals bidding as their goals say."""
+    def bids(
+        self, candidates: Sequence[Candidate], now: float, deadline_weight: float | None = None
+    ) -> list[Candidate]:
+        """The candidates of a plan, those with goals bidding as their goals say.
+        ``deadline_weight``: None for the site's.
+        """
         if not self.records:
             return list(candidates)
         terms = {}
@@ -329,7 +362,8 @@ class GoalKeeper:
                 purse = self._purse(record, now)
                 terms[c.job] = GoalTerms(record.bid_curve, need, purse, record.before)
         s = self._settings
-        return with_goals(candidates, terms, s.deadline_weight, s.deadline_ahead)
+        weight = s.deadline_weight if deadline_weight is None else deadline_weight
+        return with_goals(candidates, terms, weight, s.deadline_ahead)
 
     def left_for_turns(
         self,

@@ -48,6 +48,15 @@ class OwnerGoals:
 
 
 NO_GOALS = OwnerGoals()
+SAME_WORK = 0.01
+"""Work that is known otherwise by such a part is other work."""
+
+
+def same_work(one: float | None, other: float | None) -> bool:
+    """Whether both are the same work, as far as a forecast goes."""
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) <= SAME_WORK * max(one, other)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from allocator import (
 from malletrain.core.lasting import Lasting
 from malletrain.core.pools import class_counts, owner_of
 from malletrain.core.settings import PlanningSettings
+from malletrain.core.trainers import Trainer
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,13 @@ class Candidate:
     """It may only have nodes of pools of this owner; None: of all."""
     late_s: float = 0.0
     """What it would do on its nodes comes so much later than a plan takes it to, seconds."""
+    trainer: Trainer | None = None
+    """Whose plan it is in; None: there is one only."""
 
     def may_use(self, pool: str) -> bool:
         """Whether it may run on nodes of this pool."""
+        if self.trainer is not None and not self.trainer.may_use(pool):
+            return False
         return self.owner is None or owner_of(pool) == self.owner
 
     @property
@@ -68,7 +73,7 @@ class Candidate:
 @dataclass(frozen=True)
 class Plan:
     """The jobs-to-nodes map with the proof of its quality (``gap`` relative, ``solve_s``
-    seconds).
+    seconds). ``objective`` is not a number where it was planned for several trainers.
     """
 
     nodes: Mapping[str, tuple[str, ...]]
@@ -129,8 +134,8 @@ def guarantees(
     (``queue``, the first first) get to run.
 
     ``free``: pool → nodes to share out. Each needs its smallest size; it stays in its pool if it
-    can, else goes where most nodes are left. Nobody overtakes in the queue: else small jobs, one
-    after the other, would keep a large one out for ever.
+    can, else goes where most nodes are left. Nobody overtakes in the queue of its trainer: else
+    small jobs, one after the other, would keep a large one out for ever.
     """
     left = dict(free)
     found = set()
@@ -151,9 +156,10 @@ def guarantees(
 
     for c in holders:
         granted(c)
+    behind: set[Trainer | None] = set()
     for c in queue:
-        if not granted(c):
-            break
+        if c.trainer not in behind and not granted(c):
+            behind.add(c.trainer)
     return found
 
 

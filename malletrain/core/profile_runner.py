@@ -101,6 +101,8 @@ class ProfileRunner:
     def ended(self, job: JobRecord, now: float, *, done: bool) -> list[Command]:
         """The job ends; ``done``: its work is."""
         self.profiler.worth.ended(job.submitted.job, now, done=done)
+        if self.holds(job):  # what was measured of it so far is of use to others
+            self.profiler.shared.remember(job.submitted.kind, job.scaling.curve)
         return self._obey(self.profiler.gone(job.submitted.job, now), now)
 
     def rescaled(self, job: JobRecord, now: float) -> list[Command]:

@@ -1,14 +1,15 @@
 """The admission queue: which jobs may bid, and which are next to have their minimum guaranteed.
 
-Decides who is admitted (in order of submission, the owners in rotation; where shares are counted,
-the parties by their weights), who starves, and who is next among those. Whether there are nodes for
-a guarantee is decided by :func:`malletrain.core.planning.guarantees`.
+An entry of the queue is a job, or all jobs of one sweep: they have one place, that of the first of
+them, and wait as one. Decides who is admitted (in order of places, the owners in rotation; where
+shares are counted, the parties by their weights), who starves, and who is next among those. Whether
+there are nodes for a guarantee is decided by :func:`malletrain.core.planning.guarantees`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Protocol
 
 from malletrain.core.gaps import Gaps
@@ -16,6 +17,7 @@ from malletrain.core.planning import Candidate
 from malletrain.core.pools import by_class, largest
 from malletrain.core.records import JobRecord
 from malletrain.core.state import ControllerState
+from malletrain.core.trainers import Trainer, Trainers
 
 
 class Turns(Protocol):
@@ -35,9 +37,10 @@ class Turns(Protocol):
 
 
 class AdmissionQueue:
-    """The unfinished jobs, in order. ``max_running``: jobs that may run at once; ``starvation_s``:
-    how long an admitted job waits for nodes before it starves, seconds. ``turns``: whose turn it
-    is; None: the owners take one place each in turn.
+    """The unfinished jobs, in order. ``max_running``: entries that may run at once, and how many
+    jobs of one sweep may; ``starvation_s``: how long an admitted job waits for nodes before it
+    starves, seconds. ``turns``: whose turn it is; None: the owners take one place each in turn.
+    Each of the ``trainers`` has a queue of its own, and as many places.
     """
 
     def __init__(
@@ -47,8 +50,10 @@ class AdmissionQueue:
         max_running: int,
         starvation_s: float,
         turns: Turns | None = None,
+        trainers: Trainers | None = None,
     ) -> None:
         self._turns = turns
+        self._trainers = trainers or Trainers()
         self._state = state
         self._gaps = gaps
         self._max_running = max_running
@@ -72,25 +77,59 @@ class AdmissionQueue:
             self._found_at = self._state.admissions
             self._found.clear()
         most = {
-            owner: max(nodes.values(), default=0) if shared else largest(nodes, owner)
+            (owner, trainer): self._most(nodes, owner, trainer, shared)
             for owner in self._state.owners
+            for trainer in self._trainers
         }
         key = tuple(most.values())
         if key not in self._found:
-            fitting: Iterable[JobRecord] = (
-                job
-                for job in self._state.unfinished.values()
-                if job.smallest <= most[job.submitted.owner]
-            )
-            if self._turns is not None or len(most) > 1:
-                fitting = self._in_turn(list(fitting), max(most.values(), default=0))
-            if any(job.pressing for job in self._state.unfinished.values()):
-                fitting = sorted(fitting, key=lambda job: not job.pressing)
-            self._found[key] = list(islice(fitting, self._max_running))
+            self._found[key] = [
+                job for trainer in self._trainers for job in self._of_one(trainer, most)
+            ]
         return self._found[key]
 
+    def _in_order(self) -> Iterable[JobRecord]:
+        """The unfinished jobs in order of their places."""
+        jobs = self._state.unfinished.values()
+        return sorted(jobs, key=lambda job: job.place) if self._state.sweeps else jobs
+
+    def _placed(self, jobs: Iterable[JobRecord]) -> Iterator[JobRecord]:
+        """Those for whose entries there is room."""
+        entries: dict[int, int] = {}
+        for job in jobs:
+            of_entry = entries.get(job.place, 0)
+            if not of_entry and len(entries) == self._max_running:
+                if not self._state.sweeps:
+                    return  # no later one is of an entry that has its place
+            elif of_entry < self._max_running:
+                entries[job.place] = of_entry + 1
+                yield job
+
+    def _most(
+        self, nodes: Mapping[str, int], owner: str, trainer: Trainer | None, shared: bool
+    ) -> int:
+        """The most nodes that a job of this owner and trainer could have."""
+        usable = self._trainers.usable(nodes, trainer)
+        return max(usable.values(), default=0) if shared else largest(usable, owner)
+
+    def _of_one(
+        self, trainer: Trainer | None, most: Mapping[tuple[str, Trainer | None], int]
+    ) -> Iterable[JobRecord]:
+        """The jobs of one trainer that are admitted."""
+        fitting: Iterable[JobRecord] = (
+            job
+            for job in self._in_order()
+            if self._trainers.of(job.submitted.trainer) is trainer
+            and job.smallest <= most[job.submitted.owner, trainer]
+        )
+        if self._turns is not None or len(self._state.owners) > 1:
+            fitting = self._in_turn(list(fitting), max(most.values(), default=0))
+        if any(job.pressing for job in self._state.unfinished.values()):
+            fitting = sorted(fitting, key=lambda job: not job.pressing)
+        return self._placed(fitting)
+
     def _in_turn(self, jobs: list[JobRecord], most: int) -> list[JobRecord]:
-        """The jobs, which are in order of submission, in the order in which they get places.
+        """The jobs, which are in order of their places, in the order in which they get them.
         ``most``: nodes that any of them could have.
         """
         parties: dict[str, list[JobRecord]] = {}
@@ -105,10 +144,13 @@ class AdmissionQueue:
                 weight = self._turns.weight(party)
                 load = self._turns.load(party, any(job.nodes for job in mine))
             before = 0.0  # places, or where shares are counted the nodes that they could use
-            for job in mine:
+            for place, entry in groupby(mine, lambda job: job.place):
                 turn = (1.0, before / weight) if before else (0.0, load)
-                keys[job.submitted.job] = (*turn, job.order)
-                before += 1.0 if self._turns is None else min(job.submitted.max_nodes, most)
+                wanted = 0
+                for job in entry:
+                    keys[job.submitted.job] = (*turn, place)
+                    wanted += job.submitted.max_nodes
+                before += 1.0 if self._turns is None else min(wanted, most)
         return sorted(jobs, key=lambda job: keys[job.submitted.job])
 
     def in_reach(self) -> list[JobRecord]:
@@ -119,9 +161,12 @@ class AdmissionQueue:
     def notice(self, now: float) -> None:
         """Look who has waited for too long, and whose guarantee is over."""
         state, placed = self._state, self.in_reach()
+        served = self._served()
         for job in placed:
             state.waits(job, now)
-            if not job.nodes and not job.starving and now >= self._starves_at(job):
+            if not job.nodes and job.place in served:
+                state.served_beside(job, now)
+            elif not job.nodes and not job.starving and now >= self._starves_at(job):
                 state.starves(job, now)
         for job in state.at_work.values():
             if job.nodes and 0 < job.guaranteed_until <= now:
@@ -133,10 +178,11 @@ class AdmissionQueue:
     def wakeups(self) -> list[float]:
         """When :meth:`notice` has something to notice although nothing happens."""
         placed = self.in_reach()
+        served = self._served()
         times = [
             self._starves_at(job)
             for job in placed
-            if not (job.nodes or job.starving) and job.idle_since is not None
+            if not (job.nodes or job.starving or job.place in served) and job.idle_since is not None
         ]
         if any(job.starving for job in placed):
             times += [
@@ -146,28 +192,37 @@ class AdmissionQueue:
             ]
         return times
 
+    def _served(self) -> set[int]:
+        """The places of the sweeps of which a job has nodes."""
+        if not self._state.sweeps:
+            return set()
+        return {j.place for j in self._state.at_work.values() if j.nodes and j.submitted.sweep}
+
     def _starves_at(self, job: JobRecord) -> float:
         patience = 1.0 if self._turns is None else self._turns.patience(job.submitted.party)
         return (job.idle_since or 0.0) + self._starvation_s * patience
 
     def starving(self, candidates: Mapping[str, Candidate], now: float) -> list[Candidate]:
-        """The starving among the candidates, the longest first.
+        """The starving among the candidates, the longest first; of each sweep one.
 
-        None of them is ahead of a job of another owner that has waited for longer and for which
-        nodes are still being gathered.
+        None of them is ahead of a job of its trainer, and another owner's, that has waited for
+        longer and for which nodes are still being gathered.
         """
         jobs = self._state.jobs
         waiting = {job.submitted.job: job for job in self.in_reach() if job.starving}
         waiting.update({name: jobs[name] for name in candidates if jobs[name].starving})
         queue: list[Candidate] = []
-        gathering: set[str] = set()
+        entries: set[int] = set()
+        gathering: dict[Trainer | None, set[str]] = {}
         for name, job in sorted(
             waiting.items(), key=lambda item: (item[1].idle_since or 0.0, item[1].order)
         ):
             owner = job.submitted.owner
+            ahead = gathering.setdefault(self._trainers.of(job.submitted.trainer), set())
             if name not in candidates:
                 if not self._gaps.backing_off(owner, now):
-                    gathering.add(owner)
-            elif gathering <= {owner}:
+                    ahead.add(owner)
+            elif ahead <= {owner} and job.place not in entries:
+                entries.add(job.place)
                 queue.append(candidates[name])
         return queue

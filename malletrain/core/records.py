@@ -22,6 +22,8 @@ class JobRecord:
     submitted: JobSubmitted
     order: int
     """Its number in order of submission."""
+    place: int
+    """The number of its entry in the queue: of a sweep's jobs that of the first."""
     state: JobState
     nodes: tuple[str, ...] = ()
     tries: int = 0

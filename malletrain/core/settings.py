@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from allocator import RescaleCost
 from jpa import AdvisorConfig, PlanConfig
 from malletrain.core import defaults
+from malletrain.core.trainers import Trainer
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,10 @@ class ControllerSettings:
     """How jobs are profiled; None: they are not."""
     shares: ShareSettings | None = None
     """How much of the nodes is due to whom; None: nobody counts."""
+    trainers: tuple[Trainer, ...] = ()
+    """Each has a plan of its own; the last one takes the jobs of whom no other names. None: there
+    is one plan.
+    """
 
     @property
     def due_s(self) -> float:

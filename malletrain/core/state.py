@@ -31,6 +31,8 @@ class ControllerState:
         """Those that have not ended, in order of submission."""
         self.at_work: dict[str, JobRecord] = {}
         """Those that have nodes, or have not been in a plan since they were submitted."""
+        self.sweeps: dict[str, int] = {}
+        """The place in the queue of each sweep: the number of its first job."""
         self.owners: dict[str, None] = {}
         """Who has submitted a job, in order."""
         self.admissions = 0
@@ -88,6 +90,13 @@ class ControllerState:
         # The store knows nothing of a start that the agents have heard of: carry it out again.
         job.broken |= job.state not in (JobState.RUNNING, JobState.PROFILING)
         self.at_work[job.submitted.job] = job
+
+    def lasts_s(self, node: str) -> float | None:
+        """How long a leased node is expected to last still, where that is foretold at every
+        poll.
+        """
+        known = self.nodes.get(node)
+        return known.info.horizon_s if known is not None and known.info.cohort else None
 
     def foretold(self, nodes: Mapping[str, tuple[float, Cohort]]) -> None:
         """How long nodes are expected to last still; those that are not ours may be among them."""
@@ -158,9 +167,11 @@ class ControllerState:
         # A profile does not outlive the daemon that made it; it is taken up again from what is
         # stored.
         state = JobState.RUNNING if event.state is JobState.PROFILING else event.state
+        order = len(self.jobs)
         job = JobRecord(
             event,
-            len(self.jobs),
+            order,
+            self.sweeps.setdefault(event.sweep, order) if event.sweep else order,
             state,
             tries=event.tries,
             last_broke=event.last_broke,
@@ -264,6 +275,10 @@ class ControllerState:
         """The job has a place; without nodes it waits since now."""
         if job.idle_since is None:
             job.idle_since = now
+
+    def served_beside(self, job: JobRecord, now: float) -> None:
+        """Another job of its sweep has nodes, so that the sweep does not wait."""
+        job.idle_since, job.starving = now, False
 
     def starves(self, job: JobRecord, now: float) -> None:
         """The job has waited for too long."""

@@ -18,6 +18,7 @@ from allocator import Goal, ScalingCurve
 from allocator.curves import CurveError
 from jpa import new_plan
 from jpa.curve import MeasuredCurve
+from malletrain.core.trainers import Trainer
 from malletrain.protocol import messages
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES
 
@@ -97,6 +98,17 @@ def weighed(spec: messages.JobSpec, weight: Any) -> messages.JobSpec:
     return spec
 
 
+def valued(spec: messages.JobSpec, nodes: Mapping[int, float]) -> messages.JobSpec:
+    """The service to which so many nodes are worth this, where they can be. Raises
+    RequestRefused.
+    """
+    curve = {str(size): value for size, value in sorted(nodes.items())}
+    spec = msgspec.structs.replace(spec, curve=curve)
+    if problem := _size_problem(spec) or _curve_problem(spec):
+        raise RequestRefused(problem, "usage")
+    return spec
+
+
 def problem_of(spec: messages.JobSpec, files: bool = True) -> str:
     """What is wrong with a job as submitted, as a sentence; empty when nothing is. ``files``: look
     whether its files are there.
@@ -108,6 +120,19 @@ def problem_of(spec: messages.JobSpec, files: bool = True) -> str:
         or _file_problem(spec, files)
         or _curve_problem(spec)
     )
+
+
+def for_trainer(spec: messages.JobSpec, trainer: Trainer | None, usual: str) -> messages.JobSpec:
+    """The job with the goal of its trainer, or ``usual`` where there is none, if it says none."""
+    if trainer is None:
+        return msgspec.structs.replace(spec, goal=spec.goal or usual)
+    wanted = trainer.goal.value
+    if spec.goal not in ("", wanted) and spec.mode != "service":
+        raise RequestRefused(
+            f"The job's goal is '{spec.goal}', and jobs of {spec.owner} are of trainer "
+            f"{trainer.name}, which plans for {wanted}; leave the goal out."
+        )
+    return msgspec.structs.replace(spec, goal=wanted)
 
 
 def _size_problem(spec: messages.JobSpec) -> str:
@@ -141,8 +166,10 @@ def _size_problem(spec: messages.JobSpec) -> str:
         return "A time limit is a time above 0, a year at most."
     if len(spec.after) > MOST_AFTER or any(len(name) > MOST_TEXT for name in spec.after):
         return f"A job begins after {MOST_AFTER} others at most."
-    if len(spec.profile_key) > 200 or len(spec.key) > 200:
-        return "A profile key, and a submission's own, has 200 characters at most."
+    if max(len(spec.profile_key), len(spec.key), len(spec.sweep)) > 200:
+        return (
+            "A profile key, a sweep's name and a submission's own key have 200 characters at most."
+        )
     return ""
 
 
@@ -165,6 +192,8 @@ def _kind_problem(spec: messages.JobSpec) -> str:
         return (
             "Live mode needs the builtin launcher: torchrun starts its workers anew in every round."
         )
+    if spec.on_hang not in ("tell", "restart"):
+        return f"What is done at a hang is 'tell' or 'restart', not '{spec.on_hang[:40]}'."
     if spec.launcher not in ("builtin", "torchrun"):
         return f"The launcher '{spec.launcher}' is not known; accepted is builtin or torchrun."
     return ""

@@ -4,8 +4,8 @@ Decides what is done and what others may see of it. What a request must be like 
 :mod:`malletrain.daemon.admission`, who sees what of a job in :mod:`malletrain.protocol.discretion`.
 Rendering is the command line's business.
 
-A request that fails outside of a step of the core costs its sender an error and nothing else; a
-failed step (:class:`StepFailed`) leaves the core's memory and its store apart, and ends the daemon.
+A request that fails costs its sender an error. A failed step (:class:`StepFailed`) leaves the
+core's memory and its store apart: see :mod:`malletrain.daemon.mishaps`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ import msgspec
 from malletrain import __version__
 from malletrain.core.events import JobCancelled, JobState
 from malletrain.core.thinning import MOST_KEPT
+from malletrain.daemon import node_forecasts
 from malletrain.daemon.admission import (
     MOST_TEXT,
     RequestRefused,
+    for_trainer,
     number,
     problem_of,
     text,
@@ -38,7 +40,7 @@ from malletrain.daemon.leases import Leases
 from malletrain.daemon.levers import Levers
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.metric_series import series_views
-from malletrain.daemon.node_forecasts import node_forecasts
+from malletrain.daemon.mishaps import Mishaps
 from malletrain.daemon.node_views import natural, node_views
 from malletrain.daemon.notices import refused
 from malletrain.daemon.parts import Parts
@@ -46,6 +48,7 @@ from malletrain.daemon.promises import Promises
 from malletrain.daemon.redaction import fitting, slim
 from malletrain.daemon.reload import Reload
 from malletrain.daemon.site_software import with_site_software
+from malletrain.daemon.trainer_views import trainer_views
 from malletrain.daemon.usage import Drawn
 from malletrain.daemon.usage_rows import usage_views
 from malletrain.identity.keys import user_name
@@ -59,7 +62,6 @@ from malletrain.protocol.views import (
     LogView,
     MembersView,
     MemberView,
-    NodeForecastView,
     NodeView,
     SeriesView,
     StatusView,
@@ -92,6 +94,7 @@ class Api:
         logs: LogSink,
         boot: str,
         scheduler: str,
+        mishaps: Mishaps,
         reload: Reload,
     ) -> None:
         self.core = core
@@ -102,6 +105,7 @@ class Api:
         self.logs = logs
         self.boot = boot
         self.scheduler = scheduler
+        self.mishaps = mishaps
         self.began = core.clock.now()
         self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
             "submit": self._submit,
@@ -109,7 +113,6 @@ class Api:
             "jobs": self._jobs,
             "job": self._job,
             "nodes": self._nodes,
-            "forecast": self._forecast,
             "events": self._events,
             "logs": self._logs,
             "members": self._members,
@@ -117,6 +120,7 @@ class Api:
             "status": self._status,
             "usage": self._usage,
             **JobChanges(core, self.views, self._find, self._step).operations,
+            **node_forecasts.operations(core),
             **Levers(core, leases, self._find, self._step, reload).operations,
         }
 
@@ -155,10 +159,8 @@ class Api:
 
     async def _submit(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
         spec = msgspec.convert(params["spec"], messages.JobSpec)
-        spec = msgspec.structs.replace(
-            spec, owner=user, goal=spec.goal or self.core.config.allocation.objective
-        )
-        core = self.core
+        spec, core = msgspec.structs.replace(spec, owner=user), self.core
+        spec = for_trainer(spec, core.trainer(user), core.config.allocation.objective)
         if spec.key and (known := submitted_before(core.store, spec)) is not None:
             return {"job": self.views.view(user, known)}
         if refusal := core.accounts.refusal(user):
@@ -295,9 +297,6 @@ class Api:
     async def _nodes(self, user: str, params: Mapping[str, Any]) -> list[NodeView]:
         return node_views(self.core, self.parts, self.leases, bool(params.get("explain")))
 
-    async def _forecast(self, user: str, params: Mapping[str, Any]) -> list[NodeForecastView]:
-        return node_forecasts(self.core.goals.history, self.core.clock.now())
-
     async def _events(self, user: str, params: Mapping[str, Any]) -> list[EventView]:
         since, limit = whole(params, "since", 0, -LAST, LAST), whole(params, "limit", 100, 0, 1000)
         job = self._find(text(params, "job"), user).id if params.get("job") else None
@@ -393,4 +392,6 @@ class Api:
             tuple(core.rounds.measured.values()),
             self.views.shares(user),
             self.leases.restraints.now.told(),
+            self.mishaps.told() if core.accounts.operates(user) else "",
+            trainer_views(core),
         )

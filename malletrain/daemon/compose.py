@@ -25,6 +25,7 @@ from malletrain.daemon.login import Login
 from malletrain.daemon.logs import LogFile
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.metrics import Metrics
+from malletrain.daemon.mishaps import Mishaps
 from malletrain.daemon.notices import Notices
 from malletrain.daemon.parts import Send, make_parts
 from malletrain.daemon.promises import Promises
@@ -66,6 +67,7 @@ def compose(
     command: AgentCommand,
     send: Send,
     boot: str,
+    mishaps: Mishaps,
     retention: Retention,
     path: Path | None,
     log_file: LogFile | None,
@@ -77,6 +79,7 @@ def compose(
         command: what an agent is started with.
         send: takes a message to a peer, and says whether it could be reached.
         boot: names this start of the daemon.
+        mishaps: outlives the parts.
         retention: what deletes what is too old.
         path: the configuration's file.
         log_file: where the log goes; None: to standard error.
@@ -92,7 +95,7 @@ def compose(
     promises = Promises(core)
     notices = Notices(core, config.notify)
     reload = Reload(path, core, parts, scavenger, notices, retention, log_file)
-    api = Api(core, parts, leases, promises, logs, boot, scavenger.name, reload)
+    api = Api(core, parts, leases, promises, logs, boot, scavenger.name, mishaps, reload)
     read = partial(slurm_associations, config) if config.shares.weights_from == "slurm" else None
     return Service(
         core,
@@ -100,7 +103,7 @@ def compose(
         leases,
         desk,
         api,
-        Switchboard(core, inbox, api, Login(keys, munge)),
+        Switchboard(core, inbox, api, Login(keys, munge), mishaps),
         promises,
         notices,
         AssociationWatch(core, parts, read),

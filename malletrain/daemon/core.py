@@ -3,8 +3,9 @@ before anybody hears of it.
 
 One step is: something happened → controller and rounds decide → the store is written in one
 transaction → messages go out. A daemon that is killed between two steps has lost nothing; one
-killed within a step has told nobody. When the store refuses, the step fails and the daemon ends:
-the jobs go on, and the next start adopts them.
+killed within a step has told nobody. A step that fails leaves memory and store apart: this core is
+over (:meth:`Core.fail`), and another one begins with what is stored, as after a restart. The jobs
+go on meanwhile.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from malletrain.core.events import (
     RescaleCosted,
     Tick,
 )
+from malletrain.core.records import JobRecord
+from malletrain.core.trainers import Trainer
 from malletrain.daemon.commands import CommandRunner, LeaseActions
 from malletrain.daemon.hearing import Hearing
 from malletrain.daemon.job_repository import ActiveJob, decode_spec, not_completed
@@ -65,6 +68,10 @@ ROUNDS: dict[str, type[JobRounds] | type[LiveRounds] | type[ServiceRounds]] = {
 }
 
 
+class CoreOver(RuntimeError):
+    """A step was asked of a core that has failed before."""
+
+
 class Core:
     """Steps, and the jobs in the daemon's hands. Make it within the loop that it is to run in.
 
@@ -80,12 +87,14 @@ class Core:
         self.parties, self._shares = parts.parties, parts.shares
         self.audit, self.repository = parts.audit, parts.repository
         self.curves, self.lease_rows = parts.curves, parts.lease_rows
-        self.goals = parts.goals
+        self.goals, self.slow = parts.goals, parts.slow
         self.agents, self.rounds, self.runs = parts.agents, parts.rounds, parts.runs
         self.transmit = parts.outbox.send
         """Send at once, whether there is a step or not: for answers that depend on nothing."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Has an exception when something happened that cannot be mended; see :meth:`fail`."""
+        """Has an exception when this core is over; see :meth:`fail`."""
+        self.torn = False
+        """A step has failed: memory and store may be apart."""
         self.hearing = Hearing(parts.config.daemon.agent_timeout, parts.config.daemon.heartbeat)
         self.settling_until: float | None = None
         """Agents come back after the daemon could not hear them: nothing is planned meanwhile."""
@@ -109,6 +118,8 @@ class Core:
         if self._outbox.open:
             yield now
             return
+        if self.failed.done():
+            raise CoreOver("This core has failed; another one takes its place.")
         unheard_s = self.hearing.unheard_s(now)
         self._outbox.open = True
         try:
@@ -120,6 +131,9 @@ class Core:
                     for command in self.controller.handle(self._events.popleft(), now):
                         self._commands.carry_out(command, now)
                 self._shares.keep(now)
+        except BaseException:
+            self.torn = True
+            raise
         finally:
             self._outbox.open = False
         for peer in self._outbox.flush():
@@ -186,24 +200,30 @@ class Core:
         self.controller.hold(now)
 
     def guard(self, call: Callable[..., None]) -> Callable[..., None]:
-        """``call`` as a callback of the loop whose exception ends the daemon instead of vanishing
-        in a log.
+        """``call`` as a callback of the loop whose exception is told to :meth:`fail` instead of
+        vanishing in a log. Of a core that is over nothing is called.
         """
 
         def guarded(*args: Any) -> None:
+            if self.failed.done():
+                return
             try:
                 call(*args)
             except Exception as error:
-                if self.failed.done():
-                    raise
                 self.fail(error)
 
         return guarded
 
     def fail(self, error: BaseException) -> None:
-        """End the daemon: memory and store may be apart. The first error is the one told."""
+        """This core is over: memory and store may be apart. The first error is the one told."""
         if not self.failed.done():
             self.failed.set_exception(error)
+
+    def close(self) -> None:
+        """Nothing happens by itself any more."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
 
     def task_ended(self, task: asyncio.Task[None]) -> None:
         """For tasks that must not fail, as their callback."""
@@ -274,13 +294,23 @@ class Core:
                 goals=goals,
                 so_far=so_far,
                 party=self.parties.party(spec.owner),
+                sweep=f"{spec.owner}:{spec.sweep}" if spec.sweep else "",
                 whole=spec.deadline is not None,
                 quotas=quotas,
+                trainer=self.parties.trainer(spec.owner),
             )
         )
         if spec.mode == "service" and curve is not None:
             self.feed(CurveLearned(row.id, curve, SERVICE_COST))
         return run
+
+    def trainer(self, user: str) -> Trainer | None:
+        """In whose plan the user's jobs are; None where there is one plan."""
+        return self.controller.trainers.of(self.parties.trainer(user))
+
+    def trainer_of(self, job: JobRecord) -> Trainer | None:
+        """The same for a job."""
+        return self.controller.trainers.of(job.submitted.trainer)
 
     def reweigh(self, job: str, spec: messages.JobSpec) -> None:
         """An unfinished job counts as ``spec`` says from now on."""
@@ -288,6 +318,14 @@ class Core:
         run.spec = spec
         self.repository.save(run, spec=msgspec.json.encode(spec).decode())
         self.feed(JobWeighed(job, spec.weight))
+
+    def revalue(self, job: str, spec: messages.JobSpec) -> None:
+        """Nodes are worth to an unfinished service what ``spec`` says from now on."""
+        run = self.runs[job]
+        run.spec = spec
+        self.repository.save(run, spec=msgspec.json.encode(spec).decode())
+        points = ((int(size), value) for size, value in (spec.curve or {}).items())
+        self.feed(CurveLearned(job, ScalingCurve.of(points), SERVICE_COST))
 
     def progressed(self, run: ActiveJob, record: messages.Progress) -> None:
         """Let the controller know of progress, now and then."""

@@ -90,14 +90,14 @@ class Curves:
             node_class = self._usual_class()
             row = self._store.put_profile(ProfileRow(job, self._key(spec, node_class), node_class))
         storage = self._storage(row, spec)
-        return siblings.starts_with(storage, row.key, named=bool(spec.profile_key))
+        return siblings.starts_with(storage, row.key, named=_may_differ(spec))
 
     def kind(self, job: str, spec: messages.JobSpec) -> str:
-        """Jobs of one kind scale alike; empty where only its owner says which are (those may differ
-        in level), or nothing is profiled.
+        """Jobs of one kind scale alike; empty where they may differ in level, or nothing is
+        profiled.
         """
         row = self._store.profile(job)
-        return row.key if row is not None and not spec.profile_key else ""
+        return row.key if row is not None and not _may_differ(spec) else ""
 
     # --- a job goes on ---
 
@@ -202,6 +202,13 @@ class Curves:
             user_key=user_key,
             software=_identity(spec.software),
         )
+
+
+def _may_differ(spec: messages.JobSpec) -> bool:
+    """Whether only its owner says with which jobs it scales alike: those may differ in level. The
+    trials of a sweep that share a profile are taken at their owner's word.
+    """
+    return bool(spec.profile_key) and not spec.sweep
 
 
 def _read(data: Any, whose: str, costs: RescaleCosts) -> ScalingModel | None:

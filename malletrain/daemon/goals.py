@@ -13,19 +13,23 @@ from dataclasses import replace
 from typing import Any
 
 from malletrain.core.controller import Controller
-from malletrain.core.events import Event
+from malletrain.core.events import Event, JobState
 from malletrain.core.goal_record import GoalRecord
 from malletrain.core.goals import GoalsChanged, GoalsSoFar, GoalStanding, OwnerGoals, WorkReported
 from malletrain.core.node_history import KEPT, SPAN_S, NodeHistory, NodeSpan
+from malletrain.core.past_forecasts import Ended, Made
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.metrics import Metrics
 from malletrain.protocol import messages
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import GoalView
 from malletrain.store.records import GoalRow, JobRow, NodeSpanRow
 from malletrain.store.store import Store
 
 HOUR_S = 3600.0
+RECALLED_S = 60 * 86400.0
+"""Forecasts older than this are left to the past when the daemon starts."""
 KEEP_EVERY_S = 5.0
 """How often what jobs are charged is written down."""
 LATEST_S, MOST_NH, MOST_WORK = 1e10, 1e12, 1e15
@@ -59,6 +63,28 @@ class JobGoals:
         now = clock.now()
         spans = store.goals.spans(now - KEPT * SPAN_S)
         self._keeper.history.restore(NodeSpan(s.began, s.node_class, s.nodes) for s in spans)
+        self._recall_forecasts(now)
+
+    def _recall_forecasts(self, now: float) -> None:
+        """Let the controller know what came of the forecasts of before: the audit log says when a
+        job's first was made, its row when it ended.
+        """
+        firsts = {
+            event.job: Made(*event.data["first"])
+            for event in self._store.events_of(EventKind.GOAL_STANDING, now - RECALLED_S)
+            if "first" in event.data
+        }
+        over, unfinished = [], {}
+        for job, made in firsts.items():
+            row = self._store.get_job(job)
+            if row is None:
+                continue
+            if row.ended is None:
+                unfinished[job] = made
+            else:
+                over.append(Ended(made, row.ended, row.state == JobState.COMPLETED))
+        over.sort(key=lambda each: each.at)
+        self._keeper.past.restore(over, unfinished)
 
     # --- jobs ---
 

@@ -20,13 +20,15 @@ from malletrain.daemon.bandwidth import Bandwidth
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, Departures
 from malletrain.daemon.hearing import Ear
+from malletrain.daemon.hung import HungSteps
 from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.lease_actions import LeaseDesk
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.probes import Probes
 from malletrain.daemon.reports import AgentReports
-from malletrain.daemon.stuck import StuckRounds
+from malletrain.daemon.slow_nodes import SlowNodeWatch
+from malletrain.daemon.stuck import StuckRounds, warn_of_silence
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.phases import BROKEN
@@ -51,10 +53,11 @@ class Inbox:
         self.core = core
         self.departures = departures
         self.desk = desk
-        self.reports = AgentReports(core, logs)
+        self._slow = SlowNodeWatch(core, parts, desk)
+        self.reports = AgentReports(core, logs, self._slow)
         self.boot = boot
         self.probes = Probes(core.agents)
-        self._stuck = StuckRounds(core, self.probes)
+        self._stuck, self._hung = StuckRounds(core, self.probes), HungSteps(core)
         self._bandwidth = Bandwidth(core, self.probes)
         self.arrivals = Arrivals(parts)
         self.poll_soon = parts.poll_soon
@@ -63,11 +66,13 @@ class Inbox:
             messages.Phase: self._phase,
             messages.StoreUp: self._store_up,
             messages.Drained: self._drained,
+            messages.Worth: self.reports.worth,
             messages.Progress: self.reports.progress,
             messages.Mark: lambda agent, run, m: run.monitor.mark(m),
             messages.Metric: self.reports.metric,
             messages.Notice: self.reports.notice,
             messages.Doubt: self._doubt,
+            messages.Stacks: self._hung.said,
         }
 
     def handle(self, peer: bytes, lease: str, message: Any) -> None:
@@ -145,14 +150,16 @@ class Inbox:
                 self._lost(agent, f"nothing was heard of its agent for {limit:g} s")
             elif agent.unreachable_since is not None and now - agent.unreachable_since > limit / 2:
                 self._lost(agent, "the connection of its agent ended and did not come back")
-        for run in list(self.core.runs.values()):
-            self._warn_of_silence(run, now)
+        for run in list(core.runs.values()):
+            warn_of_silence(core, run, now)
         with core.step():
             self.arrivals.look(now)
         self.probes.tick(now)
         if self.adopting is None:
             self._stuck.look(now)
+            self._hung.look(now)
             self._bandwidth.look(now)
+            self._slow.look(now)
 
     def _deaf(self) -> bool:
         """Whether the daemon hears hardly anybody now, which is its own trouble."""
@@ -215,8 +222,7 @@ class Inbox:
             new = agent is None
             reclaimed = row.end_reason in (RECLAIMED, SICK)  # of which the agent knows nothing
             if row.state == LeaseStatus.LEAVING and hello.leaving_in_s is None and not reclaimed:
-                # Not the agent that was told to leave: the job of its lease was requeued and has
-                # begun again.
+                # Not the agent that was told to leave: its lease was requeued and has begun again.
                 if agent is not None:
                     self.departures.lost(agent, "its lease has begun again")
                 core.transmit(peer, messages.Goodbye("This lease has left."))
@@ -367,8 +373,7 @@ class Inbox:
     def _drained(self, agent: LeasedAgent, run: ActiveJob, message: messages.Drained) -> None:
         with self.core.step() as now:
             if message.sentence:
-                # Of use to whoever wonders where samples went, not a fault of the job: its workers
-                # may just be starting.
+                # Whoever wonders where samples went wants it: its workers may just be starting.
                 self.core.audit.record(
                     EventKind.DRAIN_WITHOUT_SNAPSHOT,
                     message.sentence,
@@ -377,21 +382,6 @@ class Inbox:
                 )
             drained = run.rounds.drained(agent.node, message.generation, now, message.number)
             self.core.rounds.act(run, drained)
-
-    def _warn_of_silence(self, run: ActiveJob, now: float) -> None:
-        limit = self.core.config.jobs.no_progress_warning
-        if (
-            run.spec.mode != "service"
-            and run.rounds.stage is RoundStage.RUNNING
-            and run.monitor.silent_for(now) > limit
-        ):
-            sentence = (
-                f"The job has reported no progress for more than {limit:g} s: it hangs, or its "
-                "script does not call malletrain.report(). "
-                "Without it MalleTrain cannot know how the job scales."
-            )
-            with self.core.step():
-                self.core.repository.notice(run, sentence)
 
 
 def _broken(held: messages.Assignment | None) -> bool:

@@ -16,8 +16,10 @@ from malletrain.core.shares import PartyStanding
 from malletrain.core.state_memory import in_memory
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import decode_spec
+from malletrain.daemon.trainer_views import of_job
 from malletrain.protocol import messages
 from malletrain.protocol.discretion import detail_for_others, job_for_others
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import (
     CurvePointView,
     InterruptionView,
@@ -29,6 +31,16 @@ from malletrain.protocol.views import (
     ShareView,
 )
 from malletrain.store.records import STARTED, GoalRow, JobRow, ProfileRow
+
+
+def short_of(needed: int, held: int, coming: int) -> str:
+    """What a job waits for: so many nodes are needed, so many are held, and so many more warm
+    up.
+    """
+    nodes = "1 node" if needed == 1 else f"{needed} nodes at least"
+    have = {0: "none is held", 1: "1 is held"}.get(held, f"{held} are held")
+    more = {0: "", 1: ", 1 warms up"}.get(coming, f", {coming} warm up")
+    return f"needs {nodes}, {have}{more}"
 
 
 class JobViews:
@@ -99,14 +111,23 @@ class JobViews:
         if (quota := self._core.controller.quotas.full(job)) is not None:
             return f"{quota.name} may have {quota.nodes} nodes at once, and other jobs have them"
         behind = self._behind(job.submitted.party)
-        nodes = sum(node.owner == owner for node in self._core.controller.nodes.values())
+        trainer = self._core.trainer_of(job)
+        nodes = sum(
+            node.owner == owner and (trainer is None or trainer.may_use(node.pool))
+            for node in self._core.controller.nodes.values()
+        )
         if nodes < job.submitted.min_nodes:
             refused = self._refusals.get(owner, "")
             why = f"; the main scheduler refused the last one asked for: {refused}"
-            return (
-                f"needs {job.submitted.min_nodes} nodes at least, {nodes} are held"
-                f"{why if refused else behind}"
+            own = f" for trainer {trainer.name}" if trainer is not None else ""
+            coming = sum(
+                a.owner == owner
+                and bool(a.awaited)
+                and (trainer is None or trainer.may_use(a.node_class))
+                for a in self._core.agents
             )
+            lacks = short_of(job.submitted.min_nodes, nodes, coming)
+            return f"{lacks}{own}{why if refused else behind}"
         return f"others are served first{behind}"
 
     def _behind(self, party: str) -> str:
@@ -154,6 +175,9 @@ class JobViews:
             self._network(row),
             self._memory(row),
             self.share(self._core.parties.party(row.owner)) if mine else None,
+            self._stacks(row),
+            self._slow(row),
+            of_job(self._core, row.id),
         )
         return made if mine else detail_for_others(made)
 
@@ -172,6 +196,13 @@ class JobViews:
             if standing.party == mine or core.accounts.operates(user)
         )
 
+    def _stacks(self, row: JobRow) -> dict[str, str]:
+        """Where its workers stood when they last hung; of a completed job nobody wonders."""
+        if row.state == JobState.COMPLETED.value:
+            return {}
+        hung = self._core.store.job_events(row.id, [EventKind.JOB_HUNG])
+        return dict(hung[-1].data.get("stacks", {})) if hung else {}
+
     def _network(self, row: JobRow) -> str:
         """By which network it goes, and what was measured there."""
         run = self._core.runs.get(row.id)
@@ -189,6 +220,12 @@ class JobViews:
         agents = [self._core.agents.on(node) for node in run.rounds.members]
         taken = [a.memory_bytes for a in agents if a is not None and a.memory_bytes]
         return in_memory(taken, row.snapshot, self._core.config.jobs.drain_timeout)
+
+    def _slow(self, row: JobRow) -> tuple[str, ...]:
+        """What is known of those of its nodes that hold up the others."""
+        run, known = self._core.runs.get(row.id), self._core.slow.known(self._core.clock.now())
+        members = run.rounds.members if run else ()
+        return tuple(known[node].sentence for node in members if node in known)
 
     def _profile(self, row: JobRow, spec: messages.JobSpec) -> ProfileView | None:
         settings = self._core.config.profiling

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -23,6 +23,7 @@ from malletrain.daemon.lease_actions import LeaseDesk, ReclaimOver, ReleaseCall,
 from malletrain.daemon.manners import Manners
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.restraints import Restraints
+from malletrain.daemon.sickbay import manner
 from malletrain.daemon.unheard import Unheard, last_words, likely_cause
 from malletrain.daemon.waiting import happens
 from malletrain.identity.keys import KeyRing
@@ -64,6 +65,7 @@ class Leases:
         self._scavenger = scavenger
         self._endpoint = endpoint
         self._calls = asyncio.Lock()
+        self._under_way: asyncio.Future[Any] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.active: Mapping[str, LeaseRow] = parts.lease_rows.active
         """The leases that have not ended, by id."""
@@ -84,6 +86,8 @@ class Leases:
         """Make the calls that the desk asks for, for ever."""
         while True:
             call = await self._desk.calls.get()
+            if self._core.failed.done():
+                return  # it was asked for in a step that was not saved
             task = asyncio.get_running_loop().create_task(self._make(call))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -215,11 +219,13 @@ class Leases:
     def _gaps_seen(self, found: PollResult, now: float) -> None:
         sick = self._parts.sick.now(now)
         self._parts.metrics.sick(len(sick))
+        slow = self._parts.slow.known(now) if manner(self._parts.config) == "swap" else {}
+        avoided = {*sick, *slow}
         may = self.restraints.now
         gaps = {
             gap.node: gap
             for gap in found.gaps
-            if gap.node not in sick and not may.refusal(gap.node)
+            if gap.node not in avoided and not may.refusal(gap.node)
         }
         self._parts.gaps.clear()
         self._parts.gaps.update(gaps)
@@ -304,7 +310,13 @@ class Leases:
 
     async def _call(self, call: Callable[[], T]) -> T:
         async with self._calls:
-            return await asyncio.to_thread(call)
+            self._under_way = asyncio.ensure_future(asyncio.to_thread(call))
+            return await asyncio.shield(self._under_way)
+
+    async def quiet(self) -> None:
+        """Wait for the call under way, whoever waited for it before."""
+        if self._under_way is not None:
+            await asyncio.gather(self._under_way, return_exceptions=True)
 
 
 def _patience_s(config: Config) -> float:

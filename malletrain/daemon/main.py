@@ -1,5 +1,6 @@
 """The daemon's life: take the state directory, listen, restore, poll, adopt; on SIGTERM stop and
-leave the jobs running.
+leave the jobs running. After a step that failed it makes its parts anew and adopts again, within
+the same process: agents and clients keep their connections.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from malletrain.daemon.clock import Clock
 from malletrain.daemon.compose import Service, agent_command, compose
 from malletrain.daemon.core import Core
 from malletrain.daemon.metrics import NODE_USES, Metrics, MetricsError
+from malletrain.daemon.mishaps import Mishaps, cause_of
 from malletrain.daemon.retention import Retention
 from malletrain.daemon.startup import refusals
+from malletrain.daemon.switchboard import MessageFailed
 from malletrain.daemon.transport import Transport
 from malletrain.identity.keys import KeyRing
 from malletrain.identity.state_directory import (
@@ -41,7 +44,9 @@ from malletrain.identity.state_directory import (
     write_daemon_info,
 )
 from malletrain.identity.users import Users
+from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
+from malletrain.store.database import StatementRefused
 from malletrain.store.store import Store, StoreError
 from scavenger.interface import SchedulerError
 
@@ -136,7 +141,8 @@ class Daemon:
         self._scheduler = scheduler
         self._boot = str(store.boot())
         self._clock = Clock()
-        self._metrics = Metrics()
+        self.metrics = Metrics()
+        self.mishaps = Mishaps(self.metrics, self._clock.now)
         self._retention = Retention(store, config.accounting.keep)
         self._transport = Transport(self.keys.server, self.keys.identity)
 
@@ -148,20 +154,47 @@ class Daemon:
             loop.add_signal_handler(number, stop.set)
         again = asyncio.Event()
         loop.add_signal_handler(signal.SIGHUP, again.set)
-        tasks: list[asyncio.Task[None]] = []
         try:
             bound = self._listen()
             host = await asyncio.to_thread(self._scheduler.host, self.config)
             self.endpoint = f"tcp://{host}:{bound.rpartition(':')[2]}"
-            self.service = service = await self._connect()
+            await asyncio.to_thread(self._scheduler.prepare, self.config)
+            self.service = service = self._connect()
             if self.config.daemon.metrics_listen:
-                port = self._metrics.serve(self.config.daemon.metrics_listen)
+                port = self.metrics.serve(self.config.daemon.metrics_listen)
                 log.info("metrics", port=port)
-            self._metrics.started(__version__)
+            self.metrics.started(__version__)
+            failure = await self._live(service, stop, again)
+            while failure is not None:
+                self.service, before = await self._connect_anew(service), service
+                failure = await self._live(self.service, stop, again, failure, before)
+                service = self.service
+            return 0
+        finally:
+            tell_service_manager("STOPPING=1")
+            self.metrics.stop()
+            self._transport.stop()
+
+    async def _live(
+        self,
+        service: Service,
+        stop: asyncio.Event,
+        again: asyncio.Event,
+        failure: BaseException | None = None,
+        before: Service | None = None,
+    ) -> BaseException | None:
+        """Serve with these parts until a signal asks to stop (None), or until they have failed in a
+        way that others may go on after. ``again``: a signal asks for the configuration to be read
+        again; ``failure``: what ended the parts ``before``.
+        """
+        loop, tasks = asyncio.get_running_loop(), []
+        try:
             await service.associations.learn()
             # First what was: agents may have called already, and speak of jobs known before.
-            wait_s = self._restore(service)
+            wait_s = self._restore(service, failure)
             self._transport.serve(service.switchboard)
+            for agent in before.core.agents if before is not None else ():
+                self._transport.send(agent.peer, messages.WhoAreYou(self._boot))
             for work in (
                 self._lead(service, wait_s),
                 service.leases.run(),
@@ -173,26 +206,31 @@ class Daemon:
             ):
                 tasks.append(loop.create_task(work))
                 tasks[-1].add_done_callback(service.core.task_ended)
-            self._announce()
-            tell_service_manager("READY=1")
-            await self._until(stop, service)
-            return 0
+            if failure is None:
+                self._announce()
+                tell_service_manager("READY=1")
+            return await self._until(stop, service)
         finally:
-            tell_service_manager("STOPPING=1")
+            self._transport.hold()
+            service.core.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._metrics.stop()
-            self._transport.stop()
 
-    async def _connect(self) -> Service:
-        await asyncio.to_thread(self._scheduler.prepare, self.config)
+    async def _connect_anew(self, service: Service) -> Service:
+        """Other parts in the place of these, which have failed."""
+        await service.leases.quiet()
+        self.config = service.core.config  # with what was reloaded
+        self._boot = str(self._store.boot())
+        return self._connect()
+
+    def _connect(self) -> Service:
         return compose(
             self.config,
             self._store,
             self.keys,
             self._clock,
-            self._metrics,
+            self.metrics,
             self._scheduler.connect(self.config),
             self.endpoint,
             agent_command(
@@ -203,19 +241,26 @@ class Daemon:
             ),
             self._transport.send,
             self._boot,
+            self.mishaps,
             self._retention,
             self._path,
             self._log_file,
         )
 
-    async def _until(self, stop: asyncio.Event, service: Service) -> None:
+    async def _until(self, stop: asyncio.Event, service: Service) -> BaseException | None:
         core = service.core
         waiting = asyncio.ensure_future(stop.wait())
         ends: list[asyncio.Future[Any]] = [waiting, core.failed]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if core.failed.done():
-            core.failed.result()
+            error = core.failed.exception()
+            assert error is not None
+            if isinstance(error, StoreError) and not isinstance(error, StatementRefused):
+                raise error  # nothing can be kept: the service manager tries again
+            if not (isinstance(error, MessageFailed) or self.mishaps.may_begin_anew(error)):
+                raise error
+            return error
         with core.step() as now:
             core.keep_shares(now)
             for run in core.runs.values():
@@ -229,19 +274,27 @@ class Daemon:
         remove_daemon_info(
             self.config.state_dir / INFO
         )  # what was announced to the site stays: it is true again at the next start
+        return None
 
-    def _restore(self, service: Service) -> float:
+    def _restore(self, service: Service, failure: BaseException | None) -> float:
         """Take in hand what was. Returns how long to wait for agents at most, seconds."""
         core, known = service.core, len(service.leases.active)
         wait = self.config.daemon.adopt_wait if known else 0.0
         core.controller.hold(core.clock.now() + wait + 60.0)
         core.restore()
-        with core.step():
-            core.audit.record(
-                EventKind.DAEMON_STARTED,
-                f"The daemon runs; it knows {len(core.runs)} unfinished jobs and {known} leases.",
-                boot=self._boot,
+        found = f"{len(core.runs)} unfinished jobs and {known} leases"
+        if failure is None:
+            kind, sentence = EventKind.DAEMON_STARTED, f"The daemon runs; it knows {found}."
+        else:
+            kind = EventKind.MESSAGE_FAILED
+            what = (
+                str(failure)
+                if isinstance(failure, MessageFailed)
+                else f"The daemon failed: {cause_of(failure)}"
             )
+            sentence = f"{what} It has taken {found} in hand anew; the jobs went on meanwhile."
+        with core.step():
+            core.audit.record(kind, sentence, boot=self._boot)
         return wait
 
     async def _lead(self, service: Service, wait_s: float) -> None:
@@ -258,7 +311,7 @@ class Daemon:
         while True:
             due = loop.time() + WATCH_EVERY_S
             await asyncio.sleep(WATCH_EVERY_S)
-            self._metrics.loop_lag(loop.time() - due)
+            self.metrics.loop_lag(loop.time() - due)
             service.inbox.watch()
             service.promises.look()
             with service.core.step():
@@ -283,27 +336,27 @@ class Daemon:
         agents, drawn_by = list(service.core.agents), service.core.config.accounting.watts_by_class
         held = [(agent.node, agent.node_class, _use(agent)) for agent in agents]
         training, free, leaving = (sum(use == each for *_, use in held) for each in NODE_USES)
-        self._metrics.nodes(training, free, leaving)
-        self._metrics.held(held)
+        self.metrics.nodes(training, free, leaving)
+        self.metrics.held(held)
         restraint = service.leases.restraints.now
-        self._metrics.restrained(
+        self.metrics.restrained(
             restraint.paused is not None or EVERY_NODE in restraint.drained,
             len(restraint.drained.keys() - {EVERY_NODE}),
             len(restraint.excluded),
         )
-        self._metrics.warm(sum(agent.warm_bytes for agent in agents))
+        self.metrics.warm(sum(agent.warm_bytes for agent in agents))
         for use, count in (("training", training), ("free", free), ("leaving", leaving)):
-            self._metrics.node_seconds(use, count * WATCH_EVERY_S)
+            self.metrics.node_seconds(use, count * WATCH_EVERY_S)
         for agent in agents:
             if watts := drawn_by.get(agent.node_class):
                 drawn = watts.idle if agent.holds is None else watts.busy
-                self._metrics.energy(agent.node_class, drawn * WATCH_EVERY_S)
+                self.metrics.energy(agent.node_class, drawn * WATCH_EVERY_S)
         service.leases.notice()
         states: dict[str, int] = {}
         for job in service.core.controller.jobs.values():
             states[job.state.value] = states.get(job.state.value, 0) + 1
-        self._metrics.jobs(states)
-        self._metrics.memory(service.core.agents.memory())
+        self.metrics.jobs(states)
+        self.metrics.memory(service.core.agents.memory())
 
     # --- where it listens ---
 

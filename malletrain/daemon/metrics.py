@@ -116,6 +116,11 @@ class Metrics:
             "Messages refused because they did not fit the protocol, by sender.",
             "sender",
         )
+        self._failed = counter(
+            "failed_messages_total",
+            "Messages that the daemon failed at, a defect of it, by sender.",
+            "sender",
+        )
         self._poll_failures = counter(
             "poll_failures_total", "Polls of the main scheduler that failed."
         )
@@ -284,6 +289,10 @@ class Metrics:
     def invalid_message(self, sender: str) -> None:
         """A message was refused; ``sender`` is ``agent``, ``client`` or ``unknown``."""
         self._invalid.labels(sender).inc()
+
+    def failed_message(self, sender: str) -> None:
+        """A message could not be handled; ``sender`` as in :meth:`invalid_message`."""
+        self._failed.labels(sender).inc()
 
     def polled(self, time: float, idle_nodes: int) -> None:
         """The main scheduler answered at ``time`` (seconds since the epoch)."""

@@ -125,6 +125,10 @@ class JobMonitor:
         share = self._now_counted / counted if counted > 0 else 1.0
         return max(self._floor, self.before + own * share)
 
+    def by_rank(self) -> dict[int, float]:
+        """Samples of each worker of the present round."""
+        return {rank: r.samples for (g, rank, _), r in self._counts.items() if g == self.generation}
+
     @property
     def batch(self) -> float:
         """Samples of the last step of all ranks together: the global batch size."""

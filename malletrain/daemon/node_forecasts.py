@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
 from malletrain.core.node_forecast import nodes_ahead
 from malletrain.core.node_history import SPAN_S, NodeHistory
+from malletrain.daemon.core import Core
 from malletrain.protocol.views import NodeForecastView
 
 DAY = int(86400 / SPAN_S)
 """Spans of a day: as many are told of the past, and of the time to come."""
+
+
+def operations(core: Core) -> dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]]:
+    """What clients may ask."""
+
+    async def forecast(user: str, params: Mapping[str, Any]) -> list[NodeForecastView]:
+        return node_forecasts(core.goals.history, core.clock.now())
+
+    return {"forecast": forecast}
 
 
 def node_forecasts(history: NodeHistory, now: float) -> list[NodeForecastView]:

@@ -10,6 +10,8 @@ import msgspec
 from malletrain.daemon.core import Core
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.parts import Parts
+from malletrain.daemon.sickbay import manner
+from malletrain.daemon.trainer_views import of_class
 from malletrain.protocol.views import NodeView
 from scavenger.batch.rules import span
 
@@ -39,6 +41,12 @@ def node_views(core: Core, parts: Parts, leases: Leases, explain: bool) -> list[
         answer = f"{found.sentence} It is left alone for another {span(found.until - now)}."
         rules[node] = (*rules.get(node, ()), ("health", False, answer))
         views[node] = NodeView(node, "sick", "", "", found.since)
+    for node, known in parts.slow.known(now).items():
+        alone = f" It is left alone for another {span(parts.slow.until(node) - now)}."
+        free = core.agents.on(node) is None and manner(core.config) == "swap"
+        answer = f"{known.sentence}{alone if free else ''}"
+        rules[node] = (*rules.get(node, ()), ("pace", not free, answer))
+        views.setdefault(node, NodeView(node, "slow", "", "", known.since))
     for gap in parts.gaps.values():
         views[gap.node] = NodeView(
             gap.node, "idle", "", "", gap.idle_since, gap.horizon_s, node_class=gap.node_class
@@ -77,4 +85,10 @@ def node_views(core: Core, parts: Parts, leases: Leases, explain: bool) -> list[
         free = all(passed for rule, passed, _ in rules[node] if rule in ("idle", "usable"))
         views[node] = NodeView(node, "idle" if free else "busy", "", "", now)
     ordered = sorted(views, key=natural)
-    return [msgspec.structs.replace(views[node], rules=rules.get(node, ())) for node in ordered]
+    whose = {v.node_class: of_class(core, v.node_class) for v in views.values()}
+    return [
+        msgspec.structs.replace(
+            views[node], rules=rules.get(node, ()), trainers=whose[views[node].node_class]
+        )
+        for node in ordered
+    ]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from malletrain.config.model import Config
 from malletrain.config.shares import QuotasSection
 from malletrain.core.events import Quota
+from malletrain.core.trainers import REST
 from scavenger.slurm.associations import Associations
 
 NO_ACCOUNT, NO_GROUP = "(no account)", "(no group)"
@@ -36,6 +37,7 @@ class Parties:
 
     def __init__(self, config: Config, group_of: Callable[[str], str] = primary_group) -> None:
         self._shares, self._quotas = config.shares, config.quotas
+        self._trainers = config.trainer
         self._group_of = group_of
         self._slurms = Associations()
 
@@ -71,6 +73,19 @@ class Parties:
             **{name: max(least, part / mean) for name, part in parts.items()},
             **self._shares.weight_of,
         }
+
+    # --- trainers ---
+
+    def trainer(self, user: str) -> str:
+        """The trainer of the user's jobs; empty where there is none."""
+        whose = (("users", user), ("accounts", self.account(user)), ("groups", None))
+        for what, name in whose:
+            for section in self._trainers:
+                named = getattr(section, what)
+                if named and (self._group_of(user) if name is None else name) in named:
+                    return section.name
+        rest = (section.name for section in self._trainers if section.rest)
+        return next(rest, REST if self._trainers else "")
 
     # --- quotas ---
 

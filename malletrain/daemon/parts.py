@@ -10,15 +10,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from time import perf_counter
 
 from jpa.costs import RescaleCosts
 from malletrain.config.model import Config
 from malletrain.core.controller import Controller
 from malletrain.core.events import Event
-from malletrain.core.planning import exact, make_plan
 from malletrain.core.sick_nodes import SickNodes
+from malletrain.core.slow_nodes import SlowNodes
 from malletrain.daemon.accounts import Accounts
 from malletrain.daemon.agents import Agents
 from malletrain.daemon.audit_log import AuditLog
@@ -30,9 +29,9 @@ from malletrain.daemon.lease_rows import LeaseRows
 from malletrain.daemon.metrics import Metrics
 from malletrain.daemon.parties import Parties
 from malletrain.daemon.round_shell import RoundShell
-from malletrain.daemon.settings import controller_settings
+from malletrain.daemon.settings import controller_settings, planner
 from malletrain.daemon.share_keeper import ShareKeeper
-from malletrain.daemon.sickbay import sick_nodes
+from malletrain.daemon.sickbay import sick_nodes, slow_nodes
 from malletrain.protocol import messages
 from malletrain.store.store import Store
 from scavenger.interface import Gap
@@ -88,6 +87,8 @@ class Parts:
     """For the controller, in this step."""
     sick: SickNodes
     """The nodes that failed a health check."""
+    slow: SlowNodes
+    """The nodes that held up the others of their jobs."""
     runs: dict[str, ActiveJob] = field(default_factory=dict)
     """The unfinished jobs, by id."""
     gaps: dict[str, Gap] = field(default_factory=dict)
@@ -117,10 +118,7 @@ def make_parts(
     accounts = Accounts(config)
     audit = AuditLog(store, clock)
     repository = JobRepository(store, clock, metrics, audit)
-    controller = Controller(
-        controller_settings(config),
-        partial(make_plan, solver=partial(exact, clock=perf_counter)),
-    )
+    controller = Controller(controller_settings(config), planner(config, perf_counter))
     agents = Agents(outbox.post, accounts.of)
     cost = controller.settings.planning.cost
     return Parts(
@@ -138,8 +136,18 @@ def make_parts(
         LeaseRows(store),
         ShareKeeper(controller, store),
         agents,
-        RoundShell(config, clock, agents, repository, audit, events.append, key_of),
+        RoundShell(
+            config,
+            clock,
+            agents,
+            repository,
+            audit,
+            events.append,
+            key_of,
+            controller.state.lasts_s,
+        ),
         outbox,
         events,
         sick_nodes(config, store, clock.now()),
+        slow_nodes(config, store, clock.now()),
     )

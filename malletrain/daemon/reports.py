@@ -13,11 +13,13 @@ from collections import OrderedDict
 import structlog
 
 from malletrain.core.events import JobState, ModelChanged, PriorSuggested
+from malletrain.daemon.admission import RequestRefused, valued
 from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import ActiveJob, decode_spec
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.metric_series import GrowingSeries, Value
+from malletrain.daemon.slow_nodes import SlowNodeWatch
 from malletrain.protocol import messages
 
 log = structlog.get_logger(__name__)
@@ -37,9 +39,10 @@ _REMEMBERED = 256
 class AgentReports:
     """Takes the reports of every agent."""
 
-    def __init__(self, core: Core, logs: LogSink) -> None:
+    def __init__(self, core: Core, logs: LogSink, slow: SlowNodeWatch) -> None:
         self._core = core
         self._logs = logs
+        self._slow = slow
         self._ended: OrderedDict[str, tuple[str, int, int]] = OrderedDict()
 
     def progress(self, agent: LeasedAgent, run: ActiveJob, message: messages.Progress) -> None:
@@ -47,6 +50,7 @@ class AgentReports:
         core = self._core
         before = run.monitor.total
         run.monitor.progress(message)
+        self._slow.heard(agent.node, run, message)
         core.metrics.samples(run.monitor.total - before)
         core.keep_rescales(run)
         if (
@@ -74,6 +78,20 @@ class AgentReports:
             else:
                 self._core.repository.save(run, metrics={**metrics, message.name: message.value})
                 self._grow(run, message)
+
+    def worth(self, agent: LeasedAgent, run: ActiveJob, message: messages.Worth) -> None:
+        """A service says anew what nodes are worth to it."""
+        if run.spec.mode != "service":
+            return
+        try:
+            spec = valued(run.spec, message.nodes)
+        except RequestRefused as error:
+            with self._core.step():
+                self._core.repository.notice(run, f"What its process says of its worth: {error}")
+            return
+        if spec.curve != run.spec.curve:
+            with self._core.step():
+                self._core.revalue(run.row.id, spec)
 
     def _grow(self, run: ActiveJob, message: messages.Metric) -> None:
         """Keep the values over time."""

@@ -66,6 +66,7 @@ class RoundShell:
         audit: AuditLog,
         feed: Callable[[Event], None],
         key_of: Callable[[str], str],
+        lasts_of: Callable[[str], float | None],
     ) -> None:
         self._config = config
         self._clock = clock
@@ -74,6 +75,7 @@ class RoundShell:
         self._audit = audit
         self._feed = feed
         self.key_of = key_of
+        self._lasts_of = lasts_of
         self.measured: dict[str, NetworkView] = {}
         """Class of nodes → how fast its network was found to be."""
         self.nodes_in_all: int | None = None
@@ -265,6 +267,7 @@ class RoundShell:
                     self.address_of(node),
                     address,
                     None if leaves is None else max(0.0, leaves - now),
+                    self._lasts_of(node),
                 )
             )
         return tuple(peers)

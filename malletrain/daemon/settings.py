@@ -4,9 +4,13 @@ advisor, and to every job's rounds. Pure.
 
 from __future__ import annotations
 
-from allocator import RescaleCost
+from functools import partial
+
+from allocator import Goal, MonotonicClock, RescaleCost
 from malletrain.config.model import Config
 from malletrain.config.schedulers import BatchScheduler
+from malletrain.core.freetrain import freetrain_plan, freetrain_settings
+from malletrain.core.planning import Planner, exact, make_plan
 from malletrain.core.settings import (
     ControllerSettings,
     PlanningSettings,
@@ -14,6 +18,7 @@ from malletrain.core.settings import (
     ShareSettings,
     advisor_config,
 )
+from malletrain.core.trainers import DEADLINES_FIRST, REST, Trainer
 from malletrain.rounds.settings import RoundSettings
 
 MOVING_S = 10.0
@@ -24,6 +29,18 @@ workers.
 
 def controller_settings(config: Config) -> ControllerSettings:
     """What the site's configuration says to the controller."""
+    settings = _settings(config)
+    return freetrain_settings(settings) if config.allocation.policy == "freetrain" else settings
+
+
+def planner(config: Config, clock: MonotonicClock) -> Planner:
+    """Who makes its plans; a time limit is kept on ``clock``."""
+    solver = partial(exact, clock=clock)
+    free = config.allocation.policy == "freetrain"
+    return partial(freetrain_plan if free else make_plan, solver=solver)
+
+
+def _settings(config: Config) -> ControllerSettings:
     a, j, p = config.allocation, config.jobs, config.profiling
     table = config.scheduler.table
     profiling = ProfilingSettings(
@@ -73,7 +90,29 @@ def controller_settings(config: Config) -> ControllerSettings:
         max_leases_per_owner=table.max_leases_per_user if isinstance(table, BatchScheduler) else 0,
         profiling=profiling if p.enabled else None,
         shares=share_settings(config),
+        trainers=trainers(config),
     )
+
+
+def trainers(config: Config) -> tuple[Trainer, ...]:
+    """What the site's configuration says of trainers, whom nobody names last."""
+    if not config.trainer:
+        return ()
+    named = frozenset(name for section in config.trainer for name in section.node_classes)
+    found = [
+        Trainer(
+            section.name,
+            Goal.THROUGHPUT if section.objective == "throughput" else Goal.EFFICIENCY,
+            DEADLINES_FIRST if section.objective == "deadlines" else None,
+            frozenset(section.node_classes) or None,
+            frozenset() if section.node_classes else named,
+            section.part,
+        )
+        for section in sorted(config.trainer, key=lambda section: section.rest)
+    ]
+    if not any(section.rest for section in config.trainer):
+        found.append(Trainer(REST, Goal(config.allocation.objective), never=named))
+    return tuple(found)
 
 
 def share_settings(config: Config) -> ShareSettings | None:

@@ -1,13 +1,17 @@
-"""The nodes that failed a health check, as the audit log has them: a daemon that was started again
-leaves them alone too.
+"""The nodes that failed a health check or were found slow, as the audit log has them: a daemon that
+was started again leaves them alone too.
 """
 
 from __future__ import annotations
 
 from malletrain.config.model import Config
 from malletrain.core.sick_nodes import SickNode, SickNodes
+from malletrain.core.slow_nodes import SlowNode, SlowNodes
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.store.store import Store
+
+_HALF_LIVES = 8
+"""After so many nothing of a slow node is believed that could matter."""
 
 
 def sick_nodes(config: Config, store: Store, now: float) -> SickNodes:
@@ -18,3 +22,25 @@ def sick_nodes(config: Config, store: Store, now: float) -> SickNodes:
         sentence, until = str(row.data["sentence"]), float(row.data["until"])
         found.remember(row.node, SickNode(row.time, until, sentence))
     return found
+
+
+def slow_nodes(config: Config, store: Store, now: float) -> SlowNodes:
+    """What is known of slow nodes at ``now``, seconds since the epoch."""
+    nodes = config.nodes
+    found = SlowNodes(nodes.slow_factor, nodes.slow_half_life)
+    if manner(config) == "off":
+        return found
+    since = now - _HALF_LIVES * nodes.slow_half_life
+    cleared = {row.node: row.seq for row in store.events_of(EventKind.NODE_NOT_SLOW, since)}
+    for row in store.events_of(EventKind.NODE_SLOW, since):
+        if row.seq > cleared.get(row.node, -1):
+            sentence, times = str(row.data["sentence"]), float(row.data["slowdown"])
+            found.remember(row.node, SlowNode(row.time, times, sentence))
+    return found
+
+
+def manner(config: Config) -> str:
+    """What is done about slow nodes: ``off``, ``name`` or ``swap``."""
+    if config.nodes.slow_nodes == "auto":
+        return "off" if config.scheduler.kind == "local" else "swap"
+    return config.nodes.slow_nodes

@@ -151,6 +151,7 @@ class StuckRounds:
             elif silent >= _PAUSES * watch.pause:
                 text = f"{began}, though its nodes reach each other; its workers are started again."
                 core.audit.record(EventKind.ROUND_STUCK, text, job=job)
+                run.rounds.give_up()
                 core.feed(WorkersFailed(job, text))
 
 
@@ -164,3 +165,20 @@ def _adopted(run: ActiveJob) -> int:
     """
     at_work = run.rounds.stage is RoundStage.RUNNING and run.monitor.pending is None
     return run.rounds.generation if at_work else 0
+
+
+def warn_of_silence(core: Core, run: ActiveJob, now: float) -> None:
+    """Tell the owner of a job that reports nothing for long."""
+    limit = core.config.jobs.no_progress_warning
+    if (
+        run.spec.mode != "service"
+        and run.rounds.stage is RoundStage.RUNNING
+        and run.monitor.silent_for(now) > limit
+    ):
+        sentence = (
+            f"The job has reported no progress for more than {limit:g} s: it hangs, or its "
+            "script does not call malletrain.report(). "
+            "Without it MalleTrain cannot know how the job scales."
+        )
+        with core.step():
+            core.repository.notice(run, sentence)

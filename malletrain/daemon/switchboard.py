@@ -1,50 +1,88 @@
 """Messages that come in, handed to whom they are for: agents' to the inbox, clients' to the API,
-strangers' to the login. Answers go back when they are ready.
+strangers' to the login. Answers go back when they are ready. One that cannot be handled costs
+itself (:mod:`malletrain.daemon.mishaps`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from time import monotonic
 from typing import Any
 
 import structlog
 
 from malletrain.daemon.api import Api, StepFailed
-from malletrain.daemon.core import Core
+from malletrain.daemon.core import Core, CoreOver
 from malletrain.daemon.inbox import Inbox
 from malletrain.daemon.login import Login
+from malletrain.daemon.mishaps import Mishap, Mishaps
+from malletrain.daemon.rates import Rates
 from malletrain.protocol import messages
+from malletrain.protocol.event_kinds import EventKind
+from malletrain.store.database import StatementRefused, StoreError
 
 log = structlog.get_logger(__name__)
+
+
+TOLD_PER_S = 0.1
+"""Lines of the log a second about messages of one kind of sender that are none."""
+AGAIN = "The daemon is beginning anew; ask again in a moment."
+
+
+class MessageFailed(Exception):
+    """A message tore a step: the parts of the daemon have to be made anew. The cause is what
+    happened.
+    """
+
+    def __init__(self, mishap: Mishap) -> None:
+        super().__init__(mishap.sentence)
+        self.mishap = mishap
 
 
 class Switchboard:
     """What the transport calls, see :class:`malletrain.daemon.transport.Receiver`."""
 
-    def __init__(self, core: Core, inbox: Inbox, api: Api, login: Login) -> None:
+    def __init__(self, core: Core, inbox: Inbox, api: Api, login: Login, mishaps: Mishaps) -> None:
         self._core = core
+        self._mishaps = mishaps
+        self._rates = Rates(core.config.daemon.request_rate, core.accounts.operates, monotonic)
+        self._told = Rates(TOLD_PER_S, lambda sender: False, monotonic)
         self._inbox = inbox
         self._api = api
         self._login = login
         self._answers: set[asyncio.Task[None]] = set()
         self._table: dict[str, Callable[[bytes, str, Any], None]] = {
-            "lease": core.guard(inbox.handle),
-            "client": core.guard(self._client),
-            "stranger": core.guard(self._stranger),
+            "lease": inbox.handle,
+            "client": self._client,
+            "stranger": self._stranger,
         }
 
     def message(self, peer: bytes, who: str, message: Any) -> None:
         """A valid message of a peer whose key is that of ``who``, as the key ring names it."""
+        if self._core.failed.done():  # the next parts ask agents who they are
+            if isinstance(message, messages.Request):
+                self._core.transmit(peer, _failure(message, AGAIN))
+            return
+        request = isinstance(message, messages.Request)
+        kind = message.op if request else type(message).__name__
+        if refusal := self._mishaps.refusal(who, kind):
+            told = _failure(message, refusal) if request else messages.Error(refusal)
+            self._core.transmit(peer, told)
+            return
         role, _, name = who.partition(":")
-        self._table[role](peer, name, message)
+        try:
+            self._table[role](peer, name, message)
+        except Exception as error:
+            self._failed(who, kind, error)
 
     def invalid(self, sentence: str) -> None:
         """Something came that is no message."""
         role = sentence.partition(":")[0]
         sender = {"lease": "agent", "client": "client"}.get(role, "unknown")
         self._core.metrics.invalid_message(sender)
-        log.warning("message refused", reason=sentence)
+        if not self._told.wait_s(sender):
+            log.warning("message refused", reason=sentence)
 
     def disconnected(self) -> None:
         """Some connection ended; whose shows a moment later."""
@@ -54,37 +92,75 @@ class Switchboard:
 
     def _client(self, peer: bytes, user: str, message: Any) -> None:
         if isinstance(message, messages.Request):
-            self._reply(peer, message, self._api.answer(user, message))
+            self._reply(peer, f"client:{user}", message, self._in_turn(user, message))
         else:
             sentence = f"A client may not send {type(message).__name__}."
             self._core.transmit(peer, messages.Error(sentence))
 
+    async def _in_turn(self, user: str, request: messages.Request) -> messages.Reply:
+        if await self._rates.turn(user):
+            return await self._api.answer(user, request)
+        sentence = (
+            f"Too many of your requests wait; {self._core.config.daemon.request_rate:g} a second "
+            "are answered. Wait for the answers."
+        )
+        return messages.Reply(request.id, False, error=sentence, code="busy")
+
     def _stranger(self, peer: bytes, key: str, message: Any) -> None:
         if isinstance(message, messages.Request):
-            self._reply(peer, message, self._login.answer(key, message))
+            self._reply(peer, f"stranger:{key}", message, self._login.answer(key, message))
         else:
             self._core.transmit(peer, messages.Goodbye("The lease has ended."))
 
+    def _failed(self, who: str, kind: str, error: BaseException) -> None:
+        """A message could not be handled. Where nothing is apart, that is all."""
+        core = self._core
+        if core.failed.done():
+            return
+        if isinstance(error, StoreError) and not isinstance(error, StatementRefused):
+            core.fail(error)  # not the message's fault
+            return
+        mishap = self._mishaps.of_message(who, kind, error)
+        if core.torn:
+            failure = MessageFailed(mishap)
+            failure.__cause__ = error
+            core.fail(failure)
+            return
+        with core.step():
+            core.audit.record(
+                EventKind.MESSAGE_FAILED, f"{mishap.sentence} Nothing else came of it."
+            )
+
     def _reply(
-        self, peer: bytes, request: messages.Request, answer: Coroutine[Any, Any, messages.Reply]
+        self,
+        peer: bytes,
+        who: str,
+        request: messages.Request,
+        answer: Coroutine[Any, Any, messages.Reply],
     ) -> None:
-        task = asyncio.get_running_loop().create_task(self._answer(peer, request, answer))
+        task = asyncio.get_running_loop().create_task(self._answer(peer, who, request, answer))
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
     async def _answer(
-        self, peer: bytes, request: messages.Request, answer: Coroutine[Any, Any, messages.Reply]
+        self,
+        peer: bytes,
+        who: str,
+        request: messages.Request,
+        answer: Coroutine[Any, Any, messages.Reply],
     ) -> None:
         try:
             reply = await answer
         except Exception as error:
-            log.exception("request failed", op=request.op)
-            reply = messages.Reply(
-                request.id,
-                False,
-                error="The daemon failed at this request; its log says how.",
-                code="internal",
-            )
-            if isinstance(error, StepFailed):
-                self._core.fail(error.__cause__ or error)
+            cause = (error.__cause__ or error) if isinstance(error, StepFailed) else error
+            sentence = "The daemon failed at this request; its log says how."
+            if isinstance(cause, CoreOver):
+                sentence = AGAIN
+            else:
+                self._failed(who, request.op, cause)
+            reply = _failure(request, sentence)
         self._core.transmit(peer, reply)
+
+
+def _failure(request: messages.Request, sentence: str) -> messages.Reply:
+    return messages.Reply(request.id, False, error=sentence, code="internal")

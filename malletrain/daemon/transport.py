@@ -8,6 +8,7 @@ what messages mean.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -22,6 +23,11 @@ from malletrain.protocol import messages, wire
 
 HARD_LIMIT_BYTES = 4 * wire.MAX_MESSAGE_BYTES
 """A peer that sends a larger frame is cut off by ZeroMQ before the frame is in memory."""
+
+TURN_S = 0.01
+"""How long messages are taken in before others of the loop's work have their turn: who sends very
+much does not keep those waiting whose messages are here already. Senders take turns anyhow.
+"""
 
 log = structlog.get_logger(__name__)
 
@@ -103,6 +109,13 @@ class Transport:
         self._loop.call_soon(self._receive)
         self._loop.call_soon(self._watch)
 
+    def hold(self) -> None:
+        """Receive nothing for now; what comes in waits until :meth:`serve`."""
+        if self._loop:
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_reader(self._monitor.fileno())
+        self._receiver = None
+
     def stop(self) -> None:
         """Close everything; messages not yet sent are lost (agents and clients ask again)."""
         if self._loop:
@@ -149,11 +162,13 @@ class Transport:
         return True
 
     def _receive(self) -> None:
-        assert self._receiver is not None
+        if self._receiver is None:
+            return
         # The monitor wakes its reader once, whatever comes after: a wakeup lost would leave ends
         # unread, and ZeroMQ's thread stops for good when there is no room for more of them.
         self._watch()
-        for _ in range(1000):
+        until = time.monotonic() + TURN_S
+        while time.monotonic() < until:
             try:
                 if self._socket.closed or not self._socket.poll(0):
                     return
@@ -161,6 +176,8 @@ class Transport:
             except zmq.ZMQError:
                 return
             self._one(frames, self._receiver)
+            if self._receiver is None:
+                return
         assert self._loop is not None
         self._loop.call_soon(self._receive)
 

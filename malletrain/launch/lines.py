@@ -11,9 +11,11 @@ import json
 import os
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+from malletrain.protocol.bounds import MOST_WORTHS, Amount, Count
 
 MOST_BYTES = 1 << 20
 """Bytes of one line that is not finished, and of what a process has not taken yet."""
@@ -26,7 +28,8 @@ class Said(msgspec.Struct, frozen=True):
     """One line from a process; other fields than these are passed over."""
 
     say: str
-    """``hello``, ``ready``, ``running``, ``lost`` (live mode); ``join``, ``drained`` (a service).
+    """``hello``, ``ready``, ``running``, ``lost`` (live mode); ``join``, ``drained``, ``worth`` (a
+    service).
     """
     local_rank: int = -1
     """With ``hello``: which of the node's workers this is."""
@@ -34,6 +37,8 @@ class Said(msgspec.Struct, frozen=True):
     """The round that it speaks of."""
     address: str = ""
     """With ``join``: where the process can be reached."""
+    nodes: Annotated[dict[Count, Amount], msgspec.Meta(max_length=MOST_WORTHS)] = {}
+    """With ``worth``: what so many nodes are worth, samples/s."""
 
 
 class LineConnection:

@@ -9,9 +9,10 @@ Decides how the process is started, watched and stopped. Who is a member is the 
 torch.
 
 With the process it speaks JSON objects, one a line, on a Unix socket (path in
-``MALLETRAIN_SERVICE``). Process: ``{"say": "join", "address"}``, ``{"say": "drained"}``. Launcher:
-``{"view": number, "members": [[node, host, address, leaving_in_s or null], …]}`` and, when no
-daemon is there to make views, ``{"leave": seconds}``.
+``MALLETRAIN_SERVICE``). Process: ``{"say": "join", "address"}``, ``{"say": "drained"}``,
+``{"say": "worth", "nodes": {"4": 100.0, …}}``. Launcher: ``{"view": number, "members": [[node,
+host, address, leaving_in_s or null, lasts_s or null], …]}`` and, when no daemon is there to make
+views, ``{"leave": seconds}``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from malletrain.protocol.messages import (
     Message,
     Phase,
     Round,
+    Worth,
 )
 from malletrain.protocol.phases import AssignmentPhase
 
@@ -79,7 +81,7 @@ class ServiceLauncher:
             return
         self._generation = view.generation
         if self._connection is not None:
-            members = [[p.node, p.host, p.address, p.leaving_in_s] for p in view.members]
+            members = [[p.node, p.host, p.address, p.leaving_in_s, p.lasts_s] for p in view.members]
             self._connection.send({"view": view.generation, "members": members})
         self._say(AssignmentPhase.RUNNING)
 
@@ -113,6 +115,8 @@ class ServiceLauncher:
             self._pass_on()
         elif said.say == "drained":
             self._loop.agent.send(Drained(self.order.job, self._generation, True))
+        elif said.say == "worth" and said.nodes:
+            self._loop.agent.send(Worth(self.order.job, said.nodes))
 
     def look_after(self) -> None:
         """What became of the process."""

@@ -16,6 +16,8 @@ MAX_NODES = 100_000
 """The most nodes that a job may ask for."""
 MOST_AT_ONCE = 256
 """Values of one metric in one message."""
+MOST_WORTHS = 64
+"""Sizes of which a service says at once what they are worth."""
 JOB_ID = re.compile(r"j[0-9]+")
 """The form of a job's id, which no job's name may have."""
 

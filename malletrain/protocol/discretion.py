@@ -18,6 +18,7 @@ PRIVATE: dict[str, str] = {
     EventKind.JOB_NOTICE: "The job's owner was told something.",
     EventKind.WORKERS_FAILED: "A round of the job broke.",
     EventKind.JOB_FAILED: "The job failed.",
+    EventKind.JOB_HUNG: "Workers of the job hang.",
     EventKind.DRAIN_WITHOUT_SNAPSHOT: "The job stopped without a snapshot.",
 }
 """Kinds of events that quote a script, with what others read instead."""
@@ -53,4 +54,5 @@ def detail_for_others(detail: JobDetail) -> JobDetail:
         spec={**detail.spec, **UNTOLD},
         notices=(),
         failure="",
+        stacks={},
     )

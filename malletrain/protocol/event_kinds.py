@@ -41,6 +41,12 @@ class EventKind(Word):
         "The daemon stood still, or heard most agents no more from one moment on: its own trouble. "
         "Nobody is lost and nothing is planned until they report again; the jobs go on.",
     )
+    MESSAGE_FAILED = (
+        "message-failed",
+        "The daemon could not handle a message, which is a defect of it. The message counts for "
+        "nothing. If memory and database were apart after it, the daemon has taken its jobs and "
+        "leases in hand anew, as after a restart; the jobs went on meanwhile.",
+    )
     SCHEDULER_BUSY = (
         "scheduler-busy",
         "The main scheduler said that it has too much to do, or gave no answer in time. It is "
@@ -115,6 +121,16 @@ class EventKind(Word):
         "The site's health check, or its GPUs, say that the node is not fit for jobs. Its job "
         "moves off, the node is given back and left alone for a while, longer each time.",
     )
+    NODE_SLOW = (
+        "node-slow",
+        "In a job on several nodes this one took lastingly longer for its part of each step than "
+        "the others, which waited for it. It is remembered, and swapped out where that pays.",
+    )
+    NODE_NOT_SLOW = (
+        "node-not-slow",
+        "What was said of a slow node is taken back: the job's rank there has more to do than the "
+        "others, whatever node it is on.",
+    )
     JOB_SUBMITTED = ("job-submitted", "A user submitted a job; it waits in the admission queue.")
     JOB_STARTED = ("job-started", "A job without nodes is given some.")
     JOB_RESCALED = ("job-rescaled", "A running job is given more, fewer or other nodes.")
@@ -139,6 +155,11 @@ class EventKind(Word):
         "bandwidth-measured",
         "How much goes through one connection between two leased nodes of a class, in the network "
         "that the site names.",
+    )
+    JOB_HUNG = (
+        "job-hung",
+        "Workers that live have reported nothing for much longer than ever before. The event has "
+        "their stacks; with --on-hang restart they are started again.",
     )
     ROUND_STUCK = (
         "round-stuck",
@@ -176,7 +197,8 @@ class EventKind(Word):
         "goal-standing",
         "It stands otherwise than before with the job's deadline or budget: on_track, at_risk, "
         "infeasible, met or missed. The data say when the job ends by the forecast (tenth, "
-        "fiftieth and ninetieth percentile).",
+        "fiftieth and ninetieth percentile), and when its first forecast was made and what its "
+        "model said then (`first`: that time, and the three percentiles).",
     )
     BUDGET_SPENT = (
         "budget-spent",

@@ -41,6 +41,9 @@ from malletrain.protocol.payloads import Peer as Peer
 from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
 from malletrain.protocol.requests import Reply as Reply
 from malletrain.protocol.requests import Request as Request
+from malletrain.protocol.stacks import ShowStacks as ShowStacks
+from malletrain.protocol.stacks import Stacks as Stacks
+from malletrain.protocol.worth import Worth as Worth
 
 # --- agent -> daemon ---
 
@@ -128,7 +131,10 @@ class Doubt(Message, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """Counts of one worker process since it started; ``batch``: samples of its last step."""
+    """Counts of one worker process since it started; ``batch``: samples of its last step. ``busy``:
+    for how long it has worked itself, instead of waiting for its peers, seconds from a time of its
+    own; None where that is not known.
+    """
 
     job: Id
     generation: Count
@@ -139,6 +145,7 @@ class Progress(Message, frozen=True):
     batch: Amount
     first: Moment
     last: Moment
+    busy: Duration | None = None
 
 
 class Mark(Message, frozen=True):
@@ -348,6 +355,7 @@ AgentMessage = (
     | Phase
     | StoreUp
     | Drained
+    | Worth
     | Released
     | Leaving
     | Sick
@@ -361,7 +369,10 @@ AgentMessage = (
     | LogsShipped
     | ProbeUp
     | Probed
+    | Stacks
 )
+LauncherMessage = Phase | StoreUp | Drained | Worth
+"""What a launcher tells its agent."""
 DaemonMessage = (
     Welcome
     | WhoAreYou
@@ -372,6 +383,7 @@ DaemonMessage = (
     | Drain
     | Abort
     | ExpectLoss
+    | ShowStacks
     | ProbeOpen
     | ProbeTo
     | Release

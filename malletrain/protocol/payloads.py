@@ -96,11 +96,15 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """It is cancelled when it has had nodes for so long; 0: no limit."""
     notify: tuple[Notification, ...] = ()
     """Who is told of its start and end."""
+    sweep: str = ""
+    """Its owner's jobs of one sweep are one entry of the queue. Empty: it is in none."""
     key: str = ""
     """Its owner's name for this submission: submitted again, it is the same job. Empty: none."""
     deadline: float | None = None
     budget_nh: float | None = None
     work: float | None = None
+    on_hang: str = "tell"
+    """What is done when its workers hang: ``tell`` its owner, or ``restart`` them too."""
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -181,3 +185,5 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     address: str = ""
     leaving_in_s: float | None = None
     """Seconds until it leaves, at most."""
+    lasts_s: float | None = None
+    """Seconds that its node is expected to last yet; None where nothing is foretold."""

@@ -175,6 +175,12 @@ class JobDetail(View, frozen=True):
     """What its snapshots take of its nodes' memory, and whether a leaver can hand them over."""
     share: ShareView | None = None
     """How its owner's share stands, where shares are counted."""
+    stacks: dict[str, str] = {}
+    """Where its workers stood when they last hung, by rank and node."""
+    slow: tuple[str, ...] = ()
+    """A sentence for each of its nodes that holds up the others."""
+    trainer: str = ""
+    """In whose plan it is, as a phrase; empty where there is one plan."""
 
 
 class SeriesView(View, frozen=True):
@@ -198,8 +204,8 @@ class SeriesView(View, frozen=True):
 
 class NodeView(View, frozen=True):
     """One line of ``malletrain nodes``. ``state``: idle | leasing | free | job | leaving | sick
-    (idle: a gap without a lease; sick: it failed a health check, see ``rules``). ``owner``: whose
-    lease it is, where it is not the daemon's own user's.
+    | slow (idle: a gap without a lease; sick: it failed a health check, slow: it held up the others
+    of a job, see ``rules``). ``owner``: whose lease it is, where it is not the daemon's own user's.
     """
 
     node: str
@@ -214,6 +220,8 @@ class NodeView(View, frozen=True):
     rules: tuple[tuple[str, bool, str], ...] = ()
     warm_bytes: int = 0
     """Memory of its warm fork servers."""
+    trainers: tuple[str, ...] = ()
+    """Whose jobs may run there, where there are several plans."""
 
 
 class NodeForecastView(View, frozen=True):
@@ -256,6 +264,23 @@ class NetworkView(View, frozen=True):
     """Whether a connection came about at all."""
 
 
+class TrainerView(View, frozen=True):
+    """A part of the users with a plan of its own. ``node_classes``: empty for all that no other
+    names. ``rate``: samples/s of its jobs, which say nothing beside those of another objective.
+    """
+
+    name: str
+    objective: str
+    node_classes: tuple[str, ...]
+    part: float
+    jobs: int
+    """With nodes."""
+    waiting: int
+    nodes: int
+    rate: float
+    sentence: str = ""
+
+
 class StatusView(View, frozen=True):
     """The daemon and the machine at a glance."""
 
@@ -281,6 +306,12 @@ class StatusView(View, frozen=True):
     """That of who asks; operators see all."""
     restraint: str = ""
     """What operators have told it to leave alone, as a sentence; empty: nothing."""
+    mishaps: str = ""
+    """For operators: which messages could not be handled since the daemon's start, as a sentence;
+    empty: it handled all.
+    """
+    trainers: tuple[TrainerView, ...] = ()
+    """Where there is a plan for each."""
 
 
 class UsageView(View, frozen=True):

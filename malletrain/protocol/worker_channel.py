@@ -45,7 +45,8 @@ class Sender:
 class WorkerProgress:
     """Cumulative counts of one process: samples and steps since it started, samples of its last
     step, and the times of its first and last report. ``unsent`` counts datagrams that did not reach
-    the agent.
+    the agent. ``busy``: for how long it has worked itself, instead of waiting for its peers,
+    seconds from a time of its own; None where that is not known.
     """
 
     sender: Sender
@@ -55,6 +56,7 @@ class WorkerProgress:
     first: float
     last: float
     unsent: int = 0
+    busy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,7 @@ def encode(message: Datagram) -> bytes:
         limit //= 2
 
 
-def progress_encoder(sender: Sender) -> Callable[[float, int, float, float, float, int], bytes]:
+def progress_encoder(sender: Sender) -> Callable[..., bytes]:
     """The same as :func:`encode` for WorkerProgress, several times faster: it runs in the loop."""
     head = (
         encode(WorkerProgress(sender, 0, 0, 0, 0, 0))
@@ -222,12 +224,21 @@ def progress_encoder(sender: Sender) -> Callable[[float, int, float, float, floa
         .partition('"samples"')[0]
         .replace("%", "%%")
     )
-    template = head + '"samples":%r,"steps":%d,"batch":%r,"first":%r,"last":%r,"unsent":%d}'
+    template = (
+        head + '"samples":%r,"steps":%d,"batch":%r,"first":%r,"last":%r,"unsent":%d,"busy":%s}'
+    )
 
     def encode_progress(
-        samples: float, steps: int, batch: float, first: float, last: float, unsent: int
+        samples: float,
+        steps: int,
+        batch: float,
+        first: float,
+        last: float,
+        unsent: int,
+        busy: float | None = None,
     ) -> bytes:
-        return (template % (samples, steps, batch, first, last, unsent)).encode()
+        worked = "null" if busy is None else repr(busy)
+        return (template % (samples, steps, batch, first, last, unsent, worked)).encode()
 
     return encode_progress
 

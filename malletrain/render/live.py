@@ -38,6 +38,7 @@ SIGNS = {
     "idle": "·",
     "busy": "x",
     "sick": "!",
+    "slow": "~",
 }
 """Node state → character, so that the grid can be read without colour."""
 ORDER = ("running", "profiling", "suspended", "queued")

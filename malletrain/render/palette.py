@@ -45,6 +45,7 @@ STATE_STYLES: dict[str, str] = {
     "job": "green",
     "leaving": "red",
     "sick": "bold red",
+    "slow": "bold yellow",
 }
 """Style of each job and node state in rich's words."""
 

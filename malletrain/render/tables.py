@@ -24,6 +24,7 @@ from malletrain.protocol.views import (
     RescaleView,
     ShareView,
     StatusView,
+    TrainerView,
 )
 from malletrain.render import goals
 from malletrain.render.columns import Column, FittedTable, indented, shorten
@@ -47,6 +48,7 @@ BAD_NEWS = (
     EventKind.NODE_LEAVING,
     EventKind.NODE_LOST,
     EventKind.NODE_SICK,
+    EventKind.NODE_SLOW,
     EventKind.JOB_FAILED,
     EventKind.WORKERS_FAILED,
 )
@@ -115,13 +117,25 @@ def headline(status: StatusView) -> Text:
         f"{rate(status.rate)}; {count(status.samples)} samples, {status.rescales:,} rescales, "
         f"{status.preemptions:,} preemptions"
     )
+    for trainer in status.trainers:
+        line.append(f"\n{_trainer(trainer)}")
     for share in status.shares:
         line.append(f"\n{_share(share)}")
     if status.restraint:
         line.append(f"\n{plain(status.restraint)}", "yellow")
+    if status.mishaps:
+        line.append(f"\n{plain(status.mishaps)}", "red")
     if status.poll_error:
         line.append(f"\nThe main scheduler could not be asked: {plain(status.poll_error)}", "red")
     return line
+
+
+def _trainer(trainer: TrainerView) -> str:
+    """What goes on in one plan."""
+    return (
+        f"Trainer {plain(trainer.name)} ({plain(trainer.objective)}): {trainer.jobs} jobs on "
+        f"{trainer.nodes} nodes, {trainer.waiting} wait; {rate(trainer.rate)}"
+    )
 
 
 def _share(share: ShareView) -> str:
@@ -176,6 +190,8 @@ def job(detail: JobDetail) -> RenderableType:
         parts += _steps(detail.rescales)
     for sentence in detail.notices:
         parts.append(Text(f"\nNotice: {plain(sentence)}", "yellow"))
+    for who, text in detail.stacks.items():
+        parts += [Text(f"\nWhere {plain(who)} hung", "bold yellow"), Text(plain(text))]
     if detail.failure:
         parts += [Text("\nWhy it failed", "bold red"), Text(plain(detail.failure))]
         if j.reason and j.reason not in detail.failure:
@@ -225,16 +241,22 @@ def _facts(detail: JobDetail) -> Table:
         fact("After", ", ".join(map(str, spec["after"])))
     if spec.get("time_limit_s"):
         fact("Time limit", show_duration(float(spec["time_limit_s"])))
+    if spec.get("on_hang"):
+        fact("When it hangs", "its workers are started again")
     for told in spec.get("notify", ()):
         fact("Notifies", f"{told['to']} of its {', '.join(told['on'])}")
     ended = f", ended {date(j.ended)}" if j.ended else ""
     fact("Times", f"submitted {date(j.submitted)}, started {date(j.started)}{ended}")
+    if detail.trainer:
+        fact("Trainer", detail.trainer)
     if detail.share is not None:
         fact("Share", _share(detail.share))
     if detail.network:
         fact("Network", detail.network)
     if detail.memory:
         fact("Memory", detail.memory)
+    if detail.slow:
+        fact("Slow nodes", Text("\n".join(map(plain, detail.slow)), "yellow"))
     if j.tries:
         fact("Failed tries", str(j.tries))
     return facts
@@ -297,7 +319,8 @@ def nodes(
         return Text("No node is held and none is idle now.", "dim")
     owners = (Column("OWNER", drop=4, least=6),) if any(n.owner for n in rows) else ()
     warm = (Column("WARM", drop=8, right=True),) if any(n.warm_bytes for n in rows) else ()
-    made = FittedTable(*NODE_COLUMNS, *owners, *warm)
+    apart = (Column("TRAINERS", drop=9, least=8),) if any(n.trainers for n in rows) else ()
+    made = FittedTable(*NODE_COLUMNS, *owners, *warm, *apart)
     for n in rows:
         word = state(n.state)
         if n.leaving_in_s is not None:
@@ -313,10 +336,10 @@ def nodes(
             plain(n.lease),
             *(plain(n.owner) or "nobody" for _ in owners),
             *(f"{n.warm_bytes / 1e6:.0f} MB" if n.warm_bytes else "" for _ in warm),
+            *(plain(", ".join(n.trainers)) for _ in apart),
         )
     if not explain:
-        sick = (n for n in rows if n.state == "sick")
-        told = [Text(f"{plain(n.node)}: {plain(n.rules[-1][2])}") for n in sick if n.rules]
+        told = [Text(f"{plain(n.node)}: {plain(n.rules[-1][2])}") for n in rows if n.rules]
         return Group(made, Text(""), *told) if told else made
     rules = FittedTable(
         Column("NODE"), Column("RULE", drop=2), Column("PASSED", drop=1), Column("WHY", note=True)

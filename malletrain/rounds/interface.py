@@ -110,6 +110,11 @@ class Rounds(Protocol):
     def doubt(self, node: str, over: bool) -> list[Action]:
         """Workers failed there, and it may be the node's fault; ``over``: it was not."""
 
+    def give_up(self) -> None:
+        """The workers of the round live, and make no step: the next plan starts them again, and
+        waits for nothing that they would have to say.
+        """
+
     def tick(self, now: float) -> list[Action]:
         """Carry on where a time limit has passed."""
 

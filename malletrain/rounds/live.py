@@ -306,6 +306,10 @@ class LiveRounds:
                 return []
         return self._noted(self.job.tick(now))
 
+    def give_up(self) -> None:
+        """See :class:`malletrain.rounds.interface.Rounds`."""
+        self.job.give_up()
+
     def postpone(self, by_s: float) -> None:
         """Nobody could be heard for so long: every time limit that runs ends later."""
         self.job.postpone(by_s)

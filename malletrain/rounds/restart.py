@@ -108,11 +108,9 @@ class JobRounds:
     def adopt(
         self, generation: int, members: Iterable[str], phases: dict[str, Assignment], now: float
     ) -> list[Action]:
-        """After a restart of the daemon: take over what the agents report, all nodes that hold the
-        job included.
-
-        Where that is the whole round of the store, the stage is RUNNING (or WARMING, when others
-        are to join) afterwards. Else it is IDLE: have the controller plan a new round.
+        """See :class:`malletrain.rounds.interface.Rounds`. Where the agents report the whole round
+        of the store, the stage is RUNNING (or WARMING, when others are to join) afterwards. Else it
+        is IDLE: have the controller plan a new round.
         """
         self.generation, self.members = generation, tuple(members)
         strange = self.held.adopt(phases, generation)
@@ -151,9 +149,8 @@ class JobRounds:
                 formed: list[Action] = [Formed(self.generation, self.members)]
                 more = set(self.target) != set(self.members)
                 return formed + self._await_joiners(now) if more else formed
-            return self._look_at_failures(now) or (
-                [] if self._manner.broken() else self._invite(node)
-            )
+            failures = self._look_at_failures(now)
+            return failures or ([] if self._manner.broken() else self._invite(node))
         return self._look_at_failures(now) if self.stage is RoundStage.RUNNING else []
 
     def store_up(self, node: str, generation: int, host: str, port: int) -> list[Action]:
@@ -230,6 +227,10 @@ class JobRounds:
     def reachable(self, node: str) -> None:
         """It is back."""
         self.held.unreachable.discard(node)
+
+    def give_up(self) -> None:
+        """See :class:`malletrain.rounds.interface.Rounds`."""
+        self.lost_member = True
 
     def doubt(self, node: str, over: bool) -> list[Action]:
         """Workers failed there, and it may be the node's fault; ``over``: it was not."""

@@ -211,6 +211,9 @@ class ServiceRounds:
             self.deadline = None
         return actions + self._announce() + self._all_up(now)
 
+    def give_up(self) -> None:
+        """Members of a service make no steps."""
+
     def postpone(self, by_s: float) -> None:
         """Nobody could be heard for so long: every time limit that runs ends later."""
         if self.deadline is not None:

@@ -9,15 +9,16 @@ product's in every case.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Literal
 
-from allocator import Allocation, Bid, NodeInfo, RescaleCost, ScalingCurve, equal_share, fcfs
+from allocator import Allocation, Bid, RescaleCost, ScalingCurve, equal_share, fcfs
 from malletrain.core.controller import Controller
-from malletrain.core.planning import Candidate, Plan, Solver, exact, make_plan
+from malletrain.core.freetrain import freetrain_plan
+from malletrain.core.planning import Solver, exact, make_plan
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ProfilingSettings
 from malletrain.sim.costs import CostModel
 from malletrain.sim.workloads import SimJob
@@ -91,22 +92,8 @@ class Policy:
         settings = replace(settings, profiling=profiled)
         return Controller(
             settings,
-            planner=partial(_published if self.published else make_plan, solver=self.solver),
+            planner=partial(freetrain_plan if self.published else make_plan, solver=self.solver),
         )
-
-
-def _published(
-    candidates: Sequence[Candidate],
-    nodes: Mapping[str, NodeInfo],
-    settings: PlanningSettings,
-    favoured: Collection[str] = (),
-    *,
-    solver: Solver,
-) -> Plan:
-    """A plan whose bids charge nothing for staying at the size that a loss left."""
-    return make_plan(
-        [replace(c, broken=False) for c in candidates], nodes, settings, favoured, solver=solver
-    )
 
 
 def _equal(

@@ -37,6 +37,8 @@ def submission(job: SimJob, policy: Policy, reports: Reports) -> JobSubmitted:
         kind=kind_of(job) if job.model else "",
         goals=goals,
         party=job.user,
+        whole=job.deadline_s is not None,  # as the daemon has it
+        trainer=job.trainer,
     )
 
 

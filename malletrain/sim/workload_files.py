@@ -154,17 +154,18 @@ def _job(entry: Mapping[str, Any], where: str, curves: Mapping[str, ScalingCurve
             Goal(goal),
             None if sizes is None else tuple(_whole(k, where, "sizes") for k in sizes),
             model,
-            **{
-                key: _number(entry[key], where, key)
-                for key in ("deadline_s", "budget_nh")
-                if key in entry
-            },
+            deadline_s=_maybe(entry, where, "deadline_s"),
+            budget_nh=_maybe(entry, where, "budget_nh"),
             user=str(entry.get("user", "")).strip(),
         )
     except WorkloadError as error:
         raise WorkloadError(
             str(error) if str(error).startswith(where) else f"{where}: {error}"
         ) from None
+
+
+def _maybe(entry: Mapping[str, Any], where: str, key: str) -> float | None:
+    return _number(entry[key], where, key) if key in entry else None
 
 
 def _pairs(value: Any, where: str) -> list[tuple[int, float]]:

@@ -43,7 +43,7 @@ class SimJob:
     of one model have one curve, unless ``parameters`` and ``flops`` (of training one sample) tell
     their models apart. ``batch``: samples a step and node. ``deadline_s``: when it is to be done,
     seconds from the start; ``budget_nh``: charged node-hours that it may cost. ``user``: whose
-    share it is served from.
+    share it is served from. ``trainer``: in whose plan it is.
 
     Raises:
         WorkloadError: on limits, work or times that make no sense, and when ``max_nodes`` lies
@@ -67,6 +67,7 @@ class SimJob:
     deadline_s: float | None = None
     budget_nh: float | None = None
     user: str = ""
+    trainer: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:

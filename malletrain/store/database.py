@@ -21,6 +21,10 @@ class StoreError(RuntimeError):
     """The database cannot be used or refused; the message is a sentence for the operator."""
 
 
+class StatementRefused(StoreError):
+    """The database works, and takes this one statement not: what it was to store makes no sense."""
+
+
 def open_engine(url: str) -> Engine:
     """An engine for the SQLAlchemy URL ``url``; an SQLite file is created if need be. Raises
     StoreError.

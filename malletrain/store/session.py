@@ -25,11 +25,11 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from malletrain.store import copies, migrations, schema
-from malletrain.store.database import StoreError, schema_version
+from malletrain.store.database import StatementRefused, StoreError, schema_version
 from malletrain.store.rows import Row, decode, encode_values
 
 
@@ -70,7 +70,8 @@ class Session:
         except (DBAPIError, PoolTimeout) as error:
             cause = error.orig if isinstance(error, DBAPIError) else error
             said = str(cause).strip().partition("\n")[0].rstrip(".")
-            raise StoreError(
+            statement = isinstance(error, DataError | IntegrityError)
+            raise (StatementRefused if statement else StoreError)(
                 f"The database {self.url} refused: {said}. Nothing of this step was saved."
             ) from error
 
@@ -144,7 +145,7 @@ class Session:
                 )
             row = self.one(select(table).where(table.c.id == row_id), kind)
             if row is None:
-                raise StoreError(
+                raise StatementRefused(
                     f'The database has no row "{row_id}" in {table.name}; it was never stored.'
                 )
             return row

@@ -24,7 +24,7 @@ from malletrain.submission.goals import parse_budget, parse_deadline, parse_work
 from malletrain.submission.promises import notification, time_limit_of
 from malletrain.submission.script import script_of
 from malletrain.submission.software import SoftwareOptions, software_of
-from malletrain.submission.value_file import VALUE_HELP, read_value, span
+from malletrain.submission.value_file import AUTO, VALUE_HELP, read_value, span
 
 NODES_HELP = "N or MIN:MAX with 1 <= MIN <= MAX, such as 4 or 1:16"
 SIZES_HELP = "numbers of nodes with commas between them, such as 8,4,2,1"
@@ -114,7 +114,7 @@ def _service_value(
         raise SpecError("A service runs one process on each node and is valued by --value; "
                         "leave --live, --launcher, --curve and "
                         "--nproc-per-node out.")  # fmt: skip
-    return read_value(value)
+    return {} if str(value) == AUTO else read_value(value)
 
 
 def _name_of(path: Path) -> str:
@@ -162,6 +162,7 @@ def build(
     deadline: str | None = None,
     budget: str | None = None,
     work: str | None = None,
+    on_hang: str = "tell",
 ) -> JobSpec:
     """The checked job. By default it has the script's name without suffix, the present directory
     and the site's goal.
@@ -172,6 +173,13 @@ def build(
     with about("value", "service", "live", "launcher", "curve", "nproc_per_node"):
         worth = _service_value(
             service, value, live=live, launcher=launcher, curve=curve, nproc=nproc_per_node
+        )
+    if worth == {} and nodes is None:
+        raise SpecError(
+            "--value auto says nothing of how many nodes the service is to have; give --nodes "
+            "MIN:MAX too.",
+            "nodes",
+            "value",
         )
     if nodes is None:
         nodes = span(worth) if worth else "1"
@@ -240,8 +248,14 @@ def build(
             "deadline",
             "work",
         )
+    if on_hang not in ("tell", "restart"):
+        raise SpecError(
+            f'What is done at a hang is "tell" or "restart", not "{on_hang}".', "on_hang"
+        )
     with about("curve"):
         known = worth or (read_curve(curve) if curve else None)
+    if worth == {}:  # until its process has seen what it is used for
+        known = {str(low): 1.0}
     return JobSpec(
         name=name,
         owner=user_name(),
@@ -269,4 +283,5 @@ def build(
         deadline=due,
         budget_nh=hours,
         work=samples,
+        on_hang=on_hang,
     )

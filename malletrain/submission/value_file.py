@@ -22,8 +22,11 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+AUTO = "auto"
+"""Instead of a file: the service's process says it itself, and anew when it changes."""
 VALUE_HELP = (
-    'CSV with the header "nodes,value", or TOML with a table [value] of lines such as 4 = 100.0'
+    'CSV with the header "nodes,value", or TOML with a table [value] of lines such as 4 = 100.0; '
+    "or the word auto, if its process says it itself"
 )
 
 

@@ -236,8 +236,10 @@ class Engine:
         rungs = {t.number: rung(t.last_step, p.min_steps, p.reduction) for t in running}
         if p.kind == "none":
             rungs = dict.fromkeys(rungs, 0)
+        now = weights(rungs, self.ledger.highest)
         for trial in running:
-            weight = weights(rungs, self._s.job.weight)[trial.number]
+            weight = now[trial.number]
+            # Submitted it was with the weight that the sweep was described with.
             if trial.user_attrs.get(book.WEIGHT, self._s.job.weight) != weight:
                 self.jobs.weigh(trial.user_attrs[book.JOB], weight)
                 self._point("weighed")

@@ -35,17 +35,22 @@ def run_sweep(
         raise SweepError("A sweep from Python needs a name.")
     check(sweep)
     home = state_dir or default_state_dir()
-    storage = open_storage(storage_url(sweep.sweep.storage, home))
-    if sweep.sweep.name in optuna.get_all_study_names(storage):
-        ledger = Ledger.open(storage, sweep.sweep.name)
-        if ledger.sweep.space != sweep.space or ledger.sweep.sweep.metrics != sweep.sweep.metrics:
-            raise SweepError(
-                f"There is a sweep {ledger.name} that looks for something else. Give this one "
-                "another name."
-            )
-        ledger.cancel(False)
-    else:
-        ledger = Ledger.create(storage, sweep)
-    with process.alone(home, ledger.name), DaemonJobs(state_dir) as jobs:
-        process.run(ledger, jobs, say)
-    return ledger.study
+    with open_storage(storage_url(sweep.sweep.storage, home)) as storage:
+        ledger = _begun(storage, sweep)
+        with process.alone(home, ledger.name), DaemonJobs(state_dir) as jobs:
+            process.run(ledger, jobs, say)
+        return ledger.study
+
+
+def _begun(storage: optuna.storages.BaseStorage, sweep: Sweep) -> Ledger:
+    """The sweep as it is in the database; a new one, where there is none of that name."""
+    if sweep.sweep.name not in optuna.get_all_study_names(storage):
+        return Ledger.create(storage, sweep)
+    ledger = Ledger.open(storage, sweep.sweep.name)
+    if ledger.sweep.space != sweep.space or ledger.sweep.sweep.metrics != sweep.sweep.metrics:
+        raise SweepError(
+            f"There is a sweep {ledger.name} that looks for something else. Give this one "
+            "another name."
+        )
+    ledger.cancel(False)
+    return ledger

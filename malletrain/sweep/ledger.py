@@ -7,9 +7,10 @@ study is an ordinary one: optuna-dashboard and Optuna's plots read it.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import optuna
 import sqlalchemy
 import sqlalchemy.exc
+import sqlalchemy.pool
 from optuna.trial import FrozenTrial, TrialState
 
 from malletrain.sweep.search import pruner_of, sampler_of, suggest
@@ -25,12 +27,13 @@ from malletrain.sweep.spec import Sweep, SweepError
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-SPEC, TOKEN, CANCELLED, TRIALS, BEGAN, END = (
-    f"malletrain:{name}" for name in ("sweep", "token", "cancelled", "trials", "began", "end")
+SPEC, TOKEN, CANCELLED, TRIALS, HIGHEST, BEGAN, END = (
+    f"malletrain:{name}"
+    for name in ("sweep", "token", "cancelled", "trials", "highest", "began", "end")
 )
 """Of a study: the sweep as described; what its jobs' keys begin with; whether its owner has
-cancelled it; how many trials there are to be, if not as described; seconds since the epoch; why it
-ended."""
+cancelled it; how many trials there are to be, and what the most promising counts, if not as
+described; seconds since the epoch; why it ended."""
 JOB, ENDING, WHY, WEIGHT, NODE_S, GONE = (
     f"malletrain:{name}" for name in ("job", "ending", "why", "weight", "node_s", "gone")
 )
@@ -62,18 +65,39 @@ def storage_url(given: str, state_dir: Path) -> str:
     return f"sqlite:///{state_dir / FILE}"
 
 
-def open_storage(url: str) -> optuna.storages.BaseStorage:
-    """Optuna's database. Raises SweepError where it cannot be opened."""
-    options = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
+@contextlib.contextmanager
+def open_storage(url: str) -> Iterator[optuna.storages.RDBStorage]:
+    """Optuna's database, for as long as the context lasts: then its connections are closed, which
+    Optuna leaves to chance. What was opened in it may still be asked; that opens them anew.
+
+    Raises:
+        SweepError: it cannot be opened.
+    """
+    storage = _connected(url)
+    try:
+        yield storage
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def _connected(url: str) -> optuna.storages.RDBStorage:
+    options: dict[str, Any] = {}
+    if url.startswith("sqlite"):
+        # Files, unlike servers, are opened in no time: none is kept open between two questions.
+        options = {"connect_args": {"timeout": 60}, "poolclass": sqlalchemy.pool.NullPool}
     try:
         engine = sqlalchemy.create_engine(url)
-        tables = set(sqlalchemy.inspect(engine).get_table_names())
-        engine.dispose()
+        try:
+            tables = set(sqlalchemy.inspect(engine).get_table_names())
+        finally:
+            engine.dispose()
         if tables and "studies" not in tables:
             raise SweepError(
                 f"The database {engine.url} is another program's. Optuna's tables do not go with "
-                "those of others: give sweeps a database of their own, or on PostgreSQL a schema: "
-                "postgresql://HOST/NAME?options=-csearch_path%3Dsweeps"
+                "those of others: give sweeps a database of their own, or on PostgreSQL a schema "
+                "(CREATE SCHEMA sweeps): "
+                "postgresql+psycopg://HOST/NAME?options=-csearch_path%3Dsweeps"
             )
         return optuna.storages.RDBStorage(url, engine_kwargs=options)
     except (sqlalchemy.exc.SQLAlchemyError, ImportError, RuntimeError) as error:
@@ -173,6 +197,11 @@ class Ledger:
         return int(min(wanted, self.sweep.most_trials))
 
     @property
+    def highest(self) -> float:
+        """How much the job of its most promising trial counts."""
+        return float(self.study.user_attrs.get(HIGHEST, self.sweep.job.weight))
+
+    @property
     def cancelled(self) -> bool:
         """Whether its owner has cancelled it."""
         return bool(self.study.user_attrs.get(CANCELLED))
@@ -196,6 +225,11 @@ class Ledger:
         """Under which the job of a trial is submitted, once or again."""
         return f"{self.token}-{number}"
 
+    @property
+    def entry(self) -> str:
+        """What its jobs are called together in the queue."""
+        return f"{self.name}/{self.token}"
+
     def job_name(self, number: int) -> str:
         """The name of a trial's job."""
         return f"{self.name}-{number}"
@@ -210,6 +244,10 @@ class Ledger:
         """So many trials there are to be; one that is over is not any more."""
         self.study.set_user_attr(TRIALS, trials)
         self.ends("")
+
+    def weigh(self, highest: float) -> None:
+        """The job of its most promising trial counts so much from the engine's next turn on."""
+        self.study.set_user_attr(HIGHEST, highest)
 
     def ends(self, why: str) -> None:
         """It is over, or (empty) goes on."""

@@ -36,7 +36,7 @@ OPTIONS = ("--snapshot", "--checkpoint", "--ckpt")
 def job_of(ledger: Ledger, number: int, values: dict[str, Value]) -> JobSpec:
     """The job of a trial. Raises SweepError where it cannot be one."""
     spec = build_job(ledger.sweep, ledger.job_name(number), values, number)
-    return msgspec.structs.replace(spec, key=ledger.key(number))
+    return msgspec.structs.replace(spec, key=ledger.key(number), sweep=ledger.entry)
 
 
 def build_job(sweep: Sweep, name: str, values: dict[str, Value], number: int) -> JobSpec:

@@ -30,6 +30,8 @@ from malletrain.protocol.worker_channel import (
     encode,
     progress_encoder,
 )
+from malletrain.training import stacks
+from malletrain.training.busy import Busy
 
 SEND_INTERVAL_S = 0.05
 QUIET_S = 0.01
@@ -70,6 +72,7 @@ class _Worker:
         )
         self.outbox = Outbox(socket_path)
         self.forgotten = False
+        self._busy = Busy()
         self._lock = threading.RLock()
         self._left = threading.Event()
         self._late = False
@@ -88,7 +91,8 @@ class _Worker:
             self.due = 0.0
             self.sent_steps = 0
 
-    def add(self, batch_size: float) -> None:
+    def add(self, batch_size: float, busy_s: float | None) -> None:
+        self._busy.step(busy_s)
         self.samples += batch_size
         self.steps += 1
         self.batch = batch_size
@@ -108,9 +112,8 @@ class _Worker:
             steps = self.steps
             if self.sent_steps == steps:
                 return
-            data = self.encode(
-                self.samples, steps, self.batch, self.first, self.last, self.outbox.unsent
-            )
+            unsent, busy = self.outbox.unsent, self._busy.read()
+            data = self.encode(self.samples, steps, self.batch, self.first, self.last, unsent, busy)
             if self.outbox.send(data):
                 self.sent_steps = steps
 
@@ -121,6 +124,10 @@ class _Worker:
     def agent_is_slow(self) -> bool:
         with self._lock:
             return self.outbox.agent_is_slow()
+
+    def close(self) -> None:
+        self.outbox.close()
+        self._busy.close()
 
     def _wake(self) -> None:
         """Have the thread send what is left."""
@@ -176,6 +183,7 @@ def _connect() -> _Worker | None:
         path = os.environ.get(env.SOCKET)
         if path:
             _worker = _Worker(path)
+            stacks.offer()
             atexit.register(_at_exit)
     return _worker
 
@@ -187,7 +195,8 @@ def forget() -> None:
     global _worker, _connected
     if _worker is not None:
         _worker.forgotten = True
-        _worker.outbox.close()
+        stacks.withdraw()
+        _worker.close()
     _worker, _connected = None, False
 
 
@@ -233,13 +242,16 @@ def _usable(batch_size: object) -> float | None:
     return None
 
 
-def report(batch_size: float) -> None:
+def report(batch_size: float, busy_s: float | None = None) -> None:
     """Say that a training step is done. The one line MalleTrain needs in a script; call it on every
     rank at the end of the step.
 
     Args:
         batch_size: number of samples that *this process* trained on in the step (not the global
             batch: ranks are added up).
+        busy_s: for how long this process worked itself in the step, seconds: without its wait for
+            the other ranks. Nodes that are slower than others are found by it. Without it the time
+            of the calling thread counts, where the work is not an accelerator's.
 
     Costs a few microseconds, never blocks, never raises; does nothing outside MalleTrain. Call it
     from one thread.
@@ -249,9 +261,11 @@ def report(batch_size: float) -> None:
         if usable is None:
             return
         batch_size = usable
+    if busy_s is not None:
+        busy_s = _usable(busy_s)
     worker = _worker or _connect()
     if worker is not None:
-        worker.add(batch_size)
+        worker.add(batch_size, busy_s)
 
 
 def metric(name: str, value: float, step: int | None = None) -> None:

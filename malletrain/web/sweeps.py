@@ -96,11 +96,5 @@ def _storage(home: Path) -> Iterator[BaseStorage | None]:
     if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
         yield None
         return
-    storage = open_storage(url)
-    try:
+    with open_storage(url) as storage:
         yield storage
-    finally:
-        storage.remove_session()
-        engine = getattr(storage, "engine", None)
-        if engine is not None:
-            engine.dispose()

@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import pty
 import re
-import select
 import signal
 import subprocess
 import time
@@ -30,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests import marked
+from tests.waiting import readable
 
 PATIENCE_S = 900.0
 """Far beyond what the busiest machine needs for any command of the pages."""
@@ -220,7 +220,7 @@ def _read_until(terminal: int, process: subprocess.Popen[bytes], text: str) -> s
     end = time.monotonic() + PATIENCE_S
     while not said or text.encode() not in said:
         assert time.monotonic() < end, f"{process.args} printed nothing"
-        if select.select([terminal], [], [], 1.0)[0]:
+        if readable(terminal, 1.0):
             try:
                 said += os.read(terminal, 65536)
             except OSError:

@@ -187,7 +187,7 @@ class Host:
             if self.pid:
                 os.kill(self.pid, signal.SIGKILL)
             self._unshare.kill()
-            self._unshare.wait(30)
+            self._unshare.wait(PATIENCE_S)
 
 
 class Bed:
@@ -345,4 +345,4 @@ class Bed:
             host.power_off()
         if self._switch is not None:
             self._switch.kill()
-            self._switch.wait(30)
+            self._switch.wait(PATIENCE_S)

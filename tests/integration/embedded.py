@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -24,7 +25,7 @@ from tests.waiting import PATIENCE_S
 
 class Site:
     """One embedded cluster and one daemon below ``root``. ``environment``: the daemon's, None: this
-    process's.
+    process's. ``cluster``: more options of its main scheduler, such as a trace.
     """
 
     environment: Mapping[str, str] | None = None
@@ -36,13 +37,16 @@ class Site:
         grace_s: float = 60.0,
         config: str = "",
         profiling: str = "enabled = false",
+        cluster: Mapping[str, Any] | None = None,
     ) -> None:
         self.root = root
         self.state = root / "state"
         self.work = root / "work"
         self.work.mkdir(parents=True)
         self.grace_s = grace_s
-        self.cluster: ClusterProcess = start_cluster(self.state / "cluster", nodes, grace_s=grace_s)
+        self.cluster: ClusterProcess = start_cluster(
+            self.state / "cluster", nodes, grace_s=grace_s, **(cluster or {})
+        )
         self.config = root / "site.toml"
         self.config.write_text(
             f"""

@@ -63,10 +63,12 @@ kind = "asha"
     "agents", [False, pytest.param(True, marks=pytest.mark.sites)], ids=["", "agents too"]
 )
 def test_a_sweep_whose_engine_and_daemon_are_killed(tmp_path, agents):
-    with site(tmp_path, nodes=2) as made:
+    with (
+        site(tmp_path, nodes=2) as made,
+        open_storage(f"sqlite:///{made.state}/sweeps.db") as book,
+    ):
         made.script("train.py", TRAIN)
         file = made.script("s.toml", SWEEP)
-        book = open_storage(f"sqlite:///{made.state}/sweeps.db")
 
         def engine(*words: str) -> subprocess.Popen[bytes]:
             argv = [sys.executable, "-m", "malletrain", "sweep", *words]

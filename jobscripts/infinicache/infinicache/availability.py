@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import comb
+from math import comb, expm1, log1p
 
 
 def loss_probability(nodes: int, chunks: int, spare: int, gone: int) -> float:
@@ -28,6 +28,44 @@ def loss_probability(nodes: int, chunks: int, spare: int, gone: int) -> float:
         for k in range(spare + 1, min(chunks, gone) + 1)
     )
     return ways / comb(nodes, gone)
+
+
+def loss_with_copies(nodes: int, chunks: int, spare: int, gone: int, copied: float) -> float:
+    """As :func:`loss_probability`, where each chunk has a copy at another random node with
+    probability ``copied``: a chunk is gone when its node is, and its copy's node too or there is no
+    copy.
+
+    The nodes of the copies are taken to be independent of each other.
+    """
+    ways, lost = comb(nodes, gone), 0.0
+    if not gone:
+        return 0.0
+    stays = copied * (1.0 - (gone - 1) / (nodes - 1)) if nodes > 1 else 0.0
+    for k in range(spare + 1, min(chunks, gone) + 1):
+        hit = comb(chunks, k) * comb(nodes - chunks, gone - k) / ways
+        lost += hit * sum(
+            comb(k, j) * (1.0 - stays) ** j * stays ** (k - j) for j in range(spare + 1, k + 1)
+        )
+    return lost
+
+
+def lost_within(
+    losses: Iterable[tuple[int, int]], share: float, chunks: int, spare: int, copied: float = 0.0
+) -> float:
+    """How likely an object is lost within ``share`` of the time in which ``losses`` were seen.
+
+    Args:
+        losses: (nodes there were, nodes that went at once), each loss of the time.
+        share: of that time, that the object is looked at for; it is whole again before each loss.
+        copied: how likely a chunk has a copy when its node goes.
+
+    Losses of a pool with fewer nodes than chunks are taken for those of a pool with as many.
+    """
+    safe = 0.0
+    for nodes, gone in losses:
+        size = max(nodes, chunks)
+        safe += log1p(-min(1.0 - 1e-12, loss_with_copies(size, chunks, spare, gone, copied)))
+    return -expm1(share * safe)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -20,16 +21,31 @@ from infinicache import isal
 from infinicache.codec import STRIPE_BYTES, Code, code_for, encode
 from infinicache.connection import CallFailed, ConnectionLost, Peers
 from infinicache.isal import Buffer
+from infinicache.near import NearCache
 from infinicache.objects import CacheError, Receipt, Shape, Stat, Unavailable
 from infinicache.proxies import Proxies
 from infinicache.stripes import StripeLost, StripeReader
 
 ATTEMPTS = 3
 CALL_S = 30.0
+log = logging.getLogger("infinicache")
 
-Found = tuple[int, Shape, dict[int, str]]
-"""Version, shape, chunk → node."""
 Loader = Callable[[str], Buffer | Awaitable[Buffer]]
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Where an object, or a copy of it, can be read; other fields are passed over."""
+
+    version: int
+    shape: Shape
+    at: dict[int, str]
+    """Chunk → node."""
+    name: str
+    """What the nodes call it."""
+    of: int
+    """The version of the object; a copy has one of its own, too."""
+    copy: str
+    """What a further copy would be called; empty where none is wanted."""
 
 
 class AsyncCache:
@@ -43,6 +59,10 @@ class AsyncCache:
         hedge_s: how long a get waits for its first d chunks before it asks for the others too; 0:
             asks for all at once; None: twice as long as chunks of that size have been taking.
         timeout_s: after which a chunk that does not come counts as lost.
+        near_bytes: of objects that were read, kept in this process's memory. Each get asks the
+            proxy whether that is the newest version, and transfers nothing if it is.
+        near_s: for so long after it was asked a get does not ask again: it may return what was
+            replaced or deleted by another client in that time.
     """
 
     def __init__(
@@ -54,6 +74,8 @@ class AsyncCache:
         hedge_s: float | None = None,
         stripe_bytes: int = STRIPE_BYTES,
         timeout_s: float = CALL_S,
+        near_bytes: int = 0,
+        near_s: float = 0.0,
     ) -> None:
         if not addresses:
             raise ValueError("A cache has at least one address; give those of its members.")
@@ -63,7 +85,9 @@ class AsyncCache:
         self._timeout_s = timeout_s
         self._proxies = Proxies(addresses, self._peers, timeout_s)
         self._loading: dict[str, asyncio.Future[bytearray]] = {}
-        self.counts = {"gets": 0, "misses": 0, "degraded": 0, "hedged": 0}
+        self._near = NearCache(near_bytes)
+        self._near_s = near_s
+        self.counts = {"gets": 0, "near": 0, "misses": 0, "degraded": 0, "hedged": 0}
         self._stripes = StripeReader(self._peers, self.counts, hedge_s, timeout_s)
 
     async def __aenter__(self) -> AsyncCache:
@@ -86,12 +110,12 @@ class AsyncCache:
         holds ``value``, never what was there before.
         """
         view = memoryview(value).cast("B")
+        return await self._put(key, len(view), self._parts(view), code)
 
-        async def parts() -> AsyncIterator[Buffer]:
-            for start in range(0, max(1, len(view)), self._stripe_bytes):
-                yield view[start : start + self._stripe_bytes]
-
-        return await self._put(key, len(view), parts(), code)
+    async def _parts(self, view: memoryview, stripe_bytes: int = 0) -> AsyncIterator[Buffer]:
+        step = stripe_bytes or self._stripe_bytes
+        for start in range(0, max(1, len(view)), step):
+            yield view[start : start + step]
 
     async def put_stream(
         self,
@@ -151,16 +175,16 @@ class AsyncCache:
         found = await self._find(key)
         if found is None:
             return
-        version, shape, _ = found
-        for stripe in range(len(shape.stripes)):
+        of, lengths = found.of, found.shape.stripes
+        for stripe, length in enumerate(lengths):
             for attempt in range(ATTEMPTS):
-                part = bytearray(shape.stripes[stripe])
+                part = bytearray(length)
                 try:
                     await self._read(key, found, stripe, part)
                 except StripeLost as lost:
-                    await self._report(key, version, lost.bad)
+                    await self._report(key, found, lost.bad)
                     again = await self._find(key)
-                    if again is None or again[0] != version or attempt == ATTEMPTS - 1:
+                    if again is None or again.of != of or attempt == ATTEMPTS - 1:
                         raise CacheError(
                             f"{key!r} was lost or replaced while it was read."
                         ) from None
@@ -171,6 +195,7 @@ class AsyncCache:
 
     async def delete(self, key: str) -> bool:
         """Forget ``key``. Returns whether it was there."""
+        self._near.drop(key)
         return bool((await self._proxies.ask(key, "delete", key=key))["found"])
 
     async def stat(self, key: str) -> Stat | None:
@@ -209,26 +234,40 @@ class AsyncCache:
             await asyncio.sleep(0.05)
 
     async def _find(self, key: str) -> Found | None:
-        head = await self._proxies.ask(key, "find", key=key)
-        return (
-            (head["version"], msgspec.convert(head["shape"], Shape), head["at"])
-            if head["found"]
-            else None
-        )
+        head = await self._proxies.ask(key, "find", key=key, spread=True)
+        return msgspec.convert(head, Found) if head["found"] else None
 
-    async def _report(self, key: str, version: int, bad: dict[int, str]) -> None:
+    async def _report(self, key: str, found: Found, bad: dict[int, str]) -> None:
         if bad:
             try:
-                await self._proxies.ask(key, "report", key=key, version=version, bad=bad)
+                await self._proxies.ask(
+                    key, "report", key=found.name, version=found.version, bad=bad
+                )
             except CacheError:  # the proxy is gone; its follower looks for itself
                 pass
 
     # --- writing ---
 
+    async def _copy(self, key: str, name: str, value: Buffer, stripe_bytes: int) -> None:
+        """Put a further copy of a hot object, for whoever reads it next."""
+        try:
+            await self._put(
+                key, len(value), self._parts(memoryview(value), stripe_bytes), None, name
+            )
+        except CacheError as error:  # it was replaced meanwhile, or there is no room
+            log.info("no further copy of %r was made: %s", key, error)
+
     async def _put(
-        self, key: str, size: int, parts: AsyncIterable[Buffer], code: tuple[int, int] | None
+        self,
+        key: str,
+        size: int,
+        parts: AsyncIterable[Buffer],
+        code: tuple[int, int] | None,
+        copy: str = "",
     ) -> Receipt:
         wanted = Code(*code) if code else self._code or code_for(size)
+        if not copy:
+            self._near.drop(key)
         begun = await self._proxies.ask(
             key,
             "begin",
@@ -236,14 +275,16 @@ class AsyncCache:
             size=size,
             code=[wanted.d, wanted.p],
             stripe_bytes=self._stripe_bytes,
+            copy=copy,
         )
+        name = copy or key
         shape, version = msgspec.convert(begun["shape"], Shape), begun["version"]
         missing: set[int] = set()
         stripe = 0
         async for part in parts:
             chunks = encode(part, shape.code)
             todo = [i for i in range(shape.code.n) if i not in missing]
-            arguments = {"key": key, "version": version, "shape": begun["shape"], "stripe": stripe}
+            arguments = {"key": name, "version": version, "shape": begun["shape"], "stripe": stripe}
             done = await asyncio.gather(
                 *(self._store(begun["at"][i], chunks[i], i, arguments) for i in todo)
             )
@@ -252,7 +293,7 @@ class AsyncCache:
             if len(missing) > shape.p:
                 break
         answer = await self._proxies.ask(
-            key, "commit", key=key, version=version, missing=sorted(missing)
+            key, "commit", key=name, version=version, missing=sorted(missing)
         )
         return Receipt(key, version, size, shape.code, answer["protection"], wanted.p)
 
@@ -281,11 +322,21 @@ class AsyncCache:
 
     async def _get(self, key: str) -> bytearray | None:
         self.counts["gets"] += 1
+        near = self._near.get(key)
+        if near is not None and time.monotonic() - near.checked_at < self._near_s:
+            self.counts["near"] += 1
+            return bytearray(near.value)
         for _ in range(ATTEMPTS):
+            asked = time.monotonic()
             found = await self._find(key)
             if found is None:
+                self._near.drop(key)
                 break
-            version, shape, _ = found
+            version, shape = found.of, found.shape
+            if near is not None and near.version == version:
+                near.checked_at = asked
+                self.counts["near"] += 1
+                return bytearray(near.value)
             value = bytearray(shape.size)
             view = memoryview(value)
             start, good = 0, True
@@ -293,18 +344,22 @@ class AsyncCache:
                 try:
                     await self._read(key, found, stripe, view[start : start + length])
                 except StripeLost as lost:
-                    await self._report(key, version, lost.bad)
+                    await self._report(key, found, lost.bad)
                     good = False
                     break
                 start += length
             if good:
                 view.release()
+                if self._near.capacity:
+                    self._near.put(key, version, value, asked)
+                if found.copy:
+                    await self._copy(key, found.copy, value, shape.stripe_bytes)
                 return value
         self.counts["misses"] += 1
         return None
 
     async def _read(self, key: str, found: Found, stripe: int, out: Buffer) -> None:
         """Read one stripe into ``out``. Raises StripeLost."""
-        version, shape, at = found
-        bad = await self._stripes.read(key, version, shape, at, stripe, out)
-        await self._report(key, version, bad)
+        about = (found.name, found.version, found.shape, found.at)
+        bad = await self._stripes.read(*about, stripe, out)
+        await self._report(key, found, bad)

@@ -13,7 +13,8 @@ from collections.abc import Callable
 import msgspec
 
 from infinicache.connection import CallFailed, ConnectionLost, Peers
-from infinicache.table import Move, Table
+from infinicache.entries import Move
+from infinicache.table import Table
 
 ANSWER_S = 2.0
 """How long a node may take to forget something."""

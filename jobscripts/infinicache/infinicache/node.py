@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from infinicache import isal
 from infinicache.backup import Backups, BackupTo
 from infinicache.codec import chunk_bytes, rebuild
 from infinicache.connection import CallFailed, ConnectionLost, Peers
+from infinicache.demand import DemandCurve
 from infinicache.isal import Buffer
 from infinicache.objects import CacheError, Shape
 from infinicache.proxy import Proxy
@@ -31,7 +33,9 @@ log = logging.getLogger("infinicache")
 
 class CacheNode:
     """One process of the cache. ``proxies``: how many of the members, counted from the first, are
-    proxies. ``backup_s``: how often what is new here is copied to a peer, 0 for never.
+    proxies. ``backup_s``: how often what is new here is copied to a peer, 0 for never; half of the
+    ``capacity`` is for the copies of others then. ``reserve``: the share of the memory that puts
+    leave free. ``name``: of the node, for telling its rack.
     """
 
     def __init__(
@@ -44,12 +48,20 @@ class CacheNode:
         proxies: int = 1,
         move_bytes_s: float = 200e6,
         backup_s: float = 0.0,
+        reserve: float = 0.0,
+        name: str = "",
     ) -> None:
-        self.store = ChunkStore(capacity)
-        self.backups = Backups(capacity)
+        copies = capacity // 2 if backup_s > 0 else 0
+        self.store = ChunkStore(capacity - copies)
+        self.backups = Backups(copies)
+        self.for_objects = (capacity - copies) * (1.0 - reserve)
+        """Bytes that puts may use here."""
+        self.name = name
+        self._began = time.monotonic()
+        self._peer: str | None = None
         self._peers = Peers(key)
         self._slots = max(1, proxies)
-        self.proxy = Proxy(self._peers, move_bytes_s=move_bytes_s)
+        self.proxy = Proxy(self._peers, move_bytes_s=move_bytes_s, reserve=reserve)
         self.server = Server(
             {
                 "put": self._put,
@@ -83,10 +95,14 @@ class CacheNode:
     # --- the membership ---
 
     def view(
-        self, members: Sequence[str], leaving: Sequence[str] = (), number: int | None = None
+        self,
+        members: Sequence[str],
+        leaving: Sequence[str] = (),
+        number: int | None = None,
+        lasts: Mapping[str, float] | None = None,
     ) -> None:
         """Who is in the cache now: addresses in rank order, the same at every member; ``leaving``:
-        those that are about to go.
+        those that are about to go; ``lasts``: seconds that nodes are expected to last yet.
         """
         self._members, self._leaving = tuple(members), frozenset(leaving)
         self.number = self.number + 1 if number is None else number
@@ -97,6 +113,7 @@ class CacheNode:
             self._members,
             self._leaving,
             [s for s, a in enumerate(self.proxies()) if a == self.address],
+            lasts or {},
         )
         self._peers.forget(set(self._members))
 
@@ -122,6 +139,7 @@ class CacheNode:
                 "beat", address=self.address, number=self.number, backup=self._backup.peer
             )
             if answer["known"]:
+                self._peer = answer["peer"] or self._peer
                 return
         held = [msgspec.to_builtins(h) for h in self.store.inventory()]
         answer, _ = await peer.call(
@@ -131,6 +149,8 @@ class CacheNode:
             slot=self.slot,
             held=held,
             leaving=self.address in self._leaving,
+            name=self.name,
+            age_s=time.monotonic() - self._began,
         )
         for key, version in answer["drop"]:
             self.store.drop(key, version)
@@ -140,8 +160,20 @@ class CacheNode:
         while True:
             await asyncio.sleep(every_s)
             staying = [a for a in self._members if a not in self._leaving]
-            if self.address in staying and len(staying) > 1:
-                await self._backup.run(staying[(staying.index(self.address) + 1) % len(staying)])
+            if self.address in staying and self._peer in staying:
+                await self._backup.run(self._peer)
+
+    async def demand(self, observed_s: float = 0.0) -> dict[int, DemandCurve]:
+        """What is asked of each proxy's keys; empty while one of them has not been looking for so
+        long. Raises ConnectionLost, CallFailed.
+        """
+        found = {}
+        for slot, address in enumerate(self.proxies()):
+            answer, _ = await self._peers.at(address).call("demand")
+            if answer["observed_s"] < observed_s:
+                return {}
+            found[slot] = msgspec.convert(answer["curve"], DemandCurve)
+        return found
 
     async def drain(self) -> int:
         """Hand over what this node holds to the others, as far as the time allows. Returns the

@@ -13,16 +13,22 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from infinicache import moves
+from infinicache.arrivals import Arrivals, peer_of
 from infinicache.codec import Code
 from infinicache.connection import Peers
+from infinicache.demand import Demand
+from infinicache.entries import Entry
+from infinicache.hot import Heat, copy_names, is_copy, like, pick, readable
 from infinicache.mover import Mover
 from infinicache.objects import MAX_KEY, CacheError, HeldObject, Unavailable
-from infinicache.table import Entry, Table
+from infinicache.table import Table
+from infinicache.upkeep import Upkeep
 
 SETTLE_S = 3.0
 """How long a new proxy waits for members that do not register."""
@@ -36,8 +42,11 @@ log = logging.getLogger("infinicache")
 class Proxy:
     """The proxy role of one process; asleep while no slot is its own."""
 
-    def __init__(self, peers: Peers, *, move_bytes_s: float = 200e6) -> None:
-        self.table = Table()
+    def __init__(self, peers: Peers, *, move_bytes_s: float = 200e6, reserve: float = 0.0) -> None:
+        self.table = Table(reserve=reserve)
+        self.demand = Demand()
+        self._arrivals = Arrivals()
+        self._reserve = reserve
         self._mover = Mover(peers, lambda: self.table)
         self._rate = move_bytes_s
         self._slots: set[int] = set()
@@ -46,7 +55,8 @@ class Proxy:
         self._heard: dict[str, int | None] = {}
         self._settled = asyncio.Event()
         self._settle_at = 0.0
-        self._repairs: deque[str] = deque()
+        self._upkeep = Upkeep(self._mover, self._drop)
+        self._heat = Heat()
         self._writing: dict[str, float] = {}
         self.backup_of: dict[str, str] = {}
         """Node → the one that keeps copies of its chunks."""
@@ -65,6 +75,7 @@ class Proxy:
             "delete": self._delete,
             "report": self._report,
             "drain": self._drain,
+            "demand": self._demand,
             "summary": self._summary,
         }
 
@@ -75,12 +86,22 @@ class Proxy:
 
     # --- who is there ---
 
-    def view(self, members: Sequence[str], leaving: Iterable[str], slots: Sequence[int]) -> None:
-        """The members as of now, and the slots that this process serves."""
+    def view(
+        self,
+        members: Sequence[str],
+        leaving: Iterable[str],
+        slots: Sequence[int],
+        lasts: Mapping[str, float],
+    ) -> None:
+        """The members as of now, the slots that this process serves, and how long nodes are
+        expected to last, where that is foretold.
+        """
+        self._arrivals.told(lasts, time.monotonic())
         gone = set(self._members) - set(members)
         self._members, self._leaving = tuple(members), frozenset(leaving)
         if not slots:
-            self._slots, self.table, self._heard = set(), Table(), {}
+            self._slots, self._heard = set(), {}
+            self.table, self.demand = Table(reserve=self._reserve), Demand()
             self._settled.clear()
             return
         if (
@@ -94,8 +115,9 @@ class Proxy:
                 self._worker = asyncio.get_running_loop().create_task(self._work())
         for address in gone & set(self._heard):
             self._heard.pop(address)
+            self._arrivals.left(address)
             degraded, lost = self.table.lose_node(address, self.backup_of.pop(address, None))
-            self._repairs.extend(entry.key for entry in degraded)
+            self._upkeep.soon(degraded)
             if lost:
                 log.warning("%d objects were lost with the node at %s", len(lost), address)
         for address, node in self.table.nodes.items():
@@ -109,21 +131,23 @@ class Proxy:
             for half in self.table.settle():
                 self._soon(self._drop([half]))
             self._settled.set()
-            self._look_for_repairs()
-
-    def _look_for_repairs(self) -> None:
-        self._repairs = deque(
-            e.key
-            for e in sorted(self.table.objects.values(), key=lambda e: e.protection)
-            if e.protection < e.shape.p
-        )
+            self._upkeep.look(self.table)
 
     def _register(
-        self, address: str, capacity: int, slot: int | None, held: list[Any], leaving: bool
+        self,
+        address: str,
+        capacity: int,
+        slot: int | None,
+        held: list[Any],
+        leaving: bool,
+        name: str = "",
+        age_s: float = 0.0,
     ) -> dict[str, Any]:
         if not self._slots:
             raise CacheError("This node is no proxy (any more).")
         self._heard[address] = slot
+        now = time.monotonic()
+        self._arrivals.came(address, name, age_s, now)
         stale: list[tuple[str, str, int]] = []
         if slot in self._slots:
             inventory = msgspec.convert(held, list[HeldObject])
@@ -132,15 +156,15 @@ class Proxy:
                 if address in self.table.nodes
                 else ([], [])
             )
-            self._repairs.extend(e.key for e in degraded)
-            self.table.add_node(address, capacity)
+            self._upkeep.soon(degraded)
+            self.table.add_node(address, capacity, self._arrivals.prospect(address, now))
             self.table.nodes[address].leaving = leaving
             stale = self.table.restore(address, inventory, self._settled.is_set())
         for node, key, version in stale:
             if node != address:
                 self._soon(self._mover.drop(node, [(key, version)]))
         if self._settled.is_set():
-            self._look_for_repairs()  # there is room that there was not before
+            self._upkeep.look(self.table)  # there is room that there was not before
         self._settle()
         return {"drop": [(key, version) for node, key, version in stale if node == address]}
 
@@ -148,11 +172,15 @@ class Proxy:
         if backup is not None:
             self.backup_of[address] = backup
         self._settle()
-        return {"known": address in self._heard}
+        if (node := self.table.nodes.get(address)) is not None:
+            node.prospect = self._arrivals.prospect(address, time.monotonic())
+        return {"known": address in self._heard, "peer": peer_of(self.table.nodes, address, backup)}
 
     async def _ready(self, key: str = "") -> None:
         if not self._slots:
             raise Unavailable("This node is no proxy any more; ask for the topology again.")
+        if is_copy(key):
+            raise CacheError(f"The key {key!r} is the cache's own; use another.")
         if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY:
             raise CacheError(f"The key has more than {MAX_KEY} bytes.")
         if not self._settled.is_set():
@@ -172,9 +200,12 @@ class Proxy:
         return self._locks.setdefault(key, asyncio.Lock())
 
     async def _begin(
-        self, key: str, size: int, code: list[int], stripe_bytes: int
+        self, key: str, size: int, code: list[int], stripe_bytes: int, copy: str = ""
     ) -> dict[str, Any]:
         await self._ready(key)
+        if copy:
+            code, stripe_bytes = like(self.table, key, copy)
+            key = copy
         async with self._lock(key):
             await self._invalidate(key)
             version = max(self.table.newest + 1, time.time_ns())
@@ -184,6 +215,9 @@ class Proxy:
             finally:
                 await self._drop(evicted)
             self._writing[key] = time.monotonic()
+        if not copy:
+            taken = entry.shape.share * entry.shape.code.n
+            self.demand.wrote(key, size, taken, time.monotonic())
         return {"version": version, "shape": msgspec.to_builtins(entry.shape), "at": entry.at}
 
     async def _invalidate(self, key: str) -> bool:
@@ -193,7 +227,10 @@ class Proxy:
         entry = self.table.objects.get(key)
         if entry is None:
             return False
-        failed = await self._drop([entry])
+        copies = [c for n in copy_names(key, entry.version) if (c := self.table.objects.get(n))]
+        failed = await self._drop([entry, *copies])
+        for copy in copies:  # an old one is never read, whether its nodes heard of this or not
+            self.table.remove(copy.key)
         if sum(node in failed for node in entry.at.values()) >= entry.shape.d:
             raise CacheError(
                 f"{key!r} cannot be replaced or deleted now: the nodes that hold it do not "
@@ -214,7 +251,7 @@ class Proxy:
         return {node for node, ok in zip(items, heard, strict=True) if not ok}
 
     async def _commit(self, key: str, version: int, missing: list[int]) -> dict[str, Any]:
-        await self._ready(key)
+        await self._ready()
         entry = self.table.objects.get(key)
         if entry is None or entry.version != version:
             raise CacheError(
@@ -239,29 +276,49 @@ class Proxy:
             raise Unavailable(f"{key!r} was not put: its nodes were lost meanwhile.")
         entry.committed = True
         if entry.protection < entry.shape.p:
-            self._repairs.append(key)
+            self._upkeep.soon([entry])
         return {"protection": entry.protection}
 
-    async def _find(self, key: str) -> dict[str, Any]:
+    async def _find(self, key: str, spread: bool = False) -> dict[str, Any]:
+        """Where an object is. ``spread``: any of its copies will do; the answer says what the one
+        is called (``name``) and, where there are to be more, how another would be (``copy``).
+        """
         await self._ready(key)
-        entry = self.table.objects.get(key)
-        if (
-            entry is None or not entry.committed or entry.protection < 0
-        ):  # below 0 it waits for its backups
+        now = time.monotonic()
+        self.demand.read(key, now)
+        entry = of = self.table.objects.get(key)
+        if entry is None or of is None or not readable(of):
             return {"found": False}
-        self.table.touch(entry)
+        self.table.touch(of)
+        self._heat.read(key, of.shape.size, now)
+        another = ""
+        if spread:
+            entry, another = pick(self.table, of, self._heat)
+            self.table.touch(entry)
         return {
             "found": True,
             "version": entry.version,
             "shape": msgspec.to_builtins(entry.shape),
             "at": entry.at,
             "protection": entry.protection,
+            "name": entry.key,
+            "of": of.version,
+            "copy": another,
         }
 
     async def _delete(self, key: str) -> dict[str, Any]:
         await self._ready(key)
+        self.demand.forget(key)
         async with self._lock(key):
             return {"found": await self._invalidate(key)}
+
+    def _demand(self) -> dict[str, Any]:
+        """What was asked for so far, as :class:`infinicache.demand.DemandCurve`."""
+        now = time.monotonic()
+        return {
+            "curve": msgspec.to_builtins(self.demand.curve(now)),
+            "observed_s": self.demand.observed_s(now),
+        }
 
     async def _report(self, key: str, version: int, bad: dict[int, str]) -> dict[str, Any]:
         """A client could not read these chunks from these nodes: they are made anew, unless they
@@ -278,21 +335,14 @@ class Proxy:
             self.table.lost += 1
             await self._drop([entry])
         else:
-            self._repairs.append(key)
+            self._upkeep.soon([entry])
         return {}
 
     def _summary(self) -> dict[str, Any]:
-        table = self.table
         return {
-            "nodes": {a: [n.reserved, n.capacity, n.leaving] for a, n in table.nodes.items()},
-            "objects": len(table.objects),
-            "bytes": sum(e.shape.size for e in table.objects.values()),
-            "degraded": sum(e.protection < e.shape.p for e in table.objects.values()),
-            "weak": sum(e.shape.p < e.shape.wanted_p for e in table.objects.values()),
-            "lost": table.lost,
-            "evicted": table.evicted,
+            **self.table.summary(),
             "moved_bytes": dict(self._mover.moved_bytes),
-            "waiting_repairs": len(self._repairs),
+            "waiting_repairs": len(self._upkeep),
         }
 
     # --- moving chunks ---
@@ -304,7 +354,8 @@ class Proxy:
         await self._ready()
         if address in self.table.nodes:
             self.table.nodes[address].leaving = True
-        before, todo = self._mover.moved_bytes["drain"], deque(self.table.drain(address))
+        await self._drop(moves.make_room_for_leavers(self.table))
+        before, todo = self._mover.moved_bytes["drain"], deque(moves.drain(self.table, address))
 
         async def hands() -> None:
             while todo and address in self.table.nodes:
@@ -340,25 +391,4 @@ class Proxy:
             if (entry := self.table.objects.get(key)) is not None and not entry.committed:
                 await self._drop([entry])
                 self.table.remove(key)
-        while self._repairs:
-            entry = self.table.objects.get(self._repairs.popleft())
-            if entry is None or not entry.committed:
-                continue
-            done = 0
-            moves = self.table.repair(entry)
-            for move in sorted(
-                moves, key=lambda m: m.index not in entry.spare
-            ):  # copies first: the others may need them
-                copied = move.source is not None or move.index in entry.spare
-                if await self._mover.carry_out(move, "repair"):
-                    done += move.bytes * (1 if copied else entry.shape.d)
-            if moves and entry.protection < 0 and self.table.objects.get(entry.key) is entry:
-                self.table.remove(entry.key)  # its backups were not there, or too old
-                self.table.lost += 1
-                await self._drop([entry])
-            if done:
-                return done
-        away = self.table.rebalance()
-        if away is not None and await self._mover.carry_out(away, "rebalance"):
-            return away.bytes
-        return 0
+        return await self._upkeep.one_piece(self.table)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from infinicache.node import CacheNode
 from infinicache.objects import CacheError
+from infinicache.valuation import keep_telling
 from malletrain import membership
 
 log = logging.getLogger("infinicache")
@@ -45,7 +46,13 @@ def parse_size(text: str) -> int:
 
 
 async def serve(
-    capacity: int, proxies: int, port: int, move_bytes_s: float, backup_s: float = 0.0
+    capacity: int,
+    proxies: int,
+    port: int,
+    move_bytes_s: float,
+    backup_s: float = 0.0,
+    reserve: float = 0.0,
+    worth_per_gb: float = 0.0,
 ) -> None:
     """Until the process is ended, or has drained and been released."""
     host = socket.gethostbyname(membership.host())
@@ -57,8 +64,10 @@ async def serve(
         proxies=proxies,
         move_bytes_s=move_bytes_s,
         backup_s=backup_s,
+        reserve=reserve,
     )
     group = membership.join(node.address)
+    node.name = group.me.node
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -66,10 +75,13 @@ async def serve(
     print(f"serving {capacity >> 20} MiB at {node.address}", flush=True)
     follower = asyncio.create_task(_follow(node, group))
     ended = asyncio.create_task(over.wait())
+    tasks = [follower, ended]
+    if worth_per_gb > 0:
+        tasks.append(asyncio.create_task(keep_telling(node, group, worth_per_gb)))
     await asyncio.wait([follower, ended], return_when=asyncio.FIRST_COMPLETED)
-    for task in (follower, ended):
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(follower, ended, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
     await node.close()
 
 
@@ -78,7 +90,10 @@ async def _follow(node: CacheNode, group: membership.Membership) -> None:
     async for change in group.watch():
         members = group.members
         node.view(
-            [m.address for m in members], [m.address for m in members if m.leaving], group.number
+            [m.address for m in members],
+            [m.address for m in members if m.leaving],
+            group.number,
+            {m.address: m.lasts_s for m in members if m.lasts_s is not None},
         )
         if change.kind == membership.LEAVING and change.member == group.me and draining is None:
             draining = asyncio.create_task(_drain(node, group))
@@ -126,7 +141,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="copy what is new to a peer this often (default: never)",
+        help="copy what is new to a peer this often; half of the memory is for copies then "
+        "(default: never)",
+    )
+    parser.add_argument(
+        "--reserve",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of the memory that puts leave free for what leavers hand over (default 0)",
+    )
+    parser.add_argument(
+        "--worth",
+        type=float,
+        default=0.0,
+        metavar="SAMPLES",
+        help="what a gigabyte served from memory is worth, in samples of the training beside it: "
+        "the cache tells MalleTrain what nodes are worth to it (submit with --value auto)",
     )
     options = parser.parse_args(arguments)
     try:
@@ -138,11 +169,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{options.backup:g} s between backups is not possible; accepted is 0 for none, or "
             "a number of seconds."
         )
+    if not 0 <= options.reserve < 1:
+        parser.error(f"A reserve of {options.reserve:g} is not possible; accepted is 0 to below 1.")
+    if not 0 <= options.worth < 1e12:
+        parser.error(
+            f"{options.worth:g} samples a gigabyte are not possible; accepted is a number from 0."
+        )
     if options.proxies < 1:
         parser.error(f"{options.proxies} proxies are not possible; accepted is 1 or more.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
-        asyncio.run(serve(capacity, options.proxies, options.port, rate, options.backup))
+        asyncio.run(
+            serve(
+                capacity,
+                options.proxies,
+                options.port,
+                rate,
+                options.backup,
+                options.reserve,
+                options.worth,
+            )
+        )
     except OSError as error:
         print(
             f"infinicache-node: port {options.port} cannot be opened: {error.strerror}.",

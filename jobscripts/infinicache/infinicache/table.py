@@ -1,93 +1,34 @@
 """A proxy's memory: which node holds which chunk of which object, what is free, what goes first.
 Pure: no sockets, no clock.
 
-Decides where chunks go (random distinct nodes with room), which objects are evicted (CLOCK, whole
-objects), what follows from the loss of a node, in which order a leaver hands over, and which chunks
-move to a new node. Bytes are reserved when a put begins, so that two puts cannot both have the last
-room.
+Decides which nodes have room for chunks (which of them get them: :mod:`infinicache.placement`),
+which objects are evicted (CLOCK, whole objects) and what follows from the loss of a node. Which
+chunks move is decided in :mod:`infinicache.moves`. Bytes are reserved when a put begins, so that
+two puts cannot both have the last room.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from typing import Any
 
 from infinicache.codec import Code, fit
+from infinicache.entries import Entry, PoolNode
 from infinicache.objects import HeldObject, Shape, TooLarge, Unavailable
-
-
-@dataclass
-class PoolNode:
-    """One cache node. ``reserved``: bytes placed there; ``held``: key → indices of its chunks
-    there.
-    """
-
-    capacity: int
-    reserved: int = 0
-    leaving: bool = False
-    held: dict[str, set[int]] = field(default_factory=dict)
-
-    @property
-    def free(self) -> int:
-        """Bytes that may still be placed there."""
-        return self.capacity - self.reserved
-
-
-@dataclass
-class Entry:
-    """One object. ``at``: index → node; ``spare``: index → node with a backup of a lost chunk.
-    ``touched``: CLOCK's bit; ``reads``: for telling what is most valuable.
-    """
-
-    key: str
-    version: int
-    shape: Shape
-    at: dict[int, str] = field(default_factory=dict)
-    spare: dict[int, str] = field(default_factory=dict)
-    committed: bool = False
-    touched: bool = True
-    reads: int = 0
-
-    @property
-    def protection(self) -> int:
-        """Nodes that may be lost, whichever they are; below 0 when the object cannot be read."""
-        left = len(self.at) - self.shape.d
-        if left <= 0:
-            return left
-        nodes = 0
-        for chunks in sorted(Counter(self.at.values()).values(), reverse=True):
-            left -= chunks
-            if left < 0:
-                break
-            nodes += 1
-        return nodes
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether it is lost for good: the backups of its lost chunks do not make up for them."""
-        return len(self.at) + len(self.spare.keys() - self.at.keys()) < self.shape.d
-
-
-@dataclass(frozen=True)
-class Move:
-    """Chunk ``index`` of an object to ``target``: from ``source``, or rebuilt from the others where
-    there is none.
-    """
-
-    key: str
-    version: int
-    index: int
-    source: str | None
-    target: str
-    bytes: int
+from infinicache.placement import NOTHING_KNOWN, Prospect, choose
 
 
 class Table:
-    """The mapping of one pool."""
+    """The mapping of one pool.
 
-    def __init__(self, rng: random.Random | None = None) -> None:
+    Args:
+        reserve: share of each node's memory that puts leave free, for what leavers hand over and
+            for repairs.
+    """
+
+    def __init__(self, rng: random.Random | None = None, reserve: float = 0.0) -> None:
         self.nodes: dict[str, PoolNode] = {}
         self.objects: dict[str, Entry] = {}
         self.newest = 0
@@ -96,14 +37,14 @@ class Table:
         """Objects lost with their nodes."""
         self.evicted = 0
         self._clock: OrderedDict[str, None] = OrderedDict()
-        self._rng = rng or random.Random()
+        self.rng = rng or random.Random()
+        self._reserve = reserve
 
     # --- nodes ---
 
-    def add_node(self, address: str, capacity: int) -> None:
-        """A node, empty as far as is known."""
-        if address not in self.nodes:
-            self.nodes[address] = PoolNode(capacity)
+    def add_node(self, address: str, capacity: int, prospect: Prospect = NOTHING_KNOWN) -> None:
+        """A node, empty as far as is known; of a known one the prospect is taken anew."""
+        self.nodes.setdefault(address, PoolNode(capacity)).prospect = prospect
 
     def lose_node(self, address: str, backup: str | None = None) -> tuple[list[Entry], list[Entry]]:
         """The node is gone with its chunks: the objects that are degraded, and those that are lost
@@ -180,14 +121,14 @@ class Table:
         code = fit(wanted, len(usable))
         shape = Shape(size, code.d, code.p, stripe_bytes, wanted.p)
         share = shape.share
-        if sum(self.nodes[a].capacity >= share for a in usable) < code.n:
-            largest = sorted((self.nodes[a].capacity for a in usable), reverse=True)[code.n - 1]
+        if sum(self._for_puts(a) >= share for a in usable) < code.n:
+            largest = sorted((self._for_puts(a) for a in usable), reverse=True)[code.n - 1]
             raise TooLarge(
                 f"An object of {size} bytes in {code} needs {share} bytes on each of {code.n} "
                 f"nodes, but they have {largest} each at most."
             )
         while True:
-            room = [a for a in usable if self.nodes[a].free >= share]
+            room = [a for a in usable if self._for_puts(a) - self.nodes[a].reserved >= share]
             if len(room) >= code.n:
                 break
             victim = self._victim()
@@ -196,15 +137,19 @@ class Table:
                     f"An object of {size} bytes does not fit now: what is in the cache is still "
                     "being written."
                 )
-            self.remove(victim.key)
-            self.evicted += 1
+            self.evict(victim)
             evicted.append(victim)
         self.newest = max(self.newest, version)
         entry = self.objects[key] = Entry(key, version, shape)
         self._clock[key] = None
-        for index, node in enumerate(self._rng.sample(room, code.n)):
+        prospects = {a: self.nodes[a].prospect for a in room}
+        for index, node in enumerate(choose(room, code.n, prospects, {}, self.rng)):
             self.set_chunk(entry, index, node)
         return entry
+
+    def _for_puts(self, address: str) -> int:
+        """Bytes of a node that puts may use."""
+        return int(self.nodes[address].capacity * (1.0 - self._reserve))
 
     def remove(self, key: str) -> Entry | None:
         """Forget an object and its reservations."""
@@ -217,6 +162,11 @@ class Table:
                 self.nodes[node].reserved -= entry.shape.share
                 self.nodes[node].held.pop(key, None)
         return entry
+
+    def evict(self, entry: Entry) -> None:
+        """Forget an object because there is no room for it."""
+        self.remove(entry.key)
+        self.evicted += 1
 
     def touch(self, entry: Entry) -> None:
         """It was read."""
@@ -247,6 +197,19 @@ class Table:
             entry.at[index] = node
             self.nodes[node].reserved += entry.shape.share
             self.nodes[node].held.setdefault(entry.key, set()).add(index)
+
+    def summary(self) -> dict[str, Any]:
+        """What there is, in figures."""
+        entries = self.objects.values()
+        return {
+            "nodes": {a: [n.reserved, n.capacity, n.leaving] for a, n in self.nodes.items()},
+            "objects": len(entries),
+            "bytes": sum(e.shape.size for e in entries),
+            "degraded": sum(e.protection < e.shape.p for e in entries),
+            "weak": sum(e.shape.p < e.shape.wanted_p for e in entries),
+            "lost": self.lost,
+            "evicted": self.evicted,
+        }
 
     # --- after a loss of this memory ---
 
@@ -291,110 +254,3 @@ class Table:
         for entry in self.objects.values():
             entry.committed = True
         return half
-
-    # --- moving chunks ---
-
-    def repair(self, entry: Entry) -> list[Move]:
-        """Where the missing chunks of an object are to be made anew, and those that share a node
-        are to go, as far as there are other nodes with room.
-        """
-        missing: list[tuple[int, str | None]] = [
-            (i, None) for i in range(entry.shape.code.n) if i not in entry.at
-        ]
-        seen: set[str] = set()
-        for index, node in entry.at.items():
-            if node in seen:
-                missing.append((index, node))
-            seen.add(node)
-        targets = self._targets(entry, len(missing))
-        return [
-            Move(entry.key, entry.version, i, node, t, entry.shape.share)
-            for (i, node), t in zip(missing, targets, strict=False)
-        ]
-
-    def drain(self, address: str) -> list[Move]:
-        """What a leaver hands over, most valuable first: objects that its going would bring nearest
-        to their end, then those read most.
-
-        Where no other node is without a chunk of the object, chunks share a node: better two of
-        them at one place than none.
-        """
-        leaver = self.nodes.get(address)
-        held = (
-            [
-                (self.objects[key], i)
-                for key, indices in leaver.held.items()
-                for i in sorted(indices)
-            ]
-            if leaver
-            else []
-        )
-        held = [(e, i) for e, i in held if e.committed]
-        held.sort(key=lambda c: (c[0].protection, -c[0].reads, c[0].shape.share))
-        moves, planned = [], dict.fromkeys(self.nodes, 0)
-        for entry, index in held:
-            targets = self._targets(entry, 1, planned) or self._shared(entry, planned)
-            if targets:
-                planned[targets[0]] += entry.shape.share
-                moves.append(
-                    Move(entry.key, entry.version, index, address, targets[0], entry.shape.share)
-                )
-        return moves
-
-    def rebalance(self, slack: float = 0.1) -> Move | None:
-        """The next chunk to move from the fullest node to the emptiest, None when they differ by
-        less than ``slack`` of the capacity.
-        """
-        usable = sorted(
-            self.usable(), key=lambda a: self.nodes[a].reserved / max(1, self.nodes[a].capacity)
-        )
-        if len(usable) < 2:
-            return None
-        low, high = usable[0], usable[-1]
-        gap = self.nodes[high].reserved - self.nodes[low].reserved
-        best: tuple[Entry, int] | None = None
-        if gap <= slack * self.nodes[high].capacity:
-            return None
-        for key, indices in self.nodes[high].held.items():
-            entry, index = self.objects[key], min(indices)
-            share = entry.shape.share
-            if (
-                not entry.committed
-                or key in self.nodes[low].held
-                or 2 * share > gap
-                or share > self.nodes[low].free
-            ):
-                continue
-            if best is None or share > best[0].shape.share:
-                best = (entry, index)
-        return (
-            Move(best[0].key, best[0].version, best[1], high, low, best[0].shape.share)
-            if best
-            else None
-        )
-
-    def _shared(self, entry: Entry, planned: dict[str, int]) -> list[str]:
-        """The node with the fewest chunks of an object among those with room."""
-        share = entry.shape.share
-        room = [a for a in self.usable() if self.nodes[a].free - planned.get(a, 0) >= share]
-        return sorted(
-            room, key=lambda a: (len(self.nodes[a].held.get(entry.key, ())), planned.get(a, 0))
-        )[:1]
-
-    def _targets(
-        self, entry: Entry, count: int, planned: dict[str, int] | None = None
-    ) -> list[str]:
-        extra = planned or {}
-        share = entry.shape.share
-        room = [
-            a
-            for a in self.usable()
-            if a not in entry.at.values() and self.nodes[a].free - extra.get(a, 0) >= share
-        ]
-        self._rng.shuffle(room)
-        room.sort(
-            key=lambda a: (
-                (self.nodes[a].reserved + extra.get(a, 0)) / max(1, self.nodes[a].capacity)
-            )
-        )
-        return room[:count]

@@ -1,17 +1,21 @@
-"""Sparse observations brought into a fine field: how far each reaches, a soft mask, and the
-composite. Pure functions.
+"""Sparse observations brought into a fine field: how far each reaches, a soft mask, the composite,
+and innovations spread. Pure functions.
 
 Around an observation the field is drawn to the observed value within an impact radius. The radius
-grows from 1 to 6 pixels as long as terrain and wind inside it vary little (standard deviations
-below T1 and T2): in a plain a station speaks for far, on a ridge for itself. The mask of one
-observation is a Gaussian of its radius, cut off there; the composite is x = m ⊙ observed + (1 − m)
-⊙ model.
+grows pixel by pixel as long as terrain and wind inside it vary little (standard deviations below T1
+and T2): in a plain a station speaks for far, on a ridge for itself. The mask of one observation is
+a Gaussian of its radius, cut off there; the composite is x = m ⊙ observed + (1 − m) ⊙ model.
+
+WindSR's composite is of the interpolated coarse field, and the model sees it as its condition
+(:func:`conditioned`; Ma et al. 2025, eq. 6.4). The same composite of a finished field
+(:func:`assimilate`) flattens what the model made around a station. :func:`spread_innovations`
+spreads what a station finds wrong instead of what it measured.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +26,7 @@ from windsr import WindsrError
 from windsr.fields import FASTEST
 
 SMALLEST, LARGEST = 1, 6
-"""Pixels."""
+"""Pixels; the second is the published cap, a default."""
 T1_M, T2_MS = 30.0, 0.5
 """Default thresholds: standard deviation of terrain (m) and of wind (m/s) inside the radius."""
 SIGMAS = 2.0
@@ -42,10 +46,13 @@ class WindObservation:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """T1 (m of terrain) and T2 (m/s of wind)."""
+    """T1 (m of terrain), T2 (m/s of wind), and the pixels that no radius exceeds; None: the
+    field's diagonal.
+    """
 
     terrain: float = T1_M
     wind: float = T2_MS
+    largest: int | None = LARGEST
 
 
 def _disk(
@@ -69,15 +76,18 @@ def impact_radius(
     column: int,
     thresholds: Thresholds | None = None,
 ) -> int:
-    """Pixels, 1..6, around (row, column): the largest radius up to which every disk keeps both
-    standard deviations below T1 and T2.
+    """Pixels, 1 or more, around (row, column): Algorithm 1 of WindSR. From a radius of 1 on, as
+    long as both standard deviations inside are below T1 and T2, the radius grows by 1; so it ends
+    one pixel beyond the last disk that was even, or at the cap.
 
     Args:
         terrain: [H, W] m; ``wind``: [H, W] m/s, the first guess, as the truth is not known.
     """
     thresholds = thresholds or Thresholds()
-    found = SMALLEST
-    for radius in range(SMALLEST + 1, LARGEST + 1):
+    rows, columns = terrain.shape
+    largest = thresholds.largest or int(np.ceil(np.hypot(rows, columns)))
+    radius = SMALLEST
+    while radius < largest:
         where, distance = _disk(terrain.shape, row, column, radius)
         inside = distance <= radius**2
         if (
@@ -85,8 +95,8 @@ def impact_radius(
             or wind[where][inside].std() >= thresholds.wind
         ):
             break
-        found = radius
-    return found
+        radius += 1
+    return radius
 
 
 def soft_mask(
@@ -101,18 +111,19 @@ def soft_mask(
     Raises:
         WindsrError: for a pixel outside, a value that cannot be, or a radius below 0.
     """
+    return _blended(shape, observations, radii, [o.value for o in observations])
+
+
+def _blended(
+    shape: tuple[int, int],
+    observations: Sequence[WindObservation],
+    radii: Sequence[float],
+    say: Sequence[float],
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The mask, and at each pixel the mean of what the stations that reach it ``say``."""
     mask, weights, sums = (np.zeros(shape) for _ in range(3))
-    for observation, radius in zip(observations, radii, strict=True):
-        if not (0 <= observation.row < shape[0] and 0 <= observation.column < shape[1]):
-            raise WindsrError(
-                f"An observation at pixel ({observation.row}, {observation.column}) is outside "
-                f"of {shape[0]} × {shape[1]}."
-            )
-        if not 0 <= observation.value <= FASTEST:
-            raise WindsrError(
-                f"An observed wind of {observation.value:g} m/s cannot be (possible: 0 to "
-                f"{FASTEST:g}); are the units m/s?"
-            )
+    for observation, radius, value in zip(observations, radii, say, strict=True):
+        _check(observation, shape)
         if radius < 0:
             raise WindsrError(f"An impact radius of {radius:g} pixels cannot be; give 0 or more.")
         where, distance = _disk(shape, observation.row, observation.column, radius)
@@ -122,9 +133,22 @@ def soft_mask(
         share = own / (1 - own + 1e-9)
         mask[where] = np.maximum(mask[where], own)
         weights[where] += share
-        sums[where] += share * observation.value
+        sums[where] += share * value
     values = np.divide(sums, weights, out=np.zeros(shape), where=weights > 0)
     return mask.astype(np.float32), values.astype(np.float32)
+
+
+def _check(observation: WindObservation, shape: tuple[int, ...]) -> None:
+    if not (0 <= observation.row < shape[0] and 0 <= observation.column < shape[1]):
+        raise WindsrError(
+            f"An observation at pixel ({observation.row}, {observation.column}) is outside "
+            f"of {shape[0]} × {shape[1]}."
+        )
+    if not 0 <= observation.value <= FASTEST:
+        raise WindsrError(
+            f"An observed wind of {observation.value:g} m/s cannot be (possible: 0 to "
+            f"{FASTEST:g}); are the units m/s?"
+        )
 
 
 def composite(
@@ -132,6 +156,24 @@ def composite(
 ) -> NDArray[np.floating]:
     """m ⊙ observed + (1 − m) ⊙ model; ``model`` [..., H, W], the others [H, W]."""
     return mask * observed + (1 - mask) * model
+
+
+def radii_of(
+    guess: NDArray[np.floating],
+    terrain: NDArray[np.floating],
+    observations: Sequence[WindObservation],
+    radius: float | None,
+    thresholds: Thresholds | None,
+) -> list[float]:
+    """Pixels for each observation: ``radius``, or, None, the dynamic one in ``guess`` [H, W]."""
+    return [
+        float(
+            radius
+            if radius is not None
+            else impact_radius(terrain, guess, o.row, o.column, thresholds)
+        )
+        for o in observations
+    ]
 
 
 def assimilate(
@@ -148,12 +190,56 @@ def assimilate(
         radius: pixels, the same for all; None for the dynamic one.
     """
     guess = model.mean(axis=0) if model.ndim == 3 else model
-    radii = [
-        radius if radius is not None else impact_radius(terrain, guess, o.row, o.column, thresholds)
-        for o in observations
-    ]
+    radii = radii_of(guess, terrain, observations, radius, thresholds)
     mask, observed = soft_mask(terrain.shape, observations, radii)
-    return composite(model, mask, observed), mask, [float(r) for r in radii]
+    return composite(model, mask, observed), mask, radii
+
+
+def spread_innovations(
+    model: NDArray[np.floating],
+    terrain: NDArray[np.floating],
+    observations: Sequence[WindObservation],
+    radius: float | None = None,
+    thresholds: Thresholds | None = None,
+) -> tuple[NDArray[np.floating], NDArray[np.float32], list[float]]:
+    """One field with what its observations find wrong spread around them: x = model + m ⊙
+    innovation, as successive corrections do (Cressman 1959). The model's own detail stays; nothing
+    becomes negative. Arguments and result as :func:`assimilate`; each member has its own
+    innovations.
+    """
+    guess = model.mean(axis=0) if model.ndim == 3 else model
+    radii = radii_of(guess, terrain, observations, radius, thresholds)
+    mask = np.zeros(terrain.shape, np.float32)
+    made = []
+    for field in model if model.ndim == 3 else model[None]:
+        for o in observations:
+            _check(o, terrain.shape)
+        wrong = [o.value - float(field[o.row, o.column]) for o in observations]
+        mask, innovation = _blended(terrain.shape, observations, radii, wrong)
+        made.append(np.maximum(field + mask * innovation, 0.0))
+    found = np.stack(made) if model.ndim == 3 else made[0]
+    return found, mask, radii
+
+
+def conditioned(
+    interpolated: NDArray[np.floating],
+    terrain: NDArray[np.floating],
+    observations: Mapping[int, Sequence[WindObservation]],
+    radius: float | None = None,
+    thresholds: Thresholds | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.float32], list[float]]:
+    """What a model sees instead of the interpolated coarse fields [n, H, W]: their composites with
+    the observations of each field, by number. (composites, masks, radii of all).
+    """
+    made = interpolated.astype(np.float32)
+    masks = np.zeros_like(made)
+    radii: list[float] = []
+    for field, found in observations.items():
+        made[field], masks[field], own = assimilate(
+            interpolated[field], terrain, found, radius, thresholds
+        )
+        radii += own
+    return made, masks, radii
 
 
 def read_observations(

@@ -17,6 +17,8 @@ from windsr.patches import Scales
 from windsr.presets import Preset
 
 FORMAT = "windsr-1"
+FROZEN = "frozen."
+"""Before the names of weights that were trained before and came along."""
 
 
 def save(path: Path, method: Method, net: nn.Module, facts: dict[str, str | float | int]) -> None:
@@ -35,9 +37,10 @@ def save(path: Path, method: Method, net: nn.Module, facts: dict[str, str | floa
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file(
-        {name: t.detach().cpu().contiguous() for name, t in net.state_dict().items()}, part, header
-    )
+    weights = dict(net.state_dict())
+    for name, other in method.frozen.items():
+        weights |= {f"{FROZEN}{name}.{key}": t for key, t in other.state_dict().items()}
+    save_file({name: t.detach().cpu().contiguous() for name, t in weights.items()}, part, header)
     os.replace(part, path)
 
 
@@ -60,15 +63,24 @@ def load(path: Path) -> tuple[Method, dict[str, str | float | int]]:
         )
     try:
         fields = json.loads(header["preset"])
-        for name in ("channels", "attention", "srcnn", "rrdb"):
-            fields[name] = tuple(fields[name])
+        for name in ("channels", "attention", "srcnn", "rrdb", "betas"):
+            if fields.get(name) is not None:
+                fields[name] = tuple(fields[name])
         method = make(
             header["method"],
             Preset(**fields),
             Scales(**json.loads(header["scales"])),
             json.loads(header["terrain"]),
         )
-        method.nets["net"].load_state_dict(weights)
+        for name, other in method.frozen.items():
+            start = f"{FROZEN}{name}."
+            other.load_state_dict(
+                {k.removeprefix(start): w for k, w in weights.items() if k.startswith(start)}
+            )
+            other.eval()
+        method.nets["net"].load_state_dict(
+            {k: w for k, w in weights.items() if not k.startswith(FROZEN)}
+        )
         facts: dict[str, str | float | int] = json.loads(header["facts"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise WindsrError(

@@ -14,10 +14,10 @@ import click
 import numpy as np
 
 from windsr import WindsrError, __version__
-from windsr.data_options import data_options, reading_of, split_of
+from windsr.data_options import data_options, radius_of, radius_options, reading_of, split_of
 from windsr.presets import PRESETS, preset_of
 
-METHOD_NAMES = ("windsr", "srcnn", "esrgan")
+METHOD_NAMES = ("windsr", "windsr-edm", "unet", "srcnn", "esrgan")
 
 
 def say(text: str) -> None:
@@ -49,6 +49,11 @@ def cli() -> None:
 )
 @click.option(
     "--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="Default: the preset's."
+)
+@click.option(
+    "--mean",
+    type=click.Path(path_type=Path),
+    help="For windsr-edm: model.safetensors of the regression (--method unet) that it builds on.",
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
@@ -98,6 +103,7 @@ def train(folder: Path, **options: Any) -> None:
             "workers",
             "threads",
             "step_delay",
+            "mean",
         )
     }
     run(TrainingRun(options["method"], preset, folder, **settings), fields, say)
@@ -143,6 +149,17 @@ def train(folder: Path, **options: Any) -> None:
     help="Pixels that neighbouring patches share. Default: a quarter of a patch.",
 )
 @click.option(
+    "--halo",
+    type=click.IntRange(0),
+    help="Pixels at the rim of a patch that are thrown away. Default: a sixteenth of a patch.",
+)
+@click.option(
+    "--observations",
+    type=click.Path(path_type=Path),
+    help="CSV (time, y, x, wind_speed) brought into what the model sees.",
+)
+@radius_options
+@click.option(
     "--per-step",
     type=click.IntRange(1),
     default=4,
@@ -183,8 +200,11 @@ def sample(folder: Path, **options: Any) -> None:
         inputs = queue.from_fine(both, factor)
     else:
         inputs = queue.from_fine(test_part if options["part"] == "test" else train_part, factor)
+    if options["observations"] is not None:
+        inputs, said = queue.observed(inputs, options["observations"], method, *radius_of(options))
+        say(said)
     draw = Draw(options["members"], options["sample_steps"], options["seed"], options["scheduler"])
-    rest = {key: options[key] for key in ("overlap", "per_step", "threads", "patch_delay")}
+    rest = {key: options[key] for key in ("overlap", "halo", "per_step", "threads", "patch_delay")}
     queue.sample(queue.Sampling(folder, draw, **rest), inputs, method, str(options["model"]), say)
 
 
@@ -192,41 +212,25 @@ def sample(folder: Path, **options: Any) -> None:
 @click.argument("samples", type=click.Path(path_type=Path))
 @click.argument("observations", type=click.Path(path_type=Path))
 @click.argument("result", type=click.Path(path_type=Path))
+@radius_options
 @click.option(
-    "--radius",
-    default="dynamic",
+    "--how",
+    type=click.Choice(["paste", "innovations"]),
+    default="paste",
     show_default=True,
-    metavar="dynamic|PIXELS",
-    help="Impact radius.",
+    help="Paste what was observed, or spread what it finds wrong.",
 )
-@click.option(
-    "--t1",
-    type=click.FloatRange(0),
-    help="Dynamic: the radius grows below this deviation of terrain, m. Default: 30.",
-)
-@click.option(
-    "--t2",
-    type=click.FloatRange(0),
-    help="Dynamic: the radius grows below this deviation of wind, m/s. Default: 0.5.",
-)
-def assimilate(
-    samples: Path, observations: Path, result: Path, radius: str, t1: float | None, t2: float | None
-) -> None:
-    """Bring OBSERVATIONS (CSV: time, y, x, wind_speed) into SAMPLES; writes RESULT (NetCDF)."""
+def assimilate(samples: Path, observations: Path, result: Path, **options: Any) -> None:
+    """Bring OBSERVATIONS (CSV: time, y, x, wind_speed) into finished SAMPLES; writes RESULT
+    (NetCDF). WindSR's own way is 'windsr sample --observations': into what the model sees.
+    """
     from windsr import output
-    from windsr.assimilate import T1_M, T2_MS, Thresholds, read_observations
-    from windsr.assimilate import assimilate as bring_in
+    from windsr.assimilate import assimilate as paste
+    from windsr.assimilate import read_observations, spread_innovations
 
-    try:
-        fixed = None if radius == "dynamic" else float(radius)
-    except ValueError:
-        raise WindsrError(
-            f"--radius takes 'dynamic' or a number of pixels, not {radius!r}."
-        ) from None
-    if fixed is not None and not 0 <= fixed <= 1000:
-        raise WindsrError(f"--radius must be from 0 to 1000 pixels, not {radius}.")
+    fixed, thresholds = radius_of(options)
+    bring_in = paste if options["how"] == "paste" else spread_innovations
     made = output.read(samples)
-    thresholds = Thresholds(T1_M if t1 is None else t1, T2_MS if t2 is None else t2)
     members, masks = (
         made.members.copy(),
         np.zeros((len(made.times), *made.terrain.shape), np.float32),
@@ -237,6 +241,7 @@ def assimilate(
             made.members[field], made.terrain, found, fixed, thresholds
         )
         radii += own
+    radius = options["radius"]
     notes = {**made.notes, "observations": str(observations), "impact_radius": radius}
     output.write(
         result,
@@ -262,12 +267,8 @@ def evaluate(samples: tuple[Path, ...], json_file: Path | None) -> None:
     from windsr import compare
 
     table = compare.table_of(samples)
-    say(f"{'':24}{'PSNR dB':>9}{'SSIM':>8}{'MAE':>8}{'RMSE':>8}{'bias':>8}{'CRPS':>8}{'spread':>8}")
-    for name, row in table["scores"].items():
-        say(
-            f"{name[-24:]:24}{row['psnr']:>9.2f}"
-            + "".join(f"{row[k]:>8.3f}" for k in ("ssim", "mae", "rmse", "bias", "crps", "spread"))
-        )
+    for line in compare.lines_of(table):
+        say(line)
     for name, entry in table["cdfs"].items():
         say(
             f"{name}: largest distance to the true distribution "

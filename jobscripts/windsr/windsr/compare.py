@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from windsr import WindsrError, output
 from windsr.evaluate import cdfs, scores
 from windsr.grids import bicubic
+from windsr.verification import verified
 
 
 def named(samples: Sequence[Path]) -> dict[str, Any]:
@@ -41,6 +43,15 @@ def interpolated(result: Any) -> Any:
     return bicubic(torch.from_numpy(result.low[:, None]), factor).clamp_min(0).numpy()
 
 
+def _scored(result: Any, members: Any, peak: float) -> dict[str, Any]:
+    factor = len(result.y) // result.low.shape[1]
+    spacing = float(np.diff(result.x).mean())
+    return {
+        **scores(result.truth, members, peak),
+        **verified(result.truth, members, spacing, factor),
+    }
+
+
 def table_of(samples: Sequence[Path]) -> dict[str, Any]:
     """Scores and distributions of files of samples, with bicubic interpolation beside them. Raises
     WindsrError where one has no truth.
@@ -48,11 +59,26 @@ def table_of(samples: Sequence[Path]) -> dict[str, Any]:
     found = _with_truth(samples)
     first = next(iter(found.values()))
     peak = float(first.truth.max())
-    table = {"bicubic": scores(first.truth, interpolated(first), peak)}
-    table |= {name: scores(result.truth, result.members, peak) for name, result in found.items()}
+    table = {"bicubic": _scored(first, interpolated(first), peak)}
+    table |= {name: _scored(result, result.members, peak) for name, result in found.items()}
     # A member, not the mean: the mean of an ensemble is smoother than any wind.
     curves = {"truth": first.truth, "bicubic": interpolated(first)[:, 0]}
     curves |= {
         name: r.members[:, 0] for name, r in found.items() if r.members.shape[0] == len(first.truth)
     }
     return {"peak": peak, "scores": table, "cdfs": cdfs(curves, first.terrain)}
+
+
+def lines_of(table: dict[str, Any]) -> list[str]:
+    """The scores of a table as lines of text. ``spread/skill`` is 1 and ``fine`` (power at the
+    wavelengths that the coarse grid does not hold, of one member) too where a member could be the
+    truth.
+    """
+    head = ("PSNR dB", "SSIM", "MAE", "RMSE", "bias", "CRPS", "spread", "sp/skill", "fine")
+    keys = ("ssim", "mae", "rmse", "bias", "crps", "spread", "spread_skill", "fine_power_member")
+    lines = [f"{'':24}{head[0]:>9}" + "".join(f"{word:>9}" for word in head[1:])]
+    for name, row in table["scores"].items():
+        numbers = [row.get(key, float("nan")) for key in keys]
+        said = ("-" if number != number else f"{number:.3f}" for number in numbers)
+        lines.append(f"{name[-24:]:24}{row['psnr']:>9.2f}" + "".join(f"{s:>9}" for s in said))
+    return lines

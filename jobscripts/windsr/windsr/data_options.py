@@ -1,4 +1,6 @@
-"""The options of the command line that say where fine fields come from, and the fields."""
+"""The options of the command line that say where fine fields come from and how far observations
+reach, and what they mean.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+
+from windsr import WindsrError
 
 
 def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,3 +94,56 @@ def reading_of(options: dict[str, Any]) -> Any:
     from windsr.readers import Options
 
     return Options(options["spacing"], options["height"], options["units"], options["terrain_file"])
+
+
+def radius_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How far observations reach, for sample and assimilate alike."""
+    for option in reversed(
+        (
+            click.option(
+                "--radius",
+                default="dynamic",
+                show_default=True,
+                metavar="dynamic|PIXELS",
+                help="Impact radius of an observation.",
+            ),
+            click.option(
+                "--t1",
+                type=click.FloatRange(0),
+                help="Dynamic: grows below this deviation of terrain, m. Default: 30.",
+            ),
+            click.option(
+                "--t2",
+                type=click.FloatRange(0),
+                help="Dynamic: grows below this deviation of wind, m/s. Default: 0.5.",
+            ),
+            click.option(
+                "--largest",
+                type=click.IntRange(0),
+                default=6,
+                show_default=True,
+                metavar="PIXELS",
+                help="Dynamic: grows no farther; 0: as far as the field goes.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def radius_of(options: dict[str, Any]) -> tuple[float | None, Any]:
+    """(fixed radius in pixels or None, thresholds of the dynamic one). Raises WindsrError."""
+    from windsr.assimilate import T1_M, T2_MS, Thresholds
+
+    radius = options["radius"]
+    try:
+        fixed = None if radius == "dynamic" else float(radius)
+    except ValueError:
+        raise WindsrError(
+            f"--radius takes 'dynamic' or a number of pixels, not {radius!r}."
+        ) from None
+    if fixed is not None and not 0 <= fixed <= 1000:
+        raise WindsrError(f"--radius must be from 0 to 1000 pixels, not {radius}.")
+    t1 = T1_M if options["t1"] is None else options["t1"]
+    t2 = T2_MS if options["t2"] is None else options["t2"]
+    return fixed, Thresholds(t1, t2, options["largest"] or None)

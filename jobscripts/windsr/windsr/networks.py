@@ -5,12 +5,34 @@ their shapes; training is elsewhere.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from windsr.presets import Preset
+
+
+def _unet(preset: Preset, inputs: int) -> nn.Module:
+    """diffusers' U-Net on folded pixels, with ``inputs`` channels of the fine grid."""
+    from diffusers.models.unets.unet_2d import UNet2DModel
+
+    made: nn.Module = UNet2DModel(
+        sample_size=preset.patch // preset.fold,
+        in_channels=inputs * preset.fold**2,
+        out_channels=preset.fold**2,
+        layers_per_block=preset.layers,
+        block_out_channels=preset.channels,
+        down_block_types=tuple("AttnDownBlock2D" if a else "DownBlock2D" for a in preset.attention),
+        up_block_types=tuple(
+            "AttnUpBlock2D" if a else "UpBlock2D" for a in reversed(preset.attention)
+        ),
+        add_attention=any(preset.attention),
+        norm_num_groups=preset.groups,
+        dropout=preset.dropout,
+    )
+    return made
 
 
 class Denoiser(nn.Module):
@@ -20,25 +42,8 @@ class Denoiser(nn.Module):
 
     def __init__(self, preset: Preset, conditions: int) -> None:
         super().__init__()
-        from diffusers.models.unets.unet_2d import UNet2DModel
-
         self.fold = preset.fold
-        self.net = UNet2DModel(
-            sample_size=preset.patch // preset.fold,
-            in_channels=(1 + conditions) * preset.fold**2,
-            out_channels=preset.fold**2,
-            layers_per_block=preset.layers,
-            block_out_channels=preset.channels,
-            down_block_types=tuple(
-                "AttnDownBlock2D" if a else "DownBlock2D" for a in preset.attention
-            ),
-            up_block_types=tuple(
-                "AttnUpBlock2D" if a else "UpBlock2D" for a in reversed(preset.attention)
-            ),
-            add_attention=any(preset.attention),
-            norm_num_groups=preset.groups,
-            dropout=preset.dropout,
-        )
+        self.net = _unet(preset, 1 + conditions)
 
     def forward(
         self, noisy: torch.Tensor, condition: torch.Tensor, level: torch.Tensor
@@ -46,6 +51,40 @@ class Denoiser(nn.Module):
         """[n, 1, H, W], [n, c, H, W], [n] noise levels → [n, 1, H, W]."""
         folded = functional.pixel_unshuffle(torch.cat([noisy, condition], dim=1), self.fold)
         return functional.pixel_shuffle(self.net(folded, level).sample, self.fold)
+
+
+class ResidualDenoiser(Denoiser):
+    """A :class:`Denoiser` of what a regression lacks, which knows how large that is: ``size``, its
+    standard deviation in the units of the regression's target.
+    """
+
+    size: torch.Tensor
+
+    def __init__(self, preset: Preset, conditions: int) -> None:
+        super().__init__(preset, conditions)
+        self.register_buffer("size", torch.ones(()))
+        _say_nothing(self.net)
+
+
+class RegressionUnet(nn.Module):
+    """The same U-Net without noise: condition [n, c, H, W] → [n, 1, H, W]."""
+
+    def __init__(self, preset: Preset, conditions: int) -> None:
+        super().__init__()
+        self.fold = preset.fold
+        self.net = _unet(preset, conditions)
+        _say_nothing(self.net)
+
+    def forward(self, condition: torch.Tensor) -> torch.Tensor:
+        level = torch.zeros(len(condition), device=condition.device)
+        folded = functional.pixel_unshuffle(condition, self.fold)
+        return functional.pixel_shuffle(self.net(folded, level).sample, self.fold)
+
+
+def _say_nothing(net: Any) -> None:
+    """Let a new network begin with an output of zero, from where a short training gets farther."""
+    nn.init.zeros_(net.conv_out.weight)
+    nn.init.zeros_(net.conv_out.bias)
 
 
 class Srcnn(nn.Module):
@@ -89,15 +128,15 @@ class Rrdb(nn.Module):
     """ESRGAN's generator (Wang et al. 2018): residual-in-residual dense blocks on the coarse grid,
     then doubling by nearest neighbours.
 
-    ``terrain``: the fine terrain comes in too, folded to the coarse grid. [n, 1, h, w] (and [n, 1,
-    H, W]) → [n, 1, H, W].
+    ``grounds``: channels of the ground, on the fine grid and folded to the coarse one. [n, 1, h, w]
+    (and [n, grounds, H, W]) → [n, 1, H, W].
     """
 
-    def __init__(self, preset: Preset, terrain: bool) -> None:
+    def __init__(self, preset: Preset, grounds: int) -> None:
         super().__init__()
         blocks, channels, growth = preset.rrdb
         self.factor = preset.factor
-        self.first = nn.Conv2d(1 + (preset.factor**2 if terrain else 0), channels, 3, padding=1)
+        self.first = nn.Conv2d(1 + grounds * preset.factor**2, channels, 3, padding=1)
         self.blocks = nn.ModuleList(
             nn.Sequential(*(_Dense(channels, growth) for _ in range(3))) for _ in range(blocks)
         )
@@ -112,9 +151,9 @@ class Rrdb(nn.Module):
             nn.Conv2d(channels, 1, 3, padding=1),
         )
 
-    def forward(self, low: torch.Tensor, terrain: torch.Tensor | None) -> torch.Tensor:
-        if terrain is not None:
-            low = torch.cat([low, functional.pixel_unshuffle(terrain, self.factor)], dim=1)
+    def forward(self, low: torch.Tensor, ground: torch.Tensor | None) -> torch.Tensor:
+        if ground is not None:
+            low = torch.cat([low, functional.pixel_unshuffle(ground, self.factor)], dim=1)
         first = self.first(low)
         x = first
         for block in self.blocks:

@@ -15,8 +15,11 @@ from torch.utils.data import Dataset
 
 from windsr import WindsrError
 from windsr.fields import Fields
-from windsr.grids import bicubic, block_mean
+from windsr.grids import block_mean, interpolate
 from windsr.presets import Preset
+
+CALM = 0.5
+"""m/s; relative wind is never relative to less."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,29 @@ class Scales:
         return asdict(self)
 
 
-def scales_of(fields: Fields, factor: int) -> Scales:
-    """The scales of a set of fields. ``factor``: of the block mean."""
+def scales_of(fields: Fields, preset: Preset) -> Scales:
+    """The scales of a set of fields, as a method of this preset sees them. Where wind is relative,
+    the first three are shares of the coarse field's mean.
+    """
+    factor = preset.factor
     rows, columns = (n // factor * factor for n in fields.terrain.shape)
-    wind = torch.from_numpy(fields.wind[:, None, :rows, :columns])
-    residual = wind - bicubic(block_mean(wind, factor), factor)
+    wind = torch.from_numpy(np.ascontiguousarray(fields.wind[:, None, :rows, :columns]))
+    low = block_mean(wind, factor)
+    residual = wind - interpolate(low, factor, preset.constrained)
+    unit = unit_of(low, preset.relative)
+    seen, residual = wind / unit, residual / unit
+    least = 1e-3
     return Scales(
-        float(wind.mean()), max(float(wind.std()), 1e-3), max(float(residual.std()), 1e-3),
+        float(seen.mean()), max(float(seen.std()), least), max(float(residual.std()), least),
         max(float(fields.terrain.std()), 1.0), float(wind.max()),
     )  # fmt: skip
+
+
+def unit_of(low: torch.Tensor, relative: bool) -> torch.Tensor:
+    """[n, 1, 1, 1] m/s that wind is divided by first: the mean of each coarse field, or 1."""
+    if not relative:
+        return low.new_ones((len(low), 1, 1, 1))
+    return low.mean(dim=(1, 2, 3), keepdim=True).clamp_min(CALM)
 
 
 class TrainingPatches(Dataset[dict[str, Any]]):

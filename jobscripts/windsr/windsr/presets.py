@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from windsr import WindsrError
 
@@ -24,6 +24,13 @@ class Preset:
         batch: samples a step over all nodes; ``steps``: of the training; ``warmup``: steps until
             the learning rate is reached.
         sample_steps: of DDIM.
+        betas: of a linear noise schedule, as SR3, from its first to its last level; None: the
+            squared cosine (Nichol and Dhariwal 2021).
+        constrained: block means are restored, in what is interpolated and in what comes out
+            (:func:`windsr.grids.restore_block_means`).
+        relative: wind is divided by the mean of the coarse field that is seen, so that a day with
+            more wind than any in training is nothing new.
+        sea: where the sea is, as a channel of its own beside the terrain.
         srcnn: channels of SRCNN's two hidden layers; ``rrdb``: (blocks, channels, growth) of
             ESRGAN's generator; ``critic``: channels of the discriminator's first layer.
     """
@@ -50,10 +57,14 @@ class Preset:
     critic: int
     noise_levels: int = 1000
     dropout: float = 0.0
+    betas: tuple[float, float] | None = None
+    constrained: bool = False
+    relative: bool = False
+    sea: bool = False
 
 
-# paper: SR3's 16 → 128 with its depth multipliers 1, 2, 4, 8, 8 (Saharia et al. 2021, arXiv
-# 2104.07636).
+# paper: SR3's 16 → 128 (Saharia et al. 2021, arXiv 2104.07636): depth multipliers 1, 2, 4, 8, 8,
+# three blocks, attention at 16², dropout 0.2, 2,000 noise levels (1e-6 to 1e-2), 1M steps.
 PRESETS = {
     preset.name: preset
     for preset in (
@@ -63,21 +74,24 @@ PRESETS = {
             8,
             (64, 128, 256, 512, 512),
             3,
-            (False, False, False, True, True),
+            (False, False, False, True, False),
             32,
             1,
             "field",
             "epsilon",
             batch=256,
             lr=1e-4,
-            steps=500_000,
-            warmup=5000,
+            steps=1_000_000,
+            warmup=10_000,
             ema=0.9999,
             precision="bf16",
             sample_steps=50,
             srcnn=(64, 32),
             rrdb=(23, 64, 32),
             critic=64,
+            noise_levels=2000,
+            dropout=0.2,
+            betas=(1e-6, 1e-2),
         ),
         Preset(
             "gpu",
@@ -100,10 +114,13 @@ PRESETS = {
             srcnn=(64, 32),
             rrdb=(8, 64, 32),
             critic=64,
+            constrained=True,
+            relative=True,
+            sea=True,
         ),
         Preset(
             "cpu",
-            64,
+            96,
             8,
             (32, 48, 64),
             1,
@@ -122,6 +139,9 @@ PRESETS = {
             srcnn=(32, 16),
             rrdb=(3, 24, 12),
             critic=16,
+            constrained=True,
+            relative=True,
+            sea=True,
         ),
         Preset(
             "tiny",
@@ -144,9 +164,28 @@ PRESETS = {
             srcnn=(8, 4),
             rrdb=(1, 8, 4),
             critic=4,
+            constrained=True,
+            relative=True,
+            sea=True,
         ),
     )
 }
+
+
+def as_published(preset: Preset) -> Preset:
+    """``preset``'s size with what SR3 and WindSR publish: the field itself by its noise, a linear
+    schedule of 2,000 levels, absolute wind, no constraint.
+    """
+    return replace(
+        preset,
+        target="field",
+        prediction="epsilon",
+        noise_levels=2000,
+        betas=(1e-6, 1e-2),
+        constrained=False,
+        relative=False,
+        sea=False,
+    )
 
 
 def preset_of(name: str) -> Preset:

@@ -16,7 +16,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,10 +28,19 @@ from torch.utils.data import DataLoader
 import malletrain
 import malletrain.elastic as elastic
 from windsr import WindsrError, output
+from windsr.assimilate import Thresholds, conditioned, read_observations
 from windsr.fields import Fields
-from windsr.grids import Tile, blend_weight, block_mean, tiles
+from windsr.grids import (
+    Tile,
+    blend_weight,
+    block_mean,
+    interpolate,
+    restore_block_means,
+    tiles,
+)
 from windsr.methods import Draw, Method, mix
 from windsr.train import device_here
+from windsr.whole import coarse, cut
 
 PATCHES, SNAPSHOT, FACTS, RESULT = "patches", "queue.snap", "queue.json", "samples.nc"
 
@@ -39,7 +48,8 @@ PATCHES, SNAPSHOT, FACTS, RESULT = "patches", "queue.snap", "queue.json", "sampl
 @dataclass(frozen=True)
 class Inputs:
     """What is to be super-resolved: coarse wind [time, h, w] m/s over fine terrain [H, W] m;
-    ``truth`` where it is known.
+    ``truth`` where it is known. ``base`` [time, H, W] m/s: what the model sees instead of the
+    interpolated coarse wind, where observations were brought into that, with their ``mask``.
     """
 
     low: NDArray[np.float32]
@@ -49,19 +59,17 @@ class Inputs:
     x: NDArray[np.floating]
     source: str
     truth: NDArray[np.float32] | None = None
+    base: NDArray[np.float32] | None = None
+    mask: NDArray[np.float32] | None = None
 
 
 def from_fine(fields: Fields, factor: int) -> Inputs:
     """Block means of fine fields, which stay as the truth. What does not fill a coarse cell at the
     far rim is cut off.
     """
-    rows, columns = (n // factor * factor for n in fields.terrain.shape)
-    truth = np.ascontiguousarray(fields.wind[:, :rows, :columns])
-    low = block_mean(torch.from_numpy(truth[:, None]), factor)[:, 0].numpy()
-    terrain = np.ascontiguousarray(fields.terrain[:rows, :columns])
-    return Inputs(
-        low, terrain, fields.times, fields.y[:rows], fields.x[:columns], fields.source, truth
-    )
+    own = cut(fields, factor)
+    low = coarse(own, factor)[:, 0].numpy()
+    return Inputs(low, own.terrain, own.times, own.y, own.x, own.source, own.wind)
 
 
 def from_coarse(coarse: Fields, fine: Fields, factor: int) -> Inputs:
@@ -81,16 +89,38 @@ def from_coarse(coarse: Fields, fine: Fields, factor: int) -> Inputs:
     return Inputs(coarse.wind, fine.terrain, coarse.times, fine.y, fine.x, coarse.source)
 
 
+def observed(
+    inputs: Inputs,
+    table: Path,
+    method: Method,
+    radius: float | None,
+    thresholds: Thresholds,
+) -> tuple[Inputs, str]:
+    """``inputs`` whose interpolated fields have the observations of a table in them, for the model
+    to see, and a sentence about it. Raises WindsrError.
+    """
+    preset = method.preset
+    low = torch.from_numpy(np.ascontiguousarray(inputs.low[:, None]))
+    plain = interpolate(low, preset.factor, preset.constrained)[:, 0].clamp_min(0).numpy()
+    found = read_observations(table, inputs.times, inputs.y, inputs.x)
+    base, mask, radii = conditioned(plain, inputs.terrain, found, radius, thresholds)
+    mean = f", mean radius {np.mean(radii):.2f} pixels" if radii else ""
+    said = f"brought {len(radii)} observations into what the model sees{mean}"
+    return replace(inputs, base=base, mask=mask), said
+
+
 @dataclass(frozen=True)
 class Sampling:
     """One sampling: ``folder``, which all nodes share, gets the patches and the result.
-    ``per_step``: patches a node makes between two looks at the queue. ``patch_delay``: seconds to
-    sleep per patch, to stretch a test or a demo.
+    ``overlap``: pixels that neighbouring patches share; ``halo``: those at the rim of a patch that
+    are thrown away. ``per_step``: patches a node makes between two looks at the queue.
+    ``patch_delay``: seconds to sleep per patch, to stretch a test or a demo.
     """
 
     folder: Path
     draw: Draw = field(default_factory=Draw)
     overlap: int | None = None
+    halo: int | None = None
     per_step: int = 4
     snapshot_every: float = 30.0
     threads: int = 1
@@ -106,6 +136,12 @@ class PatchQueue:
         self.overlap = (
             sampling.overlap if sampling.overlap is not None else size // 4 // factor * factor
         )
+        self.halo = min(size // 16, self.overlap // 4) if sampling.halo is None else sampling.halo
+        if not 0 <= 2 * self.halo <= self.overlap:
+            raise WindsrError(
+                f"A halo of {self.halo} pixels does not go with an overlap of {self.overlap}: both "
+                "neighbours throw theirs away; give at most half the overlap."
+            )
         self.tiles = tiles(
             inputs.terrain.shape[0], inputs.terrain.shape[1], size, factor, self.overlap
         )
@@ -116,9 +152,11 @@ class PatchQueue:
             raise WindsrError(f"{inputs.source}: no field to super-resolve.")
         self.facts = {
             "model": model_name,
-            "input": hashlib.sha256(inputs.low.tobytes() + inputs.terrain.tobytes()).hexdigest()[
-                :16
-            ],
+            "input": hashlib.sha256(
+                inputs.low.tobytes()
+                + inputs.terrain.tobytes()
+                + (b"" if inputs.base is None else inputs.base.tobytes())
+            ).hexdigest()[:16],
             "draw": [
                 sampling.draw.members,
                 sampling.draw.steps,
@@ -168,12 +206,14 @@ class PatchQueue:
             return 0
         size, factor = self.method.preset.patch, self.method.preset.factor
         device = device_here()
-        low, terrain = [], []
+        low, terrain, base = [], [], []
         for number in todo:
             k, tile = self.items[number]
             row, column, side = tile.row // factor, tile.column // factor, size // factor
             low.append(self.inputs.low[k, row : row + side, column : column + side])
             terrain.append(self.inputs.terrain[tile.slices])
+            if self.inputs.base is not None:
+                base.append(self.inputs.base[k][tile.slices])
         on = [torch.from_numpy(np.stack(part)[:, None]).to(device) for part in (low, terrain)]
         noise = []
         for number in todo:
@@ -181,7 +221,14 @@ class PatchQueue:
             rows, columns = tile.slices
             noise.append(self.noise(k)[:, rows, columns])
         made = (
-            self.method.predict(on[0], on[1], todo, self.sampling.draw, noise=torch.stack(noise))
+            self.method.predict(
+                on[0],
+                on[1],
+                todo,
+                self.sampling.draw,
+                noise=torch.stack(noise),
+                base=torch.from_numpy(np.stack(base)[:, None]).to(device) if base else None,
+            )
             .cpu()
             .numpy()
         )
@@ -222,15 +269,42 @@ class PatchQueue:
         """[time, member, H, W] m/s of all patches, weighted where they overlap."""
         shape = self.inputs.terrain.shape
         members = np.load(self.file(0)).shape[0]
-        weight = blend_weight(self.method.preset.patch, self.overlap)
         sums = np.zeros((len(self.inputs.times), members, *shape))
         weights = np.zeros(shape)
         for tile in self.tiles:
-            weights[tile.slices] += weight
+            weights[tile.slices] += self.weight(tile)
         for number, (k, tile) in enumerate(self.items):
             rows, columns = tile.slices
-            sums[k, :, rows, columns] += np.load(self.file(number)) * weight
-        return (sums / weights).astype(np.float32)
+            sums[k, :, rows, columns] += np.load(self.file(number)) * self.weight(tile)
+        made = torch.from_numpy((sums / weights).astype(np.float32))
+        if self.method.preset.constrained:
+            # What was exact in each patch is not where patches were blended.
+            factor = self.method.preset.factor
+            base = self.inputs.base
+            low = torch.from_numpy(self.inputs.low)[:, None]
+            if base is not None:
+                low = block_mean(torch.from_numpy(base)[:, None], factor)
+            made = torch.stack(
+                [
+                    restore_block_means(one[:, None], mean[None], factor)[:, 0]
+                    for one, mean in zip(made, low, strict=True)
+                ]
+            )
+        return made.numpy()
+
+    def weight(self, tile: Tile) -> NDArray[np.float64]:
+        """[size, size] weight of a patch's pixels where patches overlap."""
+        rows, columns = (
+            n // self.method.preset.factor * self.method.preset.factor
+            for n in self.inputs.terrain.shape
+        )
+        rim = (
+            tile.row == 0,
+            tile.row + tile.size == rows,
+            tile.column == 0,
+            tile.column + tile.size == columns,
+        )
+        return blend_weight(tile.size, self.overlap, self.halo, rim)
 
 
 def sample(
@@ -249,7 +323,7 @@ def sample(
     torch.set_num_threads(sampling.threads)
     queue = PatchQueue(sampling, inputs, method, model_name)
     device = device_here()
-    for net in method.nets.values():
+    for net in (*method.nets.values(), *method.frozen.values()):
         net.to(device).eval()
     at_most = max(malletrain.ElasticSampler(len(queue.items), batch_size=1).max_world_size, 1)
     per_step = max(1, min(sampling.per_step, len(queue.items) // at_most))
@@ -298,7 +372,7 @@ def sample(
             inputs.x,
             inputs.low,
             inputs.truth,
-            None,
+            inputs.mask,
             notes,
         )
         output.write(path, result, f"{method.name}, {sampling.draw.members} member(s)")

@@ -43,6 +43,7 @@ class TrainingRun:
         steps: of the optimizer; by default the preset's. Rounded up to whole epochs of at most 50
             steps.
         snapshot_every: seconds between snapshots.
+        mean: the model of a regression that the method builds on (``windsr-edm``).
         step_delay: seconds to sleep in each step, to stretch a test or a demo.
     """
 
@@ -56,6 +57,7 @@ class TrainingRun:
     workers: int = 0
     threads: int = 1
     step_delay: float = 0.0
+    mean: Path | None = None
 
 
 def average_of(decay: float) -> Callable[..., None]:
@@ -100,20 +102,24 @@ def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = pr
     alone, by torchrun or by MalleTrain.
 
     Raises:
-        WindsrError: for a method with nothing to train, or fields that are too small.
+        WindsrError: for a method with nothing to train, one that lacks the regression it builds on,
+            or fields that are too small.
     """
     preset = training.preset
     torch.set_num_threads(training.threads)
     torch.manual_seed(training.seed)
     per_epoch = min(STEPS_PER_EPOCH, training.steps or preset.steps)
     epochs = math.ceil((training.steps or preset.steps) / per_epoch)
-    method = make(training.method, preset, scales_of(fields, preset.factor), training.terrain)
+    method = make(training.method, preset, scales_of(fields, preset), training.terrain)
+    if training.mean is not None:
+        method.build_on(checkpoint.load(training.mean)[0])
     if not method.nets:
         raise WindsrError(f"{method.name} has nothing to train.")
+    method.prepare(fields)
     data = TrainingPatches(fields, preset, per_epoch * preset.batch, training.seed)
     training.folder.mkdir(parents=True, exist_ok=True)
     device = device_here()
-    for net in method.nets.values():
+    for net in (*method.nets.values(), *method.frozen.values()):
         net.to(device)
     average = AveragedModel(method.nets["net"], multi_avg_fn=average_of(preset.ema))
     optimizers = {

@@ -8,7 +8,7 @@ const LEFT = 110;
 const ROW = 18;
 const MOST_ROWS = 96;
 const WINDOW_S = 3600;
-const ORDER = ["job", "leaving", "free", "leasing", "idle", "sick"];
+const ORDER = ["job", "leaving", "free", "leasing", "idle", "sick", "slow"];
 
 /** What is known of the nodes of the last hour, kept up to date by changes. */
 export class Timeline {

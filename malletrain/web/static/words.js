@@ -61,4 +61,5 @@ export const STATES = {
   job: "training",
   leaving: "leaving",
   sick: "sick",
+  slow: "slow",
 };

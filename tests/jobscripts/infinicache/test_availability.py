@@ -1,9 +1,17 @@
+import itertools
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from infinicache.availability import PoolChange, expected_losses, loss_probability, monte_carlo
+from infinicache.availability import (
+    PoolChange,
+    expected_losses,
+    loss_probability,
+    loss_with_copies,
+    lost_within,
+    monte_carlo,
+)
 
 
 def test_by_hand():
@@ -64,3 +72,31 @@ def test_a_pool_that_is_always_too_small():
 
 def test_expected_losses_add_up():
     assert expected_losses([(2, 1), (2, 1)], 4, 2) == pytest.approx(2 / 6)
+
+
+def test_copies_are_gone_with_both_their_nodes():
+    """Against every way in which nodes can go and copies can lie, for a small pool."""
+    nodes, chunks, spare = 5, 3, 1
+    for gone in range(nodes + 1):
+        lost = total = 0
+        for taken in itertools.combinations(range(nodes), gone):
+            for peers in itertools.product(range(nodes), repeat=chunks):
+                if any(peer == own for own, peer in enumerate(peers)):
+                    continue
+                total += 1
+                lost += sum(own in taken and peers[own] in taken for own in range(chunks)) > spare
+        assert loss_with_copies(nodes, chunks, spare, gone, 1.0) == pytest.approx(lost / total)
+    for gone in range(13):
+        assert loss_with_copies(20, 12, 2, gone, 0.0) == pytest.approx(
+            loss_probability(20, 12, 2, gone)
+        )
+
+
+def test_an_hour_has_its_share_of_the_losses():
+    once = loss_probability(10, 3, 1, 2)
+    assert lost_within([(10, 2)], 1.0, 3, 1) == pytest.approx(once)
+    assert lost_within([(10, 2)] * 2, 0.5, 3, 1) == pytest.approx(once)
+    assert lost_within([(10, 2)] * 2, 1.0, 3, 1) == pytest.approx(1 - (1 - once) ** 2)
+    assert lost_within([(10, 1)] * 9, 1.0, 3, 1) == 0.0
+    assert lost_within([(10, 10)], 1.0, 3, 1) == pytest.approx(1.0)
+    assert lost_within([(10, 4)], 1.0, 3, 1, 1.0) < lost_within([(10, 4)], 1.0, 3, 1)

@@ -4,6 +4,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from infinicache import moves
 from infinicache.codec import Code
 from infinicache.objects import HeldObject, TooLarge, Unavailable
 from infinicache.ring import Ring
@@ -82,9 +83,9 @@ def test_the_most_valuable_is_handed_over_first():
     t.set_chunk(t.objects["weak"], 0, None)
     common = next(n for n in t.nodes if all(n in e.at.values() for e in t.objects.values()))
     t.nodes[common].leaving = True
-    moves = t.drain(common)
-    assert [m.key for m in moves] == ["weak", "hot", "cold"]
-    assert all(m.source == common and m.target not in t.objects[m.key].at.values() for m in moves)
+    handed = moves.drain(t, common)
+    assert [m.key for m in handed] == ["weak", "hot", "cold"]
+    assert all(m.source == common and m.target not in t.objects[m.key].at.values() for m in handed)
 
 
 def test_a_shrinking_pool_puts_chunks_together_and_a_growing_one_apart():
@@ -92,7 +93,7 @@ def test_a_shrinking_pool_puts_chunks_together_and_a_growing_one_apart():
     entry = put(t, "a")
     for name in ("n0", "n1", "n2", "n3"):
         t.nodes[name].leaving = True
-        for move in t.drain(name):
+        for move in moves.drain(t, name):
             t.set_chunk(t.objects[move.key], move.index, None)
             t.set_chunk(t.objects[move.key], move.index, move.target)
         degraded, lost = t.lose_node(name)
@@ -102,7 +103,7 @@ def test_a_shrinking_pool_puts_chunks_together_and_a_growing_one_apart():
     assert entry.protection == 0, "each of the two nodes is needed"
     for i in range(6, 10):
         t.add_node(f"n{i}", 1000)
-    for move in t.repair(entry):
+    for move in moves.repair(t, entry):
         assert move.source is not None
         t.set_chunk(entry, move.index, None)
         t.set_chunk(entry, move.index, move.target)
@@ -115,7 +116,7 @@ def test_a_new_node_is_filled_until_it_is_like_the_others():
     for i in range(30):
         put(t, f"k{i}")
     t.add_node("new", 10_000)
-    while (move := t.rebalance(slack=0.05)) is not None:
+    while (move := moves.rebalance(t, slack=0.05)) is not None:
         t.set_chunk(t.objects[move.key], move.index, None)
         t.set_chunk(t.objects[move.key], move.index, move.target)
     assert t.nodes["new"].reserved >= 2000
@@ -169,7 +170,7 @@ def test_reservations_are_what_the_entries_say(steps):
             elif what == "d" and len(t.nodes) > 1:
                 leaver = sorted(t.nodes)[i % len(t.nodes)]
                 t.nodes[leaver].leaving = True
-                for move in t.drain(leaver):
+                for move in moves.drain(t, leaver):
                     t.set_chunk(t.objects[move.key], move.index, None)
                     t.set_chunk(t.objects[move.key], move.index, move.target)
                 t.lose_node(leaver)
@@ -177,7 +178,7 @@ def test_reservations_are_what_the_entries_say(steps):
                 count += 1
                 t.add_node(f"n{count}", 2000)
             elif what == "f" and f"k{i}" in t.objects:
-                for move in t.repair(t.objects[f"k{i}"]):
+                for move in moves.repair(t, t.objects[f"k{i}"]):
                     t.set_chunk(t.objects[move.key], move.index, move.target)
         except (TooLarge, Unavailable):
             pass
@@ -200,3 +201,50 @@ def test_few_keys_move_when_a_proxy_is_added():
     assert 0.15 < len(moved) / len(keys) < 0.35
     shares = Counter(four.slot(k) for k in keys)
     assert min(shares.values()) > 0.15 * len(keys)
+
+
+def test_whole_objects_outlive_a_departure_that_leaves_no_room_for_all():
+    t = table(12, 1000)
+    for i in range(20):  # 6 chunks of 90 each: 20 objects fill 10,800 of 12,000
+        put(t, f"k{i}", 360).reads = i
+    for i in range(8):
+        t.nodes[f"n{i}"].leaving = True
+    evicted = moves.make_room_for_leavers(t)
+    assert [e.key for e in evicted] == [f"k{i}" for i in range(len(evicted))], "read least"
+    for i in range(8):
+        for move in moves.drain(t, f"n{i}"):
+            t.set_chunk(t.objects[move.key], move.index, None)
+            t.set_chunk(t.objects[move.key], move.index, move.target)
+        t.lose_node(f"n{i}")
+    assert t.lost == 0
+    assert len(t.objects) == 7, "4,000 bytes hold seven objects of 540"
+    assert all(len(e.at) == 6 for e in t.objects.values())
+
+
+def test_no_room_is_made_where_there_is_room_or_nobody_stays():
+    t = table(12, 1000)
+    put(t, "a")
+    t.nodes["n0"].leaving = True
+    assert moves.make_room_for_leavers(t) == []
+    for node in t.nodes.values():
+        node.leaving = True
+    assert moves.make_room_for_leavers(t) == []
+
+
+def test_puts_leave_the_reserve_free_and_leavers_may_use_it():
+    t = Table(random.Random(1), reserve=0.25)
+    for i in range(7):
+        t.add_node(f"n{i}", 1000)
+    for i in range(30):
+        put(t, f"k{i}")
+    assert max(n.reserved for n in t.nodes.values()) <= 750
+    assert t.evicted > 0
+    held = len(t.objects)
+    t.nodes["n0"].leaving = True
+    for move in moves.drain(t, "n0"):
+        t.set_chunk(t.objects[move.key], move.index, None)
+        t.set_chunk(t.objects[move.key], move.index, move.target)
+    assert t.lose_node("n0") == ([], [])
+    assert len(t.objects) == held
+    with pytest.raises(TooLarge, match="750 each at most"):
+        put(t, "large", 4 * 800)

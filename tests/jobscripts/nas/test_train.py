@@ -22,10 +22,8 @@ def idx(path, array):
     path.write_bytes(gzip.compress(head + array.astype(np.uint8).tobytes()))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """400 images: the brightness of a quarter says which of four classes it is."""
-    path = tmp_path_factory.mktemp("images")
+def quarters(path):
+    """400 images in the folder: the brightness of a quarter says which of four classes it is."""
     rng = np.random.default_rng(0)
     labels = rng.integers(4, size=400)
     images = rng.integers(60, size=(400, 28, 28))
@@ -33,6 +31,12 @@ def folder(tmp_path_factory):
         image[14 * (label // 2) :, 14 * (label % 2) :][:14, :14] += 180
     idx(path / IMAGES, images)
     idx(path / LABELS, labels)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("images")
+    quarters(path)
     return path
 
 

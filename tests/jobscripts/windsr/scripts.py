@@ -28,7 +28,7 @@ def small() -> Fields:
 def untrained(name: str) -> Method:
     """A method with random weights, the same every time."""
     torch.manual_seed(4)
-    return make(name, TINY, scales_of(small(), TINY.factor), True)
+    return make(name, TINY, scales_of(small(), TINY), True)
 
 
 def training(folder: str, method: str, options: dict[str, Any]) -> None:

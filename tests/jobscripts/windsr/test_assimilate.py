@@ -13,9 +13,11 @@ from windsr.assimilate import (
     WindObservation,
     assimilate,
     composite,
+    conditioned,
     impact_radius,
     read_observations,
     soft_mask,
+    spread_innovations,
 )
 
 FLAT = np.zeros((21, 21))
@@ -36,15 +38,26 @@ def cliff(at: int) -> np.ndarray:
     ("terrain", "wind", "expected"),
     [
         (FLAT, FLAT, 6),
-        (cliff(11), FLAT, 1),  # at the foot: even the disk of 2 pixels holds the cliff
-        (cliff(13), FLAT, 2),
-        (cliff(15), FLAT, 4),
+        (cliff(11), FLAT, 1),  # at the foot: even the disk of 1 pixel holds the cliff
+        (cliff(12), FLAT, 2),  # that of 1 is even, so it is 2, whatever that one holds
+        (cliff(13), FLAT, 3),
+        (cliff(15), FLAT, 5),
         (cliff(17), FLAT, 6),
-        (FLAT, cliff(14) / 100, 3),  # a front in the wind stops it just so
+        (FLAT, cliff(14) / 100, 4),  # a front in the wind stops it just so
     ],
 )
-def test_the_radius_grows_until_terrain_or_wind_changes(terrain, wind, expected):
+def test_the_radius_ends_one_pixel_beyond_the_last_even_disk(terrain, wind, expected):
+    """Algorithm 1 as published: d grows while the disk of d is even, and is what it then is."""
     assert impact_radius(terrain, wind, 10, 10, Thresholds(30.0, 0.5)) == expected
+
+
+@pytest.mark.parametrize(
+    ("largest", "terrain", "expected"),
+    [(3, FLAT, 3), (9, FLAT, 9), (9, cliff(17), 7), (None, cliff(17), 7), (None, FLAT, 30)],
+)
+def test_the_cap_of_the_radius_is_a_parameter(largest, terrain, expected):
+    """Without one an even field's radius is its diagonal, 21·√2."""
+    assert impact_radius(terrain, FLAT, 10, 10, Thresholds(30.0, 0.5, largest)) == expected
 
 
 def test_at_the_rim_of_the_field_only_what_is_inside_counts():
@@ -105,6 +118,39 @@ def test_each_station_keeps_its_own_value_beside_another():
     assert made[10, 11] == pytest.approx(
         soft_mask((21, 21), two, [6, 6])[0][10, 11] * 6 + (1 - np.exp(-2 / 36)), abs=1e-4
     )
+
+
+def test_innovations_keep_the_detail_that_pasting_flattens():
+    detail = np.random.default_rng(0).uniform(-1, 1, (21, 21))
+    truth, model = 8 + detail, 6 + detail  # the model is too calm by 2 m/s everywhere
+    station = [WindObservation(10, 10, float(truth[10, 10]))]
+    spread, mask, _ = spread_innovations(model, FLAT, station, 6)
+    pasted, same, _ = assimilate(model, FLAT, station, 6)
+    np.testing.assert_array_equal(mask, same)
+    np.testing.assert_allclose(spread, model + 2 * mask, atol=1e-5)
+    assert spread[10, 10] == pytest.approx(pasted[10, 10], abs=1e-5)
+    near = mask > 0.6
+    rough = [np.std((made - 8 - 2 * (mask - 1))[near]) for made in (spread, pasted)]
+    assert rough[0] == pytest.approx(np.std(detail[near]), rel=1e-3)
+    assert rough[1] < 0.5 * rough[0]
+
+
+def test_innovations_never_make_a_wind_negative_and_are_each_members_own():
+    model = np.stack([np.full((21, 21), 1.0), np.full((21, 21), 5.0)])
+    model[0, 10, 10] = 9.0
+    made, _, _ = spread_innovations(model, FLAT, [WindObservation(10, 10, 1.0)], 4)
+    assert made.min() == 0.0
+    assert made[:, 10, 10].tolist() == [1.0, 1.0]
+    assert made[1, 10, 12] == pytest.approx(5 - 4 * np.exp(-0.5), abs=1e-4)
+
+
+def test_the_condition_is_the_composite_of_each_field():
+    plain = np.stack([np.full((21, 21), 4.0), np.full((21, 21), 6.0)])
+    made, masks, used = conditioned(plain, FLAT, {1: [WindObservation(3, 3, 9.0)]}, 2)
+    np.testing.assert_array_equal(made[0], plain[0])
+    np.testing.assert_allclose(made[1], plain[1] + masks[1] * 3, atol=1e-5)
+    assert masks[0].max() == 0
+    assert used == [2.0]
 
 
 def test_no_observation_leaves_the_model():

@@ -20,7 +20,7 @@ def run(*words: object) -> None:
         torch.set_num_threads(threads)
 
 
-SMALL = ("--synthetic-size", "40", "--synthetic-days", "2")
+SMALL = ("--synthetic-size", "32", "--synthetic-days", "2")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def trained(tmp_path_factory):
 
 def test_sample_covers_the_held_out_day(trained):
     drawn = output.read(trained / "drawn" / "samples.nc")
-    assert drawn.members.shape == (8, 1, 40, 40)
+    assert drawn.members.shape == (8, 1, 32, 32)
     assert len(np.unique(drawn.times.astype("datetime64[D]"))) == 1
     assert np.isfinite(drawn.members).all()
 
@@ -70,6 +70,31 @@ def test_assimilate_draws_the_field_to_the_stations(trained, radius, capsys):
     assert after.mask.max() == 1
 
 
+def test_innovations_can_be_spread_and_the_cap_be_lifted(trained, capsys):
+    result = trained / "spread.nc"
+    words = ("--how", "innovations", "--largest", "0", "--t1", "1e6", "--t2", "1e6")
+    run("assimilate", trained / "drawn/samples.nc", trained / "stations.csv", result, *words)
+    assert "mean radius 46.00 pixels" in capsys.readouterr().out  # the diagonal of 32 × 32
+    before, after = output.read(trained / "drawn" / "samples.nc"), output.read(result)
+    np.testing.assert_allclose(
+        after.members[0, 0, 5, [3, 20]], before.truth[0, 5, [3, 20]], atol=1e-4
+    )
+
+
+def test_observations_go_into_what_the_model_sees(trained, capsys):
+    model, stations = trained / "run" / "model.safetensors", trained / "stations.csv"
+    words = ("--model", model, "--members", 1, "--observations", stations, "--radius", 3, *SMALL)
+    run("sample", trained / "observed", *words)
+    assert "brought 2 observations into what the model sees" in capsys.readouterr().out
+    before = output.read(trained / "drawn" / "samples.nc")
+    after = output.read(trained / "observed" / "samples.nc")
+    assert after.mask[0].max() == 1
+    assert not after.mask[1:].any()
+    np.testing.assert_allclose(after.members[1:], before.members[1:], atol=1e-4)
+    changed = np.abs(after.members[0, 0] - before.members[0, 0])
+    assert changed[2:9, 0:7].mean() > 10 * changed[20:, 26:].mean()
+
+
 def test_evaluate_prints_and_writes_all_scores(trained, capsys):
     run("evaluate", trained / "drawn" / "samples.nc", "--json", trained / "scores.json")
     said = capsys.readouterr().out
@@ -82,6 +107,8 @@ def test_evaluate_prints_and_writes_all_scores(trained, capsys):
         float(np.abs(drawn.mean - drawn.truth).mean()), rel=1e-4
     )
     assert kept["cdfs"]
+    assert {"spread_skill", "ranks", "fine_power", "tails"} <= set(kept["scores"]["drawn"])
+    assert "sp/skill" in said
 
 
 def test_plot_draws_what_can_be_drawn(trained, capsys):
@@ -120,7 +147,7 @@ def test_synthetic_fields_can_be_written_and_trained_on(tmp_path, capsys):
             ("train", "{t}/x", "--preset", "tiny", "--test-day", "monday", *SMALL),
             "dates like 2017-06-05",
         ),
-        (("train", "{t}/x", "--preset", "cpu", *SMALL), "patches of 64 × 64"),
+        (("train", "{t}/x", "--preset", "cpu", *SMALL), "patches of 96 × 96"),
         (
             ("train", "{t}/scores.json/x", "--preset", "tiny", "--method", "srcnn", *SMALL),
             "Not a directory",

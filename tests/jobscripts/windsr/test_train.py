@@ -4,24 +4,27 @@ nodes, the same but for rounding.
 
 from __future__ import annotations
 
-import json
+import dataclasses
+import multiprocessing
 import signal
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from windsr import WindsrError, checkpoint
+from windsr.fields import split_by_day
+from windsr.methods import Draw
 from windsr.patches import TrainingPatches
 from windsr.presets import PRESETS
-from windsr.train import LOG, MODEL, TrainingRun, rate_at, train
+from windsr.train import MODEL, SNAPSHOT, TrainingRun, rate_at, train
 
-from tests.jobscripts.test_digits import started, wait_for
 from tests.jobscripts.windsr import scripts
 from tests.malletrain.elastic.conductor import conducted
-from tests.waiting import PATIENCE_S
+from tests.waiting import until
 
-JOB = Path(__file__).parents[3] / "jobscripts" / "windsr" / "job.py"
+TINY = PRESETS["tiny"]
+STEPS = 12
+forked = multiprocessing.get_context("forkserver")  # the conductor's, with torch imported
 
 
 @pytest.fixture(autouse=True)
@@ -31,62 +34,51 @@ def threads():
     torch.set_num_threads(before)
 
 
-def steps_logged(folder: Path) -> list[int]:
-    path = folder / LOG
-    return (
-        [json.loads(line)["step"] for line in path.read_text().splitlines()]
-        if path.exists()
-        else []
-    )
-
-
 def test_killed_and_started_again_it_equals_the_undisturbed_run_bit_by_bit(tmp_path):
-    log = tmp_path / "log"
-    command = (
-        str(JOB),
-        "train",
-        str(tmp_path / "killed"),
-        "--preset",
-        "tiny",
-        "--steps",
-        "100",
-        "--synthetic-size",
-        "40",
-        "--snapshot-every",
-        "0",
-    )
-    with started(*command, "--step-delay", "0.02", log=log) as run:
-        train(
-            TrainingRun("windsr", PRESETS["tiny"], tmp_path / "undisturbed", steps=100),
-            train_days(),
-            lambda text: None,
-        )
-        wait_for(lambda: steps_logged(tmp_path / "killed"), log)
-        run.send_signal(signal.SIGKILL)
-        run.wait(PATIENCE_S)
-    assert not (tmp_path / "killed" / MODEL).exists(), "it was to be killed before its end"
+    killed = tmp_path / "killed"
+    # A fork of the server that has torch imported; every step takes a second, so that it cannot be
+    # at its end before it is killed.
+    held = {"steps": STEPS, "snapshot_every": 0.0, "step_delay": 1.0}
+    run = forked.Process(target=scripts.training, args=(str(killed), "windsr", held))
+    run.start()
+    try:
+        scripts.training(str(tmp_path / "undisturbed"), "windsr", {"steps": STEPS})
+        until(lambda: (killed / SNAPSHOT).exists(), "a snapshot was taken")
+    finally:
+        run.kill()
+        run.join()
+    assert run.exitcode == -signal.SIGKILL
+    run.close()
+    assert not (killed / MODEL).exists(), "it was to be killed before its end"
     said: list[str] = []
-    train(
-        TrainingRun("windsr", PRESETS["tiny"], tmp_path / "killed", steps=100),
-        train_days(),
-        said.append,
-    )
+    train(TrainingRun("windsr", TINY, killed, steps=STEPS), scripts.small(), said.append)
     assert "from step 0 " not in said[0]
     one, other = (load_file(tmp_path / name / MODEL) for name in ("killed", "undisturbed"))
     assert all(torch.equal(one[name], other[name]) for name in other)
-    assert checkpoint.load(tmp_path / "killed" / MODEL)[1]["steps"] == 100
+    assert checkpoint.load(killed / MODEL)[1]["steps"] == STEPS
 
 
-def train_days():
-    from windsr import synthetic
-    from windsr.fields import split_by_day
-
-    return split_by_day(synthetic.generate(days=4, size=40, seed=0))[0]
+def test_a_regression_is_trained_then_what_it_lacks_and_both_are_kept(tmp_path):
+    fields = scripts.small()
+    mean = train(TrainingRun("unet", TINY, tmp_path / "mean", steps=4), fields, lambda text: None)
+    drawing = TrainingRun("windsr-edm", TINY, tmp_path / "rest", steps=4, mean=mean)
+    made, facts = checkpoint.load(train(drawing, fields, lambda text: None))
+    regression, _ = checkpoint.load(mean)
+    assert facts["steps"] == 4
+    own, theirs = made.frozen["mean"].state_dict(), regression.nets["net"].state_dict()
+    assert all(torch.equal(own[name], theirs[name]) for name in theirs)
+    assert 0 < float(made.nets["net"].size) < 3
+    low, terrain = torch.full((1, 1, 4, 4), 6.0), torch.zeros(1, 1, 16, 16)
+    drawn = made.predict(low, terrain, [0], Draw(members=2, steps=2))
+    assert not torch.equal(drawn[:, 0], drawn[:, 1])
+    others = split_by_day(fields, ["2017-06-02"])[0]
+    with pytest.raises(WindsrError, match="other days or fields"):
+        train(dataclasses.replace(drawing, folder=tmp_path / "other"), others, lambda text: None)
 
 
 def test_on_changing_numbers_of_nodes_in_live_mode_the_gan_becomes_the_same(tmp_path):
     alone, many = tmp_path / "alone", tmp_path / "many"
-    scripts.training(str(alone), "esrgan", {"steps": 20})
+    scripts.training(str(alone), "esrgan", {"steps": 16})
     many.mkdir()
 
     def done_on(nodes):
@@ -95,7 +87,7 @@ def test_on_changing_numbers_of_nodes_in_live_mode_the_gan_becomes_the_same(tmp_
         return [int(step) for step, size in map(str.split, lines) if int(size) == nodes]
 
     with conducted(
-        many, scripts.training_noted, str(many), "esrgan", {"steps": 20, "step_delay": 0.1}
+        many, scripts.training_noted, str(many), "esrgan", {"steps": 16, "step_delay": 0.1}
     ) as c:
         members = c.start(2)
         c.until(lambda: all(worker.heard("ready") for worker in members), "both could train")
@@ -140,8 +132,6 @@ def test_the_learning_rate_rises_and_falls():
 
 
 def test_mixed_precision_trains_too(tmp_path):
-    import dataclasses
-
     half = dataclasses.replace(PRESETS["tiny"], precision="bf16")
     path = train(TrainingRun("windsr", half, tmp_path, steps=3), scripts.small(), lambda text: None)
     method, facts = checkpoint.load(path)
@@ -167,5 +157,5 @@ def test_a_damaged_or_foreign_model_is_refused(tmp_path, change, words):
 
 
 def test_fields_smaller_than_a_patch_are_refused(tmp_path):
-    with pytest.raises(WindsrError, match="patches of 64 × 64"):
+    with pytest.raises(WindsrError, match="patches of 96 × 96"):
         train(TrainingRun("srcnn", PRESETS["cpu"], tmp_path), scripts.small(), lambda text: None)

@@ -15,6 +15,7 @@ from malletrain import Client
 from malletrain.client import ClientError
 from malletrain.training.functions import FunctionLost, FunctionTraceback, outcome, pack
 from tests.malletrain.cli.fake_daemon import FakeDaemon, default_answers, event_view, job_view
+from tests.waiting import PATIENCE_S
 
 
 def run(script, *ranks, generation=1):
@@ -157,7 +158,9 @@ def test_futures_end_as_their_jobs_do(site):
         site.end("j1")
         site.end("j2")
         site.end("j3", "failed")
-        assert concurrent.futures.wait([good, bad, killed, gone], timeout=60).not_done == set()
+        assert (
+            concurrent.futures.wait([good, bad, killed, gone], timeout=PATIENCE_S).not_done == set()
+        )
         assert good.result() == 49
         with pytest.raises(OSError, match="No space left"):
             bad.result()
@@ -183,7 +186,7 @@ def test_a_function_is_submitted_by_itself_and_its_job_knows_the_result(site):
     with Client(site.daemon.state_dir) as client:
         future = client.submit_function(square, 6, options={"name": "six", "env": {"A": "1"}})
         site.end("j1")
-        assert future.result(timeout=60) == 36
+        assert future.result(timeout=PATIENCE_S) == 36
         assert Path(site.spec["j1"]["workdir"]) == Path.cwd()
         assert site.spec["j1"]["env"] == {"A": "1"}
         assert client.job("j1").result() == 36

@@ -7,8 +7,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+from contextlib import ExitStack, suppress
 
 import msgspec
+import psutil
 import pytest
 
 from malletrain.protocol.messages import JobSpec
@@ -18,6 +21,7 @@ from malletrain.sweep.ledger import Ledger, open_storage
 from malletrain.sweep.process import alone
 from tests.malletrain.cli.fake_daemon import Refuse
 from tests.malletrain.sweep.sweep_world import STEPS, WorldJobs
+from tests.waiting import until
 
 FILE = """
 [sweep]
@@ -40,6 +44,27 @@ def view(job):
     return JobView(
         job.id, job.spec.name, "ann", job.state, "", (), 1, 1, 0.0, 0.0, 0, 0, 0.0, 0.0, None
     )
+
+
+def open_databases() -> list[str]:
+    """Files of databases that this process has open."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return [path for path in found if "sweeps.db" in path]
+
+
+@pytest.fixture
+def run(run):
+    """Every command closes the database, whatever it came to."""
+
+    def call(*words):
+        done = run(*words)
+        assert open_databases() == [], words
+        return done
+
+    return call
 
 
 @pytest.fixture
@@ -111,7 +136,13 @@ def file(tmp_path):
 
 @pytest.fixture
 def book(tmp_path):
-    return lambda: Ledger.open(open_storage(f"sqlite:///{tmp_path}/state/sweeps.db"), "lr")
+    with ExitStack() as stack:
+
+        def opened():
+            storage = open_storage(f"sqlite:///{tmp_path}/state/sweeps.db")
+            return Ledger.open(stack.enter_context(storage), "lr")
+
+        yield opened
 
 
 def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
@@ -160,6 +191,7 @@ def test_from_python(jobs, file, tmp_path):
     assert len(study.trials) == 6
     assert study.best_value == min(t.value for t in study.trials if t.state.name == "COMPLETE")
     assert said[0].startswith("Trial 0 begins")
+    assert open_databases() == []
     assert len(run_sweep(sweep, tmp_path / "state").trials) == 6
     assert len(jobs.jobs) == 6
     file.write_text(FILE.replace("x = {", "y = {"))
@@ -182,11 +214,36 @@ def test_cancel_without_anybody_who_attends(run, jobs, file, book, monkeypatch):
     assert stopped.exit_code == 130
     assert "Go on with: malletrain sweep resume lr" in stopped.stderr
     assert len(book().running()) == 3
+    said = run("sweep", "weigh", "lr", "3")
+    assert said.stdout == "The most promising trial of lr counts 3.\n"
+    assert "when somebody attends to it: malletrain sweep resume lr" in said.stderr
+    assert book().highest == 3.0
+    assert run("sweep", "weigh", "lr", "0").exit_code == 2
     (line,) = [s for s in run("sweep", "status").stdout.splitlines() if s.startswith("lr")]
     assert line.endswith("Nobody attends to it: malletrain sweep resume lr")
     assert run("sweep", "cancel", "lr").exit_code == 0
     assert {job.state for job in jobs.jobs.values()} == {"cancelled"}
     assert not book().running()
+
+
+def test_detached_a_process_of_its_own_attends_to_it(run, jobs, file, book, tmp_path):
+    done = run("sweep", "run", file, "--detach")
+    assert done.exit_code == 0, done.output
+    first, second = done.stdout.splitlines()
+    assert first == f"Sweep lr: 6 trials of {tmp_path}/train.py."
+    said = tmp_path / "state" / "sweeps" / "lr.log"
+    assert second.endswith(f"attends to it; what it says is in {said}")
+    engine = psutil.Process(int(second.split()[1]))
+    assert engine.parent().pid == os.getpid()
+    assert os.getsid(engine.pid) == engine.pid, "it outlives this terminal"
+    try:
+        until(lambda: engine.status() == psutil.STATUS_ZOMBIE, "it ends", details=said.read_text)
+    finally:
+        engine.kill()
+        engine.wait()
+    assert said.read_text().splitlines()[-2] == "All trials have ended."
+    assert book().end == "All trials have ended."
+    assert len(jobs.jobs) == 6
 
 
 def test_one_engine_at_a_time(run, jobs, file, tmp_path):

@@ -39,8 +39,10 @@ def test_lines_of_keys():
         ("a", "b", "k", "m"): 15,
         ("a", "b", "k", "m", "n"): 15,
         ("rows",): 16,
-        ("rows", "one"): 17,
-        ("rows", "two"): 19,
+        ("rows", "0"): 16,
+        ("rows", "0", "one"): 17,
+        ("rows", "1"): 18,
+        ("rows", "1", "two"): 19,
     }
 
 

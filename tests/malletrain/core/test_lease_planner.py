@@ -31,6 +31,7 @@ from malletrain.core.quotas import Quotas
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.shares import Shares
 from malletrain.core.state import ControllerState
+from malletrain.core.trainers import Trainers
 from tests.malletrain.core.controller_script import (
     controller,
     gaps,
@@ -255,7 +256,9 @@ def planner(*nodes, jobs, settings=None, gaps=()):
     runner = ProfileRunner(state, settings)
     goals = GoalKeeper(state, seen, settings)
     shares, quotas = Shares(state, None), Quotas(state)
-    bidders = Bidders(state, seen, queue, runner, goals, shares, quotas, settings.min_interval_s)
+    bidders = Bidders(
+        state, seen, queue, runner, goals, shares, quotas, Trainers(), settings.min_interval_s
+    )
 
     def plan(shares):
         def imagine(candidates, everything, settings, favoured=()):

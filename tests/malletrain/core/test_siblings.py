@@ -7,6 +7,7 @@ import pytest
 from jpa import MeasuredCurve, ModelSize, Prior, RescaleCosts
 from malletrain.core import siblings
 from malletrain.core.events import (
+    JobCancelled,
     JobCompleted,
     JobSubmitted,
     PriorSuggested,
@@ -47,6 +48,18 @@ def test_of_jobs_of_one_kind_submitted_at_once_only_the_first_is_measured():
     w.do(wanted("late", kind="k"))
     w.until_profiled("late")
     assert w.of("profile-finished", "late")[0].data["visited"] == []
+
+
+def test_what_was_measured_of_a_trial_that_is_given_up_the_next_one_need_not():
+    w = ProfiledWorld(6)
+    for name in "ab":
+        w.do(wanted(name, kind="k"))
+    w.join()
+    while len(w.of("profile-point", "a")) < 3:
+        w.run(1)
+    w.do(JobCancelled("a"))
+    w.until_profiled("b")
+    assert w.of("profile-finished", "b")[0].data["visited"] == [3, 2, 1]
 
 
 def test_a_kind_measured_at_small_sizes_only_leaves_the_larger_ones_to_the_next():

@@ -164,6 +164,10 @@ def test_a_kind_is_what_has_the_same_key_and_not_what_its_owner_calls_alike(curv
     assert kinds["j1"] == kinds["j2"] != ""
     assert kinds["j3"] not in ("", kinds["j1"])
     assert kinds["j4"] == ""
+    for job in ("j5", "j6"):
+        _, made = new(curves, job, "--wide", job, profile_key="s", sweep="s/1")
+        kinds[job] = curves.kind(job, made)
+    assert kinds["j5"] == kinds["j6"] != "", "trials that share a profile are one kind"
 
 
 def test_a_curve_is_stored_under_the_class_of_nodes_it_was_measured_on(curves):

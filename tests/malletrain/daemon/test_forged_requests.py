@@ -204,7 +204,7 @@ def test_parameters_by_name():
         assert refused.value.code == "usage"
 
 
-def test_a_request_that_fails_costs_its_sender_an_error_and_a_step_that_fails_ends_the_daemon(
+def test_a_request_that_fails_costs_its_sender_an_error_and_a_database_that_refuses_ends_the_daemon(
     tmp_path, monkeypatch
 ):
     from malletrain.store.store import StoreError

@@ -58,7 +58,11 @@ class Site:
                 total=samples, generation=1, first_sample=None, pending="a rescale"
             ),
             rounds=SimpleNamespace(
-                generation=1, stage=RoundStage.RUNNING, members=("a", "b", "c"), min_nodes=1
+                generation=1,
+                stage=RoundStage.RUNNING,
+                members=("a", "b", "c"),
+                min_nodes=1,
+                give_up=lambda: self.fed.append("given up"),
             ),
         )
 
@@ -164,7 +168,8 @@ def at_work(pause, **site):
 def test_workers_that_made_steps_before_are_started_again():
     site = at_work(10.0)
     site.at(10.0 + LIMIT)
-    [failed] = site.fed
+    given_up, failed = site.fed
+    assert given_up == "given up"  # else the plan, which is the old one, would change nothing
     assert isinstance(failed, WorkersFailed)
     assert "nodes reach each other" in failed.reason
 
@@ -176,7 +181,7 @@ def test_who_reports_seldom_is_waited_for_longer():
     assert site.agents.trials == 2
     assert not site.fed
     site.at(3.8 * LIMIT)
-    assert [type(event) for event in site.fed] == [WorkersFailed]
+    assert [type(event) for event in site.fed] == [str, WorkersFailed]
 
 
 def test_who_was_not_seen_to_report_since_the_daemons_start_is_left_alone():
@@ -200,7 +205,7 @@ def test_a_job_that_breaks_while_it_is_looked_at_ends_nothing():
     site.run.rounds.members = ("a",)
     site.core.feed = lambda event: (site.fed.append(event), site.core.runs.clear())
     site.at(10.0 + LIMIT)
-    assert [type(event) for event in site.fed] == [WorkersFailed]
+    assert [type(event) for event in site.fed] == [str, WorkersFailed]
 
 
 def test_late_steps_of_the_round_before_are_none_of_this_one():

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from malletrain.daemon.waiting import happens
-from tests.waiting import NEVER_S
+from tests.waiting import NEVER_S, PATIENCE_S
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -25,7 +25,7 @@ def test_a_cancel_at_the_event_is_not_lost(turns):
         for _ in range(turns):  # of the loop, between the event and the cancel
             await asyncio.sleep(0)
         task.cancel()
-        await asyncio.wait({task}, timeout=1.0)
+        await asyncio.wait({task}, timeout=PATIENCE_S)
         return task.done() and task.cancelled()
 
     assert asyncio.run(scene())

@@ -40,6 +40,20 @@ def test_a_submission_under_a_key_is_one_job_however_often_it_comes(running):
         assert len(client.jobs()) == 4
 
 
+def test_trials_of_an_owners_sweep_are_one_entry_of_the_queue(running):
+    found = {}
+    for user in ("ann", "bob"):
+        with running.client(user) as client:
+            for n in range(2):
+                spec = msgspec.structs.replace(of_key(f"entry-{n}"), sweep="lr/1a")
+                found[user, n] = client.submit(spec).id
+            with pytest.raises(ClientError, match="200 characters at most"):
+                client.submit(msgspec.structs.replace(SPEC, key="", sweep="s" * 201))
+    records = {who: running.service.core.controller.jobs[job] for who, job in found.items()}
+    places = {who: record.place for who, record in records.items()}
+    assert places["ann", 0] == places["ann", 1] != places["bob", 0] == places["bob", 1]
+
+
 def test_a_new_weight_counts_and_outlives_the_daemon(tmp_path):
     daemon = RunningDaemon(tmp_path, Imagined())
     with daemon.client("ann") as client:

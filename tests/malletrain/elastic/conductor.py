@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -115,13 +115,15 @@ class Conductor:
         self.workers: list[Worker] = []
         self.members: list[Worker] = []
         self._stores: list[TCPStore] = []
+        self._heard: list[tuple[socket.socket, threading.Thread]] = []
         path = str(folder / "live")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(path)
         self._listener.listen(64)
         self.path = path
         self._changed = threading.Condition()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     # --- processes ---
 
@@ -156,7 +158,9 @@ class Conductor:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
+            listening = threading.Thread(target=self._listen, args=(connection,), daemon=True)
+            listening.start()
+            self._heard.append((connection, listening))
 
     def _listen(self, connection: socket.socket) -> None:
         worker: Worker | None = None
@@ -253,7 +257,17 @@ class Conductor:
         for worker in self.workers:
             worker.kill()
             worker.process.join()
+        self._listener.shutdown(socket.SHUT_RDWR)  # closing it wakes nobody who waits for a caller
+        self._accepting.join()
         self._listener.close()
+        for connection, listening in self._heard:
+            with suppress(OSError):  # where the worker has hung up already
+                connection.shutdown(socket.SHUT_RDWR)
+            listening.join()
+            connection.close()
+        for worker in self.workers:
+            worker.process.close()
+        self._stores.clear()
 
 
 @contextmanager

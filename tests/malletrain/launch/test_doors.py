@@ -2,7 +2,6 @@
 
 import os
 import resource
-import select
 import socket
 import struct
 
@@ -10,7 +9,7 @@ import pytest
 
 from malletrain.launch.callers import Callers, in_table
 from malletrain.launch.doors import BACK, FRONT, BackDoor, FrontDoor, pair_of_doors
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, readable, until
 
 SOMEBODY = 4242
 """Another user's number."""
@@ -50,7 +49,7 @@ def back():
 
 def accepted(listener, patience_s=PATIENCE_S):
     """Who has come in at a back door, if anybody has."""
-    if not select.select([listener], [], [], patience_s)[0]:
+    if not readable(listener, patience_s):
         return None
     listener.setblocking(False)
     return listener.accept()[0]
@@ -135,7 +134,7 @@ def test_a_listener_at_the_callers_port_is_no_caller(front):
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's process takes root to start")
 def test_the_front_door_hangs_up_on_another_user(front):
     caller = calls(front.port)
-    assert select.select([front], [], [], PATIENCE_S)[0]
+    assert readable(front)
     assert front.accept() is None
     assert os.waitstatus_to_exitcode(os.waitpid(caller, 0)[1]) == 0
 

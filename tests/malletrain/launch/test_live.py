@@ -100,7 +100,7 @@ class Launched:
 
     def close(self):
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(PATIENCE_S)
         self.said.close()
         self.agent.socket.close(0)
 
@@ -131,7 +131,7 @@ def test_a_round_comes_about_whatever_a_worker_says_besides(launch, script):
     assert (type(store), store.generation) == (messages.StoreUp, 1)
     assert launcher.agent.hear_phase() == ("running", 1), launcher.output()
     launcher.agent.say(messages.Release("j1", 1.0))
-    assert launcher.process.wait(20) == 0
+    assert launcher.process.wait(PATIENCE_S) == 0
     assert "released from this node" in launcher.output()
     assert "Traceback" not in launcher.output()
 

@@ -15,7 +15,7 @@ from torch.distributed import TCPStore
 
 from malletrain.launch.doors import BACK, FRONT
 from malletrain.launch.round_store import ReachedStore, ServedStore
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, readable, until
 
 KEY = "5e" * 32
 MANY = 200
@@ -49,7 +49,7 @@ def reach(served):
 
 
 def connected(one):
-    assert select.select([one], [], [], PATIENCE_S)[0], one.trouble
+    assert readable(one), one.trouble
     assert one.connected
     return one
 
@@ -154,9 +154,7 @@ def test_a_stranger_can_neither_list_nor_grow_nor_spoil_the_store(served, reach)
         later = connected(reach())
         assert client(later.local_port).add("n", 1) == 1
         until(
-            lambda: all(
-                not select.select([c], [], [], 0)[0] or not said(c) for c in strangers[::3]
-            ),
+            lambda: all(not readable(c, 0) or not said(c) for c in strangers[::3]),
             "nobody who speaks the store's language is answered",
         )
     finally:
@@ -196,7 +194,9 @@ def test_the_store_itself_takes_no_connection_of_another_process(served):
         stranger.connect_ex((BACK, served.local_port))
         for _ in range(3):  # those that are let in pass it by
             client(served.local_port).add("n", 1)
-        assert not select.select([], [stranger], [], 0)[1], "a stranger is connected to the store"
+        poll = select.poll()
+        poll.register(stranger, select.POLLOUT)
+        assert not poll.poll(0), "a stranger is connected to the store"
 
 
 def test_without_the_jobs_secret_there_is_a_sentence(monkeypatch):

@@ -62,6 +62,16 @@ def test_joiners_warm_up_while_the_others_train_and_nothing_is_disturbed_before_
     assert says(r, 118.0, "running", "a", "b", "c") == [Formed(2, ("a", "b", "c"))]
 
 
+def test_workers_that_live_and_hang_get_a_new_round_on_the_nodes_that_they_have():
+    r = running("a", "b")
+    r.give_up()
+    assert r.move(("a", "b"), 110.0) == [SaveRound(2, ("a", "b")), SendRound("a", 2, 0, 2, None)]
+    assert r.stage is RoundStage.FORMING
+    assert r.store_up("a", 2, *STORE) == [SendRound("b", 2, 1, 2, STORE)]
+    assert says(r, 118.0, "running", "a", "b") == [Formed(2, ("a", "b"))]
+    assert not r.lost_member
+
+
 def test_leavers_are_released_only_after_the_drain():
     r = running("a", "b", "c")
     assert r.move(("b",), 110.0) == [SendDrain("a", 1, 1)]

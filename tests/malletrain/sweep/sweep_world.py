@@ -4,6 +4,7 @@ killed at any point, and a book that outlives both.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import optuna
@@ -84,6 +85,8 @@ class WorldJobs:
         self.away_at = 0
         self.after = False
         self.refuses = ""
+        self.metrics: dict[str, Callable[[float], float]] = {}
+        """Metrics beside the loss, of x."""
 
     def _called(self, act):
         self.calls += 1
@@ -116,7 +119,9 @@ class WorldJobs:
         return self._called(lambda: [p for p in self.jobs[job].reported if p[0] > since])
 
     def last(self, job, metric):
-        reported = self.jobs[job].reported
+        reported, x = self.jobs[job].reported, self.jobs[job].x
+        if metric in self.metrics:
+            return self._called(lambda: self.metrics[metric](x))
         return self._called(lambda: reported[-1][1] if reported else None)
 
     def node_seconds(self, job):

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malletrain.sweep.ledger import Ledger
+from malletrain.sweep.results import results
 from malletrain.sweep.spec import SweepError
-from tests.malletrain.sweep.sweep_world import World, described
+from tests.malletrain.sweep.sweep_world import STEPS, World, described, loss
 
 
 def test_bad_trials_are_given_up_and_the_best_comes_to_its_end():
@@ -202,6 +203,55 @@ def test_the_farther_a_trial_has_come_the_more_its_job_counts():
         heavier |= {b / a for a, b in itertools.pairwise(weights)}
         assert max(weights, default=1.0) <= 1.0
     assert max(heavier) > 1.0
+
+
+@pytest.mark.parametrize("pruner", ["none", "asha"])
+def test_a_sweep_that_is_weighed_anew_counts_so_at_once(pruner):
+    world = World(described(trials=4, at_once=2, pruner=pruner))
+    world.turn()
+    for highest in (4.0, 1.0, 0.5):
+        Ledger.open(world.storage, "s").weigh(highest)
+        world.engine = world.started()
+        world.turn()
+        running = [j for j in world.jobs.jobs.values() if j.state == "running"]
+        assert {j.weights[-1] for j in running} == {highest}
+    world.jobs.cancel("j1")
+    world.turn()  # another begins
+    assert world.jobs.jobs["j3"].weights[-1] == 0.5
+
+
+def test_several_objectives_leave_the_trials_that_no_other_is_better_than():
+    text = """
+[sweep]
+metric = ["loss", "size"]
+direction = ["minimize", "maximize"]
+trials = 24
+at_once = 4
+[job]
+script = "train.py"
+[space]
+x = {{ low = 0.0, high = 1.0 }}
+[sampler]
+kind = "nsga2"
+population = 6
+"""
+    world = World(described(text=text))
+    # The best are those with 0.4 and less: beyond, both get worse.
+    world.jobs.metrics["size"] = lambda x: x if x <= 0.4 else 0.8 - x
+    world.play()
+    assert world.states() == ["COMPLETE"] * 24
+    ledger = Ledger.open(world.storage, "s")
+    best = {t.number for t in ledger.best()}
+    values = {t.number: t.values for t in world.trials()}
+    for number, (low, high) in values.items():
+        x = world.trials()[number].params["x"]
+        assert (low, high) == (loss(x, STEPS), world.jobs.metrics["size"](x))
+        beaten = any(a <= low and b >= high and (a, b) != (low, high) for a, b in values.values())
+        assert beaten == (number not in best)
+    assert all(world.trials()[number].params["x"] <= 0.4 for number in best)
+    assert 2 <= len(best) < 24
+    shown = [row["trial"] for row in results(ledger) if row["best"]]
+    assert sorted(shown) == sorted(best)
 
 
 def test_a_grid_is_done_once():

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator import NodeInfo
+from malletrain.core.planning import Candidate, make_plan
+from malletrain.core.settings import PlanningSettings
 from malletrain.sweep.promise import rung, weights
 
 
@@ -17,7 +22,8 @@ def test_rungs_passed(step, passed):
 
 
 def test_those_above_count_more_and_the_last_have_all_of_it():
-    assert weights({1: 0, 2: 1, 3: 3}, 8.0) == {1: 1.0, 2: 2.0, 3: 8.0}
+    found = weights({1: 0, 2: 1, 3: 3}, 8.0)
+    assert found[1] < found[2] < found[3] == 8.0
     assert weights({3: 3}, 8.0) == {3: 8.0}
     assert weights({}, 8.0) == {}
 
@@ -29,3 +35,30 @@ def test_no_trial_counts_more_than_the_sweep_was_given(rungs):
     assert min(found.values()) > 0
     for a, b in zip(rungs, list(rungs)[1:], strict=False):
         assert (found[a] >= found[b]) or rungs[a] < rungs[b]
+
+
+def plan_of(trials, nodes):
+    """Nodes of each trial: (rungs passed, nodes that it has) by name."""
+    weight = weights({name: rungs for name, (rungs, _) in trials.items()}, 1.0)
+    machine = {f"n{i}": NodeInfo() for i in range(nodes)}
+    free = iter(machine)
+    candidates = [
+        Candidate(name, 1, 4, tuple(islice(free, held)), weight=weight[name])
+        for name, (_, held) in trials.items()
+    ]
+    plan = make_plan(candidates, machine, PlanningSettings())
+    return {name: len(plan.nodes.get(name, ())) for name in trials}
+
+
+def test_many_begin_small_before_one_of_promise_grows():
+    waiting = {f"new{n}": (0, 0) for n in range(3)}
+    assert plan_of({"far": (4, 1), **waiting}, 4) == {"far": 1, "new0": 1, "new1": 1, "new2": 1}
+
+
+def test_what_is_left_over_goes_to_those_of_most_promise():
+    assert plan_of({"far": (3, 1), "new": (0, 1)}, 4) == {"far": 3, "new": 1}
+    assert plan_of({"far": (3, 1), "new": (0, 1)}, 3) == {"far": 2, "new": 1}
+
+
+def test_the_last_one_takes_all_that_it_can_use():
+    assert plan_of({"last": (3, 1)}, 6) == {"last": 4}

@@ -32,6 +32,8 @@ def test_a_trial_is_a_malleable_job(tmp_path):
     assert spec.args == ("--out", "3", "--x", "0.5")
     assert spec.env == {"A": "1"}
     assert spec.key.endswith("-3")
+    other = trials.job_of(world.engine.ledger, 4, {"x": 0.5})
+    assert spec.sweep == other.sweep == f"s/{spec.key.removesuffix('-3')}"
     assert spec.key != trials.job_of(world.engine.ledger, 4, {"x": 0.5}).key
 
 

@@ -61,6 +61,9 @@ class Threads:
                 raise what
         return [what for _, what in found]
 
+    def close(self):
+        self._groups.clear()
+
     @staticmethod
     def _each(world, work):
         threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
@@ -72,7 +75,9 @@ class Threads:
 
 @pytest.fixture(scope="module")
 def threads():
-    return Threads()
+    made = Threads()
+    yield made
+    made.close()
 
 
 def train(threads, lengths, world, state=None, steps=None, epochs=1, batch=8, most=6):

@@ -37,8 +37,8 @@ def test_a_sweep_is_shown_as_the_ledger_has_it(tmp_path):
     (tmp_path / "train.py").write_text("")
     file = tmp_path / "lr.toml"
     file.write_text(SWEEP)
-    storage = open_storage(storage_url("", tmp_path))
-    Ledger.create(storage, load_sweep(file, None))
+    with open_storage(storage_url("", tmp_path)) as storage:
+        Ledger.create(storage, load_sweep(file, None))
     (shown,) = sweeps(tmp_path)
     assert (shown.name, shown.wanted, shown.best, shown.attended) == ("lr", 4, None, False)
     assert trials(tmp_path, "lr") == []
@@ -49,5 +49,3 @@ def test_a_sweep_is_shown_as_the_ledger_has_it(tmp_path):
         with pytest.raises(SweepAway, match="other"):
             trials(tmp_path, "other")
     assert descriptors() <= before
-    storage.remove_session()
-    storage.engine.dispose()

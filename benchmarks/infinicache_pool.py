@@ -1,0 +1,369 @@
+"""One pool of the cache through one trace of idle nodes, for :mod:`benchmarks.infinicache_replay`.
+
+Placement, eviction, backups, repair and drains are decided by the product's own
+:mod:`infinicache.table`; what is modelled is time: a joiner is there after 5 s, repair and drains
+take as long as the bytes they move, a copy is there when its node's turn came.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import sys
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.infinicache_requests import Request
+from malletrain.sim.foresight import Foresight, Foreteller, foreteller
+from scavenger.trace import trace as traces
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "jobscripts" / "infinicache"))
+
+from infinicache import moves
+from infinicache.arrivals import peer_of
+from infinicache.availability import PoolChange, expected_losses
+from infinicache.codec import STRIPE_BYTES, code_for
+from infinicache.entries import Entry
+from infinicache.objects import TooLarge, Unavailable
+from infinicache.placement import Prospect, bonds_of
+from infinicache.table import Table
+
+JOIN_S, GRACE_S, SETTLE_S = 5.0, 30.0, 1.0
+MOVE_BYTES_S, NODE_BYTES_S = 200e6, 1e9
+"""Repair of the pool (the product's default), and what one node can hand over."""
+LOOK_S = 10.0
+FORETOLD_S = 60.0
+SUDDEN = {
+    "never": 0.0,
+    "30 s of notice": 0.0,
+    "1 in 10 without": 0.1,
+    "all without": 1.0,
+    "random nodes, without": 1.0,
+}
+"""How nodes are taken → the share of them that goes without notice. ``never``: the best that this
+memory could do. ``random nodes``: as many as in the trace at the same times, but others, as the
+hypergeometric model has it.
+"""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the cache is run."""
+
+    name: str
+    apart: bool = False
+    """Whether it is known which nodes have a rack or their arrival in common."""
+    foresight: Foresight = "none"
+    """Who tells how long nodes last."""
+    backup_s: float = 0.0
+    """Seconds between two copies of what is new to a peer; half of the memory is for copies."""
+    reserve: float = 0.0
+    """Share of the memory that puts leave free."""
+    room: bool = True
+    """Whether room is made for what leavers hand over."""
+
+
+@dataclass
+class Replay:
+    """One pool."""
+
+    memory: int
+    limit: int
+    preemption: str
+    way: Way
+    begin: float
+    """Where in the trace of idle nodes it begins, seconds."""
+    told: Foreteller | None = None
+    rng: random.Random = field(default_factory=lambda: random.Random(11))
+
+    def __post_init__(self) -> None:
+        self.table = Table(self.rng, self.way.reserve)
+        self.idle: dict[str, float] = {}
+        self.now = 0.0
+        self.allowance = 0.0
+        self.repairs: deque[str] = deque()
+        self.prospects: dict[str, float] = {}
+        self.foretold_at = self.copied_at = -1e9
+        self.peers: dict[str, str] = {}
+        self.fresh: dict[str, set[tuple[str, int, int]]] = {}
+        """Node → (key, version, index) that its peer has no copy of."""
+        self.counts: dict[str, float] = dict.fromkeys(
+            (
+                *("gets", "hits", "bytes", "hit_bytes", "refused", "repair_bytes"),
+                *("drain_bytes", "backup_bytes", "expected", "losses", "notices"),
+            ),
+            0.0,
+        )
+        self.node_s = self.used_s = 0.0
+        self.changes: list[PoolChange] = []
+        self.together: list[tuple[int, int]] = []
+        """(nodes there were, nodes lost) of each loss."""
+
+    # --- time ---
+
+    def advance(self, now: float) -> None:
+        """Time passes: memory is lent, repairs go on."""
+        dt = now - self.now
+        self.node_s += dt * len(self.table.nodes)
+        self.used_s += dt * sum(n.reserved for n in self.table.nodes.values())
+        self.now = now
+        self.allowance = (
+            min(self.allowance + dt * MOVE_BYTES_S, 60 * MOVE_BYTES_S) if self.repairs else 0.0
+        )
+        while self.repairs and self.allowance > 0:
+            entry = self.table.objects.get(self.repairs.popleft())
+            if entry is not None:
+                self.repair(entry)
+
+    def repair(self, entry: Entry) -> None:
+        """Make an object whole, as far as there are nodes with room."""
+        for move in sorted(
+            moves.repair(self.table, entry), key=lambda m: m.index not in entry.spare
+        ):
+            copied = bool(move.source) or move.index in entry.spare
+            if not copied and len(entry.at) < entry.shape.d:
+                continue
+            self.place(entry, move.index, move.target)
+            moved = move.bytes * (1 if copied else entry.shape.d)
+            self.counts["repair_bytes"] += moved
+            self.allowance -= moved
+
+    def place(self, entry: Entry, index: int, node: str | None) -> None:
+        """A chunk is somewhere else now."""
+        self.table.set_chunk(entry, index, node)
+        if node is not None and self.way.backup_s:
+            self.fresh.setdefault(node, set()).add((entry.key, entry.version, index))
+
+    def look(self) -> None:
+        """Now and then: idle nodes join, lives are foretold, copies are made."""
+        if self.told is not None and self.now - self.foretold_at >= FORETOLD_S:
+            self.foretold_at = self.now
+            since = {n: s + self.begin for n, s in self.idle.items()}
+            self.told.seen(since, self.now + self.begin)
+            told = self.told.tell(since, self.now + self.begin)
+            self.prospects = {n: left for n, (left, _) in told.items()}
+            for node in self.table.nodes:
+                self.table.add_node(node, self.memory, self.prospect(node))
+        if self.way.backup_s and self.now - self.copied_at >= self.way.backup_s:
+            self.copied_at = self.now
+            self.copy()
+        self.fill()
+
+    def prospect(self, node: str) -> Prospect:
+        """What is expected of a node."""
+        known = self.table.nodes.get(node)
+        bonds = bonds_of(node, f"{self.now:.0f}") if self.way.apart else ()
+        return Prospect(
+            self.prospects.get(node, float("inf") if self.told is None else 60.0),
+            known.prospect.bonds if known is not None else bonds,
+        )
+
+    def copy(self) -> None:
+        """Every node copies what is new to its peer."""
+        for node in self.table.nodes:
+            peer = peer_of(self.table.nodes, node, self.peers.get(node))
+            if peer is None:
+                continue
+            fresh = self.fresh.get(node, set())
+            if self.peers.get(node) != peer:
+                fresh = {
+                    (key, self.table.objects[key].version, index)
+                    for key, indices in self.table.nodes[node].held.items()
+                    for index in indices
+                }
+            for key, version, _ in fresh:
+                entry = self.table.objects.get(key)
+                if entry is not None and entry.version == version:
+                    self.counts["backup_bytes"] += entry.shape.share
+            self.peers[node] = peer
+            self.fresh[node] = set()
+
+    # --- nodes ---
+
+    def fill(self) -> None:
+        """Idle nodes that are up join, up to the limit: those idle longest first."""
+        joined = []
+        for node, since in sorted(self.idle.items(), key=lambda item: item[1]):
+            if len(self.table.nodes) >= self.limit or since + JOIN_S > self.now:
+                break
+            if node not in self.table.nodes:
+                self.table.add_node(node, self.memory, self.prospect(node))
+                joined.append(node)
+        if joined:
+            self.changes.append(PoolChange(self.now, joined=tuple(joined)))
+            degraded = [e for e in self.table.objects.values() if e.protection < e.shape.p]
+            self.repairs = deque(e.key for e in sorted(degraded, key=lambda e: e.protection))
+
+    def take(self, nodes: list[str]) -> None:
+        """These nodes are busy from now on; those with notice have handed over what the time
+        allowed.
+        """
+        if self.preemption == "never" and self.table.nodes:
+            return
+        mine = [n for n in nodes if n in self.table.nodes]
+        if self.preemption.startswith("random"):
+            mine = self.rng.sample(sorted(self.table.nodes), len(mine))
+            nodes = [*(n for n in nodes if n not in self.table.nodes), *mine]
+        for node in nodes:
+            self.idle.pop(node, None)
+        sudden = [n for n in mine if self.rng.random() < SUDDEN[self.preemption]]
+        told = [n for n in mine if n not in sudden]
+        for node in told:
+            self.counts["notices"] += 1
+            self.table.nodes[node].leaving = True
+        if told and self.way.room:
+            moves.make_room_for_leavers(self.table)
+        for node in told:
+            self.drain(node)
+        if sudden:
+            self.counts["losses"] += len(sudden)
+            self.together.append((len(self.table.nodes), len(sudden)))
+            objects = [
+                (len(set(e.at.values())), e.protection)
+                for e in self.table.objects.values()
+                if e.protection >= 0  # else it waits for its copies
+            ]
+            self.counts["expected"] += (
+                expected_losses(objects, len(self.table.nodes), len(sudden)) if objects else 0.0
+            )
+            self.changes.append(PoolChange(self.now, lost=tuple(sudden)))
+        for node in sudden:
+            self.lose(node, set(sudden))
+
+    def drain(self, node: str) -> None:
+        """Hand over within the grace time; the rest is lost with the node."""
+        left = GRACE_S * NODE_BYTES_S
+        for move in moves.drain(self.table, node):
+            if move.bytes > left:
+                break
+            left -= move.bytes
+            entry = self.table.objects[move.key]
+            self.table.set_chunk(entry, move.index, None)
+            self.place(entry, move.index, move.target)
+            self.counts["drain_bytes"] += move.bytes
+        self.lose(node, set())
+
+    def lose(self, node: str, with_it: set[str]) -> None:
+        """A node is gone. Its peer has the copies, if it is not going as well."""
+        peer = self.peers.pop(node, None)
+        fresh = self.fresh.pop(node, set())
+        saved = peer if peer in self.table.nodes and peer not in with_it else None
+        degraded, _ = self.table.lose_node(node, saved)
+        for entry in degraded:
+            missing = {
+                i for key, version, i in fresh if (key, version) == (entry.key, entry.version)
+            }
+            entry.spare = {i: n for i, n in entry.spare.items() if i not in missing}
+            if entry.hopeless:
+                self.table.remove(entry.key)
+                self.table.lost += 1
+            else:
+                self.repairs.append(entry.key)
+
+    # --- requests ---
+
+    def request(self, request: Request) -> None:
+        """A client's request: a get that finds nothing is followed by a put."""
+        entry = self.table.objects.get(request.key)
+        if not request.put:
+            self.counts["gets"] += 1
+            self.counts["bytes"] += request.size
+            if entry is not None and entry.shape.size == request.size and entry.protection >= 0:
+                self.counts["hits"] += 1
+                self.counts["hit_bytes"] += request.size
+                self.table.touch(entry)
+                return
+        self.table.remove(request.key)
+        code, version = code_for(request.size), self.table.newest + 1
+        try:
+            made = self.table.begin(request.key, request.size, code, STRIPE_BYTES, version, [])
+        except (TooLarge, Unavailable):
+            self.counts["refused"] += 1
+            return
+        made.committed = True
+        if self.way.backup_s:
+            for index, node in made.at.items():
+                self.fresh.setdefault(node, set()).add((made.key, made.version, index))
+
+
+def replay(
+    requests: list[Request],
+    idle: traces.Trace,
+    span: tuple[float, float],
+    pool: tuple[int, int],
+    preemption: str,
+    way: Way,
+) -> tuple[Replay, dict[str, Any]]:
+    """Replay; what came of it.
+
+    Args:
+        span: seconds of the trace of idle nodes: the first, and how many.
+        pool: bytes that each node lends, and how many nodes there are at most.
+    """
+    begin, seconds = span
+    lent = pool[0] // 2 if way.backup_s else pool[0]
+    made = Replay(lent, pool[1], preemption, way, begin, foreteller(way.foresight, idle, 0.0))
+    events: list[tuple[float, int, Any]] = [(r.time, 1, r) for r in requests]
+    node_events: list[tuple[float, int, Any]] = []
+    pending: list[str] = []
+    opened, foretold_at = 0.0, -1e9
+    for batch in idle.batches():
+        at = batch.time - begin
+        if at > seconds:
+            break
+        if at < 0:
+            for i in batch.busy:
+                made.idle.pop(idle.names[i], None)
+            made.idle.update((idle.names[i], at) for i in batch.idle)
+            if made.told is not None and at - foretold_at >= FORETOLD_S:
+                foretold_at = at
+                made.told.seen({n: s + begin for n, s in made.idle.items()}, batch.time)
+            continue
+        if len(batch.idle):
+            node_events.append((at, 0, ("idle", [idle.names[i] for i in batch.idle])))
+        if len(batch.busy):
+            if pending and at - opened > SETTLE_S:
+                node_events.append((opened + SETTLE_S, 0, ("busy", pending)))
+                pending = []
+            opened = opened if pending else at
+            pending = pending + [idle.names[i] for i in batch.busy]
+    node_events.sort(key=lambda e: e[0])
+    looks = [(LOOK_S * t, 2, None) for t in range(int(seconds / LOOK_S))]
+    for time_s, kind, what in heapq.merge(node_events, events, looks, key=lambda e: (e[0], e[1])):
+        made.advance(time_s)
+        if kind == 1:
+            made.request(what)
+        elif kind == 0 and what[0] == "busy":
+            made.take(what[1])
+        elif kind == 0:
+            for node in what[1]:
+                made.idle.setdefault(node, time_s)
+        else:
+            made.look()
+    made.advance(seconds)
+    return made, _account(made, pool[0])
+
+
+def _account(made: Replay, memory: int) -> dict[str, Any]:
+    c: Mapping[str, float] = made.counts
+    return {
+        "gets": int(c["gets"]),
+        "hit_ratio": c["hits"] / max(1, c["gets"]),
+        "byte_hit_ratio": c["hit_bytes"] / max(1, c["bytes"]),
+        "lost_objects": made.table.lost,
+        "evicted": made.table.evicted,
+        "refused": int(c["refused"]),
+        "expected_lost": c["expected"],
+        "nodes_lost": int(c["losses"]),
+        "nodes_drained": int(c["notices"]),
+        "repair_gb": c["repair_bytes"] / 1e9,
+        "drain_gb": c["drain_bytes"] / 1e9,
+        "backup_gb": c["backup_bytes"] / 1e9,
+        "lent_gb_h": made.node_s * memory / 3600e9,
+        "used_gb_h": made.used_s / 3600e9,
+        "hits_per_node_h": c["hits"] / max(1e-9, made.node_s / 3600),
+        "hit_gb_per_node_h": c["hit_bytes"] / 1e9 / max(1e-9, made.node_s / 3600),
+    }

@@ -1,0 +1,197 @@
+"""A sweep of 500 trials on 1,000 nodes of a real week, in the simulator: what malleable trials cost
+at the time that trials of fixed sizes take, and the sweep's trials as a workload.
+
+    python -m benchmarks.sweep_simulated --trace summit_idle_week1.csv.gz \
+        --node-list summit_nodes.txt --table nasbench101_sample30k.csv.gz
+
+The trials are cells of NAS-Bench-101's sample. Successive halving decides how far each trains: of
+so many trials the best third by their real accuracies after 4, 12 and 36 epochs goes on, up to 108.
+How fast a cell trains on n nodes follows from its parameters and operations, as in ``malletrain
+simulate --workload nas``. As in RubberBand (arXiv 2103.07974) two things count, the hours until the
+last trial has ended and the node-hours that trials held, and costs are compared at equal time.
+
+``--write FILE`` writes the trials as a workload instead, for ``malletrain simulate --workload
+FILE`` and the figures of docs/evaluation.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import json
+import os
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from malletrain.sim.engine import simulate
+from malletrain.sim.nas import NAS_SAMPLES, network, parse_cell
+from malletrain.sim.settings import SimSettings
+from malletrain.sim.throughput import NODE, TRAINING_COST
+from malletrain.sim.workloads import SimJob
+from scavenger.trace.files import read, read_names
+from scavenger.trace.trace import Trace
+
+RUNGS = (4, 12, 36, 108)
+"""Epochs after which the sample tells accuracies."""
+REDUCTION = 3
+USER = "sweep"
+LARGEST = 64
+SIZE = 224
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """One simulation of the whole sweep."""
+
+    way: str
+    hours: float
+    """Until the last trial had ended."""
+    node_hours: float
+    """That trials held, pauses and repeated work included."""
+    ended: int
+    """Trials; fewer than there are where the trace ended first."""
+    rescales: int
+    preemptions: int
+
+
+def halved(accuracies: Sequence[Sequence[float]]) -> list[int]:
+    """How many epochs each trial trains: rows are trials, columns :data:`RUNGS`."""
+    last = [RUNGS[0]] * len(accuracies)
+    left = list(range(len(accuracies)))
+    for rung, further in enumerate(RUNGS[1:]):
+        left.sort(key=lambda trial: -accuracies[trial][rung])
+        left = left[: max(1, len(left) // REDUCTION)]
+        for trial in left:
+            last[trial] = further
+    return last
+
+
+def trials(table: Path, count: int, seed: int, samples: float) -> list[SimJob]:
+    """The trials as jobs. ``samples``: of one that trains to its end."""
+    with gzip.open(table, "rt") as file:
+        cells = random.Random(seed).sample(list(csv.DictReader(file)), count)
+    epochs = halved([[float(cell[f"val_acc_{rung}ep"]) for rung in RUNGS] for cell in cells])
+    sizes = [1 << power for power in range(LARGEST.bit_length())]
+    jobs = []
+    for number, (cell, until) in enumerate(zip(cells, epochs, strict=True)):
+        net = network(
+            parse_cell(int(cell["num_vertices"]), cell["adjacency_rowmajor"], cell["interior_ops"]),
+            size=SIZE,
+        )
+        curve = NODE.curve(TRAINING_COST * net.flops, net.parameters, sizes)
+        work = samples * until / RUNGS[-1]
+        jobs.append(
+            SimJob(
+                f"trial-{number}",
+                1,
+                LARGEST,
+                work,
+                curve,
+                told=curve,
+                model=f"c{number}",
+                user=USER,
+            )
+        )
+    return jobs
+
+
+def ways() -> Iterator[tuple[str, int, int]]:
+    """(name, fewest, most nodes of a trial)."""
+    for most in (64, 16, 4, 2):
+        yield f"malleable 1:{most}", 1, most
+    for size in (1, 4, 16):
+        yield f"fixed {size}", size, size
+
+
+def outcome(
+    way: str, least: int, most: int, jobs: Sequence[SimJob], trace: Trace, at_once: int
+) -> SweepOutcome:
+    """Simulate one way."""
+    sized = [replace(job, min_nodes=least, max_nodes=most) for job in jobs]
+    found = simulate(trace, sized, SimSettings(max_running=at_once))
+    return SweepOutcome(
+        way,
+        found.hours,
+        found.node_hours_by_user[USER],
+        found.jobs_completed,
+        found.rescales,
+        found.preemptions,
+    )
+
+
+def cost_at(hours: float, outcomes: Sequence[SweepOutcome]) -> float:
+    """Node-hours of the malleable sweep that takes so long, between those that were simulated; NaN
+    where none is so quick.
+    """
+    points = sorted((o.hours, o.node_hours) for o in outcomes if o.way.startswith("malleable"))
+    cheapest: list[tuple[float, float]] = []
+    for at, cost in points:  # who has time may take the quick one too
+        cheapest.append((at, min([cost, *(c for _, c in cheapest)])))
+    if hours < cheapest[0][0]:
+        return float("nan")
+    times, costs = zip(*cheapest, strict=True)
+    return float(np.interp(hours, times, costs))
+
+
+def write(path: Path, jobs: Sequence[SimJob]) -> None:
+    """The trials as a workload of ``malletrain simulate``."""
+    rows = [
+        {
+            "name": job.name,
+            "samples": job.samples,
+            "curve": {str(k): rate for k, rate in job.curve.points},
+            "max_nodes": job.max_nodes,
+            "told": "none",
+            "user": job.user,
+        }
+        for job in jobs
+    ]
+    path.write_text(json.dumps(rows, indent=0), "utf-8")
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trace", type=Path)
+    parser.add_argument("--node-list", type=Path)
+    parser.add_argument("--table", type=Path, required=True, help="NAS-Bench-101's sample")
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--trials", type=int, default=500)
+    parser.add_argument("--at-once", type=int, default=100, help="trials at a time")
+    parser.add_argument("--samples", type=float, default=NAS_SAMPLES, help="of a whole trial")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the workload")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    jobs = trials(args.table, args.trials, args.seed, args.samples)
+    if args.write:
+        write(args.write, jobs)
+        return
+    if args.trace is None:
+        parser.error("give --trace, or --write")
+    names = read_names(args.node_list) if args.node_list else None
+    trace = read(args.trace, names=names).sample(args.nodes, args.seed)
+    found = [outcome(*way, jobs, trace, args.at_once) for way in ways()]
+    rows = [{**vars(each), "malleable_at_equal_time": cost_at(each.hours, found)} for each in found]
+    if args.json:
+        print(json.dumps({"load": os.getloadavg()[0], "rows": rows}))
+        return
+    print(
+        f"{'way':15} {'hours':>6} {'node-hours':>11} {'malleable then':>15} {'ended':>6} rescales"
+    )
+    for row in rows:
+        print(
+            f"{row['way']:15} {row['hours']:6.2f} {row['node_hours']:11.1f} "
+            f"{row['malleable_at_equal_time']:15.1f} {row['ended']:6} {row['rescales']}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Which chunks of a pool move: what is made anew, what a leaver hands over, what a newcomer is
+filled with. Pure: reads the table, and carries out nothing but evictions.
+"""
+
+from __future__ import annotations
+
+from infinicache.entries import Entry, Move
+from infinicache.placement import choose
+from infinicache.table import Table
+
+
+def repair(table: Table, entry: Entry) -> list[Move]:
+    """Where the missing chunks of an object are to be made anew, and those that share a node
+    are to go, as far as there are other nodes with room.
+    """
+    missing: list[tuple[int, str | None]] = [
+        (i, None) for i in range(entry.shape.code.n) if i not in entry.at
+    ]
+    seen: set[str] = set()
+    for index, node in entry.at.items():
+        if node in seen:
+            missing.append((index, node))
+        seen.add(node)
+    targets = _targets(table, entry, len(missing))
+    return [
+        Move(entry.key, entry.version, i, node, t, entry.shape.share)
+        for (i, node), t in zip(missing, targets, strict=False)
+    ]
+
+
+def make_room_for_leavers(table: Table) -> list[Entry]:
+    """Evict until those that stay have room for all that the leavers hold: few objects that are
+    whole are worth more than pieces of many. What was read least for its bytes goes first.
+    Returns what was evicted.
+    """
+    nodes = table.nodes.values()
+    needed = sum(n.reserved for n in nodes if n.leaving)
+    staying = [n for n in nodes if not n.leaving]
+    free = sum(n.free for n in staying)
+    if not staying or needed <= free:
+        return []
+    evicted = []
+    for entry in sorted(table.objects.values(), key=_worth):
+        if not entry.committed:
+            continue
+        for node in entry.at.values():
+            if table.nodes[node].leaving:
+                needed -= entry.shape.share
+            else:
+                free += entry.shape.share
+        table.evict(entry)
+        evicted.append(entry)
+        if needed <= free:
+            break
+    return evicted
+
+
+def drain(table: Table, address: str) -> list[Move]:
+    """What a leaver hands over, most valuable first: objects that its going would bring nearest
+    to their end, then those read most.
+
+    Where no other node is without a chunk of the object, chunks share a node: better two of
+    them at one place than none.
+    """
+    leaver = table.nodes.get(address)
+    held = (
+        [(table.objects[key], i) for key, indices in leaver.held.items() for i in sorted(indices)]
+        if leaver
+        else []
+    )
+    held = [(e, i) for e, i in held if e.committed]
+    held.sort(key=lambda c: (c[0].protection, -c[0].reads, c[0].shape.share))
+    moves, planned = [], dict.fromkeys(table.nodes, 0)
+    for entry, index in held:
+        targets = _targets(table, entry, 1, planned) or _shared(table, entry, planned)
+        if targets:
+            planned[targets[0]] += entry.shape.share
+            moves.append(
+                Move(entry.key, entry.version, index, address, targets[0], entry.shape.share)
+            )
+    return moves
+
+
+def rebalance(table: Table, slack: float = 0.1) -> Move | None:
+    """The next chunk to move from the fullest node to the emptiest, None when they differ by
+    less than ``slack`` of the capacity.
+    """
+    usable = sorted(
+        table.usable(), key=lambda a: table.nodes[a].reserved / max(1, table.nodes[a].capacity)
+    )
+    if len(usable) < 2:
+        return None
+    low, high = usable[0], usable[-1]
+    gap = table.nodes[high].reserved - table.nodes[low].reserved
+    best: tuple[Entry, int] | None = None
+    if gap <= slack * table.nodes[high].capacity:
+        return None
+    for key, indices in table.nodes[high].held.items():
+        entry, index = table.objects[key], min(indices)
+        share = entry.shape.share
+        if (
+            not entry.committed
+            or key in table.nodes[low].held
+            or 2 * share > gap
+            or share > table.nodes[low].free
+        ):
+            continue
+        if best is None or share > best[0].shape.share:
+            best = (entry, index)
+    return (
+        Move(best[0].key, best[0].version, best[1], high, low, best[0].shape.share)
+        if best
+        else None
+    )
+
+
+def _shared(table: Table, entry: Entry, planned: dict[str, int]) -> list[str]:
+    """The node with the fewest chunks of an object among those with room."""
+    share = entry.shape.share
+    room = [a for a in table.usable() if table.nodes[a].free - planned.get(a, 0) >= share]
+    return sorted(
+        room, key=lambda a: (len(table.nodes[a].held.get(entry.key, ())), planned.get(a, 0))
+    )[:1]
+
+
+def _targets(
+    table: Table, entry: Entry, count: int, planned: dict[str, int] | None = None
+) -> list[str]:
+    extra = planned or {}
+    share = entry.shape.share
+    room = [
+        a
+        for a in table.usable()
+        if a not in entry.at.values() and table.nodes[a].free - extra.get(a, 0) >= share
+    ]
+    fullness = {
+        a: (table.nodes[a].reserved + extra.get(a, 0)) / max(1, table.nodes[a].capacity)
+        for a in room
+    }
+    there = [a for a in entry.at.values() if a in table.nodes]
+    prospects = {a: table.nodes[a].prospect for a in (*room, *there)}
+    return choose(room, count, prospects, fullness, table.rng, there)
+
+
+def _worth(entry: Entry) -> float:
+    """Reads for each byte of memory."""
+    return (1 + entry.reads) / max(1, entry.shape.share)

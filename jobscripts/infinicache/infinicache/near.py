@@ -1,0 +1,52 @@
+"""Objects in the client's own memory: what it read last, up to so many bytes. Pure.
+
+Decides what is kept (least recently used goes first). Whether what is here is still the newest is
+the caller's to find out, by its version.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+
+@dataclass
+class NearObject:
+    """One object that is here."""
+
+    version: int
+    """Of the object in the cache."""
+    value: bytes
+    """What it is; never changed."""
+    checked_at: float
+    """When the cache last said that this is its newest version."""
+
+
+class NearCache:
+    """At most ``capacity`` bytes; larger objects are not kept."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self._objects: OrderedDict[str, NearObject] = OrderedDict()
+
+    def get(self, key: str) -> NearObject | None:
+        """What is here under ``key``, which is used now."""
+        if (known := self._objects.get(key)) is not None:
+            self._objects.move_to_end(key)
+        return known
+
+    def put(self, key: str, version: int, value: bytes | bytearray, now: float) -> None:
+        """Keep a copy of what was read at ``now``."""
+        self.drop(key)
+        if len(value) > self.capacity:
+            return
+        self._objects[key] = NearObject(version, bytes(value), now)
+        self.used += len(value)
+        while self.used > self.capacity:
+            self.drop(next(iter(self._objects)))
+
+    def drop(self, key: str) -> None:
+        """Forget it."""
+        if (known := self._objects.pop(key, None)) is not None:
+            self.used -= len(known.value)

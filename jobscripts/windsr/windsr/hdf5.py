@@ -1,0 +1,107 @@
+"""HDF5 files: WRF output and NREL's WIND Toolkit, as :class:`windsr.fields.Fields`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windsr import WindsrError
+from windsr.datasets import Options, regridded
+from windsr.fields import LENGTH_UNITS, SPEED_UNITS, Fields, to_si
+from windsr.grids import local_metres
+
+
+def wrf_or_wtk(path: Path, options: Options) -> Fields:
+    import h5py
+
+    with h5py.File(path) as file:
+        if "U10" in file and "V10" in file:
+            return _wrf(file, str(path), options)
+        if f"windspeed_{options.height}m" in file:
+            return _wtk(file, str(path), options)
+        held = ", ".join(sorted(file)[:20])
+        raise WindsrError(
+            f"{path}: neither WRF output (U10, V10) nor WIND Toolkit "
+            f"(windspeed_{options.height}m); it holds {held}."
+        )
+
+
+def _units(dataset: Any) -> str | None:
+    units = dataset.attrs.get("units")
+    return units.decode() if isinstance(units, bytes) else None if units is None else str(units)
+
+
+def _stamps(raw: NDArray[Any]) -> NDArray[np.datetime64]:
+    texts = [
+        b"".join(row).decode()
+        if getattr(row, "ndim", 0)
+        else row.decode()
+        if isinstance(row, bytes)
+        else str(row)
+        for row in raw
+    ]
+    return np.array(
+        [np.datetime64(t.strip().replace("_", "T").replace(" ", "T")[:19], "s") for t in texts]
+    )
+
+
+def _wrf(file: Any, name: str, options: Options) -> Fields:
+    """wrfout: U10, V10 [Time, y, x], HGT, XLAT, XLONG, Times; DX is the grid's spacing (WRF User's
+    Guide, "WRF output fields").
+    """
+    missing = [key for key in ("HGT", "Times") if key not in file]
+    if missing:
+        raise WindsrError(f"{name} lacks {', '.join(missing)}, which WRF output has.")
+    speed = to_si(
+        np.hypot(file["U10"][:], file["V10"][:]),
+        options.units or _units(file["U10"]),
+        SPEED_UNITS,
+        f"{name}: U10, V10",
+    )
+    heights = to_si(file["HGT"][0], _units(file["HGT"]), LENGTH_UNITS, f"{name}: HGT")
+    times = _stamps(file["Times"][:])
+    dx = float(np.ravel(file.attrs["DX"])[0]) if "DX" in file.attrs else None
+    if dx is not None and options.spacing in (None, dx):
+        rows, columns = heights.shape
+        return Fields(speed, heights, times, np.arange(rows) * dx, np.arange(columns) * dx, name)
+    y, x = local_metres(file["XLAT"][0].astype(np.float64), file["XLONG"][0].astype(np.float64))
+    return regridded(y, x, speed, heights, times, options, name)
+
+
+def _wtk(file: Any, name: str, options: Options) -> Fields:
+    """WIND Toolkit: windspeed_*m [time, site] as whole numbers that are ``scale_factor`` times too
+    large, ``time_index``, and ``meta`` with latitude, longitude and elevation of the sites.
+    """
+    missing = [key for key in ("meta", "time_index") if key not in file]
+    if missing:
+        raise WindsrError(
+            f"{name} lacks {', '.join(missing)}, which files of the WIND Toolkit have."
+        )
+    absent = {"latitude", "longitude", "elevation"} - set(file["meta"].dtype.names or ())
+    if absent:
+        raise WindsrError(
+            f"{name}: its table 'meta' lacks {', '.join(sorted(absent))}; wind over unknown ground "
+            "cannot be used."
+        )
+    stored = file[f"windspeed_{options.height}m"]
+    if stored.ndim != 2:
+        raise WindsrError(
+            f"{name}: {stored.name} has the shape {stored.shape}; the WIND Toolkit has times and "
+            "sites. Write a gridded one as NetCDF with y, x or latitude, longitude."
+        )
+    raw = stored[:].astype(np.float64) / float(stored.attrs.get("scale_factor", 1.0))
+    speed = to_si(raw, options.units or _units(stored), SPEED_UNITS, f"{name}: {stored.name}")
+    meta = file["meta"][:]
+    y, x = local_metres(meta["latitude"].astype(np.float64), meta["longitude"].astype(np.float64))
+    return regridded(
+        y,
+        x,
+        speed,
+        meta["elevation"].astype(np.float32),
+        _stamps(file["time_index"][:]),
+        options,
+        name,
+    )

@@ -1,0 +1,94 @@
+"""The configuration of trainers: whose jobs are planned apart from the others', on which nodes, for
+which objective.
+
+Decides which keys exist and what a valid list is. What follows for a plan is decided in
+:mod:`malletrain.core.trainers` and :mod:`malletrain.core.apart`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic_core import PydanticCustomError
+
+from malletrain.config.base import Section, Words, key
+from malletrain.core.trainers import REST
+
+NAMES = ("users", "accounts", "groups")
+
+
+class TrainerSection(Section):
+    """A part of the users whose jobs have a plan of their own. Written as [[trainer]], once for
+    each. A job is of the trainer that names its owner, else the owner's account, else the owner's
+    primary group, else of the one that names nobody.
+    """
+
+    name: str = key(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$",
+        description="What it is called: letters, digits and '_.-'.",
+    )
+    objective: Literal["throughput", "efficiency", "deadlines"] = key(
+        "throughput",
+        description="What its plan maximises. throughput: samples per second; efficiency: samples "
+        "per second relative to one node; deadlines: the earliest deadlines that can be held come "
+        "first, what is left goes by efficiency.",
+    )
+    users: Words = key([], description="Whose jobs: those of these users.")
+    accounts: Words = key([], description="And of the users of these accounts ([shares]).")
+    groups: Words = key([], description="And of the users with one of these primary groups.")
+    node_classes: Words = key(
+        [],
+        description="The classes of nodes that are its own, or those of others that name exactly "
+        "the same ones. Empty: the classes that no trainer names.",
+    )
+    part: float = key(
+        1.0,
+        gt=0,
+        le=1e6,
+        description="In what proportion it has nodes that several trainers may use; what one has "
+        "no use for the others have.",
+    )
+
+    @property
+    def rest(self) -> bool:
+        """Whether it takes the jobs of those whom nobody names."""
+        return not (self.users or self.accounts or self.groups)
+
+
+def checked(trainers: Sequence[TrainerSection]) -> None:
+    """Raises PydanticCustomError where they are not disjoint."""
+    _once([trainer.name for trainer in trainers], "the name of two trainers")
+    for what in NAMES:
+        named = [name for trainer in trainers for name in getattr(trainer, what)]
+        _once(named, f"named in {what} of two trainers, or twice; a job is of one trainer only")
+    if sum(trainer.rest for trainer in trainers) > 1:
+        raise PydanticCustomError(
+            "trainers",
+            "two trainers name no users, accounts or groups; the jobs of those whom nobody names "
+            "are of one trainer only",
+        )
+    if any(trainer.name == REST and not trainer.rest for trainer in trainers):
+        raise PydanticCustomError(
+            "trainers",
+            'the trainer "{name}" is that of those whom nobody names; give this one another name',
+            {"name": REST},
+        )
+    own = [frozenset(trainer.node_classes) for trainer in trainers if trainer.node_classes]
+    for classes in own:
+        for others in own:
+            if classes != others and (both := classes & others):
+                raise PydanticCustomError(
+                    "trainers",
+                    'class "{name}" is of two trainers that do not name the same node_classes; '
+                    "name the same ones, or none twice",
+                    {"name": min(both)},
+                )
+
+
+def _once(names: Sequence[str], what: str) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise PydanticCustomError(
+                "trainers", '"{name}" is {what}', {"name": name, "what": what}
+            )

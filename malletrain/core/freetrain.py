@@ -1,0 +1,42 @@
+"""FreeTrain's way to plan (arXiv 2106.12091, there BFTrainer), beside the product's. Pure.
+
+Owners state how their jobs scale, once and beforehand; nothing is measured while they train. A plan
+maximises the same objective with the same exact solver, and bids differ in three ways: starting
+from no node is free, a job that lost a node is valued as if it were not to be restarted anyway, and
+no job gets its minimum because it waits. Decides that, for the daemon (``[allocation] policy``) and
+for the simulator. A job whose owner states nothing is taken to scale as the site assumes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from allocator import NodeInfo
+from malletrain.core.planning import Candidate, Plan, Solver, make_plan
+from malletrain.core.settings import ControllerSettings, PlanningSettings
+
+
+def freetrain_settings(settings: ControllerSettings) -> ControllerSettings:
+    """The same settings as FreeTrain has them: starts are free, nobody is profiled, nobody is
+    served for having waited, and a job is rescaled as often as a plan says.
+    """
+    cost = replace(settings.planning.cost, start_s=0.0)
+    planning = replace(settings.planning, cost=cost, look_ahead_s=None, heed_lifetimes=False)
+    return replace(
+        settings, planning=planning, starvation_s=math.inf, min_interval_s=0.0, profiling=None
+    )
+
+
+def freetrain_plan(
+    candidates: Sequence[Candidate],
+    nodes: Mapping[str, NodeInfo],
+    settings: PlanningSettings,
+    favoured: Collection[str] = (),
+    *,
+    solver: Solver,
+) -> Plan:
+    """A plan whose bids charge nothing for staying at the size that a loss left."""
+    bids = [replace(c, broken=False) for c in candidates]
+    return make_plan(bids, nodes, settings, favoured, solver=solver)

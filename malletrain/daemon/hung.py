@@ -1,0 +1,216 @@
+"""Workers that stop reporting while they live: noticed by the job's own rhythm.
+
+Decides when a worker counts as hung (silent for several times the job's longest pause so far, and
+for ``jobs.hang_after`` at least), has its agent say where it stands, tells the owner, and has the
+workers started again where the owner wishes that. A round that makes no first step is the business
+of :mod:`malletrain.daemon.stuck`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from malletrain.config.units import format_duration
+from malletrain.core.events import WorkersFailed
+from malletrain.daemon.agents import LeasedAgent
+from malletrain.daemon.core import Core
+from malletrain.daemon.job_repository import ActiveJob
+from malletrain.protocol.event_kinds import EventKind
+from malletrain.protocol.messages import ShowStacks, Stacks
+from malletrain.protocol.stacks import MOST_WORKERS
+from malletrain.rounds.interface import RoundStage
+
+PAUSES = 5
+"""So many times the longest pause between reports is no pause any more."""
+LEAST_REPORTS = 3
+"""Fewer show no rhythm."""
+ANSWER_S = 5.0
+"""How long the agents may take to say where the workers stand."""
+MOST_NODES = 64
+"""Nodes that are asked."""
+STANDSTILL_S = 5.0
+"""Time between two looks after which it was the daemon that did not hear."""
+
+
+@dataclass
+class _Rhythm:
+    """How the workers of one job report."""
+
+    generation: int = 0
+    counts: dict[int, float] = field(default_factory=dict)
+    """Rank → samples, as of its last report."""
+    heard: dict[int, float] = field(default_factory=dict)
+    """Rank → when it last reported."""
+    reports: int = 0
+    pause: float = 0.0
+    """The longest time between two reports of a worker."""
+    asked: float | None = None
+    """Since when the agents are asked; None: nobody hangs."""
+    told: bool = False
+    silent: tuple[int, ...] = ()
+    stacks: dict[int, tuple[str, Stacks]] = field(default_factory=dict)
+    """Rank → node and what it said; workers of unknown rank from -1 downwards."""
+
+    def follow(self, run: ActiveJob, now: float) -> None:
+        """Take what the job has reported."""
+        if run.monitor.generation != self.generation:
+            self.generation = run.monitor.generation
+            self.counts, self.heard = {}, {}
+            self.calm()
+        for rank, samples in run.monitor.by_rank().items():
+            if self.counts.get(rank) != samples:
+                if rank in self.heard:
+                    self.pause = max(self.pause, now - self.heard[rank])
+                    self.reports += 1
+                self.counts[rank], self.heard[rank] = samples, now
+                if rank in self.silent:
+                    self.calm()
+
+    def shift(self, seconds: float) -> None:
+        """Nobody could be heard for so long."""
+        self.heard = {rank: at + seconds for rank, at in self.heard.items()}
+
+    def calm(self) -> None:
+        """Nobody hangs."""
+        self.asked, self.told, self.silent, self.stacks = None, False, (), {}
+
+
+class HungSteps:
+    """Looks after the running rounds of all jobs."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._rhythms: dict[str, _Rhythm] = {}
+        self._looked: float | None = None
+
+    def look(self, now: float) -> None:
+        """Call it every half second or so, while agents are heard."""
+        core = self._core
+        stood = now - self._looked if self._looked is not None else 0.0
+        self._looked = now
+        self._rhythms = {job: r for job, r in self._rhythms.items() if job in core.runs}
+        for job, run in list(core.runs.items()):
+            rhythm = self._rhythms.setdefault(job, _Rhythm())
+            if stood > STANDSTILL_S:
+                rhythm.shift(stood)
+            rhythm.follow(run, now)
+            if not self._at_work(run):
+                rhythm.heard = dict.fromkeys(rhythm.heard, now)
+                rhythm.calm()
+            elif rhythm.asked is None:
+                self._judge(run, rhythm, now)
+            elif not rhythm.told and now >= rhythm.asked + ANSWER_S:
+                self._tell(run, rhythm, now)
+
+    def said(self, agent: LeasedAgent, run: ActiveJob, message: Stacks) -> None:
+        """Where a worker stands."""
+        rhythm = self._rhythms.get(run.row.id)
+        if rhythm is None or rhythm.asked is None or message.generation != rhythm.generation:
+            return
+        if len(rhythm.stacks) < MOST_NODES * MOST_WORKERS:
+            rank = message.rank if message.rank >= 0 else min([0, *rhythm.stacks]) - 1
+            rhythm.stacks[rank] = agent.node, message
+
+    def _at_work(self, run: ActiveJob) -> bool:
+        """Whether steps are made, as far as the daemon can know."""
+        agents = [self._core.agents.on(node) for node in run.rounds.members]
+        return (
+            run.spec.mode != "service"
+            and run.rounds.stage is RoundStage.RUNNING
+            and run.monitor.pending is None
+            and run.starting_until is None
+            and run.monitor.generation == run.rounds.generation
+            and all(a is not None and a.unreachable_since is None for a in agents)
+        )
+
+    def _judge(self, run: ActiveJob, rhythm: _Rhythm, now: float) -> None:
+        limit = max(self._core.config.jobs.hang_after, PAUSES * rhythm.pause)
+        if rhythm.reports < LEAST_REPORTS:
+            return
+        rhythm.silent = tuple(r for r, at in sorted(rhythm.heard.items()) if now - at > limit)
+        if not rhythm.silent:
+            return
+        rhythm.asked = now
+        for node in run.rounds.members[:MOST_NODES]:
+            self._core.agents.tell(node, ShowStacks(run.row.id, rhythm.generation))
+
+    def _tell(self, run: ActiveJob, rhythm: _Rhythm, now: float) -> None:
+        """The agents had their time. A worker of which nothing is left has ended in order while
+        others go on, which is no hang.
+        """
+        core, job, rhythm.told = self._core, run.row.id, True
+        everybody = len(rhythm.silent) == len(rhythm.heard)
+        hung = [r for r in rhythm.silent if r in rhythm.stacks or everybody]
+        if not hung:
+            return
+        silent = now - max(rhythm.heard[r] for r in hung)
+        ranks = f"Rank {hung[0]}" if len(hung) == 1 else f"{len(hung)} workers"
+        again = run.spec.on_hang == "restart"
+        sentence = (
+            f"{ranks} of round {rhythm.generation} {'has' if len(hung) == 1 else 'have'} reported "
+            f"nothing for {format_duration(round(silent))}, though the longest pause before was "
+            f"{format_duration(round(max(rhythm.pause, 0.1), 1))}: {_places(rhythm)}."
+        )
+        end = (
+            " The workers are started again."
+            if again
+            else " With --on-hang restart the workers would be started again."
+        )
+        with core.step():
+            core.audit.record(
+                EventKind.JOB_HUNG,
+                sentence + end,
+                job=job,
+                generation=rhythm.generation,
+                ranks=hung[:100],
+                stacks=_texts(rhythm),
+            )
+            core.repository.notice(run, sentence + end)
+            if again:
+                run.rounds.give_up()
+                core.feed(WorkersFailed(job, sentence))
+
+
+def _places(rhythm: _Rhythm) -> str:
+    """Where they stand, those at one place together."""
+    places: dict[str, list[str]] = {}
+    for rank, (node, said) in sorted(rhythm.stacks.items()):
+        who = f"rank {rank} on {node}" if rank >= 0 else f"a worker on {node}"
+        places.setdefault(innermost(said.text) or said.state or "alive", []).append(who)
+    if not places:
+        return "no agent found a living worker"
+    told = [
+        f"{', '.join(who[:3])}{f' and {len(who) - 3} more' if len(who) > 3 else ''} "
+        f"{'stand' if len(who) > 1 else 'stands'} {place}"
+        for place, who in list(places.items())[:4]
+    ]
+    return "; ".join(told)
+
+
+def innermost(text: str) -> str:
+    """Where the main thread stands, of what faulthandler wrote: it comes last, its innermost frame
+    first.
+    """
+    lines = text.splitlines()
+    heads = [number for number, line in enumerate(lines) if "(most recent call first)" in line]
+    frames = lines[heads[-1] + 1 :] if heads else []
+    own = [line.strip() for line in frames if line.strip().startswith("File ")]
+    if not own:
+        return ""
+    words = own[0].removeprefix("File ").replace('"', "")
+    script = next((f for f in own if "site-packages" not in f and "/lib/python" not in f), "")
+    called = script.removeprefix("File ").replace('"', "") if script and script != own[0] else ""
+    return f"at {words}" + (f", called from {called}" if called else "")
+
+
+def _texts(rhythm: _Rhythm) -> dict[str, str]:
+    """What an event keeps: of each place one worker, as many as there is room for."""
+    kept: dict[str, str] = {}
+    seen: set[str] = set()
+    for rank, (node, said) in sorted(rhythm.stacks.items()):
+        place = innermost(said.text) or said.state
+        if place not in seen and len(kept) < MOST_WORKERS:
+            seen.add(place)
+            name = f"rank {rank} on {node}" if rank >= 0 else f"worker {said.pid} on {node}"
+            kept[name] = said.text or said.state
+    return kept

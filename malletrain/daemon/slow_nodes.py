@@ -1,0 +1,177 @@
+"""Looks for nodes that hold up the others of their job, and has jobs go on without them.
+
+Decides when two counts of a worker make a window. Who is slow, and whether a job is better off
+without, is :mod:`malletrain.core.slow_nodes`'s decision; which nodes it has instead, the plan's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from malletrain.core.events import JobState
+from malletrain.core.records import JobRecord
+from malletrain.core.slow_nodes import KEPT, Found, StepShare, StepWindow, Swap
+from malletrain.daemon.core import Core
+from malletrain.daemon.job_repository import ActiveJob
+from malletrain.daemon.lease_actions import LeaseDesk
+from malletrain.daemon.parts import Parts
+from malletrain.daemon.sickbay import manner
+from malletrain.protocol.event_kinds import EventKind
+from malletrain.protocol.messages import Progress
+from malletrain.rounds.interface import RoundStage
+
+LEAST_STEPS = 3
+"""Of each worker in a window; with fewer it goes on."""
+UNEVEN = (
+    "Its ranks have unequal work: a rank that takes longer than the others does so on another node "
+    "too. Its nodes are not compared any more."
+)
+
+
+@dataclass
+class _Counts:
+    """The counts of one worker."""
+
+    node: str
+    began: Progress
+    """At the begin of the window."""
+    now: Progress
+
+    @property
+    def steps(self) -> int:
+        """Of the window."""
+        return self.now.steps - self.began.steps
+
+    def per_step(self) -> tuple[float, float, float]:
+        """Seconds of a step, those it was busy, and its samples."""
+        a, b = self.began, self.now
+        busy = (b.busy or 0.0) - (a.busy or 0.0)
+        return tuple(x / self.steps for x in (b.last - a.last, busy, b.samples - a.samples))  # type: ignore[return-value]
+
+
+@dataclass
+class _Round:
+    """The window under way of a job's newest round."""
+
+    generation: int
+    began: float
+    workers: dict[int, _Counts] = field(default_factory=dict)
+    """By rank."""
+
+    def window(self, job: str, members: tuple[str, ...]) -> StepWindow | None:
+        """What it shows; None where some node has not made enough steps, or does not say how busy
+        it was.
+        """
+        by_node: dict[str, list[tuple[float, float, float]]] = {node: [] for node in members}
+        for counts in self.workers.values():
+            if counts.steps < LEAST_STEPS:
+                return None
+            if counts.node in by_node:
+                by_node[counts.node].append(counts.per_step())
+        if len(by_node) < 2 or not all(by_node.values()):
+            return None
+        every = [one for found in by_node.values() for one in found]
+        shares = {
+            node: StepShare(max(busy for _, busy, _ in found), fmean(n for *_, n in found))
+            for node, found in by_node.items()
+        }
+        step_s = median(seconds for seconds, *_ in every)
+        return StepWindow(job, step_s, shares) if step_s > 0 else None
+
+    def again(self, now: float) -> None:
+        """The next window begins."""
+        self.began = now
+        for counts in self.workers.values():
+            counts.began = counts.now
+
+
+class SlowNodeWatch:
+    """Of all jobs of one daemon."""
+
+    def __init__(self, core: Core, parts: Parts, desk: LeaseDesk) -> None:
+        self._core = core
+        self._slow = parts.slow
+        self._desk = desk
+        self._manner = manner(core.config)
+        self._window_s = core.config.nodes.slow_after / KEPT
+        self._rounds: dict[str, _Round] = {}
+
+    def heard(self, node: str, run: ActiveJob, record: Progress) -> None:
+        """Counts of one worker."""
+        generation = run.rounds.generation
+        if self._manner == "off" or record.busy is None or record.generation != generation:
+            return
+        job = run.row.id
+        found = self._rounds.get(job)
+        if found is None or found.generation != generation:
+            found = self._rounds[job] = _Round(generation, self._core.clock.now())
+        known = found.workers.get(record.rank)
+        if known is None or known.node != node or known.now.pid != record.pid:
+            found.workers[record.rank] = _Counts(node, record, record)
+        elif record.steps > known.now.steps:
+            known.now = record
+
+    def look(self, now: float) -> None:
+        """Call it every half second or so."""
+        for job, found in list(self._rounds.items()):
+            run = self._core.runs.get(job)
+            if run is None:
+                del self._rounds[job]
+                self._slow.ended(job)
+            elif (
+                now - found.began >= self._window_s
+                and run.rounds.stage is RoundStage.RUNNING
+                and run.rounds.generation == found.generation
+                and (window := found.window(job, run.rounds.members)) is not None
+            ):
+                found.again(now)
+                self._compare(run, window)
+
+    def _compare(self, run: ActiveJob, window: StepWindow) -> None:
+        with self._core.step() as now:
+            found = self._slow.compare(window, now)
+            self._say(run, found, now)
+            job = self._core.controller.jobs[run.row.id]
+            if found.slow and self._manner == "swap" and self._pays(job, window, found):
+                self._swap(run, tuple(found.slow), now)
+
+    def _say(self, run: ActiveJob, found: Found, now: float) -> None:
+        core, job = self._core, run.row.id
+        for node in found.fresh:
+            sentence = self._slow.known(now)[node].sentence
+            core.audit.record(
+                EventKind.NODE_SLOW, sentence, job=job, node=node, slowdown=found.slow[node]
+            )
+        if found.uneven:
+            core.repository.notice(run, UNEVEN)
+        for node in found.cleared:
+            core.audit.record(EventKind.NODE_NOT_SLOW, UNEVEN, job=job, node=node)
+
+    def _pays(self, job: JobRecord, window: StepWindow, found: Found) -> bool:
+        controller = self._core.controller
+        if job.rescaling or job.state is not JobState.RUNNING or set(job.nodes) != {*window.shares}:
+            return False
+        nodes, planning = controller.nodes, controller.settings.planning
+        pool = nodes[job.nodes[0]].pool
+        cost = job.cost or planning.cost
+        swap = Swap(
+            len(job.nodes),
+            len(found.slow),
+            sum(nodes[name].pool == pool for name in controller.state.idle),
+            window.step_s,
+            window.saved_s(frozenset(found.slow)),
+            cost.up_s,
+            cost.down_s,
+            planning.t_fwd_s,
+        )
+        curve = job.curve
+        return swap.pays(
+            lambda k: curve.at(k) if curve else k**planning.prior_exponent, job.accepts
+        )
+
+    def _swap(self, run: ActiveJob, slow: tuple[str, ...], now: float) -> None:
+        for node in slow:
+            sentence = f"{self._slow.known(now)[node].sentence} The job does more without it."
+            within_s = self._core.controller.settings.reclaim_s
+            self._desk.reclaim((node,), within_s, sentence)

@@ -1,0 +1,53 @@
+"""Trainers as clients see them. Changes nothing."""
+
+from __future__ import annotations
+
+from malletrain.core.records import JobRecord
+from malletrain.daemon.core import Core
+from malletrain.protocol.views import TrainerView
+
+
+def trainer_views(core: Core) -> tuple[TrainerView, ...]:
+    """Every trainer of the daemon, with what is going on in its plan; none where there is one
+    plan.
+    """
+    controller, now = core.controller, core.clock.now()
+    found = []
+    for trainer in controller.trainers:
+        if trainer is None:
+            continue
+        mine = [
+            job for job in controller.state.unfinished.values() if core.trainer_of(job) is trainer
+        ]
+        found.append(
+            TrainerView(
+                trainer.name,
+                trainer.objective,
+                tuple(sorted(trainer.only)) if trainer.only is not None else (),
+                trainer.part,
+                sum(bool(job.nodes) for job in mine),
+                sum(not job.nodes for job in mine),
+                sum(len(job.nodes) for job in mine),
+                sum(_rate(core, job, now) for job in mine),
+                f"{trainer.phrase()}.",
+            )
+        )
+    return tuple(found)
+
+
+def _rate(core: Core, job: JobRecord, now: float) -> float:
+    run = core.runs.get(job.submitted.job)
+    return run.monitor.rate(now) if run else 0.0
+
+
+def of_job(core: Core, job: str) -> str:
+    """The trainer of a job, as a phrase; empty where there is none, or it has ended."""
+    record = core.controller.jobs.get(job)
+    trainer = core.trainer_of(record) if record is not None else None
+    return trainer.phrase() if trainer is not None else ""
+
+
+def of_class(core: Core, node_class: str) -> tuple[str, ...]:
+    """The trainers whose jobs may run on nodes of a class."""
+    every = core.controller.trainers
+    return tuple(t.name for t in every if t is not None and t.may_use(node_class))

@@ -1,0 +1,50 @@
+"""A worker that stops reporting while it lives: its owner is told where it stands, and it is
+started again where the owner wishes that.
+"""
+
+from __future__ import annotations
+
+from tests.integration.embedded import Site
+
+HANGS = """
+import os, time
+import malletrain
+
+def wait_for_a_file_system_that_is_stuck():
+    os.open("stuck", os.O_RDONLY)
+
+hangs = not os.path.exists("stuck")
+if hangs:
+    os.mkfifo("stuck")
+step = 0
+while not os.path.exists("enough"):
+    time.sleep(0.05)
+    malletrain.report(1)
+    step += 1
+    if hangs and step == 40:
+        wait_for_a_file_system_that_is_stuck()
+"""
+
+
+def test_a_worker_that_hangs_is_told_with_its_stack_and_started_again(tmp_path):
+    embedded = Site(tmp_path, nodes=1)
+    given = 'max_tries = 100\nhang_after = "1 s"\nstop_grace = "0.2 s"'
+    embedded.config.write_text(embedded.config.read_text().replace("max_tries = 2", given))
+    try:
+        embedded.start_daemon()
+        script = embedded.script("hangs.py", HANGS)
+        job = embedded.submit(script, on_hang="restart", nproc_per_node=1)
+
+        def told():
+            events = embedded.events("job-hung", job)
+            return [e for e in events if "wait_for_a_file_system" in e.sentence]
+
+        embedded.until(told, "the hang is told with where the worker stands")
+        [[who, stack]] = embedded.show(job).stacks.items()
+        assert who.startswith("rank 0 on ")
+        assert "in wait_for_a_file_system_that_is_stuck" in stack
+        assert embedded.job(job).tries >= 1
+        (embedded.work / "enough").touch()
+        embedded.until_state(job, "completed")
+    finally:
+        embedded.stop()

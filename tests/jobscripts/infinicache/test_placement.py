@@ -1,0 +1,82 @@
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+from infinicache.arrivals import Arrivals, peer_of
+from infinicache.entries import PoolNode
+from infinicache.placement import NOTHING_KNOWN, Prospect, bonds_of, choose
+
+
+def chosen(prospects, count, fullness=None, there=()):
+    room = [a for a in prospects if a not in there]
+    return choose(room, count, prospects, fullness or {}, random.Random(1), there)
+
+
+def test_chunks_go_to_nodes_that_last():
+    prospects = {f"n{i}": Prospect(60.0 * 2**i) for i in range(8)}
+    assert set(chosen(prospects, 3)) == {"n7", "n6", "n5"}
+    assert chosen(prospects, 99) == [f"n{i}" for i in range(7, -1, -1)]
+
+
+def test_among_equals_a_rack_that_goes_takes_as_few_chunks_as_can_be():
+    prospects = {
+        f"r{rack}n{i}": Prospect(600.0 + i, bonds_of(f"r{rack}n{i}", f"{i}"))
+        for rack in range(3)
+        for i in range(4)
+    }
+    for count, most in ((3, 1), (6, 2), (7, 3)):
+        racks = [node[:2] for node in chosen(prospects, count)]
+        assert max(racks.count(r) for r in racks) == most
+    there = [n for n in prospects if n.startswith("r0")]
+    assert {n[:2] for n in chosen(prospects, 2, there=there)} == {"r1", "r2"}, "where it has chunks"
+
+
+def test_among_equals_the_emptiest():
+    prospects = dict.fromkeys(("a", "b", "c"), NOTHING_KNOWN)
+    assert chosen(prospects, 2, {"a": 0.9, "b": 0.1, "c": 0.5}) == ["b", "c"]
+
+
+@given(
+    st.dictionaries(
+        st.text("abc1", max_size=3),
+        st.tuples(st.floats(0, 1e9), st.lists(st.sampled_from("xyz"), max_size=2)),
+    ),
+    st.integers(0, 12),
+)
+def test_as_many_distinct_nodes_as_there_are(nodes, count):
+    prospects = {a: Prospect(lasts, tuple(bonds)) for a, (lasts, bonds) in nodes.items()}
+    found = chosen(prospects, count)
+    assert len(found) == len(set(found)) == min(count, len(nodes))
+    assert set(found) <= set(nodes)
+
+
+def test_who_came_first_is_expected_to_stay_unless_the_site_foretells():
+    known = Arrivals()
+    known.came("a", "rack1n01", 300.0, 1000.0)
+    known.came("b", "rack1n02", 0.0, 1000.0)
+    assert known.prospect("a", 1000.0).lasts_s == 300.0
+    assert known.prospect("b", 1060.0).lasts_s == 60.0
+    assert set(known.prospect("a", 0.0).bonds) & set(known.prospect("b", 0.0).bonds) == {
+        "rack rack1n"
+    }
+    known.came("a", "rack1n01", 0.0, 2000.0)
+    assert known.prospect("a", 1100.0).lasts_s == 400.0, "registered anew, it is no newcomer"
+    known.told({"b": 7200.0}, 1100.0)
+    assert known.prospect("b", 1100.0).lasts_s == 7200.0
+    assert known.prospect("b", 1200.0).lasts_s == 7100.0
+    known.left("b")
+    assert known.prospect("b", 1200.0) == NOTHING_KNOWN
+
+
+def test_copies_are_kept_by_a_node_that_does_not_leave_with_it():
+    nodes = {
+        name: PoolNode(1, prospect=Prospect(1.0, bonds_of(name, "0" if name < "s" else "9")))
+        for name in ("r1", "r2", "q1", "s1")
+    }
+    assert peer_of(nodes, "r1", None) == "s1", "of another rack, and come at another time"
+    assert peer_of(nodes, "r1", "r2") == "r2", "who has the copies keeps them"
+    nodes["r2"].leaving = True
+    assert peer_of(nodes, "r1", "r2") == "s1"
+    del nodes["s1"]
+    assert peer_of(nodes, "r1", "s1") == "q1", "any other, where all came together"
+    assert peer_of(nodes, "gone", None) is None

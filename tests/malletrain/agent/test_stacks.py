@@ -1,0 +1,112 @@
+"""Workers asked where they stand: real processes, stuck in several ways."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from malletrain.agent.stacks import StackReader, holders, ready, state_of
+from malletrain.protocol import env
+from malletrain.protocol.messages import ShowStacks
+from tests.waiting import PATIENCE_S, until
+
+WORKER = """
+import os, signal, sys, threading, time
+from malletrain.training import stacks
+stacks.offer()
+def deep_in_the_step():
+    if sys.argv[1] == "call":
+        os.open(sys.argv[2], os.O_RDONLY)
+    if sys.argv[1] == "lock":
+        lock = threading.Lock()
+        with lock:
+            lock.acquire()
+if sys.argv[1] == "child":
+    if os.fork() == 0:
+        stacks.withdraw()
+        time.sleep(3600)
+print("here", flush=True)
+deep_in_the_step()
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def worker(how):
+        fifo = tmp_path / f"fifo{len(started)}"
+        os.mkfifo(fifo)
+        environment = {**os.environ, env.FLAGS: str(tmp_path / "flags")}
+        argv = [sys.executable, "-c", WORKER, how, str(fifo)]
+        process = subprocess.Popen(
+            argv, env=environment, stdout=subprocess.PIPE, start_new_session=True
+        )
+        started.append(process)
+        assert process.stdout.readline() == b"here\n"
+        return process
+
+    yield worker
+    for process in started:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+
+def ask(directory, ranks):
+    said = []
+
+    async def asking():
+        all_said = asyncio.Event()
+
+        def send(message):
+            said.append(message)
+            if len(said) == len(ranks):
+                all_said.set()
+            return True
+
+        reader = StackReader(send)
+        reader.asked(ShowStacks("j1", 3), directory, ranks)
+        await all_said.wait()
+        reader.close()
+
+    asyncio.run(asyncio.wait_for(asking(), PATIENCE_S))
+    return {message.rank: message for message in said}
+
+
+def test_workers_say_where_they_stand_whatever_holds_them(start, tmp_path):
+    ranks = {start(how).pid: rank for rank, how in enumerate(("call", "lock"))}
+    for _ in range(2):  # the second answer is not the first one again
+        said = ask(tmp_path, ranks)
+        for rank in (0, 1):
+            assert said[rank].text.count("in deep_in_the_step") == 1
+            assert (said[rank].job, said[rank].generation) == ("j1", 3)
+
+
+def test_a_worker_that_is_stopped_is_told_by_what_the_kernel_says(start, tmp_path):
+    worker = start("call")
+    worker.send_signal(signal.SIGSTOP)
+    until(lambda: state_of(worker.pid).startswith("stopped"), "it is stopped")
+    [message] = ask(tmp_path, {worker.pid: 0}).values()
+    assert message.text == ""
+    assert message.state.startswith("stopped by a signal")
+
+
+def test_only_who_offered_is_asked(start, tmp_path):
+    worker = start("call")
+    (tmp_path / f"stacks.{os.getpid()}").touch()  # of nobody: this process would die of the signal
+    assert set(holders(tmp_path).values()) == {worker.pid}
+    assert ready(worker.pid)
+    assert not ready(os.getpid())
+    assert not ready(2**22 + 1)
+
+
+def test_a_child_of_a_worker_is_no_worker(start, tmp_path):
+    worker = start("child")
+    worker.wait()
+    until(lambda: not holders(tmp_path), "the child has closed the file")

@@ -1,0 +1,194 @@
+"""Slow nodes: who is one, for how long, and whether a job is better off without."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from malletrain.core.slow_nodes import (
+    ENOUGH,
+    KEPT,
+    WITHIN_S,
+    SlowNode,
+    SlowNodes,
+    StepShare,
+    StepWindow,
+    Swap,
+)
+
+HOUR = 3600.0
+
+
+def window(busy, job="j1", step=None, samples=None):
+    """Seconds that each node was busy in a step, in the order of ranks."""
+    samples = samples or {}
+    shares = {node: StepShare(s, samples.get(node, 8.0)) for node, s in busy.items()}
+    return StepWindow(job, max(busy.values()) + 0.01 if step is None else step, shares)
+
+
+def lasting(known, busy, *, times=KEPT, begin=0.0, **more):
+    """So many windows in a row; what the last one led to."""
+    for k in range(times):
+        found = known.compare(window(busy, **more), begin + 10.0 * k)
+    return found
+
+
+def four(**slow):
+    return {**dict.fromkeys("abcd", 0.1), **slow}
+
+
+@pytest.fixture
+def known():
+    return SlowNodes(1.25, HOUR)
+
+
+@pytest.mark.parametrize(
+    ("busy", "samples", "expected"),
+    [
+        (four(c=0.2), {}, {"c": 2.0}),
+        (four(c=0.2, d=0.15), {}, {"c": 2.0, "d": 1.5}),
+        (four(), {}, {}),
+        (four(c=0.12), {}, {}),  # under the factor
+        ({"a": 0.1, "b": 0.3}, {}, {"b": 3.0}),
+        (four(c=0.2), {"c": 16.0}, {}),  # it has twice the samples: no slower at any of them
+        (four(c=0.2), {"c": 4.0}, {"c": 2.0}),  # it says less per step than per sample
+        ({"a": 0.3}, {}, {}),  # nobody to compare it with
+        (four(c=0.0002, a=0.0001, b=0.0001, d=0.0001), {}, {}),  # nothing of the step is lost to it
+    ],
+)
+def test_who_is_slow(known, busy, samples, expected):
+    step = 0.2 if max(busy.values()) < 0.01 else None
+    found = lasting(known, busy, samples=samples, step=step)
+    assert found.slow == pytest.approx(expected)
+    assert set(known.known(60.0)) == set(expected)
+
+
+def test_a_node_is_slow_once_it_lasts(known):
+    for k in range(ENOUGH - 1):
+        assert not known.compare(window(four(b=0.3)), 10.0 * k).slow
+    found = known.compare(window(four(b=0.3)), 10.0 * ENOUGH)
+    assert (found.slow, found.fresh) == (pytest.approx({"b": 3.0}), ("b",))
+    assert "b takes 3.00 times as long" in known.known(60.0)["b"].sentence
+    again = known.compare(window(four(b=0.3)), 70.0)
+    assert again.slow
+    assert not again.fresh, "it is said once"
+
+
+def test_a_moment_is_not_lasting(known):
+    for k in range(4 * KEPT):
+        busy = four(b=0.3) if k % 2 else four()
+        assert not known.compare(window(busy), 10.0 * k).slow
+
+
+def test_what_was_long_ago_does_not_count(known):
+    for k in range(3 * KEPT):
+        assert not known.compare(window(four(b=0.3)), k * WITHIN_S / 3).slow
+
+
+def test_a_node_is_judged_over_rounds_and_jobs(known):
+    lasting(known, four(b=0.3), times=3)
+    found = lasting(known, {"b": 0.3, "x": 0.1, "y": 0.1}, times=2, begin=100.0, job="j2")
+    assert set(found.slow) == {"b"}
+
+
+def test_a_rank_with_more_work_is_no_slow_node(known):
+    """Rank 0 evaluates. Its node is taken away; the next one is slow in its place."""
+    assert lasting(known, {"a": 0.3, "b": 0.1, "c": 0.1}, times=ENOUGH).fresh == ("a",)
+    found = lasting(known, {"d": 0.3, "b": 0.1, "c": 0.1}, times=ENOUGH, begin=200.0)
+    assert found.uneven
+    assert found.cleared == ("a",)
+    assert not known.known(300.0)
+    assert not lasting(known, {"e": 0.3, "b": 0.1}, begin=400.0).slow, "it is not judged any more"
+    assert lasting(known, {"b": 0.1, "e": 0.3}, begin=600.0, job="j2").slow, "others are"
+
+
+def test_it_is_forgotten_as_it_decays(known):
+    known.remember("n", SlowNode(0.0, 2.0, "n is slow."))
+    assert known.until("n") == pytest.approx(2 * HOUR)  # 2 → 1.5 → 1.25
+    assert "n" in known.known(2 * HOUR - 1)
+    assert not known.known(2 * HOUR + 1)
+
+
+@given(
+    st.floats(1.01, 50.0),
+    st.floats(1.01, 5.0),
+    st.floats(1.0, 1e6),
+    st.floats(0.0, 1e7),
+)
+def test_it_is_believed_exactly_until_it_says(slowdown, least, half_life_s, age):
+    known = SlowNodes(least, half_life_s)
+    known.remember("n", SlowNode(0.0, slowdown, ""))
+    until = known.until("n")
+    if slowdown < least:
+        assert not known.known(age)
+    elif abs(age - until) > 1e-6 * max(1.0, until):
+        assert bool(known.known(age)) == (age < until)
+
+
+@given(st.lists(st.floats(1e-3, 10.0), min_size=2, max_size=9), st.sampled_from([0.5, 2.0, 8.0]))
+def test_at_most_half_of_the_nodes_are_slow(busy, factor):
+    """And a machine that is slower as a whole has the same slow nodes as before."""
+    named = {f"n{k}": b for k, b in enumerate(busy)}
+    found = lasting(SlowNodes(1.25, HOUR), named, step=max(busy))
+    assert len(found.slow) <= len(busy) / 2
+    scaled = {node: factor * b for node, b in named.items()}
+    again = lasting(SlowNodes(1.25, HOUR), scaled, step=factor * max(busy))
+    assert again.slow == pytest.approx(found.slow)
+
+
+BASE = {
+    "size": 4,
+    "slow": 1,
+    "spare": 1,
+    "step_s": 0.2,
+    "saved_s": 0.08,
+    "up_s": 18.0,
+    "down_s": 12.0,
+    "ahead_s": 120.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),  # a spare node: (120 - 18) · 4 · 0.2/0.12 > 120 · 4
+        ({"saved_s": 0.02}, False),  # a tenth is less than the pause costs
+        ({"saved_s": 0.02, "up_s": 5.0}, True),
+        ({"spare": 0}, True),  # three fast ones: (120 - 12) · 3 · 0.2/0.12 > 120 · 4
+        ({"spare": 0, "saved_s": 0.05}, False),  # three fast ones do less than four slow ones
+        ({"spare": 0, "saved_s": 0.05, "size": 16}, True),
+        ({"up_s": 130.0}, True),  # too dear with a newcomer, not without
+        ({"up_s": 130.0, "down_s": 130.0}, False),
+        ({"size": 1, "spare": 0}, False),
+        ({"saved_s": 0.0}, False),
+    ],
+)
+def test_a_swap_is_made_where_it_pays(changes, expected):
+    swap = Swap(**{**BASE, **changes})
+    assert swap.pays(float, lambda size: True) is expected
+
+
+def test_a_job_that_does_not_run_on_fewer_is_not_made_to():
+    swap = Swap(**{**BASE, "spare": 0})
+    assert not swap.pays(float, lambda size: size >= 4)
+    assert Swap(**BASE).pays(float, lambda size: size >= 4)
+
+
+@given(
+    st.integers(2, 64),
+    st.integers(0, 8),
+    st.floats(1e-3, 10.0),
+    st.floats(0.0, 0.9),
+    st.floats(0.0, 60.0),
+    st.floats(60.0, 600.0),
+)
+def test_what_pays_at_a_loss_pays_at_a_larger_one(size, spare, step, share, cost, ahead):
+    """More lost to the slow node, more spares and cheaper changes never speak against a swap."""
+
+    def pays(share, spare, cost):
+        swap = Swap(size, 1, spare, step, share * step, cost, cost, ahead)
+        return swap.pays(float, lambda size: True)
+
+    if pays(share, spare, cost):
+        assert pays(min(0.94, share + 0.04), spare, cost)
+        assert pays(share, spare + 1, cost)
+        assert pays(share, spare, cost / 2)

@@ -1,0 +1,62 @@
+"""What the daemon knows of goals after a restart."""
+
+from __future__ import annotations
+
+import pytest
+
+from malletrain.core.controller import Controller
+from malletrain.core.forecast import Forecast
+from malletrain.core.past_forecasts import Made
+from malletrain.core.settings import ControllerSettings
+from malletrain.daemon.goals import JobGoals
+from malletrain.daemon.metrics import Metrics
+from malletrain.protocol.event_kinds import EventKind
+from malletrain.store.records import EventRow, JobRow
+from malletrain.store.store import Store
+
+HOUR, DAY = 3600.0, 86400.0
+NOW = 100 * DAY
+
+
+class Stopped:
+    """A clock that stands still."""
+
+    def now(self) -> float:
+        return NOW
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(f"sqlite:///{tmp_path / 'jobs.db'}") as store:
+        yield store
+
+
+def forecast_of(store, made_at, state, ended):
+    """A job of which it was said that it takes an hour; its id."""
+    job = store.add_job(
+        JobRow(store.new_job_id(), "j", "ann", "{}", state, submitted=made_at, ended=ended)
+    ).id
+    first = [made_at, made_at + 0.9 * HOUR, made_at + HOUR, made_at + 1.1 * HOUR]
+    for standing in ("on_track", "at_risk"):
+        data = {"standing": standing, "first": first}
+        store.add_event(EventRow(made_at + 9.0, EventKind.GOAL_STANDING, job, data=data))
+    return job
+
+
+def test_what_came_of_forecasts_is_known_after_a_restart(store):
+    for number in range(40):
+        made = NOW - DAY - number * HOUR
+        forecast_of(store, made, "completed", made + 3 * HOUR)
+    forecast_of(store, NOW - 90 * DAY, "completed", NOW - 89 * DAY)
+    store.add_event(EventRow(NOW - HOUR, EventKind.GOAL_STANDING, "gone", data={"standing": "met"}))
+    going = forecast_of(store, NOW - HOUR, "running", None)
+    controller = Controller(ControllerSettings())
+    JobGoals(store, Stopped(), controller, Metrics())
+    past = controller.goals.past
+    at = NOW - HOUR
+    assert past.of(going) == Made(at, at + 0.9 * HOUR, at + HOUR, at + 1.1 * HOUR)
+    raw = Forecast(NOW + HOUR, NOW + 0.9 * HOUR, NOW + 1.1 * HOUR)
+    said = past.corrected(raw, NOW)
+    # Forty that took three times as long, against the ten that stand for what is not known.
+    assert said.end - NOW == pytest.approx(HOUR * 3**0.8)
+    assert said.low - NOW == pytest.approx(0.9 * HOUR * (3 / 0.9) ** 0.8 * 0.8**0.2)

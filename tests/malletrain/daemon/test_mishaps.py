@@ -1,0 +1,182 @@
+"""A defect of ours that a message meets: it costs that message, and nobody's job."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from malletrain.client import ClientError
+from malletrain.daemon.metrics import Metrics
+from malletrain.daemon.mishaps import MOST_OF_ITS_OWN, NOT_HEARD_S, REMEMBERED_S, Mishaps
+from malletrain.protocol import messages
+from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
+
+
+def broken(*args, **kwargs):
+    raise ZeroDivisionError("nobody thought of this")
+
+
+class World:
+    """Ann's job, at work on one node."""
+
+    def __init__(self, folder):
+        self.machine = Imagined("n0")
+        self.daemon = RunningDaemon(folder, self.machine)
+        self.job = self.daemon.submit("ann")
+        [self.lease] = until(lambda: self.machine.of("ann"), "ann has a lease")
+        self.agent = Agent(self.daemon, self.lease)
+        self.agent.hello()
+        self.agent.work(self.job)
+        until(lambda: self.daemon.job(self.job).state == "running", "the job runs")
+        self.running = messages.Assignment(self.job, "running", 1)
+
+    def failures(self):
+        return [e for e in self.daemon.events() if e.kind == "message-failed"]
+
+    def counted(self, sender):
+        registry = self.daemon.daemon.metrics.registry
+        return registry.get_sample_value("malletrain_failed_messages_total", {"sender": sender})
+
+    def begun_anew(self, service):
+        return until(lambda: self.daemon.service is not service, "the daemon begins anew")
+
+    def close(self):
+        self.agent.close()
+        self.daemon.stop()
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_message_that_tears_a_step_costs_itself_and_the_job_goes_on(world):
+    service = world.daemon.service
+    service.core.rounds.act = broken
+    world.agent.say(messages.Drained(world.job, world.running.generation, True))
+    world.begun_anew(service)
+    world.agent.hear(messages.WhoAreYou)
+    world.agent.hello(assignment=world.running)
+    world.agent.hear(messages.Welcome)
+    until(
+        lambda: [e for e in world.daemon.events() if e.kind == "job-adopted"], "the job is adopted"
+    )
+    [failure] = world.failures()
+    assert "Drained of the agent of lease" in failure.sentence
+    assert "ZeroDivisionError: nobody thought of this (test_mishaps.py, line" in failure.sentence
+    assert "1 unfinished jobs and 1 leases in hand anew" in failure.sentence
+    assert world.daemon.job(world.job).state == "running"
+    assert world.machine.of("ann") == [world.lease]
+    assert not [e for e in world.daemon.events() if e.kind in ("node-lost", "lease-ended")]
+    assert len([e for e in world.daemon.events() if e.kind == "round-formed"]) == 1
+    assert world.counted("agent") == 1
+    with world.daemon.client("olga") as client:
+        assert "One message could not be handled" in client.status().mishaps
+    with world.daemon.client("ann") as client:
+        assert not client.status().mishaps
+
+
+def test_a_message_that_fails_outside_of_a_step_costs_nothing_else(world):
+    service = world.daemon.service
+    service.core.runs[world.job].monitor.mark = broken
+    mark = messages.Mark(world.job, world.running.generation, 0, "import", 1.0)
+    world.agent.say(mark)
+    [failure] = until(world.failures, "it is told")
+    assert "Nothing else came of it" in failure.sentence
+    world.agent.say(messages.Heartbeat("b"))
+    world.agent.hear(messages.Alive)
+    assert world.daemon.service is service
+
+
+def test_who_sends_it_again_and_again_is_not_heard_in_it_but_in_all_else(world):
+    world.daemon.service.core.runs[world.job].monitor.mark = broken
+    mark = messages.Mark(world.job, world.running.generation, 0, "import", 1.0)
+    for _ in range(3):
+        world.agent.say(mark)
+    sentence = world.agent.hear(messages.Error).sentence
+    assert "failed at 2 messages Mark of yours" in sentence
+    assert world.counted("agent") == 2
+    world.agent.say(messages.Heartbeat("b"))
+    world.agent.hear(messages.Alive)
+
+
+def test_a_request_that_tears_a_step_can_be_made_again(world):
+    service = world.daemon.service
+    with world.daemon.client("ann") as client:
+        service.core.store.update_job, kept = broken, service.core.store.update_job
+        with pytest.raises(ClientError) as failed:
+            client.cancel([world.job])
+        assert failed.value.code == "internal"
+        world.begun_anew(service)
+        world.daemon.service.core.store.update_job = kept
+        assert world.daemon.job(world.job).state == "running"
+    assert world.counted("client") == 1
+    assert "cancel of the client of ann" in world.failures()[0].sentence
+
+
+def test_leases_of_a_step_that_was_not_saved_are_not_asked_for(tmp_path):
+    machine = Imagined("n0")
+    daemon = RunningDaemon(tmp_path, machine)
+    service, commanded = daemon.service, []
+    until(lambda: service.api.parts.gaps, "the idle node is seen")
+    take, keep = service.desk.take, service.api.parts.shares.keep
+
+    def taken(nodes, owner):
+        take(nodes, owner)
+        commanded.append(nodes)
+
+    def fails_then(*args, **kwargs):
+        keep(*args, **kwargs)
+        if commanded:
+            broken()
+
+    service.desk.take, service.api.parts.shares.keep = taken, fails_then
+    with contextlib.suppress(ClientError):  # the step is that of the request, or a later one
+        daemon.submit("ann", key="again")
+    until(lambda: daemon.service is not service, "the daemon begins anew")
+    job = daemon.submit("ann", key="again")
+    until(lambda: machine.of("ann"), "ann has a lease")
+    known = [row.id for row in daemon.service.core.store.list_leases()]
+    assert commanded
+    assert sorted(machine.requests) == known == sorted(machine.of("ann"))
+    assert daemon.job(job).state == "queued"
+    daemon.stop()
+
+
+class Hands:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_sender_is_heard_again_after_a_while_and_forgiven_after_a_longer_one():
+    clock = Hands()
+    mishaps, error = Mishaps(Metrics(), clock), ValueError("x" * 5000)
+    assert len(mishaps.of_message("client:ann", "submit", error).sentence) < 500
+    assert not mishaps.refusal("client:ann", "submit")
+    mishaps.of_message("client:ann", "submit", error)
+    assert "for 60 s" in mishaps.refusal("client:ann", "submit")
+    assert not mishaps.refusal("client:bob", "submit")
+    assert not mishaps.refusal("client:ann", "cancel")
+    clock.now = NOT_HEARD_S
+    assert not mishaps.refusal("client:ann", "submit")
+    mishaps.of_message("client:ann", "submit", error)
+    clock.now += 2 * NOT_HEARD_S - 1.0
+    assert mishaps.refusal("client:ann", "submit")
+    clock.now += REMEMBERED_S + 2.0
+    mishaps.of_message("client:ann", "submit", error)
+    assert not mishaps.refusal("client:ann", "submit")
+
+
+def test_a_daemon_that_fails_by_itself_begins_anew_a_few_times_only():
+    clock = Hands()
+    mishaps = Mishaps(Metrics(), clock)
+    for _ in range(MOST_OF_ITS_OWN):
+        assert mishaps.may_begin_anew(ValueError())
+    assert not mishaps.may_begin_anew(ValueError())
+    clock.now = REMEMBERED_S
+    assert mishaps.may_begin_anew(ValueError())

@@ -1,0 +1,56 @@
+"""Mutated messages of agents, clients and strangers: each costs its sender an error at most. The
+long form is ``python -m benchmarks.fuzz_messages``.
+"""
+
+from __future__ import annotations
+
+import random
+
+import zmq
+
+from malletrain.identity.keys import new_pair
+from malletrain.protocol import messages
+from tests import mutations
+from tests.malletrain.daemon.forged import USERS, Agent, Imagined, RunningDaemon, until
+
+
+def socket_of(running, context, pair):
+    socket = context.socket(zmq.DEALER)
+    socket.linger = 0
+    socket.curve_secretkey, socket.curve_publickey = pair.secret.encode(), pair.public.encode()
+    socket.curve_serverkey = running.daemon.keys.server.public.encode()
+    socket.connect(running.daemon.endpoint)
+    return socket
+
+
+def test_no_mutated_message_meets_a_defect(tmp_path, any_seed):
+    seed = any_seed(7)
+    rng = random.Random(seed)
+    machine = Imagined("n0", "n1")
+    running = RunningDaemon(tmp_path, machine)
+    job = running.submit("ann", max_nodes=2)
+    lease = until(lambda: machine.of("ann"), "ann has a lease")[0]
+    agent = Agent(running, lease)
+    agent.hello()
+    agent.work(job)
+    names = (job, lease, agent.node, "running", "failed", "rank0", "j2")
+    said = mutations.Mutator(rng, mutations.of_agents(), names)
+    asked = mutations.Mutator(rng, (messages.Request, messages.Heartbeat), names)
+    context = zmq.Context()
+    client = socket_of(running, context, USERS["ann"])
+    stranger = socket_of(running, context, new_pair())
+    for number in range(900):
+        agent.send_raw(said.frames())
+        if number % 3 == 0:
+            client.send_multipart(mutations.request(asked, job))
+            stranger.send_multipart(asked.frames())
+    for _ in range(3):
+        agent.hello(assignment=messages.Assignment(job, "running", 1))
+        agent.say(messages.Heartbeat("b"))
+    assert running.alive()
+    agent.hear(messages.Alive)
+    last = running.daemon.mishaps.last
+    assert last is None, (seed, last.sentence)
+    context.destroy(linger=0)
+    agent.close()
+    running.stop()

@@ -1,0 +1,76 @@
+"""How busy a process was: what its script says, else the time its thread worked or wanted to."""
+
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+import malletrain
+from malletrain.protocol.worker_channel import WorkerProgress
+from malletrain.training import report
+from malletrain.training.busy import Busy, BusyClock
+from tests.malletrain.training.worker_side import as_worker
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    # Other tests of this process may have imported it.
+    monkeypatch.setattr("malletrain.training.busy._ELSEWHERE", ("not_a_library",))
+    made = BusyClock()
+    yield made
+    made.close()
+
+
+def test_work_counts(clock):
+    before, own = clock.read(), time.thread_time()
+    while time.thread_time() - own < 0.02:
+        pass
+    worked = time.thread_time() - own
+    assert clock.read() - before >= 0.9 * worked  # the kernel brings it up to date at each tick
+
+
+def test_a_wait_does_not(clock):
+    """As in a collective: the thread sleeps until its peers have come."""
+    before, began = clock.read(), time.monotonic()
+    threading.Event().wait(0.3)
+    assert clock.read() - before < time.monotonic() - began
+
+
+def test_it_is_that_of_the_thread_that_made_it(clock):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(clock.read()))
+    thread.start()
+    thread.join()
+    assert found[0] is not None
+
+
+@pytest.mark.parametrize("name", ["cuda", "xpu"])
+def test_with_an_accelerator_nothing_is_told(clock, monkeypatch, name):
+    module = SimpleNamespace(**{name: SimpleNamespace(is_initialized=lambda: True)})
+    monkeypatch.setitem(sys.modules, "torch", module)
+    assert clock.read() is None
+
+
+def test_what_the_script_says_goes_first():
+    busy = Busy()
+    assert busy.read() is None
+    busy.step(None)
+    busy.step(0.25)
+    busy.step(0.5)
+    assert busy.read() == 0.75
+    busy.close()
+
+
+def test_reports_carry_it(monkeypatch):
+    with as_worker(monkeypatch) as agent:
+        malletrain.report(8)
+        assert agent.received(WorkerProgress)[-1].busy > 0
+        malletrain.report(8, busy_s=1.5)
+        malletrain.report(8, busy_s=0.5)
+        report.flush()
+        assert agent.received(WorkerProgress)[-1].busy == 2.0
+        malletrain.report(8, busy_s="long")
+        report.flush()
+        assert agent.received(WorkerProgress)[-1].steps == 4

@@ -1,0 +1,190 @@
+"""Messages as nobody of ours makes them: valid ones, from the types themselves, changed in one or
+several places that matter to a reader.
+
+Decides what is drawn; everything comes from one :class:`random.Random`, so that a seed is a
+sequence.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from malletrain.protocol import messages, wire
+
+NUMBERS = (0, 1, -1, 2, 255, 2**31, 2**32, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63))
+FLOATS = (0.0, -0.0, 1e-308, 5e-324, 1e15, 1e308, -1e308, float("inf"), float("-inf"), float("nan"))
+TEXTS = ("", "\0", "x" * 64, "x" * 256, "x" * 70_000, "../../etc", "j1", "١", "a\nb", "%s")
+
+
+class Mutator:
+    """Draws messages of these ``types``. ``names``: texts that mean something to the receiver, ids
+    of jobs and the like.
+    """
+
+    def __init__(
+        self, rng: random.Random, types: Sequence[type], names: Sequence[str] = ("j1",)
+    ) -> None:
+        self.rng = rng
+        self.types = tuple(types)
+        self._names = tuple(names)
+
+    def frames(self) -> list[bytes]:
+        """The frames of one message; one in ten is as it should be."""
+        rng = self.rng
+        kind = rng.choice(self.types)
+        fields = self.fields(kind)
+        for _ in range(rng.choice((0, 1, 1, 1, 1, 2, 2, 3, 3, 5))):
+            self.change(fields)
+        payload = msgspec.msgpack.encode({"type": kind.__name__, **fields})
+        if rng.random() < 0.1:
+            payload = self._damaged(payload)
+        if rng.random() < 0.02:
+            return rng.choice(
+                ([b""], [payload], [wire.PROTOCOL, payload, b""], [b"MT0", payload], [b"", b""])
+            )
+        return [wire.PROTOCOL, payload]
+
+    def fields(self, kind: type) -> dict[str, Any]:
+        """What a valid message of this kind may hold; optional fields now and then."""
+        made = {}
+        for field in msgspec.structs.fields(kind):
+            if field.required or self.rng.random() < 0.4:
+                made[field.encode_name] = self._value(msgspec.inspect.type_info(field.type))
+        return made
+
+    def _value(self, info: Any, depth: int = 0) -> Any:
+        rng, kinds = self.rng, msgspec.inspect
+        if isinstance(info, kinds.UnionType):
+            return self._value(rng.choice(info.types), depth)
+        if isinstance(info, kinds.IntType):
+            low, high = info.ge or 0, info.le if info.le is not None else 2**53
+            return rng.choice((low, high, rng.randint(low, min(high, low + 4))))
+        if isinstance(info, kinds.FloatType):
+            low, high = info.ge or 0.0, info.le if info.le is not None else 1e9
+            return rng.choice((low, high, rng.uniform(max(low, 0.0), min(high, 2e9))))
+        if isinstance(info, kinds.StrType):
+            return rng.choice(self._names) if rng.random() < 0.8 else rng.choice(TEXTS)
+        if isinstance(info, kinds.BytesType):
+            return rng.randbytes(rng.choice((0, 1, 100, 5000)))
+        if isinstance(info, kinds.BoolType):
+            return rng.random() < 0.5
+        if isinstance(info, kinds.EnumType):
+            return rng.choice([member.value for member in info.cls])
+        if isinstance(info, kinds.LiteralType):
+            return rng.choice(info.values)
+        if isinstance(info, kinds.StructType) and depth < 4:
+            return {
+                f.encode_name: self._value(f.type, depth + 1)
+                for f in info.fields
+                if f.required or rng.random() < 0.4
+            }
+        if isinstance(info, kinds.VarTupleType | kinds.ListType | kinds.CollectionType):
+            return [self._value(info.item_type, depth + 1) for _ in range(rng.choice((0, 1, 3)))]
+        if isinstance(info, kinds.TupleType):
+            return [self._value(item, depth + 1) for item in info.item_types]
+        if isinstance(info, kinds.DictType):
+            return {
+                str(self._value(info.key_type, depth + 1)): self._value(info.value_type, depth + 1)
+                for _ in range(rng.choice((0, 1, 3)))
+            }
+        return self.oddity() if isinstance(info, kinds.AnyType) else None
+
+    def oddity(self, depth: int = 0) -> Any:
+        """Something that a field may not expect."""
+        rng = self.rng
+        draws: tuple[Callable[[], Any], ...] = (
+            lambda: rng.choice(NUMBERS),
+            lambda: rng.choice(FLOATS),
+            lambda: rng.choice(TEXTS),
+            lambda: rng.choice(self._names),
+            lambda: rng.choice((None, True, False, b"", b"\xff" * 40)),
+            lambda: [] if depth > 3 else [self.oddity(depth + 1) for _ in range(rng.randrange(4))],
+            lambda: {} if depth > 3 else {rng.choice(TEXTS): self.oddity(depth + 1)},
+        )
+        return rng.choice(draws)()
+
+    def change(self, fields: dict[str, Any]) -> None:
+        """One change, at the top or further in."""
+        rng = self.rng
+        if not fields or rng.random() < 0.05:
+            fields[rng.choice(("type", "x", "owner", ""))] = self.oddity()
+            return
+        name = rng.choice(list(fields))
+        inner = fields[name]
+        if isinstance(inner, dict) and inner and rng.random() < 0.6:
+            self.change(inner)
+        elif rng.random() < 0.15:
+            del fields[name]
+        elif isinstance(inner, list) and inner and rng.random() < 0.5:
+            fields[name] = inner * rng.choice((2, 300))
+        else:
+            fields[name] = self.oddity()
+
+    def _damaged(self, payload: bytes) -> bytes:
+        rng = self.rng
+        data = bytearray(payload)
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            if not data:
+                break
+            at = rng.randrange(len(data))
+            match rng.randrange(4):
+                case 0:
+                    data[at] = rng.randrange(256)
+                case 1:
+                    del data[at:]
+                case 2:
+                    data[at:at] = b"\x91" * rng.choice((1, 50, 2000))  # lists within lists
+                case _:
+                    data[at:at] = rng.choice((b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff"))
+        return bytes(data)
+
+
+def of_agents() -> tuple[type, ...]:
+    """What an agent may send, and what only others may."""
+    return (*_members(messages.AgentMessage), messages.Assign, messages.Reply, messages.Request)
+
+
+def of_daemons() -> tuple[type, ...]:
+    """What a daemon may send, but no order to start or end something."""
+    dangerous = (messages.Assign, messages.Goodbye, messages.WarmUp)
+    return tuple(t for t in _members(messages.DaemonMessage) if t not in dangerous)
+
+
+def _members(union: Any) -> tuple[type, ...]:
+    return tuple(union.__args__)
+
+
+OPERATIONS = (
+    *("submit", "cancel", "jobs", "job", "nodes", "events", "logs", "members", "metrics"),
+    *("status", "usage", "scale", "weigh", "extend", "pause", "resume", "drain", "exclude"),
+    *("login", "nothing", ""),
+)
+PARAMETERS = (
+    *("spec", "jobs", "job", "ended", "explain", "since", "limit", "wait_s", "stream", "cursor"),
+    *("names", "most", "until", "credential", "min_nodes", "max_nodes", "weight", "nodes", "node"),
+    *("release", "deadline", "budget_nh", "x"),
+)
+
+
+def request(mutator: Mutator, job: str) -> list[bytes]:
+    """A request of a client: an operation, with parameters that are about right or not at all."""
+    rng = mutator.rng
+    params = {rng.choice(PARAMETERS): mutator.oddity() for _ in range(rng.randrange(4))}
+    op = rng.choice(OPERATIONS)
+    if rng.random() < 0.7:
+        params["job"] = job
+    if op == "submit":
+        params["spec"] = mutator.fields(messages.JobSpec)
+        mutator.change(params["spec"])
+    if op == "events":
+        params["wait_s"] = 0.0
+    return [
+        wire.PROTOCOL,
+        msgspec.msgpack.encode(
+            {"type": "Request", "id": rng.choice(("a", "b")), "op": op, "params": params}
+        ),
+    ]

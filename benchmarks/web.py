@@ -7,7 +7,7 @@ most of them over. For the nodes a stand-in of a daemon answers with views of th
 jobs, a tenth of which change with each look. Both are looked at by ``malletrain web`` with
 so many viewers, each of which follows the stream. Measured are the CPU time of the real daemon with
 no page, and with that many viewers; and from the stand-in's page the time to the last byte of what
-the pages load, 100 requests each, while all viewers follow.
+the pages load, 100 requests each, while all viewers follow from a process of their own.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import contextlib
 import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
-import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,25 +37,56 @@ from tests.malletrain.cli.fake_daemon import FakeDaemon
 from tests.malletrain.web.looks import job, look, node
 
 REQUESTS = 100
+PAUSE_S = 0.05
+"""Between two requests, so that they are spread over several looks at the daemon."""
 PATHS = ("machine", "jobs", "nodes", "timeline")
 
 
-def follow(web: WebPage, viewers: int, stop: threading.Event) -> list[threading.Thread]:
-    """So many viewers that read the stream until told to stop."""
+VIEWERS = """
+import asyncio, sys
+from urllib.parse import urlsplit
 
-    def read() -> None:
-        request = urllib.request.Request(
-            f"{web.base}/api/v1/stream", headers={"Authorization": f"Bearer {TOKEN}"}
-        )
-        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=60) as lines:
-            for _ in lines:
-                if stop.is_set():
-                    return
+async def read(url, token):
+    at = urlsplit(url)
+    reader, writer = await asyncio.open_connection(at.hostname, at.port)
+    head = ["GET /api/v1/stream HTTP/1.1", f"Host: {at.netloc}", f"Authorization: Bearer {token}"]
+    writer.write("\\r\\n".join([*head, "", ""]).encode())
+    assert b" 200 " in await reader.readline()
+    while await reader.read(1 << 20):
+        pass
+    raise SystemExit("the stream ended")
 
-    threads = [threading.Thread(target=read, daemon=True) for _ in range(viewers)]
-    for thread in threads:
-        thread.start()
-    return threads
+async def main(url, token, viewers):
+    await asyncio.gather(*(read(url, token) for _ in range(int(viewers))))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+"""Viewers are other machines: they share no interpreter with what measures."""
+
+
+@contextlib.contextmanager
+def followed(web: WebPage, viewers: int) -> Iterator[None]:
+    """So many viewers read the stream meanwhile."""
+    argv = [sys.executable, "-c", VIEWERS, web.base, TOKEN, str(viewers)]
+    readers = subprocess.Popen(argv)
+    try:
+        yield
+        assert readers.poll() is None, "the viewers are gone"
+    finally:
+        readers.kill()
+        readers.wait()
+
+
+def seconds_for(web: WebPage, path: str) -> float:
+    """Until the last byte of an answer, packed, as a browser asks for it."""
+    request = urllib.request.Request(
+        f"{web.base}/api/v1/{path}",
+        headers={"Authorization": f"Bearer {TOKEN}", "Accept-Encoding": "gzip"},
+    )
+    began = time.perf_counter()
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        answer.read()
+    return time.perf_counter() - began
 
 
 def cpu_share(pid: int, seconds: float) -> float:
@@ -83,12 +116,9 @@ def daemon_cost(jobs: int, viewers: int, seconds: float, root: Path) -> dict[str
                     )  # fmt: skip
         assert made.daemon is not None
         alone = cpu_share(made.daemon.pid, seconds)
-        with page(made.state) as web:
-            stop = threading.Event()
-            follow(web, viewers, stop)
+        with page(made.state) as web, followed(web, viewers):
             time.sleep(5.0)
             watched = cpu_share(made.daemon.pid, seconds)
-            stop.set()
         stop_job.touch()
         made.until_state(template, "completed")
     return {"alone": alone, "watched": watched}
@@ -121,20 +151,16 @@ def page_times(jobs: int, nodes: int, viewers: int, root: Path) -> dict[str, dic
         },
     )
     found: dict[str, dict[str, float]] = {}
-    stop = threading.Event()
     try:
-        with page(state_dir) as web:
-            follow(web, viewers, stop)
+        with page(state_dir) as web, followed(web, viewers):
             time.sleep(5.0)
             for path in PATHS:
                 times = []
                 for _ in range(REQUESTS):
-                    began = time.perf_counter()
-                    web.get(path)
-                    times.append(1000 * (time.perf_counter() - began))
+                    times.append(1000 * seconds_for(web, path))
+                    time.sleep(PAUSE_S)
                 cuts = statistics.quantiles(times, n=20)
                 found[path] = {"p50": cuts[9], "p95": cuts[18]}
-            stop.set()
     finally:
         fake.stop()
     return found

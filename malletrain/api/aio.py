@@ -36,6 +36,7 @@ from malletrain.protocol.views import (
     StatusView,
     UsageView,
 )
+from malletrain.submission.again import requeued
 from malletrain.submission.array import indices, one_of
 from malletrain.submission.goals import changes_of
 from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
@@ -105,6 +106,11 @@ class AsyncClient:
         if source is not None:
             spec = resuming(spec, file_of(source) or (await self.job(source)).id)
         return [await self.submit_spec(with_snapshots_bound(one_of(spec, n))) for n in numbers]
+
+    async def requeue(self, job: str, args: Sequence[object] = ()) -> AsyncJob:
+        """As :meth:`malletrain.Client.requeue`."""
+        old = await self.do(operations.job(job))
+        return await self.submit_spec(requeued(old, args, time.time()))
 
     async def submit_spec(self, spec: JobSpec) -> AsyncJob:
         """Submit a job that is put together already."""

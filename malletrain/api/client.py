@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,7 @@ from malletrain.client.operations import Operation
 from malletrain.protocol import env
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import EventView, NodeView, StatusView, UsageView
+from malletrain.submission.again import requeued
 from malletrain.submission.array import indices, one_of
 from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
 
@@ -131,6 +133,18 @@ class Client:
         if source is not None:
             spec = resuming(spec, file_of(source) or self.job(source).id)
         return [self.submit_spec(with_snapshots_bound(one_of(spec, n))) for n in numbers]
+
+    def requeue(self, job: str, args: Sequence[object] = ()) -> Job:
+        """Submit an ended job once more, from its snapshot.
+
+        Args:
+            job: its id or name.
+            args: put after the arguments that it had.
+
+        Raises:
+            malletrain.submission.error.SpecError: it has not ended.
+        """
+        return self.submit_spec(requeued(self.do(operations.job(job)), args, time.time()))
 
     def submit_spec(self, spec: JobSpec) -> Job:
         """Submit a job that is put together already."""

@@ -67,7 +67,7 @@ from malletrain.cli.common import Refused
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("demo-output"),
     show_default=True,
-    help="Where timeline.png, the logs and the daemon's state directory go. A folder of an "
+    help="Where timeline.png, timeline.svg, the logs and the state directory go. A folder of an "
     "earlier demo is replaced.",
 )
 def demo(

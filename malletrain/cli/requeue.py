@@ -53,11 +53,9 @@ def requeue(
       malletrain requeue train -- --epochs 120
       malletrain requeue --failed --since "1 d"
     """
-    import msgspec
-
     from malletrain.identity.keys import user_name
-    from malletrain.protocol.messages import JobSpec
-    from malletrain.submission.again import again
+    from malletrain.submission.again import requeued
+    from malletrain.submission.error import SpecError
 
     if bool(jobs) == failed or (since is not None and not failed):
         raise click.UsageError("Name the jobs, or give --failed (and --since with it).")
@@ -77,14 +75,14 @@ def requeue(
         if not found:
             raise Refused("There is no failed job of yours.")
         for job in found:
-            if job.ended is None:
-                raise Refused(f"Job {job.id} ({job.name}) is {job.state}; it has not ended.")
             if job.owner != user_name():
                 raise Refused(f"Job {job.id} belongs to {job.owner}; only {job.owner} can do this.")
         now = time.time()
         for job in found:
-            spec = msgspec.convert(client.job(job.id).spec, JobSpec)
-            new = client.submit(again(spec, job.id, more, now))
+            try:
+                new = client.submit(requeued(client.job(job.id), more, now))
+            except SpecError as error:
+                raise Refused(str(error)) from None
             made.append(new)
             if not as_json:
                 click.echo(f"Submitted {new.name} as job {new.id}; it goes on where {job.id} was.")

@@ -75,6 +75,7 @@ def web(
             "'malletrain[web]'"
         ) from None
     from malletrain.identity.keys import user_name
+    from malletrain.identity.state_directory import StateDirError, default_state_dir
 
     token = os.environ.pop(env.WEB_TOKEN, "")
     try:
@@ -87,7 +88,8 @@ def web(
             address,
             door,
             lambda url: say(f"The page is at {url}\nCtrl-C ends it."),
+            state_dir or default_state_dir(),
             browser=opens and not address.path,
         )
-    except serve.WebError as error:
+    except (serve.WebError, StateDirError) as error:
         raise Refused(str(error)) from None

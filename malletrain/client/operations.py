@@ -20,6 +20,7 @@ from malletrain.protocol.views import (
     JobView,
     LogView,
     MembersView,
+    NodeForecastView,
     NodeView,
     SeriesView,
     StatusView,
@@ -123,6 +124,11 @@ def members(job: str) -> Operation[MembersView]:
 def nodes(*, explain: bool = False) -> Operation[list[NodeView]]:
     """Idle and leased nodes; with ``explain`` all nodes with the rules they passed or failed."""
     return Operation("nodes", list[NodeView], {"explain": explain})
+
+
+def forecast() -> Operation[list[NodeForecastView]]:
+    """How many nodes of each class there were in the last day, and will be in the next."""
+    return Operation("forecast", list[NodeForecastView])
 
 
 def events(

@@ -84,6 +84,10 @@ class NodeHistory:
         """How many nodes of the class there are."""
         return float(self._now[node_class])
 
+    def classes(self) -> list[str]:
+        """All classes of which there are nodes, or were."""
+        return sorted({*self._spans, *(name for name, count in self._now.items() if count)})
+
     def usual_class(self) -> str:
         """The class that most nodes are of."""
         means = {name: sum(spans) / len(spans) for name, spans in self._spans.items() if spans}

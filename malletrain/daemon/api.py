@@ -20,6 +20,7 @@ import msgspec
 from malletrain import __version__
 from malletrain.core.events import JobCancelled, JobState
 from malletrain.core.thinning import MOST_KEPT
+from malletrain.daemon import node_forecasts
 from malletrain.daemon.admission import (
     MOST_TEXT,
     RequestRefused,
@@ -119,6 +120,7 @@ class Api:
             "status": self._status,
             "usage": self._usage,
             **JobChanges(core, self.views, self._find, self._step).operations,
+            **node_forecasts.operations(core),
             **Levers(core, leases, self._find, self._step, reload).operations,
         }
 

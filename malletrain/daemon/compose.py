@@ -22,7 +22,7 @@ from malletrain.daemon.inbox import Inbox
 from malletrain.daemon.lease_actions import AgentCommand, LeaseDesk
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.login import Login
-from malletrain.daemon.logs import LogFile
+from malletrain.daemon.logs import RotatedLog
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.metrics import Metrics
 from malletrain.daemon.mishaps import Mishaps
@@ -70,7 +70,7 @@ def compose(
     mishaps: Mishaps,
     retention: Retention,
     path: Path | None,
-    log_file: LogFile | None,
+    log_file: RotatedLog | None,
 ) -> Service:
     """The parts of one daemon, each with those that it needs. To be called within its loop.
 

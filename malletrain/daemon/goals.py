@@ -16,7 +16,7 @@ from malletrain.core.controller import Controller
 from malletrain.core.events import Event, JobState
 from malletrain.core.goal_record import GoalRecord
 from malletrain.core.goals import GoalsChanged, GoalsSoFar, GoalStanding, OwnerGoals, WorkReported
-from malletrain.core.node_history import KEPT, SPAN_S, NodeSpan
+from malletrain.core.node_history import KEPT, SPAN_S, NodeHistory, NodeSpan
 from malletrain.core.past_forecasts import Ended, Made
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.job_repository import ActiveJob
@@ -195,6 +195,11 @@ class JobGoals:
         self._metrics.goals(standings, slack, left)
 
     # --- what is shown ---
+
+    @property
+    def history(self) -> NodeHistory:
+        """The nodes that there were of late."""
+        return self._keeper.history
 
     def rows(self) -> dict[str, GoalRow]:
         """The goals of all jobs."""

@@ -26,7 +26,7 @@ KEPT_FILES = 4
 """Log files before the present one."""
 
 
-class LogFile:
+class RotatedLog:
     """A file to write lines to, which is rotated when it would become larger than ``limit``
     bytes.
     """
@@ -50,7 +50,9 @@ class LogFile:
         self._handler.close()
 
 
-def configure(level: str = "info", fmt: str = "text", to: LogFile | TextIO | None = None) -> None:
+def configure(
+    level: str = "info", fmt: str = "text", to: RotatedLog | TextIO | None = None
+) -> None:
     """Set up logging of this process; ``level`` is one of LEVELS, ``fmt`` one of FORMATS, ``to``
     where lines go: None is standard error. Libraries' logs take the same way.
     """

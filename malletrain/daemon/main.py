@@ -65,7 +65,7 @@ def run(config: Config, path: Path | None = None) -> int:
             file = None
             if said.log_file is not None:
                 file = stack.enter_context(
-                    contextlib.closing(logs.LogFile(said.log_file, said.log_file_limit))
+                    contextlib.closing(logs.RotatedLog(said.log_file, said.log_file_limit))
                 )
             logs.configure(said.log_level, said.log_format, file)
             stack.enter_context(lock_state_dir(config.state_dir))
@@ -123,7 +123,7 @@ class Daemon:
         store: Store,
         scheduler: Backend,
         path: Path | None = None,
-        log_file: logs.LogFile | None = None,
+        log_file: logs.RotatedLog | None = None,
     ) -> None:
         self.config = config
         self._path, self._log_file = path, log_file

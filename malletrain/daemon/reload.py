@@ -61,7 +61,7 @@ class Reload:
         scavenger: Scavenger,
         notices: Notices,
         retention: Retention,
-        log_file: logs.LogFile | None = None,
+        log_file: logs.RotatedLog | None = None,
     ) -> None:
         self._path = path
         self._core = core

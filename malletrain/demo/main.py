@@ -25,6 +25,7 @@ from malletrain.demo.watch import DemoWatcher
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import JobDetail, JobView, StatusView
 from malletrain.render.console import console
+from malletrain.render.moving import moving
 from malletrain.render.tables import ENDED
 from malletrain.render.timeline import Timeline, draw
 from malletrain.shipped import shipped
@@ -170,6 +171,7 @@ def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tupl
     )
     result = _result(jobs, status, accuracies, sums, time.time() - began, notes)
     draw(picture, folder.timeline)
+    folder.moving.write_text(moving(picture), encoding="utf-8")
     logs = f"{folder.daemon_log}, jobs in {folder.state / 'logs'}"
     return result, [("picture", str(folder.timeline)), ("logs", logs)]
 

@@ -83,6 +83,10 @@ class Folder:
         return self.root / "timeline.png"
 
     @property
+    def moving(self) -> Path:
+        return self.root / "timeline.svg"
+
+    @property
     def lock(self) -> Path:
         return self.root / "demo.lock"
 

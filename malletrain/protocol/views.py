@@ -224,6 +224,24 @@ class NodeView(View, frozen=True):
     """Whose jobs may run there, where there are several plans."""
 
 
+class NodeForecastView(View, frozen=True):
+    """Nodes of one class that jobs could have: leased ones, and gaps that may be leased."""
+
+    node_class: str
+    now: float
+    """How many there are."""
+    span_s: float
+    """Seconds of one span of what follows."""
+    past: tuple[tuple[float, float], ...]
+    """(time, nodes) of each span of the last day, the oldest first."""
+    ahead: tuple[tuple[float, float, float, float], ...]
+    """(time, low, median, high) of each span of the day to come: between low and high in eight of
+    ten cases.
+    """
+    hours: float
+    """Of the past that it was made from."""
+
+
 class EventView(View, frozen=True):
     """One line of the audit trail."""
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import msgspec
 
 from malletrain.protocol.messages import JobSpec
+from malletrain.protocol.views import JobDetail
+from malletrain.submission.error import SpecError
 from malletrain.submission.resuming import resuming
 
 
@@ -30,3 +32,14 @@ def again(spec: JobSpec, job: str, more: Sequence[str], now: float) -> JobSpec:
         spec, key="", after=(), args=(*spec.args, *more), owner="", **goals
     )
     return resuming(changed, job)
+
+
+def requeued(old: JobDetail, more: Sequence[object], now: float) -> JobSpec:
+    """As :func:`again`, of a job as the daemon shows it.
+
+    Raises:
+        SpecError: it has not ended.
+    """
+    if old.job.ended is None:
+        raise SpecError(f"Job {old.job.id} ({old.job.name}) is {old.job.state}; it has not ended.")
+    return again(msgspec.convert(old.spec, JobSpec), old.job.id, [str(word) for word in more], now)

@@ -7,28 +7,34 @@ decided before (:mod:`malletrain.web.guard`), what a viewer sees by :mod:`mallet
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+from pathlib import Path as FilePath
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from malletrain.client import ClientError, Connection
+from malletrain.client import ClientError, Connection, operations
 from malletrain.protocol.views import (
     EventView,
     JobDetail,
     JobView,
     LogView,
+    NodeForecastView,
     NodeView,
     SeriesView,
     UsageView,
 )
 from malletrain.web.board import Board, MachineView
 from malletrain.web.calls import Calls
+from malletrain.web.encoded import EncodedAnswers
 from malletrain.web.forms import ScaleForm, SubmitForm
 from malletrain.web.history import HistoryView
 from malletrain.web.poller import Poller
 from malletrain.web.schema import Done, answers
 from malletrain.web.stream import Stream
+from malletrain.web.sweeps import SweepAway, SweepView, TrialView, sweeps, trials
 from malletrain.web.timeline import TimelineView
 from malletrain.web.viewers import Viewer
 
@@ -37,6 +43,7 @@ FIRST_LOOK_S = 10.0
 """How long a request waits for the first look at the daemon."""
 
 Job = Annotated[str, Path(max_length=300, description="Id or name of a job.")]
+Sweep = Annotated[str, Path(max_length=300, description="Name of a sweep.")]
 Moment = Annotated[float | None, Query(ge=0, le=1e11, description="Seconds since the epoch.")]
 Seq = Annotated[int, Query(ge=-1000, le=2**53, description="Number of the last event seen.")]
 
@@ -52,10 +59,13 @@ class WebRefusal(Exception):
 
 
 class Routes:
-    """The operations. ``calls``: to the daemon; ``board``: what it said last."""
+    """The operations. ``calls``: to the daemon; ``board``: what it said last; ``home``: the state
+    directory with this user's sweeps.
+    """
 
-    def __init__(self, board: Board, poller: Poller, calls: Calls) -> None:
-        self.board, self.poller, self.calls = board, poller, calls
+    def __init__(self, board: Board, poller: Poller, calls: Calls, home: FilePath) -> None:
+        self.board, self.poller, self.calls, self.home = board, poller, calls, home
+        self._encoded = EncodedAnswers()
         self.stream = Stream(board, poller)
         self.router = made = APIRouter(prefix=API)
         made.get("/machine", responses=answers(MachineView))(self.machine)
@@ -71,6 +81,9 @@ class Routes:
         made.get("/timeline", responses=answers(TimelineView))(self.timeline)
         made.get("/events", responses=answers(list[EventView]))(self.events)
         made.get("/usage", responses=answers(list[UsageView]))(self.usage)
+        made.get("/forecast", responses=answers(list[NodeForecastView]))(self.forecast)
+        made.get("/sweeps", responses=answers(list[SweepView]))(self.sweeps)
+        made.get("/sweeps/{sweep}", responses=answers(list[TrialView]))(self.trials)
         made.get("/stream", responses=answers(None))(self.stream.follow)
 
     # --- from the last look ---
@@ -88,23 +101,34 @@ class Routes:
     ) -> Response:
         """All unfinished jobs and the newest others, the oldest first."""
         await self._looked()
-        viewer = _viewer(request)
+        viewer, board = _viewer(request), self.board
+        if viewer.all_of_it and state is None and owner is None:
+            return self._encoded.answer(
+                request, "jobs", board.version, lambda: list(board.jobs.values())
+            )
         found = [
             viewer.job(job)
-            for job in self.board.jobs.values()
+            for job in board.jobs.values()
             if (state is None or job.state in state) and owner in (None, job.owner)
         ]
         return reply(found)
 
-    async def nodes(self) -> Response:
+    async def nodes(self, request: Request) -> Response:
         """Idle and leased nodes."""
         await self._looked()
-        return reply(list(self.board.nodes.values()))
+        board = self.board
+        return self._encoded.answer(
+            request, "nodes", board.version, lambda: list(board.nodes.values())
+        )
 
-    async def timeline(self, since: Moment = None) -> Response:
+    async def timeline(self, request: Request, since: Moment = None) -> Response:
         """Which node was in which state when, for the last hour at most."""
         await self._looked()
-        return reply(self.board.timeline.view(since or 0.0, self.board.version))
+        board = self.board
+        if since:
+            return reply(board.timeline.view(since, board.version))
+        everything = partial(board.timeline.view, 0.0, board.version)
+        return self._encoded.answer(request, "timeline", board.version, everything)
 
     async def history(self, job: Job) -> Response:
         """Throughput and scale of a job over time, as far as they were seen."""
@@ -170,6 +194,26 @@ class Routes:
             ("usage", since, until), lambda client: client.usage(**between)
         )
         return reply(_viewer(request).usage(found))
+
+    async def forecast(self) -> Response:
+        """How many nodes of each class there were in the last day, and will be in the next."""
+        return reply(
+            await self.calls.shared(("forecast",), lambda client: client.do(operations.forecast()))
+        )
+
+    async def sweeps(self, request: Request) -> Response:
+        """The sweeps of the user as whom the page runs; others see none."""
+        mine = _viewer(request).all_of_it
+        return reply(await asyncio.to_thread(sweeps, self.home) if mine else [])
+
+    async def trials(self, request: Request, sweep: Sweep) -> Response:
+        """The trials of a sweep, the best first."""
+        try:
+            if not _viewer(request).all_of_it:
+                raise SweepAway(f"There is no sweep '{sweep}' of yours.")
+            return reply(await asyncio.to_thread(trials, self.home, sweep))
+        except SweepAway as error:
+            raise WebRefusal(404, str(error)) from None
 
     # --- what changes something ---
 

@@ -29,9 +29,9 @@ STATUS = {"usage": 400, "unreachable": 503, "internal": 500}
 """Status of what the daemon says; anything else is 409."""
 
 
-def make_app(connect: Callable[[], Connection], door: Door) -> FastAPI:
-    """The application of one page. ``connect`` makes clients of the daemon. ``state.end()`` has
-    those leave who follow it.
+def make_app(connect: Callable[[], Connection], door: Door, home: Path) -> FastAPI:
+    """The application of one page. ``connect`` makes clients of the daemon; ``home``: the state
+    directory with this user's sweeps. ``state.end()`` has those leave who follow it.
     """
     board, calls = Board(door.own), Calls(connect)
     loop: asyncio.AbstractEventLoop | None = None
@@ -76,7 +76,7 @@ def make_app(connect: Callable[[], Connection], door: Door) -> FastAPI:
     )
     app.state.end = board.end
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
-    app.include_router(Routes(board, poller, calls).router)
+    app.include_router(Routes(board, poller, calls, home).router)
     app.mount("/", StaticFiles(directory=STATIC, html=True))
     app.add_exception_handler(ClientError, _client_error)
     app.add_exception_handler(WebRefusal, _refusal)

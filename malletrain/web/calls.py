@@ -5,6 +5,7 @@ all who ask the same at the same time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import time
 from collections.abc import Callable, Hashable
@@ -27,6 +28,7 @@ class Calls:
         self._connect = connect
         self._idle: queue.LifoQueue[Connection] = queue.LifoQueue()
         self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="call")
+        self._over = False
         self._shared: dict[Hashable, tuple[float, asyncio.Task[object]]] = {}
 
     async def ask(self, call: Callable[[Connection], T]) -> T:
@@ -48,14 +50,16 @@ class Calls:
         return cast(T, await asyncio.shield(self._shared[key][1]))
 
     def close(self) -> None:
-        """End the connections."""
+        """End the connections, those of calls that are under way when they are over."""
+        self._over = True
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.renew()
 
     def renew(self) -> None:
         """Begin with new connections: the daemon was away, and may be somewhere else now."""
-        while not self._idle.empty():
-            self._idle.get_nowait().close()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._idle.get_nowait().close()
 
     def _one(self, call: Callable[[Connection], T]) -> T:
         try:
@@ -68,10 +72,15 @@ class Calls:
             if error.code == "unreachable":
                 client.close()
             else:
-                self._idle.put(client)
+                self._rest(client)
             raise
         except BaseException:
             client.close()
             raise
-        self._idle.put(client)
+        self._rest(client)
         return made
+
+    def _rest(self, client: Connection) -> None:
+        self._idle.put(client)
+        if self._over:
+            self.renew()

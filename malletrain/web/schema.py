@@ -16,12 +16,14 @@ from malletrain.protocol.views import (
     JobDetail,
     JobView,
     LogView,
+    NodeForecastView,
     NodeView,
     SeriesView,
     UsageView,
 )
 from malletrain.web.board import BoardChange, MachineView
 from malletrain.web.history import HistoryView
+from malletrain.web.sweeps import SweepView, TrialView
 from malletrain.web.timeline import TimelineView
 
 
@@ -50,10 +52,13 @@ SHOWN = (
     JobView,
     LogView,
     MachineView,
+    NodeForecastView,
     NodeView,
     ApiProblem,
     SeriesView,
+    SweepView,
     TimelineView,
+    TrialView,
     UsageView,
 )
 REF = "#/components/schemas/{name}"

@@ -190,11 +190,12 @@ def serve(
     address: ListenAddress,
     door: Door,
     say: Callable[[str], None],
+    home: Path,
     *,
     browser: bool = False,
 ) -> None:
-    """Serve the page until a signal ends it. ``say``: tells a person the address; ``browser``:
-    opens it as well. Raises WebError.
+    """Serve the page until a signal ends it. ``say``: tells a person the address; ``home``: the
+    state directory with this user's sweeps; ``browser``: opens it as well. Raises WebError.
     """
     listening = bind(address)
     if not address.path:
@@ -202,7 +203,7 @@ def serve(
         door = replace(door, cookie=f"{COOKIE}-{port}")
     url = url_of(address, listening, door.token)
     say(url)
-    app = make_app(connect, door)
+    app = make_app(connect, door, home)
     config = uvicorn.Config(
         app,
         log_level="warning",

@@ -100,7 +100,7 @@ def test_a_person_follows_submits_cancels_and_goes_on_after_the_daemon_was_kille
         assert tab.run("getComputedStyle(document.body).backgroundColor") != light
         tab.picture("web-dark")
         tab.width(390, 844)
-        for address in ("", "jobs", f"job/{job}", "usage", "submit"):
+        for address in ("", "jobs", f"job/{job}", "sweeps", "forecast", "usage", "submit"):
             tab.run(f"location.hash = '#/{address}'")
             tab.until(lambda: tab.run("document.querySelector('h1')"), "a page")
             assert tab.run("document.documentElement.scrollWidth <= innerWidth"), address

@@ -63,6 +63,11 @@ class WebPage:
         self.url = line.split()[-1]
         self.base = self.url.partition("/?")[0]
 
+    @property
+    def pid(self) -> int:
+        """Of the process that serves it."""
+        return self._process.pid
+
     def ask(self, path: str, method: str = "GET", body: object = None, **headers: str) -> Answer:
         """One request under ``/api/v1/`` with the token and the header of the page."""
         request = urllib.request.Request(

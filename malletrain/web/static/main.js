@@ -6,12 +6,14 @@ import { clock } from "./words.js";
 import { machine } from "./machine.js";
 import { jobs } from "./jobs.js";
 import { job } from "./job.js";
+import { sweeps } from "./sweeps.js";
+import { forecast } from "./forecast.js";
 import { usage } from "./usage.js";
 import { submit } from "./submit.js";
 
 // A page is a function of the place to fill and the rest of the address; it returns what is called
 // after each change (`update`) and when it is left (`leave`).
-const PAGES = { machine, jobs, job, usage, submit };
+const PAGES = { machine, jobs, job, sweeps, forecast, usage, submit };
 
 const main = document.getElementById("main");
 let page = null;

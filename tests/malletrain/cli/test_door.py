@@ -165,6 +165,7 @@ METHODS = {
     "nodes": Client.nodes,
     "events": Client.events,
     "usage": Client.usage,
+    "requeue": Client.requeue,
 }
 """Each action of the command line on a daemon, and its method."""
 OF_THE_MACHINE = {
@@ -179,6 +180,7 @@ OF_THE_MACHINE = {
     "exclude",
     "key",
     "pause",
+    "reload",
     "resume",
     "shipped",
     "simulate",

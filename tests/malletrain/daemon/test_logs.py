@@ -97,7 +97,7 @@ def test_unknown_words_are_refused(level, fmt):
 
 def test_a_log_file_is_rotated_by_its_size(written, tmp_path):
     path = tmp_path / "daemon.log"
-    file = logs.LogFile(path, limit=1000)
+    file = logs.RotatedLog(path, limit=1000)
     logs.configure("info", "json", file)
     for number in range(100):
         logs.get_logger(n=number).info("a line")

@@ -1,0 +1,51 @@
+"""Sweeps on the page: what the ledger has, and no descriptor left of reading it."""
+
+import os
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("optuna")
+
+from malletrain.sweep.ledger import Ledger, open_storage, storage_url
+from malletrain.sweep.spec import load_sweep
+from malletrain.web.sweeps import SweepAway, sweeps, trials
+
+SWEEP = """
+[sweep]
+metric = "loss"
+trials = 4
+[job]
+script = "train.py"
+[space]
+lr = { low = 0.1, high = 1.0 }
+"""
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_where_nobody_has_begun_a_sweep_there_is_none(tmp_path):
+    assert sweeps(tmp_path) == []
+    with pytest.raises(SweepAway, match="no sweep 'lr'"):
+        trials(tmp_path, "lr")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_is_shown_as_the_ledger_has_it(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    file = tmp_path / "lr.toml"
+    file.write_text(SWEEP)
+    with open_storage(storage_url("", tmp_path)) as storage:
+        Ledger.create(storage, load_sweep(file, None))
+    (shown,) = sweeps(tmp_path)
+    assert (shown.name, shown.wanted, shown.best, shown.attended) == ("lr", 4, None, False)
+    assert trials(tmp_path, "lr") == []
+    before = descriptors()
+    for _ in range(3):
+        sweeps(tmp_path)
+        trials(tmp_path, "lr")
+        with pytest.raises(SweepAway, match="other"):
+            trials(tmp_path, "other")
+    assert descriptors() <= before

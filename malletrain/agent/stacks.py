@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from malletrain.protocol.messages import Message, ShowStacks, Stacks
-from malletrain.protocol.stacks import MOST_BYTES, MOST_WORKERS, STACKS_FILE, STACKS_SIGNAL
+from malletrain.protocol.stacks import MOST_BYTES, MOST_WORKERS
+from malletrain.protocol.stacks_file import STACKS_FILE, STACKS_SIGNAL
 
 PATIENCE_S = 2.0
 """How long a worker may take to write; one in a system call that cannot be interrupted never

@@ -4,7 +4,6 @@ agents for each worker that lives.
 
 from __future__ import annotations
 
-import signal
 from typing import Annotated
 
 import msgspec
@@ -12,12 +11,6 @@ import msgspec
 from malletrain.protocol.bounds import Count, Id, Sentence
 from malletrain.protocol.message import Message
 
-STACKS_SIGNAL = signal.SIGRTMIN + 7
-"""What a worker that reports writes its stacks at. Not one of those that scripts and schedulers
-use.
-"""
-STACKS_FILE = "stacks."
-"""The name of the file in the job's directory begins so; the worker's process id follows."""
 MOST_BYTES = 8192
 MOST_WORKERS = 16
 """Workers whose stacks one node sends, and one event keeps."""

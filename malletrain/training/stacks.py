@@ -15,7 +15,7 @@ import signal
 from typing import IO
 
 from malletrain.protocol import env
-from malletrain.protocol.stacks import STACKS_FILE, STACKS_SIGNAL
+from malletrain.protocol.stacks_file import STACKS_FILE, STACKS_SIGNAL
 
 _file: IO[bytes] | None = None
 

@@ -212,8 +212,9 @@ def _watch(simulation: Simulation, seen: dict[str, tuple[float, float]]) -> None
     def noting(now: float) -> list[Command]:
         commands = notice(now)
         for name, record in keeper.records.items():
-            if name not in seen and record.forecast is not None:
-                seen[name] = (record.forecast.low, record.forecast.high)
+            said = record.forecast
+            if name not in seen and said is not None and math.isfinite(said.high):
+                seen[name] = (said.low, said.high)
         return commands
 
     keeper.notice = noting  # type: ignore[method-assign]

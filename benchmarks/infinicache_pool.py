@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "jobscripts" / "inf
 from infinicache import moves
 from infinicache.arrivals import peer_of
 from infinicache.availability import PoolChange, expected_losses
-from infinicache.codec import STRIPE_BYTES, code_for
+from infinicache.codec import STRIPE_BYTES, Code, code_for
 from infinicache.entries import Entry
 from infinicache.objects import TooLarge, Unavailable
 from infinicache.placement import Prospect, bonds_of
@@ -64,6 +64,8 @@ class Way:
     """Share of the memory that puts leave free."""
     room: bool = True
     """Whether room is made for what leavers hand over."""
+    whole: bool = False
+    """Objects whole on one node: of nodes that are never taken no parity is needed."""
 
 
 @dataclass
@@ -277,7 +279,8 @@ class Replay:
                 self.table.touch(entry)
                 return
         self.table.remove(request.key)
-        code, version = code_for(request.size), self.table.newest + 1
+        code = Code(1, 0) if self.way.whole else code_for(request.size)
+        version = self.table.newest + 1
         try:
             made = self.table.begin(request.key, request.size, code, STRIPE_BYTES, version, [])
         except (TooLarge, Unavailable):

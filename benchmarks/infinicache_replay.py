@@ -4,6 +4,8 @@ another one.
     python -m benchmarks.infinicache_replay [--days 1,4] [--hours 24] [--nodes 32] [--memory-gb 8]
     [--requests docker,cloudphysics,web] [--ways …] [--preemption …] [--reserved 2,4,8] [--json]
 
+Each row is told on the standard error stream as soon as it is there.
+
 What is decided by the product's own code and what is modelled is said in
 :mod:`benchmarks.infinicache_pool`. The nodes come and go as on Summit
 (../shared/data/summit_idle_week1.csv.gz, from the beginning of each of the days, counted from 0);
@@ -14,8 +16,9 @@ Ways to run the cache, one change each: as it was before nodes were told apart; 
 leavers; with chunks on nodes that lasted, or that the model of ``lifetimes = true`` says will last,
 or (what could be had at best) that do last; with backups; with a reserve.
 
-``--reserved``: so many nodes that are never taken, for what a node-hour of idle nodes is worth
-beside one that was reserved for the cache.
+``--reserved``: so many nodes that are never taken and need no parity, for what a node-hour of idle
+nodes is worth beside one that was reserved for the cache; and what the sample of the keys foretells
+of as much memory.
 
 The check of the availability model: at every loss without notice the hypergeometric formula says
 how many objects should be lost; the sum over the trace stands beside how many were. It takes the
@@ -28,19 +31,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
+import sys
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table as Shown
 
 from benchmarks.infinicache_pool import SUDDEN, Way, replay
-from benchmarks.infinicache_requests import REQUESTS, SHARED
+from benchmarks.infinicache_requests import REQUESTS, SHARED, Request
 from scavenger.trace import files
 
 from infinicache.availability import PoolChange, lost_within, monte_carlo  # isort: skip
 from infinicache.codec import Code  # isort: skip
+from infinicache.demand import KeyDemand  # isort: skip
 
 DAY_S = 86400.0
 WAYS = (
@@ -54,6 +60,21 @@ WAYS = (
     Way("by age, reserve 0.2", apart=True, foresight="age", reserve=0.2),
 )
 CODES = (Code(10, 0), Code(10, 1), Code(10, 2), Code(4, 2), Code(20, 4))
+
+
+def foretold(requests: list[Request], memory: float, sample: int) -> tuple[float, float]:
+    """Hits and bytes of hits, as shares of what was asked for, that ``memory`` bytes of objects
+    without parity are foretold to serve, by so many keys.
+    """
+    demand, known = KeyDemand(sample, half_life_s=math.inf), set()
+    for r in requests:
+        demand.read(r.key, r.time, r.size if r.key in known else 0)
+        if r.key not in known:
+            known.add(r.key)
+            demand.wrote(r.key, r.size, r.size, r.time)
+    span = requests[-1].time - requests[0].time
+    hits, size = demand.curve(requests[-1].time).at(memory)
+    return hits * span / len(requests), size * span / sum(r.size for r in requests)
 
 
 def model(
@@ -99,6 +120,11 @@ def main() -> None:
     idle = files.read(SHARED / "summit_idle_week1.csv.gz")
     memory = int(options.memory_gb * 1e9)
     rows: list[dict[str, Any]] = []
+
+    def note(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(json.dumps(row), file=sys.stderr, flush=True)
+
     models: list[dict[str, Any]] = []
     load = os.getloadavg()[0]
     for name in options.requests.split(","):
@@ -109,10 +135,15 @@ def main() -> None:
         for day in map(int, options.days.split(",")):
             span = (day * DAY_S, seconds)
             about = {"requests": name, "day": day}
-            plain = Way("reserved", room=False)
+            plain = Way("reserved", room=False, whole=True)
             for count in map(int, filter(None, options.reserved.split(","))):
                 _, found = replay(requests, idle, span, (memory, count), "never", plain)
-                rows.append({**about, "way": f"{count} reserved", "preemption": "never", **found})
+                note({**about, "way": f"{count} reserved", "preemption": "never", **found})
+                for keys in (8192, 512):
+                    hits, size = foretold(requests, memory * count, keys)
+                    way = f"{count} foretold by {keys} keys"
+                    told = {"hit_ratio": hits, "byte_hit_ratio": size}
+                    note({**about, "way": way, "preemption": "never", **found, **told})
             for preemption in filter(None, options.preemption.split(";")):
                 if preemption not in SUDDEN:
                     parser.error(f"{preemption!r} is no preemption; known are {'; '.join(SUDDEN)}")
@@ -120,7 +151,7 @@ def main() -> None:
                     made, found = replay(
                         requests, idle, span, (memory, options.nodes), preemption, way
                     )
-                    rows.append({**about, "way": way.name, "preemption": preemption, **found})
+                    note({**about, "way": way.name, "preemption": preemption, **found})
                     if preemption == "all without" and way is ways[0]:
                         of_day = model(made.changes, made.together, seconds)
                         models += [{**about, **row} for row in of_day]

@@ -110,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seeds", type=int, help="default: the preset's")
     parser.add_argument("--days", help="left out one by one, with commas; default: every day")
+    parser.add_argument("--rows", help="methods, with commas; default: the preset's")
     parser.add_argument("--modes", default="live,restart", help="of the training on the trace")
     parser.add_argument(
         "--processes", type=int, help="trainings at the same time; default: the preset's"
@@ -126,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             chosen,
             seeds=options.seeds or chosen.seeds,
             days=tuple(options.days.split(",")) if options.days else (),
+            rows=tuple(options.rows.split(",")) if options.rows else chosen.rows,
         ),
         options.out.resolve(),
         options.data and options.data.resolve(),

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.windsr_scores import keep_json, trained
 from benchmarks.windsr_setting import ASSIMILATED, Setting
 
-RADII: tuple[float, ...] = (2, 4, 6, 12, 24)
+RADII: tuple[float, ...] = (2, 4, 6, 12, 24, 48)
 CAPS = {"dynamic, at most 6": 6, "dynamic": None}
 T1_TRIED, T2_TRIED = (30.0, 100.0, 1e9), (0.5, 1.0, 2.0)
 WAYS = ("condition", "paste", "innovations")
@@ -99,85 +99,106 @@ def _interpolated(made: Any, fields: Any) -> Any:
     return grids.interpolate(low, made.preset.factor, constrained)[:, 0].clamp_min(0).numpy()
 
 
+def thresholds_of(setting: Setting, day: str) -> dict[str, list[float]]:
+    """T1 and T2 by way and cap of the dynamic radius, chosen without ``day``; kept once found."""
+    from windsr.assimilate import T1_M, T2_MS
+
+    if not setting.plan.choose:
+        ways = [f"{way}, {label}" for way in ("paste", "innovations") for label in CAPS]
+        return {way: [T1_M, T2_MS] for way in ways}
+    kept = setting.out / f"thresholds-{day}.json"
+    if kept.exists():
+        return json.loads(kept.read_text())
+    found = {}
+    for way in ("paste", "innovations"):
+        for label, cap in CAPS.items():
+            best = _thresholds(setting, day, way, cap)
+            found[f"{way}, {label}"] = [best.terrain, best.wind]
+    return keep_json(kept, found)
+
+
 def assimilation(setting: Setting, day: str, seed: int) -> dict[str, Any]:
     """Errors of every method without and with the observations of one day, by way and radius."""
-    kept = setting.out / f"assimilation-{day}-{seed}.json"
+    chosen = thresholds_of(setting, day)
+    rows = {}
+    for name in ASSIMILATED:
+        if name in setting.plan.rows:
+            rows[name] = _row(setting, name, day, seed, chosen)
+    return {
+        "day": day,
+        "seed": seed,
+        "backgrounds": len(analyses(setting)[day][0].times),
+        "thresholds": chosen,
+        "rows": rows,
+    }
+
+
+def _row(
+    setting: Setting, name: str, day: str, seed: int, chosen: dict[str, list[float]]
+) -> dict[str, Any]:
+    """Of one method: errors by way and radius."""
+    kept = setting.out / f"assimilation-{name}-{day}-{seed}.json"
     if kept.exists():
         return json.loads(kept.read_text())
     import numpy as np
     import torch
     from windsr import methods, whole
-    from windsr.assimilate import assimilate, conditioned, spread_innovations
+    from windsr.assimilate import Thresholds, assimilate, conditioned, spread_innovations
 
     torch.set_num_threads(1)
     backgrounds, analysis = analyses(setting)[day]
-    count = len(backgrounds.times)
     stations = [
-        observe(analysis.wind[0], setting.plan.stations, 1000 * seed + k) for k in range(count)
+        observe(analysis.wind[0], setting.plan.stations, 1000 * seed + k)
+        for k in range(len(backgrounds.times))
     ]
-    chosen = {
-        (way, name): _thresholds(setting, day, way, cap)
-        for way in ("paste", "innovations")
-        for name, cap in CAPS.items()
-    }
     radii: dict[str, float | None] = {f"{r:g}": r for r in RADII} | dict.fromkeys(CAPS)
-    rows: dict[str, Any] = {}
-    for name in ASSIMILATED:
-        made, _ = trained(setting, name, day, seed)
-        low = whole.coarse(backgrounds, made.preset.factor)
-        draws = made.name == "windsr-edm"
-        draw = methods.Draw(setting.plan.drawn if draws else 1, seed=seed)
+    made, _ = trained(setting, name, day, seed)
+    low = whole.coarse(backgrounds, made.preset.factor)
+    draws = made.name == "windsr-edm"
+    draw = methods.Draw(setting.plan.drawn if draws else 1, seed=seed)
 
-        def fine(base: Any = None, made: Any = made, low: Any = low, draw: Any = draw, **more: Any):
-            found = whole.make_whole(made, low, backgrounds.terrain, draw, base=base, **more)
-            return found.mean(axis=1)
+    def fine(base: Any = None, how: Any = draw, **more: Any) -> Any:
+        found = whole.make_whole(made, low, backgrounds.terrain, how, base=base, **more)
+        return found.mean(axis=1)
 
-        first = fine()
-        own = {"none": {"none": _errors(analysis.wind, first, stations)}}
-        interpolated = _interpolated(made, backgrounds)
-        for way in WAYS:
-            own[way] = {}
-            for label, radius in radii.items():
-                thresholds = chosen.get(("paste" if way == "condition" else way, label))
-                if way == "condition":
-                    composite, _, used = conditioned(
-                        interpolated,
-                        backgrounds.terrain,
-                        dict(enumerate(stations)),
-                        radius,
-                        thresholds,
-                    )
-                    found = fine(torch.from_numpy(composite[:, None]))
-                else:
-                    bring = assimilate if way == "paste" else spread_innovations
-                    done = [
-                        bring(f, backgrounds.terrain, s, radius, thresholds)
-                        for f, s in zip(first, stations, strict=True)
-                    ]
-                    found = np.stack([d[0] for d in done])
-                    used = [r for d in done for r in d[2]]
-                own[way][label] = {
-                    **_errors(analysis.wind, found, stations),
-                    "mean_radius": float(np.mean(used)),
-                }
-        if draws:
-            mask, values = np.zeros((2, *first.shape), np.float32)
-            for k, near in enumerate(stations):
-                for o in near:
-                    mask[k, o.row, o.column], values[k, o.row, o.column] = 1, o.value
-            pull = methods.Guidance(*(torch.from_numpy(a[:, None]) for a in (mask, values)))
-            free = methods.Draw(draw.members, seed=seed, constrain=False)
-            found = fine(draw=free, guidance=pull)
-            own["score-based"] = {"none": _errors(analysis.wind, found, stations)}
-        rows[name] = own
-    result = {
-        "day": day,
-        "seed": seed,
-        "backgrounds": count,
-        "stations": len(stations[0]),
-        "thresholds": {
-            f"{way}, {label}": [t.terrain, t.wind] for (way, label), t in chosen.items()
-        },
-        "rows": rows,
-    }
-    return keep_json(kept, result)
+    first = fine()
+    own: dict[str, Any] = {"none": {"none": _errors(analysis.wind, first, stations)}}
+    interpolated = _interpolated(made, backgrounds)
+    for way in WAYS:
+        own[way] = {}
+        for label, radius in radii.items():
+            thresholds = None
+            if radius is None:
+                of = "paste" if way == "condition" else way
+                thresholds = Thresholds(*chosen[f"{of}, {label}"], CAPS[label])
+            if way == "condition":
+                composite, _, used = conditioned(
+                    interpolated,
+                    backgrounds.terrain,
+                    dict(enumerate(stations)),
+                    radius,
+                    thresholds,
+                )
+                found = fine(torch.from_numpy(composite[:, None]))
+            else:
+                bring = assimilate if way == "paste" else spread_innovations
+                done = [
+                    bring(f, backgrounds.terrain, s, radius, thresholds)
+                    for f, s in zip(first, stations, strict=True)
+                ]
+                found = np.stack([d[0] for d in done])
+                used = [r for d in done for r in d[2]]
+            own[way][label] = {
+                **_errors(analysis.wind, found, stations),
+                "mean_radius": float(np.mean(used)),
+            }
+    if draws:
+        mask, values = np.zeros((2, *first.shape), np.float32)
+        for k, near in enumerate(stations):
+            for o in near:
+                mask[k, o.row, o.column], values[k, o.row, o.column] = 1, o.value
+        pull = methods.Guidance(*(torch.from_numpy(a[:, None]) for a in (mask, values)))
+        free = methods.Draw(draw.members, seed=seed, constrain=False)
+        found = fine(how=free, guidance=pull)
+        own["score-based"] = {"none": _errors(analysis.wind, found, stations)}
+    return keep_json(kept, own)

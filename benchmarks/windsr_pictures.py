@@ -8,14 +8,16 @@ from pathlib import Path
 
 from benchmarks.windsr_observations import analyses, observe
 from benchmarks.windsr_scores import trained
-from benchmarks.windsr_setting import Setting
+from benchmarks.windsr_setting import ASSIMILATED, Setting
 
-SHOWN = "windsr-edm"
-RADIUS = 12.0
+RADIUS = 24.0
+"""Pixels, for every station."""
 
 
 def pictures(setting: Setting) -> list[Path]:
-    """Draw the last day that has an analysis; returns the files."""
+    """Draw the last day that has an analysis, made fine by the last of the plan's methods that
+    assimilation is tried with; returns the files.
+    """
     import numpy as np
     import torch
     from windsr import evaluate, grids, methods, pictures, whole
@@ -25,7 +27,8 @@ def pictures(setting: Setting) -> list[Path]:
     torch.set_num_threads(1)
     day = [day for day in analyses(setting) if day in setting.days()][-1]
     backgrounds, analysis = analyses(setting)[day]
-    made, _ = trained(setting, SHOWN, day, 0)
+    shown = [name for name in ASSIMILATED if name in setting.plan.rows][-1]
+    made, _ = trained(setting, shown, day, 0)
     factor = made.preset.factor
     low = whole.coarse(backgrounds, factor)
     truth = np.repeat(analysis.wind, len(low), axis=0)

@@ -48,7 +48,8 @@ class Plan:
     ``steps``: of every training but the GAN's, which has two thirds; ``batch``: None for the
     preset's; ``fields``: of each test day that are scored, as they are much alike; ``members``: of
     the ensembles; ``backgrounds`` a day and ``drawn`` members of the assimilation; ``stations``:
-    share of the pixels that are observed; ``days`` that are left out, none: every one.
+    share of the pixels that are observed; ``days`` that are left out, none: every one;
+    ``choose``: whether T1 and T2 are chosen on the other days, or are the defaults.
     """
 
     preset: str
@@ -65,12 +66,13 @@ class Plan:
     trace_s: float
     trace_nodes: int
     days: tuple[str, ...] = ()
+    choose: bool = True
 
 
 _SHORT = tuple(name for name in ROWS if name != "unet without terrain")
 PLANS = {
     "cpu": Plan("cpu", tuple(ROWS), 600, None, 3, 4, 32, 6, 8, 0.005, 2, 240.0, 3),
-    "short": Plan("cpu", _SHORT, 100, 4, 1, 2, 16, 2, 2, 0.005, 2, 240.0, 3),
+    "short": Plan("cpu", _SHORT, 100, 4, 1, 2, 16, 2, 2, 0.005, 2, 240.0, 3, choose=False),
     "gpu": Plan("gpu", tuple(ROWS), 20_000, None, 3, 12, 32, 12, 16, 0.005, 1, 600.0, 4),
     "tiny": Plan("tiny", tuple(ROWS), 4, None, 1, 1, 4, 1, 2, 0.02, 1, 20.0, 2),
 }

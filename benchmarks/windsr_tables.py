@@ -82,10 +82,10 @@ def observations_table(observed: list[dict[str, Any]]) -> list[str]:
     """RMSE by method, way and radius; the mean over the days, whose own spread is far larger than
     the differences, beside the mean of the gain over no observations.
     """
-    if not observed:
+    if not observed or not observed[0]["rows"]:
         return []
-    ways = observed[0]["rows"]["bicubic"]
-    labels = list(ways["condition"])
+    first = next(iter(observed[0]["rows"]))
+    labels = list(observed[0]["rows"][first]["condition"])
     head = ["method", "way", "none", *labels]
     lines = []
     for name in observed[0]["rows"]:
@@ -104,7 +104,7 @@ def observations_table(observed: list[dict[str, Any]]) -> list[str]:
     found = _table(head, lines)
     for label in ("dynamic, at most 6", "dynamic"):
         used = [
-            f"{o['day']}: {o['rows']['bicubic']['paste'][label]['mean_radius']:.1f} pixels on "
+            f"{o['day']}: {o['rows'][first]['paste'][label]['mean_radius']:.1f} pixels on "
             f"average, T1 {o['thresholds'][f'paste, {label}'][0]:g} m, "
             f"T2 {o['thresholds'][f'paste, {label}'][1]:g} m/s"
             for o in observed

@@ -22,15 +22,20 @@ TEXTS = ("", "\0", "x" * 64, "x" * 256, "x" * 70_000, "../../etc", "j1", "١", "
 
 class Mutator:
     """Draws messages of these ``types``. ``names``: texts that mean something to the receiver, ids
-    of jobs and the like.
+    of jobs and the like; ``without``: fields that are left out.
     """
 
     def __init__(
-        self, rng: random.Random, types: Sequence[type], names: Sequence[str] = ("j1",)
+        self,
+        rng: random.Random,
+        types: Sequence[type],
+        names: Sequence[str] = ("j1",),
+        without: Sequence[str] = (),
     ) -> None:
         self.rng = rng
         self.types = tuple(types)
         self._names = tuple(names)
+        self._without = frozenset(without)
 
     def frames(self) -> list[bytes]:
         """The frames of one message; one in ten is as it should be."""
@@ -39,6 +44,7 @@ class Mutator:
         fields = self.fields(kind)
         for _ in range(rng.choice((0, 1, 1, 1, 1, 2, 2, 3, 3, 5))):
             self.change(fields)
+        fields = {name: value for name, value in fields.items() if name not in self._without}
         payload = msgspec.msgpack.encode({"type": kind.__name__, **fields})
         if rng.random() < 0.1:
             payload = self._damaged(payload)

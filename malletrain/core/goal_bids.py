@@ -191,7 +191,9 @@ def with_goals(
                 continue
             c = replace(c, sizes=sizes)
         if term is not None and term.need is not None and term.curve is not None:
-            c = _in_time(c, term.curve, term.need, term.before, price, deadline_weight, ahead)
+            c = _in_time(
+                c, c.curve or term.curve, term.need, term.before, price, deadline_weight, ahead
+            )
         found.append(c)
     return found
 

@@ -17,9 +17,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
+from allocator import ScalingCurve
 from malletrain.core.events import JobState
+from malletrain.core.goal_bids import rounded
 from malletrain.core.planning import Candidate
 from malletrain.core.pools import class_of
 from malletrain.core.records import JobRecord
@@ -213,8 +216,8 @@ class Shares:
     def weigh(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         """The candidates, their weights those of their parties too.
 
-        A job that is in the middle of something is not outbid for the sake of shares as long as it
-        has nodes: it counts as much as the least served party's.
+        A job that is in the middle of something is not outbid for the sake of shares: on the nodes
+        it has it counts as much as the least served party's. More nodes are its party's as any.
         """
         candidates = list(candidates)
         if self.settings is None or not candidates:
@@ -222,11 +225,19 @@ class Shares:
         jobs = self._state.jobs
         factors = {p: self.factor(p) for p in {jobs[c.job].submitted.party for c in candidates}}
         top = max(factors.values())
-        return [
-            replace(c, weight=c.weight * (top if _midway(jobs[c.job]) else factors[p]))
-            for c in candidates
-            for p in (jobs[c.job].submitted.party,)
-        ]
+        found = []
+        for c in candidates:
+            job = jobs[c.job]
+            factor = factors[job.submitted.party]
+            if not _midway(job):
+                c = replace(c, weight=c.weight * factor)
+            elif c.curve is None:
+                c = replace(c, weight=c.weight * top)
+            else:
+                curve = kept(c.curve, len(c.nodes), rounded(factor / top))
+                c = replace(c, weight=c.weight * top, curve=curve)
+            found.append(c)
+        return found
 
     # --- for the shells ---
 
@@ -258,6 +269,14 @@ class Shares:
         """How all parties that have had jobs stand, by name."""
         found = (self.standing(party) for party in sorted(self._service))
         return [each for each in found if each is not None]
+
+
+@lru_cache(maxsize=4096)
+def kept(curve: ScalingCurve, nodes: int, part: float) -> ScalingCurve:
+    """The curve up to so many nodes; what more of them bring counts by ``part``."""
+    have = curve.at(nodes)
+    points = {n: rate if n <= nodes else have + part * (rate - have) for n, rate in curve.points}
+    return ScalingCurve.of({**points, nodes: have})
 
 
 def _midway(job: JobRecord) -> bool:

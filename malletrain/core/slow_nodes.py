@@ -93,7 +93,7 @@ class SlowNode:
 
 
 @dataclass(frozen=True)
-class Found:
+class Compared:
     """What a window led to."""
 
     slow: Mapping[str, float]
@@ -122,10 +122,10 @@ class SlowNodes:
         self._places: dict[str, dict[int, str]] = {}
         self._uneven: dict[str, None] = {}
 
-    def compare(self, window: StepWindow, now: float) -> Found:
+    def compare(self, window: StepWindow, now: float) -> Compared:
         """A window of a round is over."""
         if window.job in self._uneven:
-            return Found({})
+            return Compared({})
         slow = {}
         for node in window.shares:
             seen = self._windows.setdefault(node, deque(maxlen=KEPT))
@@ -133,17 +133,17 @@ class SlowNodes:
             if (lasting := self._lasting(node, now)) is not None:
                 slow[node] = lasting
         if window.saved_s(frozenset(slow)) < LEAST_SHARE * window.step_s:
-            return Found({})
+            return Compared({})
         places = self._places.setdefault(window.job, {})
         order = list(window.shares)
         if any(places.get(order.index(node), node) != node for node in slow):
-            return Found({}, uneven=True, cleared=self._take_back(window.job))
+            return Compared({}, uneven=True, cleared=self._take_back(window.job))
         places.update({order.index(node): node for node in slow})
         fresh = tuple(node for node in slow if node not in self.known(now))
         for node, times in slow.items():
             self._nodes[node] = SlowNode(now, times, _sentence(node, times, window))
         self._forget(now)
-        return Found(slow, fresh)
+        return Compared(slow, fresh)
 
     def remember(self, node: str, known: SlowNode) -> None:
         """What was known before this process began."""

@@ -11,7 +11,7 @@ from statistics import fmean, median
 
 from malletrain.core.events import JobState
 from malletrain.core.records import JobRecord
-from malletrain.core.slow_nodes import KEPT, Found, StepShare, StepWindow, Swap
+from malletrain.core.slow_nodes import KEPT, Compared, StepShare, StepWindow, Swap
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.lease_actions import LeaseDesk
@@ -136,7 +136,7 @@ class SlowNodeWatch:
             if found.slow and self._manner == "swap" and self._pays(job, window, found):
                 self._swap(run, tuple(found.slow), now)
 
-    def _say(self, run: ActiveJob, found: Found, now: float) -> None:
+    def _say(self, run: ActiveJob, found: Compared, now: float) -> None:
         core, job = self._core, run.row.id
         for node in found.fresh:
             sentence = self._slow.known(now)[node].sentence
@@ -148,7 +148,7 @@ class SlowNodeWatch:
         for node in found.cleared:
             core.audit.record(EventKind.NODE_NOT_SLOW, UNEVEN, job=job, node=node)
 
-    def _pays(self, job: JobRecord, window: StepWindow, found: Found) -> bool:
+    def _pays(self, job: JobRecord, window: StepWindow, found: Compared) -> bool:
         controller = self._core.controller
         if job.rescaling or job.state is not JobState.RUNNING or set(job.nodes) != {*window.shares}:
             return False

@@ -18,6 +18,7 @@ import json
 import os
 import pwd
 import stat
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,10 @@ from malletrain.identity.state_directory import (
 
 SERVER = "server.key"
 CLIENT = "client.key"
+LOGIN_LASTS_S = 600.0
+"""How long a client is taken for the user who logged in with its key; then it has to again, which
+clients do by themselves. A user whom nobody vouches for any more is out by then.
+"""
 
 
 class KeyFileError(StateDirError):
@@ -132,8 +137,8 @@ class KeyRing:
 
     Passed to pyzmq's authenticator as its credentials provider (:meth:`callback`). ``lookup``: the
     user of a key that is not known here; ``strangers``: let those in that nobody knows, so that
-    they can be told what to do. Raises KeyFileError when the directory or a key in it cannot be
-    trusted.
+    they can be told what to do; ``now``: a clock, seconds. Raises KeyFileError when the directory
+    or a key in it cannot be trusted.
     """
 
     def __init__(
@@ -143,8 +148,10 @@ class KeyRing:
         *,
         lookup: Callable[[str], str | None] = lambda key: None,
         strangers: bool = False,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._lookup, self._strangers = lookup, strangers
+        self._lookup, self._strangers, self._now = lookup, strangers, now
+        self._logins: dict[str, tuple[str, float]] = {}
         self.directory = make_private_dir(state_dir / "keys")
         mode = stat.S_IMODE(self.directory.stat().st_mode)
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -174,8 +181,12 @@ class KeyRing:
         self._identities[public] = f"lease:{lease}"
 
     def accept_client(self, public: str, user: str) -> None:
-        """Accept ``public`` as a key of ``user`` until the daemon stops."""
-        self._identities.setdefault(public, f"client:{user}")
+        """Accept ``public`` as a key of ``user`` for LOGIN_LASTS_S."""
+        if public in self._identities:
+            return  # an agent does not become a user
+        now = self._now()
+        self._logins = {key: login for key, login in self._logins.items() if login[1] > now}
+        self._logins[public] = f"client:{user}", now + LOGIN_LASTS_S
 
     def drop_lease(self, lease: str) -> None:
         """The lease has ended: its key is good for nothing any more."""
@@ -198,6 +209,9 @@ class KeyRing:
             return known
         if user := self._lookup(key):
             return f"client:{user}"
+        login, until = self._logins.get(key, ("", 0.0))
+        if self._now() < until:
+            return login
         return f"stranger:{key}" if self._strangers and is_key(key) else None
 
     def callback(self, domain: str, key: bytes) -> bool:

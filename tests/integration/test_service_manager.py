@@ -48,6 +48,26 @@ def test_the_daemon_says_that_it_is_up_once_clients_are_answered(tmp_path):
         manager.close()
 
 
+IMPLY_NO_NEW_PRIVILEGES = {
+    *("LockPersonality", "MemoryDenyWriteExecute", "NoNewPrivileges", "PrivateDevices"),
+    *("ProtectClock", "ProtectHostname", "ProtectKernelLogs", "ProtectKernelModules"),
+    *("ProtectKernelTunables", "RestrictAddressFamilies", "RestrictNamespaces"),
+    *("RestrictRealtime", "RestrictSUIDSGID", "SystemCallArchitectures", "SystemCallFilter"),
+    *("SystemCallLog", "DynamicUser", "RestrictFileSystems"),
+}
+"""For a service with User=, by systemd.exec(5)."""
+
+
+def directives(path):
+    lines = path.read_text().splitlines()
+    return {line.partition("=")[0] for line in lines if "=" in line and not line.startswith("#")}
+
+
+def test_under_the_unit_the_daemon_can_call_sudo_and_under_that_for_one_user_it_cannot():
+    assert directives(UNIT) & IMPLY_NO_NEW_PRIVILEGES == set()
+    assert "NoNewPrivileges" in directives(UNIT.with_name("one-user.conf"))
+
+
 def test_the_unit_is_one_that_systemd_understands(tmp_path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
@@ -57,5 +77,8 @@ def test_the_unit_is_one_that_systemd_understands(tmp_path):
         command.chmod(0o755)
     unit = tmp_path / "malletrain.service"
     unit.write_text(UNIT.read_text().replace("/opt/malletrain/bin", str(tmp_path)))
+    more = tmp_path / "malletrain.service.d"
+    more.mkdir()
+    shutil.copy(UNIT.with_name("one-user.conf"), more)
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
     assert "malletrain.service" not in done.stderr, done.stderr

@@ -148,3 +148,19 @@ def test_it_needs_the_standard_library_only():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert run.stdout.strip() == "{'malletrain'}"
+
+
+def test_a_process_hears_how_long_nodes_last_and_says_what_they_are_worth(launcher):
+    group = membership.join("n1:7")
+    launcher.accept()
+    launcher.hear()
+    view = [["n1", "h", "n1:7", None, 600.0], ["n2", "h", "n2:7", None, None]]
+    launcher.say(view=1, members=[*view, ["n3", "h", "n3:7", None]])  # an older launcher's
+    assert group.wait(PATIENCE_S)
+    assert [m.lasts_s for m in group.members] == [600.0, None, None]
+    group.worth({4: 10.0, 8: 12.5})
+    assert launcher.hear() == {"say": "worth", "nodes": {"4": 10.0, "8": 12.5}}
+    for wrong in ({}, {0: 1.0}, {1: -1.0}, {1: float("nan")}, dict.fromkeys(range(1, 66), 1.0)):
+        with pytest.raises(ValueError, match="1 to 64 sizes"):
+            group.worth(wrong)
+    launcher.connection.close()

@@ -23,7 +23,7 @@ class _Arrival:
     at: float
 
 
-class Arrivals:
+class NodeArrivals:
     """The nodes of one proxy. Times are the caller's, in seconds."""
 
     def __init__(self) -> None:

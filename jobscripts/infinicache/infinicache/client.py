@@ -33,7 +33,7 @@ log = logging.getLogger("infinicache")
 Loader = Callable[[str], Buffer | Awaitable[Buffer]]
 
 
-class Found(msgspec.Struct, frozen=True):
+class ObjectPlace(msgspec.Struct, frozen=True):
     """Where an object, or a copy of it, can be read; other fields are passed over."""
 
     version: int
@@ -233,11 +233,11 @@ class AsyncCache:
                     raise Unavailable(str(error)) from None
             await asyncio.sleep(0.05)
 
-    async def _find(self, key: str) -> Found | None:
+    async def _find(self, key: str) -> ObjectPlace | None:
         head = await self._proxies.ask(key, "find", key=key, spread=True)
-        return msgspec.convert(head, Found) if head["found"] else None
+        return msgspec.convert(head, ObjectPlace) if head["found"] else None
 
-    async def _report(self, key: str, found: Found, bad: dict[int, str]) -> None:
+    async def _report(self, key: str, found: ObjectPlace, bad: dict[int, str]) -> None:
         if bad:
             try:
                 await self._proxies.ask(
@@ -358,7 +358,7 @@ class AsyncCache:
         self.counts["misses"] += 1
         return None
 
-    async def _read(self, key: str, found: Found, stripe: int, out: Buffer) -> None:
+    async def _read(self, key: str, found: ObjectPlace, stripe: int, out: Buffer) -> None:
         """Read one stripe into ``out``. Raises StripeLost."""
         about = (found.name, found.version, found.shape, found.at)
         bad = await self._stripes.read(*about, stripe, out)

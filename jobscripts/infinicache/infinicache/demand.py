@@ -59,7 +59,7 @@ class DemandCurve:
         return (self.hits_s[i - 1], self.bytes_s[i - 1]) if i else (0.0, 0.0)
 
 
-class Demand:
+class KeyDemand:
     """The reads of one proxy's keys.
 
     Args:
@@ -78,6 +78,7 @@ class Demand:
         self._again: dict[int, tuple[float, float]] = {}
         """Step of the distance → (reads, bytes), in units of the newest time."""
         self._reads = self._sampled = 0.0
+        self._bytes = self._sampled_bytes = 0.0
         self._since: float | None = None
         self._now = 0.0
 
@@ -90,22 +91,26 @@ class Demand:
         """Seconds since the first read or write."""
         return 0.0 if self._since is None else now - self._since
 
-    def read(self, key: str, now: float) -> float | None:
-        """A get. Returns the stack distance in bytes, None where it is not known."""
+    def read(self, key: str, now: float, size: int = 0) -> float | None:
+        """A get; ``size``: of what it found, 0 where nothing. Returns the stack distance in bytes,
+        None where it is not known.
+        """
         self._pass(now)
         self._reads += 1.0
+        self._bytes += size
         hashed = _hash(key)
         if hashed >= self._threshold:
             return None
         weight = 1.0 / self.share
         self._sampled += weight
+        self._sampled_bytes += weight * size
         known = self._keys.get(key)
         if known is None:
             return None
         distance = self._tree.beyond(known.slot) * weight + known.bytes
         step = math.ceil(STEPS * math.log2(max(1.0, distance)))
-        reads, size = self._again.get(step, (0.0, 0.0))
-        self._again[step] = (reads + weight, size + weight * known.size)
+        reads, served = self._again.get(step, (0.0, 0.0))
+        self._again[step] = (reads + weight, served + weight * known.size)
         self._use(key, known, now)
         return distance
 
@@ -142,10 +147,12 @@ class Demand:
         more = self._reads - self._sampled  # of the hottest keys, which a sample may have or not
         at = [2.0 ** (step / STEPS) for step in steps]
         found: list[tuple[float, float]] = []
-        reads_sum, bytes_sum = more, more * size / hits
+        # Few large objects are most bytes, and a sample may have too many of them, or none.
+        of_all = self._bytes / self._sampled_bytes if self._sampled_bytes else 1.0
+        reads_sum, bytes_sum = more, of_all * more * size / hits
         for step in steps:
             reads_sum += self._again[step][0]
-            bytes_sum += self._again[step][1]
+            bytes_sum += of_all * self._again[step][1]
             before = found[-1] if found else (0.0, 0.0)
             found.append((max(before[0], reads_sum / span), max(before[1], bytes_sum / span)))
         return DemandCurve(
@@ -174,6 +181,8 @@ class Demand:
         self._now = now
         self._reads *= keep
         self._sampled *= keep
+        self._bytes *= keep
+        self._sampled_bytes *= keep
         self._again = {
             step: (reads * keep, size * keep) for step, (reads, size) in self._again.items()
         }

@@ -88,11 +88,14 @@ def pick(table: Table, of: Entry, heat: Heat) -> tuple[Entry, str]:
     return chosen, another
 
 
-def like(table: Table, key: str, copy: str) -> tuple[list[int], int]:
-    """Code and stripes of what is to be copied. Raises CacheError where it is not there any
-    more.
+def like(table: Table, key: str, copy: str) -> tuple[list[int], int, set[str]]:
+    """Code and stripes of what is to be copied, and the nodes that have it or a copy already.
+    Raises CacheError where it is not there any more.
     """
     of = table.objects.get(key)
     if of is None or not of.committed or copy not in copy_names(key, of.version):
         raise CacheError(f"{key!r} was replaced, so that no copy of it is of use.")
-    return [of.shape.d, of.shape.wanted_p], of.shape.stripe_bytes
+    names = (key, *copy_names(key, of.version))
+    there = [entry for name in names if (entry := table.objects.get(name)) is not None]
+    nodes = {node for entry in there for node in entry.at.values()}
+    return [of.shape.d, of.shape.wanted_p], of.shape.stripe_bytes, nodes

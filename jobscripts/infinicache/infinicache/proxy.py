@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 
 from infinicache import moves
-from infinicache.arrivals import Arrivals, peer_of
+from infinicache.arrivals import NodeArrivals, peer_of
 from infinicache.codec import Code
 from infinicache.connection import Peers
-from infinicache.demand import Demand
+from infinicache.demand import KeyDemand
 from infinicache.entries import Entry
 from infinicache.hot import Heat, copy_names, is_copy, like, pick, readable
 from infinicache.mover import Mover
@@ -44,8 +44,8 @@ class Proxy:
 
     def __init__(self, peers: Peers, *, move_bytes_s: float = 200e6, reserve: float = 0.0) -> None:
         self.table = Table(reserve=reserve)
-        self.demand = Demand()
-        self._arrivals = Arrivals()
+        self.demand = KeyDemand()
+        self._arrivals = NodeArrivals()
         self._reserve = reserve
         self._mover = Mover(peers, lambda: self.table)
         self._rate = move_bytes_s
@@ -56,7 +56,7 @@ class Proxy:
         self._settled = asyncio.Event()
         self._settle_at = 0.0
         self._upkeep = Upkeep(self._mover, self._drop)
-        self._heat = Heat()
+        self.heat = Heat()
         self._writing: dict[str, float] = {}
         self.backup_of: dict[str, str] = {}
         """Node → the one that keeps copies of its chunks."""
@@ -101,7 +101,7 @@ class Proxy:
         self._members, self._leaving = tuple(members), frozenset(leaving)
         if not slots:
             self._slots, self._heard = set(), {}
-            self.table, self.demand = Table(reserve=self._reserve), Demand()
+            self.table, self.demand = Table(reserve=self._reserve), KeyDemand()
             self._settled.clear()
             return
         if (
@@ -203,15 +203,18 @@ class Proxy:
         self, key: str, size: int, code: list[int], stripe_bytes: int, copy: str = ""
     ) -> dict[str, Any]:
         await self._ready(key)
+        there: set[str] = set()
         if copy:
-            code, stripe_bytes = like(self.table, key, copy)
+            code, stripe_bytes, there = like(self.table, key, copy)
             key = copy
         async with self._lock(key):
             await self._invalidate(key)
             version = max(self.table.newest + 1, time.time_ns())
             evicted: list[Entry] = []
             try:
-                entry = self.table.begin(key, size, Code(*code), stripe_bytes, version, evicted)
+                entry = self.table.begin(
+                    key, size, Code(*code), stripe_bytes, version, evicted, there
+                )
             finally:
                 await self._drop(evicted)
             self._writing[key] = time.monotonic()
@@ -285,15 +288,15 @@ class Proxy:
         """
         await self._ready(key)
         now = time.monotonic()
-        self.demand.read(key, now)
         entry = of = self.table.objects.get(key)
+        self.demand.read(key, now, of.shape.size if of is not None else 0)
         if entry is None or of is None or not readable(of):
             return {"found": False}
         self.table.touch(of)
-        self._heat.read(key, of.shape.size, now)
+        self.heat.read(key, of.shape.size, now)
         another = ""
         if spread:
-            entry, another = pick(self.table, of, self._heat)
+            entry, another = pick(self.table, of, self.heat)
             self.table.touch(entry)
         return {
             "found": True,

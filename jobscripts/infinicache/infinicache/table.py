@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from infinicache.codec import Code, fit
@@ -108,9 +108,10 @@ class Table:
         stripe_bytes: int,
         version: int,
         evicted: list[Entry],
+        elsewhere: Collection[str] = (),
     ) -> Entry:
         """Place a new object. What has to be evicted for it is added to ``evicted``, to be dropped
-        on the nodes first.
+        on the nodes first. Nodes ``elsewhere`` get none of it where there are others.
 
         The previous version of ``key`` must have been removed. Raises Unavailable without nodes,
         TooLarge when it would not even fit alone.
@@ -142,6 +143,8 @@ class Table:
         self.newest = max(self.newest, version)
         entry = self.objects[key] = Entry(key, version, shape)
         self._clock[key] = None
+        others = [a for a in room if a not in elsewhere]
+        room = others if len(others) >= code.n else room
         prospects = {a: self.nodes[a].prospect for a in room}
         for index, node in enumerate(choose(room, code.n, prospects, {}, self.rng)):
             self.set_chunk(entry, index, node)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from windsr import WindsrError
 from windsr.fields import Fields
 from windsr.grids import block_mean
-from windsr.method import Case, Draw, Method, Network, mix
+from windsr.method import Draw, FineCase, Method, Network, mix
 from windsr.networks import Denoiser, RegressionUnet, ResidualDenoiser
 from windsr.patches import Scales, unit_of
 from windsr.presets import Preset
@@ -88,7 +88,7 @@ class Windsr(Method):
         """What the network is told of the noise."""
         return level
 
-    def _start(self, case: Case) -> torch.Tensor:
+    def _start(self, case: FineCase) -> torch.Tensor:
         """The fine field that the target is the difference to, m/s."""
         return case.base
 
@@ -104,7 +104,7 @@ class Windsr(Method):
         )
         return noised
 
-    def _predict(self, case: Case, draw: Draw, net: Any) -> torch.Tensor:
+    def _predict(self, case: FineCase, draw: Draw, net: Any) -> torch.Tensor:
         members, device = draw.members, case.low.device
         scheduler = self._scheduler(draw.scheduler)
         scheduler.set_timesteps(draw.steps or self.preset.sample_steps, device=device)
@@ -157,7 +157,7 @@ class Windsr(Method):
         return speed.reshape(len(case.low), members, *case.base.shape[-2:])
 
     def _guided(
-        self, case: Case, start: torch.Tensor, scheduler: Any, denoise: Any, x: Any, step: int
+        self, case: FineCase, start: torch.Tensor, scheduler: Any, denoise: Any, x: Any, step: int
     ) -> torch.Tensor:
         raise WindsrError(
             f"{self.name} cannot be guided by observations; the method windsr-edm can."
@@ -237,7 +237,7 @@ class WindsrEdm(Windsr):
         assert isinstance(net, ResidualDenoiser)
         return net.size / SIGMA_DATA
 
-    def _start(self, case: Case) -> torch.Tensor:
+    def _start(self, case: FineCase) -> torch.Tensor:
         found = self.frozen["mean"](self._condition(case.base, case.terrain, case.unit)).float()
         start: torch.Tensor = case.base + found * case.unit * self.scales.residual_std
         return start
@@ -295,7 +295,7 @@ class WindsrEdm(Windsr):
         return noised
 
     def _guided(
-        self, case: Case, start: torch.Tensor, scheduler: Any, denoise: Any, x: Any, step: int
+        self, case: FineCase, start: torch.Tensor, scheduler: Any, denoise: Any, x: Any, step: int
     ) -> torch.Tensor:
         """One Euler step along the score of the field given what was observed: Bayes' rule adds the
         gradient of the observations' likelihood, seen through the denoised field, to the model's

@@ -72,7 +72,7 @@ class Guidance:
 
 
 @dataclass(frozen=True)
-class Case:
+class FineCase:
     """Inputs of one prediction, all [n, 1, ...]: coarse wind and terrain; ``base``, the fine field
     it starts from (m/s); ``unit``, m/s that wind is divided by; a seed for each field; noise [n,
     members, H, W] to begin with, pixels held fast, observations that pull, where there are any.
@@ -146,11 +146,11 @@ class Method:
     def _interpolated(self, low: torch.Tensor) -> torch.Tensor:
         return interpolate(low, self.preset.factor, self.preset.constrained)
 
-    def _case_of(self, batch: Mapping[str, torch.Tensor]) -> Case:
+    def _case_of(self, batch: Mapping[str, torch.Tensor]) -> FineCase:
         """A batch of training as a case."""
         low = block_mean(batch["truth"], self.preset.factor)
         unit = unit_of(low, self.preset.relative)
-        return Case(low, batch["terrain"], self._interpolated(low), unit, ())
+        return FineCase(low, batch["terrain"], self._interpolated(low), unit, ())
 
     def build_on(self, mean: Method) -> None:
         """Take over a trained method that this one builds on. Raises WindsrError for methods that
@@ -207,7 +207,7 @@ class Method:
                 f"Coarse fields of {low.shape[-2]} × {low.shape[-1]} do not fit a terrain of {rows}"
                 f" × {columns} points; the model makes {self.preset.factor} of each."
             )
-        whole = Case(
+        whole = FineCase(
             low,
             terrain,
             self._interpolated(low) if base is None else base,
@@ -231,12 +231,12 @@ class Method:
             wanted = self.preset.constrained if draw.constrain is None else draw.constrain
             return restore_block_means(made, low, self.preset.factor) if wanted else made
 
-    def _predict(self, case: Case, draw: Draw, net: nn.Module | None) -> torch.Tensor:
+    def _predict(self, case: FineCase, draw: Draw, net: nn.Module | None) -> torch.Tensor:
         """Speeds [n, members, H, W], m/s, not negative."""
         raise NotImplementedError
 
 
-def _part(case: Case, part: slice) -> Case:
+def _part(case: FineCase, part: slice) -> FineCase:
     return replace(
         case,
         low=case.low[part],
@@ -253,7 +253,7 @@ def _part(case: Case, part: slice) -> Case:
     )
 
 
-def _filled(case: Case, multiple: int, factor: int) -> Case:
+def _filled(case: FineCase, multiple: int, factor: int) -> FineCase:
     """The case with its last rows and columns repeated up to sides of ``multiple`` pixels."""
     rows, columns = (-length % multiple for length in case.base.shape[-2:])
     if not rows and not columns:

@@ -212,8 +212,8 @@ class PatchQueue:
             row, column, side = tile.row // factor, tile.column // factor, size // factor
             low.append(self.inputs.low[k, row : row + side, column : column + side])
             terrain.append(self.inputs.terrain[tile.slices])
-            if self.inputs.base is not None:
-                base.append(self.inputs.base[k][tile.slices])
+            if (seen := self.seen(k)) is not None:
+                base.append(seen[tile.slices])
         on = [torch.from_numpy(np.stack(part)[:, None]).to(device) for part in (low, terrain)]
         noise = []
         for number in todo:
@@ -233,6 +233,22 @@ class PatchQueue:
             .numpy()
         )
         return sum(self.keep(number, members) for number, members in zip(todo, made, strict=True))
+
+    @lru_cache(maxsize=2)  # noqa: B019
+    def seen(self, field: int) -> NDArray[np.float32] | None:
+        """[H, W] m/s, the fine field that the patches of one time start from: with observations in
+        it, or interpolated as a whole, so that a patch's rim knows what is around it. None where
+        block means are not restored: interpolation would change what a patch is made from.
+        """
+        preset = self.method.preset
+        if self.inputs.base is not None:
+            own: NDArray[np.float32] = self.inputs.base[field]
+            return own
+        if not preset.constrained:
+            return None
+        low = torch.from_numpy(np.ascontiguousarray(self.inputs.low[field]))[None, None]
+        made: NDArray[np.float32] = interpolate(low, preset.factor, True)[0, 0].numpy()
+        return made
 
     @lru_cache(maxsize=2)  # noqa: B019
     def noise(self, field: int) -> torch.Tensor:

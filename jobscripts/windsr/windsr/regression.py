@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from windsr.method import Case, Draw, Method, Network
+from windsr.method import Draw, FineCase, Method, Network
 from windsr.networks import Critic, RegressionUnet, Rrdb, Srcnn
 from windsr.patches import Scales
 from windsr.presets import Preset
@@ -24,7 +24,7 @@ class Bicubic(Method):
 
     name = "bicubic"
 
-    def _predict(self, case: Case, draw: Draw, net: Any) -> torch.Tensor:
+    def _predict(self, case: FineCase, draw: Draw, net: Any) -> torch.Tensor:
         return case.base.clamp_min(0.0)
 
 
@@ -45,7 +45,7 @@ class SrcnnMethod(Method):
         wanted = self._target(batch["truth"], case.base, case.unit)
         return {"net": functional.mse_loss(found.float(), wanted)}
 
-    def _predict(self, case: Case, draw: Draw, net: Any) -> torch.Tensor:
+    def _predict(self, case: FineCase, draw: Draw, net: Any) -> torch.Tensor:
         found = net(self._condition(case.base, case.terrain, case.unit)).float()
         return self._speed(found, case.base, case.unit)
 
@@ -75,7 +75,7 @@ class Esrgan(Method):
         super().__init__(preset, scales, terrain)
         self.nets = {"net": Rrdb(preset, self._grounds), "critic": Critic(preset)}
 
-    def _made(self, case: Case, net: Any) -> torch.Tensor:
+    def _made(self, case: FineCase, net: Any) -> torch.Tensor:
         ground = self._ground(case.terrain)
         low = self._low(case.low, case.unit)
         made: torch.Tensor = net(low, torch.cat(ground, dim=1) if ground else None).float()
@@ -95,5 +95,5 @@ class Esrgan(Method):
             "critic": functional.softplus(critic(made.detach()) - real).mean(),
         }
 
-    def _predict(self, case: Case, draw: Draw, net: Any) -> torch.Tensor:
+    def _predict(self, case: FineCase, draw: Draw, net: Any) -> torch.Tensor:
         return self._speed(self._made(case, net), case.base, case.unit)

@@ -6,12 +6,12 @@ from itertools import accumulate
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from infinicache.demand import Demand, DemandCurve, worth
+from infinicache.demand import DemandCurve, KeyDemand, worth
 
 
 def played(stream, sizes, **options):
-    """A cache that puts what it misses, as seen by a Demand; and the distances it told."""
-    demand = Demand(half_life_s=float("inf"), **options)
+    """A cache that puts what it misses, as seen by a KeyDemand; and the distances it told."""
+    demand = KeyDemand(half_life_s=float("inf"), **options)
     there, told = set(), []
     for t, key in enumerate(stream):
         told.append(demand.read(key, float(t)))
@@ -80,7 +80,7 @@ def test_the_sample_is_bounded_and_the_slots_are_used_again():
     demand, told = played(stream, dict.fromkeys(stream, 10), sample=64)
     assert 0 < demand.share < 0.1
     assert sum(d is not None for d in told) > 200, "long after the first slots were used up"
-    demand = Demand(half_life_s=10.0)
+    demand = KeyDemand(half_life_s=10.0)
     demand.wrote("old", 1, 1, 0.0)
     for t in range(40_000):
         demand.read("new", float(t))
@@ -90,7 +90,7 @@ def test_the_sample_is_bounded_and_the_slots_are_used_again():
 
 
 def test_what_nobody_reads_any_more_fades():
-    demand = Demand(half_life_s=100.0)
+    demand = KeyDemand(half_life_s=100.0)
     for t in range(1000):
         demand.read("k", float(t))
         if not t:
@@ -101,7 +101,7 @@ def test_what_nobody_reads_any_more_fades():
 
 
 def test_what_was_deleted_is_no_hit():
-    demand = Demand()
+    demand = KeyDemand()
     demand.wrote("k", 10, 10, 0.0)
     assert demand.read("k", 1.0) == 10
     demand.forget("k")

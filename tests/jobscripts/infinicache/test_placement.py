@@ -2,7 +2,7 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from infinicache.arrivals import Arrivals, peer_of
+from infinicache.arrivals import NodeArrivals, peer_of
 from infinicache.entries import PoolNode
 from infinicache.placement import NOTHING_KNOWN, Prospect, bonds_of, choose
 
@@ -51,7 +51,7 @@ def test_as_many_distinct_nodes_as_there_are(nodes, count):
 
 
 def test_who_came_first_is_expected_to_stay_unless_the_site_foretells():
-    known = Arrivals()
+    known = NodeArrivals()
     known.came("a", "rack1n01", 300.0, 1000.0)
     known.came("b", "rack1n02", 0.0, 1000.0)
     assert known.prospect("a", 1000.0).lasts_s == 300.0

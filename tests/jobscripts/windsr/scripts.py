@@ -5,6 +5,7 @@ a fork can find it.
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,23 @@ def training_noted(folder: str, method: str, options: dict[str, Any]) -> None:
         return losses
 
     windsr_train.update = noting
+    training(folder, method, options)
+
+
+HELD = "held"
+
+
+def training_held(folder: str, method: str, options: dict[str, Any]) -> None:
+    """Trains three steps, says so by a file, and goes no further until it is killed."""
+    update = windsr_train.update
+
+    def holding(run: Any, *rest: Any) -> dict[str, float]:
+        if run.steps_done >= 3:
+            (Path(folder) / HELD).touch()
+            signal.pause()
+        return update(run, *rest)
+
+    windsr_train.update = holding
     training(folder, method, options)
 
 

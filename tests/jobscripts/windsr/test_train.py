@@ -36,13 +36,12 @@ def threads():
 
 def test_killed_and_started_again_it_equals_the_undisturbed_run_bit_by_bit(tmp_path):
     killed = tmp_path / "killed"
-    # A fork of the server that has torch imported; every step takes a second, so that it cannot be
-    # at its end before it is killed.
-    held = {"steps": STEPS, "snapshot_every": 0.0, "step_delay": 1.0}
-    run = forked.Process(target=scripts.training, args=(str(killed), "windsr", held))
+    # A fork of the server that has torch imported.
+    options = {"steps": STEPS, "snapshot_every": 0.0}
+    run = forked.Process(target=scripts.training_held, args=(str(killed), "windsr", options))
     run.start()
     try:
-        scripts.training(str(tmp_path / "undisturbed"), "windsr", {"steps": STEPS})
+        until(lambda: (killed / scripts.HELD).exists(), "three steps are done")
         until(lambda: (killed / SNAPSHOT).exists(), "a snapshot was taken")
     finally:
         run.kill()
@@ -50,6 +49,7 @@ def test_killed_and_started_again_it_equals_the_undisturbed_run_bit_by_bit(tmp_p
     assert run.exitcode == -signal.SIGKILL
     run.close()
     assert not (killed / MODEL).exists(), "it was to be killed before its end"
+    scripts.training(str(tmp_path / "undisturbed"), "windsr", {"steps": STEPS})
     said: list[str] = []
     train(TrainingRun("windsr", TINY, killed, steps=STEPS), scripts.small(), said.append)
     assert "from step 0 " not in said[0]

@@ -185,6 +185,20 @@ def test_a_job_in_the_middle_of_a_whole_is_not_outbid_for_shares():
     assert run(whole=True) == (2, 2), "as the plain plan has it"
 
 
+def test_what_a_job_in_the_middle_of_a_whole_grows_by_counts_as_its_party_does():
+    """It keeps its two nodes; the six that come are those of who got less."""
+    m = Machine(2, ShareSettings())
+    m.submit("x", "a", most=8, whole=True)
+    m.let(60.0)
+    ahead, behind = PartyService(30 * HOUR, 10 * HOUR, 10 * HOUR), PartyService(0.0, HOUR, HOUR)
+    m.controller.shares.restore({"a": ahead, "b": behind}, m.now)
+    m.submit("y", "b", most=6)
+    for k in range(6):
+        m.do(NodeJoined(f"m{k}"))
+    m.let(60.0)
+    assert (m.nodes("x"), m.nodes("y")) == (2, 6)
+
+
 def test_node_classes_count_what_they_are_said_to():
     m = Machine(0, ShareSettings(classes={"big": 4.0}))
     m.do(NodeJoined("b0", "big"))

@@ -6,6 +6,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from malletrain.identity.keys import (
+    LOGIN_LASTS_S,
     KeyFileError,
     KeyRing,
     new_pair,
@@ -74,6 +75,19 @@ def test_users_and_strangers(tmp_path):
     assert ring.identity(lease.public) == "lease:l1", "an agent does not become a user"
     ring.drop_lease("l1")
     assert ring.identity(lease.public) == f"stranger:{lease.public}"
+
+
+def test_a_login_has_to_be_repeated(tmp_path):
+    clock = [0.0]
+    ring = KeyRing(tmp_path, strangers=True, now=lambda: clock[0])
+    bob = new_pair().public
+    ring.accept_client(bob, "bob")
+    clock[0] = LOGIN_LASTS_S - 1.0
+    assert ring.identity(bob) == "client:bob"
+    clock[0] = LOGIN_LASTS_S
+    assert ring.identity(bob) == f"stranger:{bob}"
+    ring.accept_client(bob, "robert")
+    assert ring.identity(bob) == "client:robert"
 
 
 def test_a_user_has_one_key_for_the_daemons_of_sites(tmp_path, monkeypatch):

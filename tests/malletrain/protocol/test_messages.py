@@ -29,6 +29,7 @@ HONEST = [
     ),
     messages.StoreUp("j1", 3, "n1", 65535),
     messages.Drained("j1", 3, False, "No worker here takes snapshots."),
+    messages.Worth("j1", {1: 0.0, 16: 1e9}),
     messages.Released("j1"),
     messages.Leaving(0.0, "preempted"),
     messages.Progress("j1", 3, 1023, 4_194_304, 1e12, 10**9, 4096.0, 1.7e9, 1.7e9),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from malletrain.submission.error import SpecError
@@ -74,6 +76,14 @@ def test_submit(tmp_path):
     assert build(str(script), (), service=True, value=script, nodes="5").max_nodes == 5
 
 
+def test_auto_is_worth_a_little_until_its_process_says_more(tmp_path):
+    script = tmp_path / "script.py"
+    script.touch()
+    made = build(str(script), (), service=True, value=Path("auto"), nodes="2:16")
+    assert (made.mode, made.min_nodes, made.max_nodes) == ("service", 2, 16)
+    assert made.curve == {"2": 1.0}
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -94,3 +104,10 @@ def test_options_that_do_not_go_together(tmp_path, options, sentence):
     with pytest.raises(SpecError) as caught:
         build(str(script), (), **options)
     assert sentence in str(caught.value)
+
+
+def test_auto_needs_to_know_how_many_nodes(tmp_path):
+    script = tmp_path / "script.py"
+    script.touch()
+    with pytest.raises(SpecError, match="give --nodes MIN:MAX too"):
+        build(str(script), (), service=True, value=Path("auto"))

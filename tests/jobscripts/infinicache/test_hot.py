@@ -1,0 +1,162 @@
+"""What is read often: near caches, further copies, and memory that is shared with backups."""
+
+import pytest
+from infinicache import CacheError
+from infinicache.demand import worth
+from infinicache.hot import LEAST_READS, WINDOW_S, Heat, copy_name, copy_names, is_copy
+from infinicache.near import NearCache
+
+from tests.jobscripts.infinicache.pool import MIB, Pool, until
+from tests.jobscripts.infinicache.test_cache import data, run
+
+
+def test_the_near_cache_keeps_what_was_used_last():
+    near = NearCache(100)
+    for key in "abc":
+        near.put(key, 1, bytes(40), 0.0)
+    assert near.get("a") is None
+    assert near.get("b").value == bytes(40)
+    near.put("d", 1, bytes(40), 0.0)
+    assert near.get("c") is None, "b was used since"
+    near.put("b", 2, b"new", 0.0)
+    assert (near.get("b").version, near.used) == (2, 43)
+    near.put("large", 1, bytes(101), 0.0)
+    assert near.get("large") is None
+    near.drop("b")
+    near.drop("d")
+    assert near.used == 0
+
+
+def test_what_is_near_is_never_old():
+    async def work(make):
+        pool = make(6)
+        async with pool.cache(near_bytes=MIB, hedge_s=60.0) as cache, pool.cache() as other:
+            await cache.put("k", b"one")
+            served = []
+            for node in pool.nodes:
+                node.server.delay_s = lambda op: served.append(op) or 0.0
+            assert [await cache.get("k") for _ in range(3)] == [b"one"] * 3
+            assert served.count("get") == 1, "the chunk of a small object once, then none"
+            (await cache.get("k"))[:] = b"bad"
+            await other.put("k", b"two")
+            assert await cache.get("k") == b"two"
+            await other.delete("k")
+            assert await cache.get("k") is None
+            assert cache.counts["near"] == 3
+
+    run(work)
+
+
+def test_with_leave_to_be_late_the_near_cache_asks_nobody():
+    async def work(make):
+        pool = make(3)
+        async with pool.cache(near_bytes=MIB, near_s=1e6) as cache, pool.cache() as other:
+            await cache.put("k", b"one")
+            assert await cache.get("k") == b"one"
+            await other.put("k", b"two")
+            assert await cache.get("k") == b"one"
+            await cache.put("k", b"three")
+            assert await cache.get("k") == b"three", "what it put itself it knows"
+
+    run(work)
+
+
+def test_hot_is_what_makes_its_nodes_busier_than_the_others():
+    def heat(shares, reads=100):
+        made = Heat()
+        for key, share in shares.items():
+            for _ in range(reads * share):
+                made.read(key, 1000, 1.0)
+        made.read("later", 1, 1.0 + WINDOW_S)
+        return made
+
+    half = heat({"hot": 5, "cold": 5})
+    assert half.copies("hot", 10, 12, 32) == 0, "ten of 32 nodes serve half: 1.6 of the average"
+    assert half.copies("hot", 1, 3, 32) == 3, "one node serves half"
+    assert half.copies("hot", 10, 12, 100) == 2, "ten of a hundred serve half: 5 of the average"
+    assert half.copies("hot", 10, 12, 24) == 0
+    assert half.copies("cold", 1, 3, 2) == 0
+    assert heat({"hot": 1}, LEAST_READS - 1).copies("hot", 1, 3, 32) == 0, "too few reads to say"
+    assert Heat().copies("hot", 1, 3, 32) == 0
+
+
+def test_a_hot_object_is_read_from_more_nodes_and_never_from_an_old_copy():
+    async def work(make):
+        pool = make(12)
+        proxy = pool.nodes[0].proxy
+        async with pool.cache(code=(2, 1)) as cache:
+            now = [0.0]
+            read = proxy.heat.read
+            proxy.heat.read = lambda key, size, _: read(key, size, now[0])
+            await cache.put("k", data(1000))
+            first = set((await cache.stat("k")).nodes.values())
+            for _ in range(LEAST_READS + 1):
+                await cache.get("k")
+            now[0] += WINDOW_S
+            version = (await cache.stat("k")).version
+            while (there := len(proxy.table.objects)) < 3:
+                await cache.get("k")
+                assert len(proxy.table.objects) > there, "each get makes one"
+            assert set(proxy.table.objects) - {"k"} <= set(copy_names("k", version))
+            nodes = {a for e in proxy.table.objects.values() for a in e.at.values()}
+            assert len(nodes) == 9, "each copy is on nodes of its own"
+            assert first < nodes
+            served = set()
+            for node in pool.nodes:
+                node.server.delay_s = lambda op, a=node.address: (
+                    (served.add(a) if op == "get" else None) or 0.0
+                )
+            for _ in range(60):
+                assert await cache.get("k") == data(1000)
+            assert len(served) > 2, "the two nodes with the data chunks are not alone any more"
+            await cache.put("k", data(1000, 1))
+            assert [await cache.get("k") for _ in range(20)] == [data(1000, 1)] * 20
+            assert not any(is_copy(key) and str(version) in key for key in proxy.table.objects)
+            with pytest.raises(CacheError, match="the cache's own"):
+                await cache.put(copy_name("k", version, 1), b"x")
+
+    run(work)
+
+
+def test_backups_are_within_the_memory():
+    async def work(make):
+        pool = make(4, capacity=MIB, backup_s=0.02)
+        async with pool.cache(code=(1, 1)) as cache:
+            for i in range(30):
+                await cache.put(f"k{i}", data(MIB // 10, i))
+
+            async def copied():
+                return all(n.backups.store.used for n in pool.nodes)
+
+            await until(copied, "there are copies")
+            assert [n.capacity for n in proxy_nodes(pool)] == [MIB // 2] * 4
+            assert all(n.store.used + n.backups.store.used <= MIB for n in pool.nodes)
+
+    run(work)
+
+
+def proxy_nodes(pool: Pool):
+    return list(pool.nodes[0].proxy.table.nodes.values())
+
+
+def test_the_proxies_together_say_what_the_cache_is_asked_for():
+    async def work(make):
+        pool = make(6, proxies=2)
+        async with pool.cache(code=(2, 1)) as cache:
+            for i in range(20):
+                await cache.put(f"k{i}", data(3000, i))
+            for _ in range(3):
+                for i in range(20):
+                    await cache.get(f"k{i}")
+            await cache.stat("k0")
+            curves = await pool.nodes[0].demand()
+            assert sorted(curves) == [0, 1]
+            assert all(c.hits_s for c in curves.values())
+            # Twenty objects of 4,500 bytes, read in turn: 90,000 bytes hit always, half never.
+            of_all = worth(curves, 1.0, 1e6)
+            assert list(of_all) == [1]
+            assert of_all[1] > 0
+            assert worth(curves, 1.0, 30_000.0)[1] == 0.0
+            assert await pool.nodes[0].demand(observed_s=1e9) == {}
+
+    run(work)

@@ -1,0 +1,71 @@
+"""What the cache says of its worth, and when it says it anew."""
+
+import asyncio
+
+import pytest
+from infinicache.valuation import LEAST, at, differs, keep_telling
+
+from tests.jobscripts.infinicache.pool import until
+from tests.jobscripts.infinicache.test_cache import data, run
+
+
+class Group:
+    """A membership that hears what is said."""
+
+    def __init__(self):
+        self.said = []
+
+    def worth(self, nodes):
+        self.said.append(nodes)
+
+
+def test_between_sizes_it_is_read_off_as_a_plan_does():
+    values = {2: 10.0, 4: 30.0}
+    assert [at(values, k) for k in (1, 2, 3, 4, 9)] == [5.0, 10.0, 20.0, 30.0, 30.0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ({}, {1: LEAST}, True),
+        ({1: 10.0}, {1: 10.5}, False),
+        ({1: 10.0}, {1: 12.0}, True),
+        ({4: 40.0}, {2: 20.0, 4: 40.0}, False),
+        ({4: 40.0}, {2: 40.0}, True),
+        ({1: LEAST}, {1: LEAST}, False),
+    ],
+)
+def test_only_a_change_that_matters_is_said_anew(old, new, said):
+    assert differs(old, new) is said
+
+
+def test_one_process_speaks_for_all_of_what_clients_read_again():
+    async def work(make):
+        pool = make(4)
+        groups = [Group() for _ in pool.nodes]
+        async with pool.cache(code=(1, 1)) as cache:
+            for i in range(5):
+                await cache.put(f"k{i}", data(10_000, i))
+            told = [
+                asyncio.create_task(keep_telling(n, g, 1e9, every_s=0.01, observed_s=0.0))
+                for n, g in zip(pool.nodes, groups, strict=True)
+            ]
+
+            async def something():
+                return groups[0].said
+
+            first = await until(something, "it says what there is")
+            assert first[0] == {1: LEAST}, "nobody has read anything again"
+
+            async def more():
+                for i in range(5):
+                    await cache.get(f"k{i}")
+                return groups[0].said[-1][1] > 1000.0
+
+            await until(more, "what is read again is worth something")
+            for task in told:
+                task.cancel()
+            await asyncio.gather(*told, return_exceptions=True)
+        assert not any(g.said for g in groups[1:])
+
+    run(work)

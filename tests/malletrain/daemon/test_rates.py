@@ -1,0 +1,55 @@
+"""Requests wait for their turn, and too many are refused."""
+
+from __future__ import annotations
+
+import asyncio
+
+from malletrain.daemon.rates import BURST_S, MOST_USERS, MOST_WAITING, Rates
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_who_asks_too_often_waits_and_then_is_refused():
+    clock = Clock()
+    rates = Rates(10.0, {"olga"}.__contains__, clock)
+    saved_up = int(10 * BURST_S)
+    assert [rates.wait_s("ann") for _ in range(saved_up)] == [0.0] * saved_up
+    waits = [rates.wait_s("ann") for _ in range(MOST_WAITING)]
+    assert None not in waits[: MOST_WAITING - 1]
+    assert waits[0] == 0.1
+    assert waits[9] == 1.0
+    assert rates.wait_s("ann") is None
+    assert rates.wait_s("bob") == 0.0
+    assert rates.wait_s("olga") == 0.0
+    clock.now = 1.0  # ten have had their turn
+    assert sum(rates.wait_s("ann") is not None for _ in range(50)) in (9, 10)
+    clock.now = 1000.0
+    assert rates.wait_s("ann") == 0.0
+
+
+def test_a_client_that_waits_for_each_answer_is_never_refused():
+    clock, refused = Clock(), 0
+    rates = Rates(10.0, lambda user: False, clock)
+    for _ in range(1000):
+        wait = rates.wait_s("ann")
+        refused += wait is None
+        clock.now += wait or 0.0
+    assert not refused
+    assert clock.now > 90.0
+
+
+def test_users_are_forgotten_and_those_that_ask_are_not():
+    rates = Rates(10.0, lambda user: False, Clock())
+    for number in range(2 * MOST_USERS):
+        rates.wait_s("ann" if number % 100 == 0 else f"u{number}")
+    assert rates.wait_s("ann") > 0.0
+
+
+def test_there_is_a_turn_or_none():
+    rates = Rates(1e6, lambda user: False, Clock())
+    assert asyncio.run(rates.turn("ann"))

@@ -39,6 +39,7 @@ def names() -> list[str]:
         found += [
             str(file.relative_to(HERE))
             for file in sorted(folder.glob("*"))
-            if file.suffix in (".py", ".service", ".sh", ".toml", ".json", ".yml", ".yaml", ".erb")
+            if file.suffix
+            in (".py", ".conf", ".service", ".sh", ".toml", ".json", ".yml", ".yaml", ".erb")
         ]
     return found

@@ -7,6 +7,7 @@ with a seed that it prints. What the search finds becomes an explicit example of
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -64,6 +65,9 @@ which ``select`` refuses them.
 def pytest_runtest_teardown(item):
     held = os.listdir("/proc/self/fd")
     if len(held) > MOST_DESCRIPTORS:
+        gc.collect()
+        held = os.listdir("/proc/self/fd")
+    if len(held) > MOST_DESCRIPTORS:
         pytest.fail(f"{len(held)} descriptors are open; this test or one before it leaves them.")
 
 
@@ -76,9 +80,11 @@ def pytest_runtest_call():
     try:
         return (yield)
     finally:
-        if dict(os.environ) != before:
-            os.environ.clear()
-            os.environ.update(before)
+        for name in (before.keys() | os.environ.keys()) - {"PYTEST_CURRENT_TEST"}:
+            if name not in before:
+                del os.environ[name]
+            elif os.environ.get(name) != before[name]:
+                os.environ[name] = before[name]
 
 
 @pytest.fixture

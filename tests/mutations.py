@@ -45,7 +45,7 @@ class Mutator:
         for _ in range(rng.choice((0, 1, 1, 1, 1, 2, 2, 3, 3, 5))):
             self.change(fields)
         fields = {name: value for name, value in fields.items() if name not in self._without}
-        payload = msgspec.msgpack.encode({"type": kind.__name__, **fields})
+        payload = msgspec.msgpack.encode({"type": kind.__struct_config__.tag, **fields})
         if rng.random() < 0.1:
             payload = self._damaged(payload)
         if rng.random() < 0.02:
@@ -191,6 +191,11 @@ def request(mutator: Mutator, job: str) -> list[bytes]:
     return [
         wire.PROTOCOL,
         msgspec.msgpack.encode(
-            {"type": "Request", "id": rng.choice(("a", "b")), "op": op, "params": params}
+            {
+                "type": messages.Request.__struct_config__.tag,
+                "id": rng.choice(("a", "b")),
+                "op": op,
+                "params": params,
+            }
         ),
     ]

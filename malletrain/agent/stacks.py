@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -64,7 +65,7 @@ class StackReader:
             await asyncio.sleep(_LOOK_S)
             settled = all(sizes[p] < before[p] == _size(p) for p in workers)
         for path, pid in sorted(workers.items())[:MOST_WORKERS]:
-            own = int(path.name.removeprefix(STACKS_FILE))
+            own = _process(path.name)
             text = _since(path, sizes[path])
             rank = ranks.get(own, -1)
             state = "" if text else state_of(pid)
@@ -77,10 +78,11 @@ def holders(directory: Path) -> dict[Path, int]:
     """
     wanted = {}
     for path in directory.glob(f"{STACKS_FILE}*"):
-        if path.name.removeprefix(STACKS_FILE).isdigit():
+        if _process(path.name) >= 0:
             with contextlib.suppress(OSError):
-                status = path.stat()
-                wanted[status.st_dev, status.st_ino] = path
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode):
+                    wanted[status.st_dev, status.st_ino] = path
     found: dict[Path, int] = {}
     for entry in os.listdir("/proc") if wanted else ():
         if not entry.isdigit():
@@ -88,6 +90,9 @@ def holders(directory: Path) -> dict[Path, int]:
         with contextlib.suppress(OSError):
             for file in os.scandir(f"/proc/{entry}/fd"):
                 with contextlib.suppress(OSError):
+                    # What a file is on a file system that does not answer is not asked.
+                    if _process(os.path.basename(os.readlink(file.path))) < 0:
+                        continue
                     status = os.stat(file.path)
                     path_of = wanted.get((status.st_dev, status.st_ino))
                     if path_of is not None:
@@ -114,16 +119,25 @@ def state_of(pid: int) -> str:
     return "gone"
 
 
+def _process(name: str) -> int:
+    """The process id that a file of stacks is named by; -1: it is none."""
+    number = name.removeprefix(STACKS_FILE)
+    if number == name or not (number.isascii() and number.isdecimal()):
+        return -1
+    return int(number)
+
+
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
+        return path.lstat().st_size
     except OSError:
         return 0
 
 
 def _since(path: Path, offset: int) -> str:
     """What was written behind ``offset``; of much the beginning, where the newest thread is."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # the directory is the job's
+    with contextlib.suppress(OSError), os.fdopen(os.open(path, flags), "rb") as file:
         file.seek(offset)
         text = file.read(MOST_BYTES).decode("utf-8", "replace")
         return text.encode()[:MOST_BYTES].decode("utf-8", "ignore").strip()

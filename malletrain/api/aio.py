@@ -25,6 +25,7 @@ from malletrain.client.address import find
 from malletrain.client.aio import AsyncConnection
 from malletrain.client.exchange import TIMEOUT_S
 from malletrain.client.operations import Operation
+from malletrain.identity.keys import user_name
 from malletrain.protocol import env
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import (
@@ -110,7 +111,7 @@ class AsyncClient:
     async def requeue(self, job: str, args: Sequence[object] = ()) -> AsyncJob:
         """As :meth:`malletrain.Client.requeue`."""
         old = await self.do(operations.job(job))
-        return await self.submit_spec(requeued(old, args, time.time()))
+        return await self.submit_spec(requeued(old, args, time.time(), user_name()))
 
     async def submit_spec(self, spec: JobSpec) -> AsyncJob:
         """Submit a job that is put together already."""

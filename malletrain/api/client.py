@@ -18,6 +18,7 @@ from malletrain.api.options import SubmitOptions, spec_of
 from malletrain.client import Connection, Unreachable, operations
 from malletrain.client.exchange import TIMEOUT_S
 from malletrain.client.operations import Operation
+from malletrain.identity.keys import user_name
 from malletrain.protocol import env
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import EventView, NodeView, StatusView, UsageView
@@ -144,7 +145,9 @@ class Client:
         Raises:
             malletrain.submission.error.SpecError: it has not ended.
         """
-        return self.submit_spec(requeued(self.do(operations.job(job)), args, time.time()))
+        return self.submit_spec(
+            requeued(self.do(operations.job(job)), args, time.time(), user_name())
+        )
 
     def submit_spec(self, spec: JobSpec) -> Job:
         """Submit a job that is put together already."""

@@ -74,15 +74,13 @@ def requeue(
             found = [client.job(name).job for name in jobs]
         if not found:
             raise Refused("There is no failed job of yours.")
-        for job in found:
-            if job.owner != user_name():
-                raise Refused(f"Job {job.id} belongs to {job.owner}; only {job.owner} can do this.")
         now = time.time()
-        for job in found:
-            try:
-                new = client.submit(requeued(client.job(job.id), more, now))
-            except SpecError as error:
-                raise Refused(str(error)) from None
+        try:  # of all, before the first is submitted
+            specs = [(j, requeued(client.job(j.id), more, now, user_name())) for j in found]
+        except SpecError as error:
+            raise Refused(str(error)) from None
+        for job, spec in specs:
+            new = client.submit(spec)
             made.append(new)
             if not as_json:
                 click.echo(f"Submitted {new.name} as job {new.id}; it goes on where {job.id} was.")

@@ -136,10 +136,14 @@ class Core:
             raise
         finally:
             self._outbox.open = False
-        for peer in self._outbox.flush():
-            self._not_reached(peer)
-        self._count()
-        self._arm()
+        try:
+            for peer in self._outbox.flush():
+                self._not_reached(peer)
+            self._count()
+            self._arm()
+        except BaseException:
+            self.torn = True  # not all that was saved was told
+            raise
 
     def feed(self, event: Event) -> None:
         """Let the controller know, in this step or one of its own."""

@@ -48,6 +48,8 @@ class _Rhythm:
     """Since when the agents are asked; None: nobody hangs."""
     told: bool = False
     silent: tuple[int, ...] = ()
+    ended: set[int] = field(default_factory=set)
+    """Silent ranks of which no process was found while others went on."""
     stacks: dict[int, tuple[str, Stacks]] = field(default_factory=dict)
     """Rank → node and what it said; workers of unknown rank from -1 downwards."""
 
@@ -55,7 +57,7 @@ class _Rhythm:
         """Take what the job has reported."""
         if run.monitor.generation != self.generation:
             self.generation = run.monitor.generation
-            self.counts, self.heard = {}, {}
+            self.counts, self.heard, self.ended = {}, {}, set()
             self.calm()
         for rank, samples in run.monitor.by_rank().items():
             if self.counts.get(rank) != samples:
@@ -63,8 +65,14 @@ class _Rhythm:
                     self.pause = max(self.pause, now - self.heard[rank])
                     self.reports += 1
                 self.counts[rank], self.heard[rank] = samples, now
+                self.ended.discard(rank)
                 if rank in self.silent:
                     self.calm()
+
+    def silent_for(self, limit: float, now: float) -> tuple[int, ...]:
+        """The ranks that have said nothing for longer than ``limit`` seconds."""
+        late = (rank for rank, at in self.heard.items() if now - at > limit)
+        return tuple(sorted(rank for rank in late if rank not in self.ended))
 
     def shift(self, seconds: float) -> None:
         """Nobody could be heard for so long."""
@@ -124,24 +132,29 @@ class HungSteps:
         )
 
     def _judge(self, run: ActiveJob, rhythm: _Rhythm, now: float) -> None:
-        limit = max(self._core.config.jobs.hang_after, PAUSES * rhythm.pause)
         if rhythm.reports < LEAST_REPORTS:
             return
-        rhythm.silent = tuple(r for r, at in sorted(rhythm.heard.items()) if now - at > limit)
+        rhythm.silent = rhythm.silent_for(self._limit(rhythm), now)
         if not rhythm.silent:
             return
         rhythm.asked = now
         for node in run.rounds.members[:MOST_NODES]:
             self._core.agents.tell(node, ShowStacks(run.row.id, rhythm.generation))
 
+    def _limit(self, rhythm: _Rhythm) -> float:
+        return max(self._core.config.jobs.hang_after, PAUSES * rhythm.pause)
+
     def _tell(self, run: ActiveJob, rhythm: _Rhythm, now: float) -> None:
         """The agents had their time. A worker of which nothing is left has ended in order while
         others go on, which is no hang.
         """
         core, job, rhythm.told = self._core, run.row.id, True
-        everybody = len(rhythm.silent) == len(rhythm.heard)
+        rhythm.silent = rhythm.silent_for(self._limit(rhythm), now)
+        everybody = len(rhythm.silent) == len(rhythm.heard) - len(rhythm.ended)
         hung = [r for r in rhythm.silent if r in rhythm.stacks or everybody]
         if not hung:
+            rhythm.ended.update(rhythm.silent)
+            rhythm.calm()
             return
         silent = now - max(rhythm.heard[r] for r in hung)
         ranks = f"Rank {hung[0]}" if len(hung) == 1 else f"{len(hung)} workers"

@@ -17,7 +17,7 @@ from malletrain.core.events import Foretold, GapsSeen, LeaseNotTaken, LeaseNotYe
 from malletrain.core.lasting import cohorts
 from malletrain.core.restraint import Restraint
 from malletrain.daemon.batch import output_dir
-from malletrain.daemon.core import Core
+from malletrain.daemon.core import Core, CoreOver
 from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, UNHEARD, Departures
 from malletrain.daemon.lease_actions import LeaseDesk, ReclaimOver, ReleaseCall, TakeCall
 from malletrain.daemon.manners import Manners
@@ -310,6 +310,8 @@ class Leases:
 
     async def _call(self, call: Callable[[], T]) -> T:
         async with self._calls:
+            if self._core.failed.done():  # other parts take the place of these
+                raise CoreOver("These leases are in other hands.")
             self._under_way = asyncio.ensure_future(asyncio.to_thread(call))
             return await asyncio.shield(self._under_way)
 

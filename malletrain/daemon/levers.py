@@ -166,7 +166,8 @@ class Levers:
         except ConfigError as error:
             self._reloader.failed(str(error), user)
             raise RequestRefused(f"Nothing has changed. {error}") from None
-        told = self._reloader.apply(config, user)
+        with self._step():
+            told = self._reloader.apply(config, user)
         return {"sentence": sentence(told), **told}
 
     def _operator(self, user: str) -> None:

@@ -40,17 +40,31 @@ class Rates:
         """How long the next request of ``user`` waits, seconds; None: too many wait already."""
         if self._free(user):
             return 0.0
-        now, most = self._now(), self._rate * BURST_S
+        account = self._account(user)
+        if account.turns <= 1.0 - MOST_WAITING:
+            return None
+        account.turns -= 1.0
+        return max(0.0, -account.turns / self._rate)
+
+    def at_once(self, user: str) -> bool:
+        """Whether it is the turn of ``user`` now; if not, nothing is taken from later ones."""
+        if self._free(user):
+            return True
+        account = self._account(user)
+        if account.turns < 1.0:
+            return False
+        account.turns -= 1.0
+        return True
+
+    def _account(self, user: str) -> _Account:
+        now, most = self._now(), max(1.0, self._rate * BURST_S)
         account = self._accounts.pop(user, None) or _Account(most, now)
         self._accounts[user] = account
         if len(self._accounts) > MOST_USERS:
             self._accounts.pop(next(iter(self._accounts)))
         account.turns = min(most, account.turns + max(0.0, now - account.at) * self._rate)
         account.at = now
-        if account.turns <= 1.0 - MOST_WAITING:
-            return None
-        account.turns -= 1.0
-        return max(0.0, -account.turns / self._rate)
+        return account
 
     async def turn(self, user: str) -> bool:
         """Wait for the turn of ``user``; False: there is none, too many wait already."""

@@ -81,7 +81,7 @@ class Switchboard:
         role = sentence.partition(":")[0]
         sender = {"lease": "agent", "client": "client"}.get(role, "unknown")
         self._core.metrics.invalid_message(sender)
-        if not self._told.wait_s(sender):
+        if self._told.at_once(sender):
             log.warning("message refused", reason=sentence)
 
     def disconnected(self) -> None:
@@ -126,10 +126,13 @@ class Switchboard:
             failure.__cause__ = error
             core.fail(failure)
             return
-        with core.step():
-            core.audit.record(
-                EventKind.MESSAGE_FAILED, f"{mishap.sentence} Nothing else came of it."
-            )
+        try:
+            with core.step():
+                core.audit.record(
+                    EventKind.MESSAGE_FAILED, f"{mishap.sentence} Nothing else came of it."
+                )
+        except Exception as again:
+            core.fail(again)
 
     def _reply(
         self,

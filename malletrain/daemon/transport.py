@@ -66,6 +66,7 @@ class Transport:
     def __init__(self, keys: KeyPair, lookup: Callable[[str], str | None]) -> None:
         self._lookup = lookup
         self._receiver: Receiver | None = None
+        self._due = False
         self._context = zmq.Context()
         self._auth = ThreadAuthenticator(self._context)
         self._auth.start()
@@ -157,11 +158,17 @@ class Transport:
         finally:
             # ZeroMQ's descriptor is edge-triggered: sending may have swallowed the edge of a
             # message that came in meanwhile.
-            if self._loop:
-                self._loop.call_soon(self._receive)
+            self._soon()
         return True
 
+    def _soon(self) -> None:
+        """Receive in the loop's next turn; once, however often it is asked for."""
+        if self._loop and not self._due:
+            self._due = True
+            self._loop.call_soon(self._receive)
+
     def _receive(self) -> None:
+        self._due = False
         if self._receiver is None:
             return
         # The monitor wakes its reader once, whatever comes after: a wakeup lost would leave ends
@@ -178,8 +185,7 @@ class Transport:
             self._one(frames, self._receiver)
             if self._receiver is None:
                 return
-        assert self._loop is not None
-        self._loop.call_soon(self._receive)
+        self._soon()
 
     def _one(self, frames: list[Any], receiver: Receiver) -> None:
         peer = frames[0].bytes

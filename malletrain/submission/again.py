@@ -34,12 +34,16 @@ def again(spec: JobSpec, job: str, more: Sequence[str], now: float) -> JobSpec:
     return resuming(changed, job)
 
 
-def requeued(old: JobDetail, more: Sequence[object], now: float) -> JobSpec:
-    """As :func:`again`, of a job as the daemon shows it.
+def requeued(old: JobDetail, more: Sequence[object], now: float, user: str) -> JobSpec:
+    """As :func:`again`, of a job as the daemon shows it, for ``user``.
 
     Raises:
-        SpecError: it has not ended.
+        SpecError: it has not ended, or is somebody else's.
     """
+    if old.job.owner != user:
+        raise SpecError(
+            f"Job {old.job.id} belongs to {old.job.owner}; only {old.job.owner} can do this."
+        )
     if old.job.ended is None:
         raise SpecError(f"Job {old.job.id} ({old.job.name}) is {old.job.state}; it has not ended.")
     return again(msgspec.convert(old.spec, JobSpec), old.job.id, [str(word) for word in more], now)

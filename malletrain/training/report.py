@@ -33,6 +33,8 @@ from malletrain.protocol.worker_channel import (
 from malletrain.training import stacks
 from malletrain.training.busy import Busy
 
+_SAMPLES = "the number of samples of the step just finished, e.g. report(len(batch))"
+_BUSY = "as busy_s the seconds that this process worked in the step"
 SEND_INTERVAL_S = 0.05
 QUIET_S = 0.01
 """A report after which so long no other follows is sent by itself."""
@@ -216,11 +218,11 @@ def _at_exit() -> None:
     flush()
 
 
-def _usable(batch_size: object) -> float | None:
-    """The number in ``batch_size`` (a numpy scalar or a tensor of one element will do), or None
-    after telling the user.
+def _usable(given: object, what: str = _SAMPLES) -> float | None:
+    """The number in ``given`` (a numpy scalar or a tensor of one element will do) as one of
+    Python's own, or None after telling the user ``what`` is wanted.
     """
-    value: Any = batch_size
+    value: Any = given
     try:
         if not isinstance(value, int | float) and hasattr(value, "item"):
             value = value.item()
@@ -229,16 +231,11 @@ def _usable(batch_size: object) -> float | None:
             and not isinstance(value, bool)
             and 0 <= value <= _MOST_SAMPLES
         ):
-            return value
-        shown = repr(batch_size)[:60]
+            return value if type(value) is int else float(value)
+        shown = repr(given)[:60]
     except Exception:  # an odd object must not stop a training run
-        shown = f"an object of type {type(batch_size).__name__}"
-    tell(
-        "report() takes the number of samples of the step just finished, e.g. "
-        f"report(len(batch)), but got {shown}; "
-        "such reports are ignored.",
-        once="report",
-    )
+        shown = f"an object of type {type(given).__name__}"
+    tell(f"report() takes {what}, but got {shown}; such reports are ignored.", once=what)
     return None
 
 
@@ -262,7 +259,7 @@ def report(batch_size: float, busy_s: float | None = None) -> None:
             return
         batch_size = usable
     if busy_s is not None:
-        busy_s = _usable(busy_s)
+        busy_s = _usable(busy_s, _BUSY)
     worker = _worker or _connect()
     if worker is not None:
         worker.add(batch_size, busy_s)

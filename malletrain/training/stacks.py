@@ -30,7 +30,7 @@ def offer() -> None:
         return
     path = os.path.join(os.path.dirname(flags), f"{STACKS_FILE}{os.getpid()}")
     with contextlib.suppress(OSError, ValueError, RuntimeError):
-        if signal.getsignal(STACKS_SIGNAL) not in (signal.SIG_DFL, None):
+        if signal.getsignal(STACKS_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN, None):
             return
         flags_of_file = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         _file = os.fdopen(os.open(path, flags_of_file, 0o600), "wb", buffering=0)

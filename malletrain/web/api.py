@@ -204,7 +204,10 @@ class Routes:
     async def sweeps(self, request: Request) -> Response:
         """The sweeps of the user as whom the page runs; others see none."""
         mine = _viewer(request).all_of_it
-        return reply(await asyncio.to_thread(sweeps, self.home) if mine else [])
+        try:
+            return reply(await asyncio.to_thread(sweeps, self.home) if mine else [])
+        except SweepAway as error:
+            raise WebRefusal(503, str(error)) from None
 
     async def trials(self, request: Request, sweep: Sweep) -> Response:
         """The trials of a sweep, the best first."""

@@ -53,16 +53,21 @@ class SweepAway(Exception):
 
 
 def sweeps(home: Path) -> list[SweepView]:
-    """All sweeps kept in the state directory ``home``."""
+    """All sweeps kept in the state directory ``home``. Raises SweepAway."""
     try:
         from malletrain.sweep.ledger import summaries
         from malletrain.sweep.process import attended
     except ImportError:
         return []
-    with _storage(home) as storage:
-        if storage is None:
-            return []
-        return [_view(each, attended(home, each.name)) for each in summaries(storage)]
+    from malletrain.sweep.spec import SweepError
+
+    try:
+        with _storage(home) as storage:
+            if storage is None:
+                return []
+            return [_view(each, attended(home, each.name)) for each in summaries(storage)]
+    except SweepError as error:
+        raise SweepAway(str(error)) from None
 
 
 def trials(home: Path, name: str) -> list[TrialView]:
@@ -73,14 +78,14 @@ def trials(home: Path, name: str) -> list[TrialView]:
         from malletrain.sweep.spec import SweepError
     except ImportError:
         raise SweepAway("Sweeps need a package that is not here: malletrain[sweep].") from None
-    with _storage(home) as storage:
-        if storage is None:
-            raise SweepAway(f"There is no sweep '{name}'.")
-        try:
+    try:
+        with _storage(home) as storage:
+            if storage is None:
+                raise SweepAway(f"There is no sweep '{name}'.")
             ledger: Ledger = Ledger.open(storage, name)
             return [TrialView(**row) for row in results(ledger)]
-        except SweepError as error:
-            raise SweepAway(str(error)) from None
+    except SweepError as error:
+        raise SweepAway(str(error)) from None
 
 
 def _view(each: Summary, attended: bool) -> SweepView:

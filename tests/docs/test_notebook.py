@@ -38,7 +38,12 @@ def test_the_notebook_as_it_stands(tmp_path, monkeypatch):
         )
         (tmp_path / "work").mkdir()
         reader = NotebookClient(
-            book, km=kernel, timeout=600, resources={"metadata": {"path": tmp_path / "work"}}
+            book,
+            km=kernel,
+            timeout=600,
+            startup_timeout=600,
+            iopub_timeout=600,
+            resources={"metadata": {"path": tmp_path / "work"}},
         )
         asyncio.run(reader.async_execute(cleanup_kc=True))
     _, waited, shown, values, swept, best, table, jobs = code

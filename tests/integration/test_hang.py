@@ -13,15 +13,14 @@ import malletrain
 def wait_for_a_file_system_that_is_stuck():
     os.open("stuck", os.O_RDONLY)
 
-hangs = not os.path.exists("stuck")
-if hangs:
-    os.mkfifo("stuck")
 step = 0
 while not os.path.exists("enough"):
     time.sleep(0.05)
     malletrain.report(1)
     step += 1
-    if hangs and step == 40:
+    if step == 40:
+        if not os.path.exists("stuck"):
+            os.mkfifo("stuck")
         wait_for_a_file_system_that_is_stuck()
 """
 

@@ -48,7 +48,8 @@ def test_evolution_finds_its_cells_and_each_is_worth_what_it_is_worth_alone(tmp_
             )
         assert done.returncode == 0, (tmp_path / "engine.log").read_text() + made.daemon_log()
         with open_storage(f"sqlite:///{made.state}/sweeps.db") as storage:
-            trials = Ledger.open(storage, "evolution").trials()
+            ledger = Ledger.open(storage, "evolution")
+            trials, best = ledger.trials(), ledger.best()[0]
         with made.client() as client:
             jobs = {job.id: job for job in client.jobs()}
             specs = [client.job(job).spec for job in jobs]
@@ -59,7 +60,6 @@ def test_evolution_finds_its_cells_and_each_is_worth_what_it_is_worth_alone(tmp_
         for trial in trials:
             assert decode(trial.params["edges"], trial.params["ops"]).pruned()
             assert jobs[trial.user_attrs[JOB]].state in ("completed", "cancelled")
-        best = Ledger.open(storage, "evolution").best()[0]
         monkeypatch.delenv("RANK", raising=False)
         cell = ["--edges", str(best.params["edges"]), "--ops", str(best.params["ops"])]
         alone = train(arguments([*SMALL, *cell, "--data", str(made.work)]))

@@ -129,8 +129,8 @@ class Prometheus:
             {
                 **scrape,
                 "job_name": name,
-                "scrape_interval": "500ms",
-                "scrape_timeout": "500ms",
+                "scrape_interval": "2s",
+                "scrape_timeout": "2s",
                 "static_configs": [{"targets": [target], "labels": labels.get(name, {})}],
             }
             for name, target in targets.items()
@@ -246,7 +246,7 @@ def test_every_panel_returns_data(installed, tmp_path):
             f'malletrain_job_nodes{{exported_job="{job}"}}',
             "malletrain_jobs_ended_total",
         )
-        assert asked.ask(nodes) == [1.0]
+        made.until(lambda: asked.ask(nodes) == [1.0], "its node is shown")
         stop.touch()
         made.until_state(job, "completed")
         of_daemon = f'{ended}{{job="malletrain",state="completed"}}'

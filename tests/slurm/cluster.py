@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import random
 import shutil
 import signal
 import socket
@@ -21,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from tests import waiting
+from tests.ports import free_ports
 from tests.waiting import PATIENCE_S
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sinfo", "squeue", "sbatch", "scancel", "scontrol")
@@ -133,7 +133,7 @@ class SlurmCluster:
         """Start everything and wait until all nodes are idle."""
         for name in ("state", "spool", "run", "log"):
             (self.root / name).mkdir(parents=True, mode=0o755)
-        base, self.ports = _free_ports(len(self.nodes) + 2)
+        base, self.ports = free_ports(len(self.nodes) + 2)
         self.cluster_name, self.spare_port = f"test{base}", base + len(self.nodes) + 1
         self.options["storage"] = str(self.options["storage"]).format(
             root=self.root, port=self.spare_port
@@ -329,35 +329,3 @@ class SlurmCluster:
 
 
 _DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-
-
-BLOCK = 128
-"""Ports that a cluster has for itself; below those of outgoing connections."""
-
-
-def _free_ports(count: int) -> tuple[int, socket.socket]:
-    """The first of ``count`` free ports in a row, and a name in the kernel that keeps other tests
-    off them until it is closed.
-    """
-    assert count <= BLOCK
-    for base in random.sample(range(10000, 32700 - BLOCK, BLOCK), 100):
-        name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            name.bind(f"\0malletrain-test-ports-{base}")
-        except OSError:
-            name.close()
-            continue
-        sockets = []
-        try:
-            for port in range(base, base + count):
-                probe = socket.socket()
-                sockets.append(probe)
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(("127.0.0.1", port))
-            return base, name
-        except OSError:
-            name.close()
-        finally:
-            for probe in sockets:
-                probe.close()
-    raise AssertionError("there are no free ports")

@@ -21,7 +21,7 @@ from infinicache import isal
 from infinicache.codec import STRIPE_BYTES, Code, code_for, encode
 from infinicache.connection import CallFailed, ConnectionLost, Peers
 from infinicache.isal import Buffer
-from infinicache.near import NearCache
+from infinicache.near import NearCache, NearObject
 from infinicache.objects import CacheError, Receipt, Shape, Stat, Unavailable
 from infinicache.proxies import Proxies
 from infinicache.stripes import StripeLost, StripeReader
@@ -195,8 +195,11 @@ class AsyncCache:
 
     async def delete(self, key: str) -> bool:
         """Forget ``key``. Returns whether it was there."""
-        self._near.drop(key)
-        return bool((await self._proxies.ask(key, "delete", key=key))["found"])
+        self._near.changed(key)
+        try:
+            return bool((await self._proxies.ask(key, "delete", key=key))["found"])
+        finally:
+            self._near.changed(key)
 
     async def stat(self, key: str) -> Stat | None:
         """What the cache knows of ``key`` without reading it; None on a miss."""
@@ -265,9 +268,23 @@ class AsyncCache:
         code: tuple[int, int] | None,
         copy: str = "",
     ) -> Receipt:
+        if copy:
+            return await self._write(key, size, parts, code, copy)
+        self._near.changed(key)
+        try:
+            return await self._write(key, size, parts, code)
+        finally:
+            self._near.changed(key)
+
+    async def _write(
+        self,
+        key: str,
+        size: int,
+        parts: AsyncIterable[Buffer],
+        code: tuple[int, int] | None,
+        copy: str = "",
+    ) -> Receipt:
         wanted = Code(*code) if code else self._code or code_for(size)
-        if not copy:
-            self._near.drop(key)
         begun = await self._proxies.ask(
             key,
             "begin",
@@ -326,6 +343,13 @@ class AsyncCache:
         if near is not None and time.monotonic() - near.checked_at < self._near_s:
             self.counts["near"] += 1
             return bytearray(near.value)
+        read = self._near.reads(key)
+        try:
+            return await self._get_far(key, near, read)
+        finally:
+            self._near.done(key, read)
+
+    async def _get_far(self, key: str, near: NearObject | None, read: object) -> bytearray | None:
         for _ in range(ATTEMPTS):
             asked = time.monotonic()
             found = await self._find(key)
@@ -350,7 +374,7 @@ class AsyncCache:
                 start += length
             if good:
                 view.release()
-                if self._near.capacity:
+                if self._near.capacity and self._near.done(key, read):
                     self._near.put(key, version, value, asked)
                 if found.copy:
                     await self._copy(key, found.copy, value, shape.stripe_bytes)

@@ -67,7 +67,7 @@ class Heat:
         size, reads = self._last
         if reads[key] < LEAST_READS:
             return 0
-        busy = size[key] / size.total() * nodes / d
+        busy = size[key] / max(1, size.total()) * nodes / d
         return max(0, min(MOST_COPIES, int(busy / BUSY), nodes // n - 1))
 
 

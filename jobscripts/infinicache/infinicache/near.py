@@ -29,12 +29,34 @@ class NearCache:
         self.capacity = capacity
         self.used = 0
         self._objects: OrderedDict[str, NearObject] = OrderedDict()
+        self._reads: dict[str, set[object]] = {}
+        """Those under way since the key was changed last."""
 
     def get(self, key: str) -> NearObject | None:
         """What is here under ``key``, which is used now."""
         if (known := self._objects.get(key)) is not None:
             self._objects.move_to_end(key)
         return known
+
+    def reads(self, key: str) -> object:
+        """A read of ``key`` begins; what is returned names it."""
+        read = object()
+        self._reads.setdefault(key, set()).add(read)
+        return read
+
+    def done(self, key: str, read: object) -> bool:
+        """A read has ended; whether ``key`` was left as it was meanwhile by this process."""
+        under_way = self._reads.get(key, set())
+        same = read in under_way
+        under_way.discard(read)
+        if not under_way:
+            self._reads.pop(key, None)
+        return same
+
+    def changed(self, key: str) -> None:
+        """This process changes the object: neither what is here nor what is being read counts."""
+        self.drop(key)
+        self._reads.pop(key, None)
 
     def put(self, key: str, version: int, value: bytes | bytearray, now: float) -> None:
         """Keep a copy of what was read at ``now``."""

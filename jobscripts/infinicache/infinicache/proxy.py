@@ -204,11 +204,14 @@ class Proxy:
     ) -> dict[str, Any]:
         await self._ready(key)
         there: set[str] = set()
-        if copy:
-            code, stripe_bytes, there = like(self.table, key, copy)
-            key = copy
         async with self._lock(key):
-            await self._invalidate(key)
+            if copy:
+                code, stripe_bytes, there = like(self.table, key, copy)
+                if copy in self.table.objects:
+                    raise CacheError(f"Another reader of {key!r} makes that copy.")
+                key = copy
+            else:
+                await self._invalidate(key)
             version = max(self.table.newest + 1, time.time_ns())
             evicted: list[Entry] = []
             try:

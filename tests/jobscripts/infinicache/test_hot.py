@@ -61,6 +61,17 @@ def test_with_leave_to_be_late_the_near_cache_asks_nobody():
     run(work)
 
 
+def test_what_this_client_changes_while_it_reads_is_not_kept():
+    near = NearCache(100)
+    read = near.reads("k")
+    assert near.done("k", read)
+    first, second, other = near.reads("k"), near.reads("k"), near.reads("j")
+    near.changed("k")
+    late = near.reads("k")
+    assert [near.done("k", one) for one in (first, second, late)] == [False, False, True]
+    assert near.done("j", other)
+
+
 def test_hot_is_what_makes_its_nodes_busier_than_the_others():
     def heat(shares, reads=100):
         made = Heat()
@@ -78,6 +89,11 @@ def test_hot_is_what_makes_its_nodes_busier_than_the_others():
     assert half.copies("cold", 1, 3, 2) == 0
     assert heat({"hot": 1}, LEAST_READS - 1).copies("hot", 1, 3, 32) == 0, "too few reads to say"
     assert Heat().copies("hot", 1, 3, 32) == 0
+    empty = Heat()
+    for _ in range(LEAST_READS + 1):
+        empty.read("flag", 0, 1.0)
+    empty.read("later", 0, 1.0 + WINDOW_S)
+    assert empty.copies("flag", 1, 3, 32) == 0, "an object without bytes makes no node busy"
 
 
 def test_a_hot_object_is_read_from_more_nodes_and_never_from_an_old_copy():

@@ -20,6 +20,7 @@ import os, signal, sys, threading, time
 from malletrain.training import stacks
 stacks.offer()
 def deep_in_the_step():
+    print("here", flush=True)
     if sys.argv[1] == "call":
         os.open(sys.argv[2], os.O_RDONLY)
     if sys.argv[1] == "lock":
@@ -30,7 +31,6 @@ if sys.argv[1] == "child":
     if os.fork() == 0:
         stacks.withdraw()
         time.sleep(3600)
-print("here", flush=True)
 deep_in_the_step()
 """
 
@@ -110,3 +110,15 @@ def test_a_child_of_a_worker_is_no_worker(start, tmp_path):
     worker = start("child")
     worker.wait()
     until(lambda: not holders(tmp_path), "the child has closed the file")
+
+
+def test_what_is_no_file_of_stacks_holds_up_nobody(start, tmp_path):
+    worker = start("call")
+    os.mkfifo(tmp_path / "stacks.9")
+    reader = os.open(tmp_path / "stacks.9", os.O_RDONLY | os.O_NONBLOCK)
+    (tmp_path / "stacks.\u00b2").touch()
+    (tmp_path / "stacks.8").symlink_to(tmp_path / "flags")
+    try:
+        assert set(holders(tmp_path).values()) == {worker.pid}
+    finally:
+        os.close(reader)

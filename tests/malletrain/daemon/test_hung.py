@@ -147,6 +147,12 @@ def test_one_rank_that_has_ended_in_order_does_not_hang():
     site.say("a", 0, text=STACK.format(what="step"))
     site.train(site.now + 10 * LEAST, ranks=(0,))
     assert not site.events
+    assert len(site.asked) == 2, "both nodes, once"
+    site.silence(2 * LEAST)
+    site.say("a", 0, text=STACK.format(what="step"))
+    site.silence(ANSWER_S + 1.0)
+    [(_, data)] = site.events
+    assert data["ranks"] == [0], "the one that was left hangs now"
 
 
 @pytest.mark.parametrize("trouble", ["rescale", "unreachable", "deaf"])

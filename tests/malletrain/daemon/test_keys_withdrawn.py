@@ -26,7 +26,8 @@ def test_a_revoked_key_is_out_and_a_new_one_in(tmp_path):
     old, others = USERS["ann"].public, (tmp_path / "users").read_text()
     with running.client("ann") as client, running.client("bob") as bob:
         assert client.job(job).job.owner == "ann"
-        (tmp_path / "users").write_text(others.replace(old, new.public))
+        (tmp_path / "users.new").write_text(others.replace(old, new.public))
+        (tmp_path / "users.new").replace(tmp_path / "users")
         until(lambda: refused(client), "the old key is out")
         with pytest.raises(ClientError):
             client.cancel([job])

@@ -55,7 +55,7 @@ def world(tmp_path):
 
 def test_a_message_that_tears_a_step_costs_itself_and_the_job_goes_on(world):
     service = world.daemon.service
-    service.core.rounds.act = broken
+    service.core.runs[world.job].rounds.drained = broken
     world.agent.say(messages.Drained(world.job, world.running.generation, True))
     world.begun_anew(service)
     world.agent.hear(messages.WhoAreYou)
@@ -106,12 +106,18 @@ def test_who_sends_it_again_and_again_is_not_heard_in_it_but_in_all_else(world):
 def test_a_request_that_tears_a_step_can_be_made_again(world):
     service = world.daemon.service
     with world.daemon.client("ann") as client:
-        service.core.store.update_job, kept = broken, service.core.store.update_job
+        store = service.core.store
+        kept = store.update_job
+
+        def once(*arguments, **options):
+            store.update_job = kept
+            broken()
+
+        store.update_job = once
         with pytest.raises(ClientError) as failed:
             client.cancel([world.job])
         assert failed.value.code == "internal"
         world.begun_anew(service)
-        world.daemon.service.core.store.update_job = kept
         assert world.daemon.job(world.job).state == "running"
     assert world.counted("client") == 1
     assert "cancel of the client of ann" in world.failures()[0].sentence

@@ -43,6 +43,16 @@ def test_a_client_that_waits_for_each_answer_is_never_refused():
     assert clock.now > 90.0
 
 
+def test_who_does_not_wait_is_told_now_and_then_and_owes_nothing():
+    clock = Clock()
+    rates = Rates(0.1, lambda sender: False, clock)
+    assert [rates.at_once("agent") for _ in range(1000)].count(True) == 1
+    clock.now = 9.0
+    assert not rates.at_once("agent")
+    clock.now = 10.5
+    assert [rates.at_once("agent") for _ in range(1000)].count(True) == 1
+
+
 def test_users_are_forgotten_and_those_that_ask_are_not():
     rates = Rates(10.0, lambda user: False, Clock())
     for number in range(2 * MOST_USERS):

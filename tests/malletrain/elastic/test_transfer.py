@@ -164,13 +164,21 @@ def test_an_optimizer_before_its_first_step_needs_no_memory():
     assert described([optimizer]) == "[]"
 
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Of mallopt(3)."""
+
+
 def _faults_of_a_second_use(keep):
     """Page faults when 40 MB are allocated that were freed before; in a process of its own."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        kept = keep_freed() if keep else True
         libc = ctypes.CDLL(None)
+        # As in a process that has just begun: what this one freed before has moved its thresholds.
+        libc.malloc_trim(0)
+        libc.mallopt(M_TRIM_THRESHOLD, 128 << 10)
+        libc.mallopt(M_MMAP_THRESHOLD, 128 << 10)
+        kept = keep_freed() if keep else True
         libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
         for _ in range(2):
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

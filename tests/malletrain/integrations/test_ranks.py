@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import pytest
 from malletrain.protocol.worker_channel import DrainDone, WorkerProgress
 from tests.malletrain.agent.node_side import alive, eventually
 from tests.malletrain.training.worker_side import FakeAgent
+from tests.ports import free_ports
 
 STEPS = 40
 HOME = Path(__file__).parents[3]
@@ -39,9 +39,7 @@ class Ranks:
     ) -> None:
         self.folder = folder
         self.agents = [FakeAgent() for _ in range(world)]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port, self._port = free_ports(1)
         self.workers: list[int] = []
         assert server.stdin is not None
         assert server.stdout is not None
@@ -95,6 +93,7 @@ class Ranks:
         ]
 
     def close(self) -> None:
+        self._port.close()
         for pid in filter(alive, self.workers):
             os.kill(pid, signal.SIGKILL)
         for agent in self.agents:

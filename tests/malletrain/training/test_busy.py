@@ -5,6 +5,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import malletrain
@@ -19,16 +20,19 @@ def clock(monkeypatch):
     # Other tests of this process may have imported it.
     monkeypatch.setattr("malletrain.training.busy._ELSEWHERE", ("not_a_library",))
     made = BusyClock()
+    if not made.read():
+        made.close()
+        pytest.skip("this kernel does not tell for how long a thread ran")
     yield made
     made.close()
 
 
 def test_work_counts(clock):
     before, own = clock.read(), time.thread_time()
-    while time.thread_time() - own < 0.02:
+    while time.thread_time() - own < 0.2:
         pass
     worked = time.thread_time() - own
-    assert clock.read() - before >= 0.9 * worked  # the kernel brings it up to date at each tick
+    assert clock.read() - before >= 0.5 * worked  # the kernel brings it up to date at each tick
 
 
 def test_a_wait_does_not(clock):
@@ -66,6 +70,11 @@ def test_what_the_script_says_goes_first():
 def test_reports_carry_it(monkeypatch):
     with as_worker(monkeypatch) as agent:
         malletrain.report(8)
+        began = time.thread_time()
+        while time.thread_time() - began < 0.1:
+            pass
+        malletrain.report(8)
+        report.flush()
         assert agent.received(WorkerProgress)[-1].busy > 0
         malletrain.report(8, busy_s=1.5)
         malletrain.report(8, busy_s=0.5)
@@ -73,4 +82,9 @@ def test_reports_carry_it(monkeypatch):
         assert agent.received(WorkerProgress)[-1].busy == 2.0
         malletrain.report(8, busy_s="long")
         report.flush()
-        assert agent.received(WorkerProgress)[-1].steps == 4
+        assert agent.received(WorkerProgress)[-1].steps == 5
+        malletrain.report(np.int64(8), busy_s=np.float64(0.5))
+        malletrain.report(np.float64(8.0), busy_s=np.float32(0.5))
+        report.flush()
+        last = agent.received(WorkerProgress)[-1]
+        assert (last.steps, last.busy) == (7, 3.0)

@@ -48,7 +48,7 @@ def test_viewers_and_daemons_come_and_go(tmp_path):
             before = open_ones()
             daemon.stop()
             until(lambda: web.get("machine")["away"], "the page misses the daemon")
-            assert web.ask("jobs/j1").status == 503
+            until(lambda: web.ask("jobs/j1").status == 503, "and says so")
             daemon = FakeDaemon(state, daemon.answers)
             until(lambda: not web.get("machine")["away"], "it found the next one")
             for _ in range(4):

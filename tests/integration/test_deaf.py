@@ -25,6 +25,7 @@ def test_a_daemon_that_was_stopped_for_longer_than_agents_may_be_silent_adopts_t
     script = embedded.script("steps.py", STEPS)
     job = embedded.submit(script, nodes=(3, 3), nproc_per_node=1)
     embedded.until_samples(job, 30)
+    embedded.until(lambda: len(pids(embedded)) == 3, "all three workers train")
     before, workers = embedded.job(job), pids(embedded)
     rounds = len(embedded.events("round-formed", job))
     assert before.state == "running"

@@ -56,6 +56,7 @@ def test_operators_pause_drain_and_exclude(tmp_path):
         made.until(lambda: nodes(made)["n2"].state not in ("job", "leaving", "free"), "it is free")
         made.kill_daemon()
         made.start_daemon()
+        made.until(lambda: made.job(job).nodes == ("n1",), "the job is adopted")
         polled(made)
         assert nodes(made)["n2"].lease == ""
         assert any(rule == "operator" and not good for rule, good, _ in nodes(made)["n2"].rules)
@@ -65,7 +66,7 @@ def test_operators_pause_drain_and_exclude(tmp_path):
 
         # All of them, for a moment; then everything goes on by itself.
         with made.client() as client:
-            soon = client.status().now + 1.0
+            soon = client.status().now + 5.0
         do(made, "drain", nodes=["*"], until=soon)
         made.until(lambda: made.events("node-resumed")[1:], "the time is up")
         made.until(lambda: len(made.job(job).nodes) == 2, "it came back")

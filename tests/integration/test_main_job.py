@@ -50,7 +50,9 @@ go on, so that it is there for what is done to it.
 
 def test_a_job_trains_and_completes(embedded):
     script = embedded.script("steady.py", STEADY)
-    job = embedded.submit(script, nodes=(2, 2), env={"SECONDS": "1.5"})
+    job = embedded.submit(script, nodes=(2, 2), env={"SECONDS": "3600"})
+    embedded.until_samples(job, 2 * 8 * 20)
+    (embedded.work / "stop").touch()
     done = embedded.until_state(job, "completed", "failed")
     assert done.state == "completed", embedded.show(job).failure
     assert done.metrics == {"accuracy": 0.5}

@@ -107,6 +107,7 @@ def test_the_api_shows_and_does_what_the_command_line_does(tmp_path):
         made.start_daemon()
         made.until(lambda: not web.get("machine")["away"], "the page finds the new daemon")
         assert web.get("machine")["status"]["pid"] == made.daemon.pid
+        made.until(lambda: web.ask(f"jobs/{job}").status == 200, "what was asked before is old")
         assert web.get(f"jobs/{job}")["job"]["state"] == "cancelled"
         stop.touch()
         made.until_state(second.data["id"], "completed")

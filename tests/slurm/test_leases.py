@@ -331,9 +331,10 @@ def test_a_hundred_gaps_at_once_are_taken_at_the_sites_pace(cluster):
     """A job of the whole machine ends, as after a drain."""
     slurm = cluster(100)
     one = scavenger(slurm, submit_rate=25.0, submit_burst=30, rules=GapRules(max_at_once=60))
-    main = slurm.submit("sleep 3", "--nodes=100", "--exclusive", "--time=1")
+    main = slurm.submit("sleep 600", "--nodes=100", "--exclusive", "--time=20")
     slurm.until(lambda: slurm.jobs()[main][0] == "RUNNING", "the main job has the machine")
     assert gaps(one) == []
+    slurm.run("scancel", main)
     slurm.until(lambda: slurm.states().count("idle") == 100, "all nodes are idle")
     leases, asked, begin = [], 0, time.monotonic()
     while len(leases) < 100:

@@ -118,6 +118,7 @@ def test_troubles_of_the_machine_lose_no_job(cluster, root):
         victim, (_, node, _) = next(iter(slurm.leases().items()))
         slurm.run("scancel", victim)
         site.until(lambda: victim not in slurm.leases(), "the lease is over")
+        site.until(lambda: len(site.events("round-formed", job)) > rounds, "the job goes on")
         trains_on("after scancel")
         # A node drained while it is leased: it is used until the lease ends, and no gap afterwards.
         node = site.job(job).nodes[0]

@@ -194,7 +194,7 @@ def test_one_that_nobody_uses_ends_and_is_begun_again_when_it_is_wanted(daemon, 
     agent = start()
     job = warm_python()
     keys = warm_up(daemon, job, idle_s=0.0)
-    daemon.until(lambda: said(daemon) == keys, "the Python is warm")
+    daemon.expect("n0", messages.Warm, keys=keys)
     daemon.until(lambda: said(daemon) == (), "it has ended")
     eventually(lambda: not servers(agent), "nothing of it is left")
     since = len(daemon.seen)

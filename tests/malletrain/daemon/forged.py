@@ -91,7 +91,9 @@ class Imagined:
     def of(self, owner: str | None) -> list[str]:
         """The leases asked for as this user."""
         return [
-            lease for lease, r in self.requests.items() if r.owner == owner and lease in self.leases
+            lease
+            for lease, r in list(self.requests.items())
+            if r.owner == owner and lease in self.leases
         ]
 
 

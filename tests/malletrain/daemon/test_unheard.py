@@ -6,7 +6,7 @@ from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
 def test_a_lease_whose_agent_never_reports_is_cancelled_and_another_node_taken(tmp_path):
     machine = Imagined("n0", "n1")
-    daemon = RunningDaemon(tmp_path, machine, allocation='lease_wait = "1 s"')
+    daemon = RunningDaemon(tmp_path, machine, allocation='lease_wait = "5 s"')
     heard = None
     try:
         daemon.submit("ann")
@@ -18,7 +18,7 @@ def test_a_lease_whose_agent_never_reports_is_cancelled_and_another_node_taken(t
         assert machine.requests[silent].node != machine.requests[other].node
         [told] = [e for e in daemon.events() if e.kind == "lease-unheard"]
         assert (told.node, told.lease) == (machine.requests[silent].node, silent)
-        assert "has not reported for 1 s" in told.sentence
+        assert "has not reported for 5 s" in told.sentence
         assert f"~ann/.local/state/malletrain/leases/{silent}.out" in told.sentence
         assert daemon.daemon.endpoint.rpartition(":")[2] in told.sentence
         until(

@@ -15,10 +15,10 @@ from tests.waiting import PATIENCE_S, until
 def gone(pid):
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except (ProcessLookupError, FileNotFoundError):
         return True
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_foreign_folder_is_not_emptied(tmp_path):

@@ -20,7 +20,8 @@ def records(folder: Path) -> list[dict]:
     return [
         json.loads(line)
         for path in folder.glob("steps-*")
-        for line in path.read_text().splitlines()
+        for line in path.read_text().splitlines(keepends=True)
+        if line.endswith("\n")  # the last one may be under way, or for ever in pieces
     ]
 
 

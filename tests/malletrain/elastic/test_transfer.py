@@ -27,7 +27,7 @@ class Mail:
     """Point-to-point messages between threads, as torch.distributed has them between processes."""
 
     def __init__(self):
-        self.boxes = defaultdict(queue.Queue)
+        self.boxes = {(a, b): queue.Queue() for a in range(4) for b in range(4)}
         self.mine = threading.local()
         self.most = defaultdict(int)
         self.under_way = defaultdict(int)

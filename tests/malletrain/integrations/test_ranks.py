@@ -123,10 +123,13 @@ def server(library, tmp_path):
 def test_a_drain_that_only_rank_0_hears_of_has_both_save_and_stop_at_the_same_step(
     server, tmp_path, library
 ):
+    (tmp_path / "limit").write_text("20")
     first = Ranks(server, tmp_path, 1)
     try:
         first.until(1, "some steps", lambda m: isinstance(m, WorkerProgress) and m.steps >= 3)
         first.agents[0].flags.request_drain(7)
+        (tmp_path / "limit.new").write_text(str(STEPS))
+        os.replace(tmp_path / "limit.new", tmp_path / "limit")
         first.until(
             0, "the answer", lambda m: isinstance(m, DrainDone) and m.saved and m.number == 7
         )

@@ -4,6 +4,7 @@ the jobs of another.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -16,6 +17,7 @@ import pytest
 from tests.integration.test_main_job import STEADY
 from tests.slurm import guests
 from tests.slurm.site import slurm_site
+from tests.waiting import until
 
 
 class User:
@@ -112,16 +114,21 @@ def test_the_jobs_of_two_users_share_the_idle_nodes_each_as_its_owner(cluster, r
             )
             for each, user in ((job, ann), (other, bob)):
                 assert {owners[node] for node in site.job(each).nodes} == {user.name}
-            of_users = {
-                p.uids().real: p
-                for p in slurm.jobs_processes()
-                if "steady.py" in " ".join(_line(p))
-            }
-            assert set(of_users) == {ann.uid, bob.uid}
+
+            def workers():
+                """User → what it runs and with what environment, of the workers there are now."""
+                found = {}
+                for p in slurm.jobs_processes():
+                    with contextlib.suppress(psutil.Error):
+                        if "steady.py" in " ".join(_line(p)):
+                            found[p.uids().real] = (_line(p), p.environ())
+                return found if set(found) == {ann.uid, bob.uid} else None
+
+            of_users = until(workers, "both train, and nobody else")
             for user in (ann, bob):
-                own = of_users[user.uid]
-                assert str(user.home / "steady.py") in _line(own)
-                assert "MALLETRAIN_LEASE_KEY" not in own.environ()
+                command, environment = of_users[user.uid]
+                assert str(user.home / "steady.py") in command
+                assert "MALLETRAIN_LEASE_KEY" not in environment
 
             # Each has "one" as the name of a job; of another's job there is little to see and
             # nothing to do.

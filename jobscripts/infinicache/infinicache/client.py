@@ -254,7 +254,7 @@ class AsyncCache:
     async def _copy(self, key: str, name: str, value: Buffer, stripe_bytes: int) -> None:
         """Put a further copy of a hot object, for whoever reads it next."""
         try:
-            await self._put(
+            await self._write(
                 key, len(value), self._parts(memoryview(value), stripe_bytes), None, name
             )
         except CacheError as error:  # it was replaced meanwhile, or there is no room
@@ -266,10 +266,7 @@ class AsyncCache:
         size: int,
         parts: AsyncIterable[Buffer],
         code: tuple[int, int] | None,
-        copy: str = "",
     ) -> Receipt:
-        if copy:
-            return await self._write(key, size, parts, code, copy)
         self._near.changed(key)
         try:
             return await self._write(key, size, parts, code)

@@ -2,12 +2,15 @@
 
 import pytest
 from infinicache import CacheError
+from infinicache.connection import Peers
 from infinicache.demand import worth
 from infinicache.hot import LEAST_READS, WINDOW_S, Heat, copy_name, copy_names, is_copy
 from infinicache.near import NearCache
+from infinicache.proxies import Proxies
 
-from tests.jobscripts.infinicache.pool import MIB, Pool, until
+from tests.jobscripts.infinicache.pool import KEY, MIB, Pool, until
 from tests.jobscripts.infinicache.test_cache import data, run
+from tests.waiting import PATIENCE_S
 
 
 def test_the_near_cache_keeps_what_was_used_last():
@@ -174,5 +177,24 @@ def test_the_proxies_together_say_what_the_cache_is_asked_for():
             assert of_all[1] > 0
             assert worth(curves, 1.0, 30_000.0)[1] == 0.0
             assert await pool.nodes[0].demand(observed_s=1e9) == {}
+
+    run(work)
+
+
+def test_one_reader_makes_a_copy_and_leaves_one_that_is_there():
+    async def work(make):
+        pool = make(6)
+        proxy = pool.nodes[0].proxy
+        async with pool.cache(code=(2, 1)) as cache:
+            await cache.put("k", data(1000))
+            name = copy_name("k", (await cache.stat("k")).version, 1)
+            asked = {"key": "k", "size": 1000, "code": [2, 1], "stripe_bytes": 1000, "copy": name}
+            peers = Peers(KEY)
+            proxies = Proxies([node.address for node in pool.nodes], peers, PATIENCE_S)
+            first = await proxies.ask("k", "begin", **asked)
+            with pytest.raises(CacheError, match="Another reader"):
+                await proxies.ask("k", "begin", **asked)
+            assert proxy.table.objects[name].version == first["version"]
+            peers.close()
 
     run(work)

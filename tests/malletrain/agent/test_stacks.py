@@ -17,11 +17,14 @@ from tests.waiting import PATIENCE_S, until
 
 WORKER = """
 import os, signal, sys, threading, time
+from malletrain.protocol.stacks_file import STACKS_SIGNAL
 from malletrain.training import stacks
+if sys.argv[1] == "forked":  # by one that had offered, and withdrew
+    signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
 stacks.offer()
 def deep_in_the_step():
     print("here", flush=True)
-    if sys.argv[1] == "call":
+    if sys.argv[1] in ("call", "forked"):
         os.open(sys.argv[2], os.O_RDONLY)
     if sys.argv[1] == "lock":
         lock = threading.Lock()
@@ -110,6 +113,12 @@ def test_a_child_of_a_worker_is_no_worker(start, tmp_path):
     worker = start("child")
     worker.wait()
     until(lambda: not holders(tmp_path), "the child has closed the file")
+
+
+def test_a_worker_whose_parent_was_one_offers_too(start, tmp_path):
+    worker = start("forked")
+    until(lambda: holders(tmp_path) or worker.poll() is not None, "it has offered or ended")
+    assert ready(worker.pid)
 
 
 def test_what_is_no_file_of_stacks_holds_up_nobody(start, tmp_path):

@@ -91,6 +91,21 @@ def test_a_message_that_fails_outside_of_a_step_costs_nothing_else(world):
     assert world.daemon.service is service
 
 
+def test_where_even_that_cannot_be_written_down_the_parts_are_made_anew(world):
+    service = world.daemon.service
+    audit, kept = service.core.audit, service.core.audit.record
+
+    def once(*arguments, **options):
+        audit.record = kept
+        broken()
+
+    service.core.runs[world.job].monitor.mark = broken
+    audit.record = once
+    world.agent.say(messages.Mark(world.job, world.running.generation, 0, "import", 1.0))
+    world.begun_anew(service)
+    assert world.daemon.job(world.job).state == "running"
+
+
 def test_who_sends_it_again_and_again_is_not_heard_in_it_but_in_all_else(world):
     world.daemon.service.core.runs[world.job].monitor.mark = broken
     mark = messages.Mark(world.job, world.running.generation, 0, "import", 1.0)

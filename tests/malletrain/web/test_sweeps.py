@@ -49,3 +49,13 @@ def test_a_sweep_is_shown_as_the_ledger_has_it(tmp_path):
         with pytest.raises(SweepAway, match="other"):
             trials(tmp_path, "other")
     assert descriptors() <= before
+
+
+def test_a_database_that_cannot_be_read_is_said(tmp_path):
+    (tmp_path / "sweeps.db").write_bytes(b"no database at all" * 100)
+    before = descriptors()
+    with pytest.raises(SweepAway):
+        sweeps(tmp_path)
+    with pytest.raises(SweepAway):
+        trials(tmp_path, "lr")
+    assert descriptors() <= before

@@ -140,8 +140,12 @@ class LeaseDesk:
         row = self._parts.lease_rows.update(lease, state=LeaseStatus.LEAVING, end_reason=UNHEARD)
         self._parts.audit.record(EventKind.LEASE_UNHEARD, sentence, node=row.node, lease=lease)
         self._parts.events.append(LeaseUnheard(row.node, row.owner))
-        ending = Lease(row.id, row.scheduler_id, LeaseState.RUNNING, row.node)
-        self.calls.put_nowait(ReleaseCall((ending,)))
+        self.calls.put_nowait(ReleaseCall((_lease(row),)))
+
+    def release_again(self, lease: str) -> None:
+        """The lease was to leave, and is still there: ask for its end once more."""
+        row = self._parts.lease_rows.active[lease]
+        self.calls.put_nowait(ReleaseCall((_lease(row),)))
 
     def reclaim(self, nodes: tuple[str, ...], within_s: float, why: str = RECLAIM_SENTENCE) -> None:
         """Jobs of another owner need these nodes more, or an operator wants them back: end their

@@ -71,6 +71,7 @@ class Leases:
         """The leases that have not ended, by id."""
         self.last_poll: PollResult | None = None
         self._unheard = Unheard(_patience_s(parts.config))
+        self._overstaying = Unheard(_patience_s(parts.config))
         self._manners = Manners(core, parts)
         self.restraints = Restraints(parts)
         self.poll_error = ""
@@ -213,6 +214,7 @@ class Leases:
                 elif lease.state is LeaseState.RUNNING:
                     self._took(row, lease)
             self._cancel_unheard(now)
+            self._release_again(now)
             self.restraints.expire(now)
             self._gaps_seen(found, now)
 
@@ -273,6 +275,25 @@ class Leases:
             sentence = f"Its agent has not reported for {limit_s:g} s. {cause}"
             log.warning("lease cancelled", lease=lease, node=row.node, reason=sentence)
             self._desk.cancel_unheard(lease, sentence)
+
+    def _release_again(self, now: float) -> None:
+        """End the leases that were to leave and are still there without an agent: what asked for
+        their end was lost with the daemon that asked, or refused.
+        """
+        if self._core.hearing.deaf_since is not None:
+            return
+        agents = self._parts.agents
+        waiting = [
+            row.id
+            for row in self.active.values()
+            if row.state == LeaseStatus.LEAVING
+            and agents.of_lease(row.id) is None
+            and agents.dismissed(row.id) is None
+        ]
+        for lease in self._overstaying.overdue(waiting, now):
+            log.warning("lease released again", lease=lease, node=self.active[lease].node)
+            self._desk.release_again(lease)
+            self._overstaying.anew(lease)
 
     def _end(
         self, lease_id: str, reason: str, *, asked: bool = True, at: float | None = None

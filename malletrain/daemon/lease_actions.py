@@ -17,6 +17,7 @@ from malletrain.daemon.departures import RECLAIM_SENTENCE, RELEASED, SICK, UNHEA
 from malletrain.daemon.parts import Parts
 from malletrain.identity.keys import KeyPair, KeyRing, user_name
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.messages import Goodbye
 from malletrain.store.records import LeaseRow
 from scavenger.interface import Lease, LeaseRequest, LeaseState
@@ -74,6 +75,7 @@ class LeaseDesk:
         for node in nodes:
             lease = parts.store.new_lease_id()
             pair = self._keys.make_lease_key(lease)
+            reached(FaultPoint.DAEMON_KEYED)
             gap = parts.gaps.get(node)
             row = LeaseRow(
                 lease,

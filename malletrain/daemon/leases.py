@@ -28,6 +28,7 @@ from malletrain.daemon.unheard import Unheard, last_words, likely_cause
 from malletrain.daemon.waiting import happens
 from malletrain.identity.keys import KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.store.records import LeaseRow
 from scavenger.batch.lease_script import KEPT_AT_HOME
 from scavenger.interface import (
@@ -109,7 +110,9 @@ class Leases:
         }
         leases: list[Lease] = []
         try:
+            reached(FaultPoint.DAEMON_TAKES)
             leases = await self._call(lambda: self._scavenger.take(requests))
+            reached(FaultPoint.DAEMON_TOOK)
         except SchedulerError as e:
             refused = dict.fromkeys(refused, str(e))
         with self._core.step():
@@ -140,7 +143,9 @@ class Leases:
 
     async def _release(self, leases: tuple[Lease, ...]) -> None:
         try:
+            reached(FaultPoint.DAEMON_RELEASES)
             await self._call(lambda: self._scavenger.give_back(leases))
+            reached(FaultPoint.DAEMON_RELEASED)
         except SchedulerError as e:
             log.warning("leases not released", reason=str(e), leases=[lease.id for lease in leases])
         self._parts.poll_soon.set()
@@ -171,6 +176,7 @@ class Leases:
         """Ask the main scheduler once; a failed poll changes nothing."""
         try:
             found = await self._call(self._scavenger.poll)
+            reached(FaultPoint.DAEMON_POLLED)
         except SchedulerError as e:
             if str(e) != self.poll_error:
                 log.warning("poll failed", reason=str(e))

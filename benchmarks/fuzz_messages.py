@@ -220,7 +220,7 @@ def flood_daemon_apart(at: dict[str, Any], count: int, seed: int) -> None:
     apart.start()
     apart.join()
     if apart.exitcode:
-        raise SystemExit("The flood itself failed; see above.")
+        raise SystemExit(f"The flood itself failed with {apart.exitcode}; see above.")
 
 
 def cpu_s(process: psutil.Process) -> float:

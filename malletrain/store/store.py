@@ -87,6 +87,9 @@ class Totals:
 RESTRAINT = "restraint"
 """The key of what operators have told the daemon to leave alone."""
 
+MOST_TYPED = 10_000
+"""Characters of an id or a name that a job is looked for by; none is that long."""
+
 
 class Store:
     """An open database. Make one with :meth:`open`; :meth:`close` it, or use it as a context
@@ -224,7 +227,8 @@ class Store:
                 table.c.name.startswith(text, autoescape=True),
             ),
         ):
-            if text and (
+            # a pattern of more than 50,000 bytes is an error of SQLite's
+            if 0 < len(text) <= MOST_TYPED and (
                 found := self._db.all(
                     select(table).where(condition).order_by(table.c.number), JobRow
                 )

@@ -10,7 +10,8 @@ from malletrain.protocol import messages
 from scavenger.interface import SchedulerError
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
-WAIT = 'lease_wait = "1 s"'
+SOON = 'give_back_after = "0 s"\n'
+WAIT = SOON + 'lease_wait = "1 s"'
 
 
 class Deaf(Imagined):
@@ -65,7 +66,7 @@ def test_a_release_that_was_refused_is_asked_for_again(tmp_path):
 def test_a_release_that_was_lost_with_the_daemon_is_asked_for_by_the_next(tmp_path):
     machine = Deaf("n0")
     machine.busy = True
-    daemon = RunningDaemon(tmp_path, machine, allocation='lease_wait = "10 min"')
+    daemon = RunningDaemon(tmp_path, machine, allocation=SOON + 'lease_wait = "10 min"')
     try:
         lease = given_up(daemon, machine)
     finally:

@@ -39,7 +39,7 @@ from malletrain.store.retention import forget
 from malletrain.store.rows import encode
 from malletrain.store.series_table import SeriesTable
 from malletrain.store.service_table import ServiceTable
-from malletrain.store.session import Session
+from malletrain.store.session import LONGEST_PATTERN, Session
 
 __all__ = [
     "Boot",
@@ -86,9 +86,6 @@ class Totals:
 
 RESTRAINT = "restraint"
 """The key of what operators have told the daemon to leave alone."""
-
-MOST_TYPED = 10_000
-"""Characters of an id or a name that a job is looked for by; none is that long."""
 
 
 class Store:
@@ -227,8 +224,7 @@ class Store:
                 table.c.name.startswith(text, autoescape=True),
             ),
         ):
-            # a pattern of more than 50,000 bytes is an error of SQLite's
-            if 0 < len(text) <= MOST_TYPED and (
+            if 0 < len(text) <= LONGEST_PATTERN and (
                 found := self._db.all(
                     select(table).where(condition).order_by(table.c.number), JobRow
                 )

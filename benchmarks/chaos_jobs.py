@@ -64,7 +64,7 @@ for epoch in sampler.epochs(1):
         if os.path.exists("enough"):
             run.request_stop()
     break
-whole = run.model.parameter.full_tensor()
+whole = next(iter(run.model.parameters())).full_tensor()
 class model:
     parameter = whole
 tell(run.rank)

@@ -75,10 +75,14 @@ class Way:
         finally:
             server.close()
             self._reset()
-            for task in list(self._tasks):
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+            loop.run_until_complete(self._ended())
             loop.close()
+
+    async def _ended(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _reset(self) -> None:
         for writer in list(self._open):

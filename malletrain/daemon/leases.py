@@ -75,6 +75,8 @@ class Leases:
         self._overstaying = Unheard(_patience_s(parts.config))
         self._manners = Manners(core, parts)
         self.restraints = Restraints(parts)
+        self._absent: set[str] = set()
+        """Leases that the newest poll did not name."""
         self.poll_error = ""
         """Why the last poll failed, as a sentence; empty: it did not."""
         for row in self.active.values():
@@ -192,10 +194,14 @@ class Leases:
 
     def _reconcile(self, found: PollResult) -> None:
         seen = {lease.id: lease for lease in found.leases}
+        before, self._absent = self._absent, self.active.keys() - seen.keys()
         with self._core.step() as now:
             for lease_id, row in list(self.active.items()):
                 lease = seen.get(lease_id)
                 if lease_id in self._desk.being_taken and lease is None:
+                    continue
+                if lease is None and lease_id not in before and self._is_heard(lease_id):
+                    self._parts.poll_soon.set()  # an answer may be cut short: ask once more
                     continue
                 if lease is None or lease.state is LeaseState.ENDED:
                     self._took(row, lease)
@@ -223,6 +229,11 @@ class Leases:
             self._release_again(now)
             self.restraints.expire(now)
             self._gaps_seen(found, now)
+
+    def _is_heard(self, lease: str) -> bool:
+        """Whether the agent of a lease is connected."""
+        agent = self._parts.agents.of_lease(lease)
+        return agent is not None and agent.unreachable_since is None
 
     def _gaps_seen(self, found: PollResult, now: float) -> None:
         sick = self._parts.sick.now(now)

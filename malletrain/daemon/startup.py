@@ -22,7 +22,7 @@ from malletrain.daemon.advertise import AddressError
 from malletrain.daemon.backends import backend
 from malletrain.identity.keys import CLIENT, SERVER, read_key
 from malletrain.identity.state_directory import StateDirError, make_private_dir
-from malletrain.store.database import StoreError, open_engine, schema_version
+from malletrain.store.database import StoreError, advice, open_engine, schema_version
 from malletrain.store.migrations import versions
 from malletrain.store.schema import HEAD
 from scavenger.interface import SchedulerError
@@ -145,11 +145,9 @@ def database(config: Config) -> Findings:
         with engine.connect() as connection:
             current = schema_version(connection)
     except DBAPIError as error:
-        yield (
-            False,
-            f"{shown} cannot be opened: {' '.join(str(error.orig).split())}. Correct [daemon] "
-            "database, or make it reachable.",
-        )
+        said = " ".join(str(error.orig).split())
+        what = advice(said) or " Correct [daemon] database, or make it reachable."
+        yield False, f"{shown} cannot be opened: {said}.{what}"
         return
     finally:
         engine.dispose()

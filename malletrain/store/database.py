@@ -25,6 +25,27 @@ class StatementRefused(StoreError):
     """The database works, and takes this one statement not: what it was to store makes no sense."""
 
 
+_RESTORE = (
+    "It is damaged: stop the daemon, and put the newest copy in its place with `malletrain db "
+    "restore --config FILE COPY`; running jobs go on meanwhile."
+)
+_ADVICE = (
+    ("malformed", _RESTORE),
+    ("not a database", _RESTORE),
+    ("locked", "Another process holds it: `fuser` on the file names it. End that one."),
+    ("disk is full", "Make room on its file system; the daemon goes on from what is stored."),
+    ("readonly", "Make the file and its directory the daemon's user's."),
+)
+"""What SQLite says of its file → what to do."""
+
+
+def advice(said: str) -> str:
+    """What to do about an error of the database, as a sentence with a space before it; empty:
+    nothing is known.
+    """
+    return next((f" {what}" for words, what in _ADVICE if words in said), "")
+
+
 def open_engine(url: str) -> Engine:
     """An engine for the SQLAlchemy URL ``url``; an SQLite file is created if need be. Raises
     StoreError.

@@ -29,7 +29,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from malletrain.store import copies, migrations, schema
-from malletrain.store.database import StatementRefused, StoreError, schema_version
+from malletrain.store.database import StatementRefused, StoreError, advice, schema_version
 from malletrain.store.rows import Row, decode, encode_values
 
 LONGEST_PATTERN = 10_000
@@ -78,6 +78,7 @@ class Session:
             statement = isinstance(error, DataError | IntegrityError)
             raise (StatementRefused if statement else StoreError)(
                 f"The database {self.url} refused: {said}. Nothing of this step was saved."
+                f"{advice(said)}"
             ) from error
 
     def migrate(self) -> None:

@@ -1,7 +1,9 @@
 """The database itself: kill -9, two writers, a full disk, and files that are none."""
 
+import contextlib
 import os
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import text
 
+from malletrain.store import copies, database
 from malletrain.store.store import Store, StoreError
 from tests.malletrain.store.conftest import new_job
 
@@ -113,3 +116,33 @@ def test_a_file_that_is_no_database(tmp_path):
     )
     with pytest.raises(StoreError, match="not a database"):
         Store.open(f"sqlite:///{tmp_path}/x.db")
+
+
+def test_a_damaged_database_is_told_with_the_way_back(store, url, tmp_path):
+    for number in range(50):
+        new_job(store, name=f"job{number}", failure="x" * 5000)
+    copy = tmp_path / "copy.db"
+    copies.backup(url, copy)
+    with store.transaction() as connection:
+        connection.execute(text("SELECT 1"))
+    store.close()
+    path = tmp_path / "malletrain.db"
+    data = bytearray(path.read_bytes())
+    for at in range(4096, len(data), 4096):
+        data[at : at + 100] = b"\xff" * 100
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match="malletrain db restore --config FILE COPY"):
+        with Store.open(url) as opened:
+            opened.list_jobs()
+    copies.restore(url, copy)
+    with Store.open(url) as opened:
+        assert len(opened.list_jobs()) == 50
+
+
+def test_a_database_that_another_process_holds_is_told(store, url, tmp_path, monkeypatch):
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 20)
+    with contextlib.closing(sqlite3.connect(tmp_path / "malletrain.db")) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match="is locked.*`fuser` on the file names it"):
+            Store.open(url)
+    Store.open(url).close()

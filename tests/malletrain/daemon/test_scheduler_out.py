@@ -1,0 +1,91 @@
+"""The main scheduler fails, hangs or says half of what there is, for as long as it likes: the jobs
+go on, users are served, and when it is back everything goes on from where it stands.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from scavenger.interface import SchedulerError
+from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
+from tests.waiting import PATIENCE_S
+
+
+class Troubled(Imagined):
+    """Its ``trouble``: "" | fails | hangs | half (some answers lack all leases)."""
+
+    def __init__(self, *nodes):
+        super().__init__(*nodes)
+        self.trouble = ""
+        self.polls = 0
+        self.released = threading.Event()
+
+    def poll(self):
+        self.polls += 1
+        self._bear()
+        found = super().poll()
+        if self.trouble == "half" and self.polls % 2:
+            return replace(found, leases=())
+        return found
+
+    def take(self, requests):
+        self._bear()
+        return super().take(requests)
+
+    def _bear(self):
+        if self.trouble == "fails":
+            raise SchedulerError("slurmctld does not answer.")
+        if self.trouble == "hangs":
+            assert self.released.wait(PATIENCE_S)
+
+
+@contextmanager
+def training(folder):
+    """A daemon, its machine, and a job that trains on a node."""
+    machine = Troubled("n0", "n1")
+    daemon = RunningDaemon(folder, machine)
+    agent = None
+    try:
+        job = daemon.submit("ann")
+        [lease] = until(lambda: machine.of("ann"), "ann has a lease")
+        agent = Agent(daemon, lease)
+        agent.hello()
+        agent.work(job)
+        until(lambda: daemon.job(job).state == "running", "it runs")
+        yield daemon, machine, job, agent
+    finally:
+        machine.trouble = ""
+        machine.released.set()
+        if agent is not None:
+            agent.close()
+        daemon.stop()
+
+
+@pytest.mark.parametrize("trouble", ["fails", "hangs", "half"])
+def test_while_it_is_out_of_order_jobs_go_on_and_users_are_served(tmp_path, trouble):
+    with training(tmp_path) as (daemon, machine, job, agent):
+        machine.trouble = trouble
+        asked = machine.polls
+        until(lambda: machine.polls > asked + (0 if trouble == "hangs" else 10), "it is asked")
+        second = daemon.submit("bob")
+        assert daemon.job(job).nodes == (agent.node,)
+        assert daemon.job(second).state == "queued" or trouble == "half"
+        assert not [e for e in daemon.events() if e.kind in ("node-lost", "lease-ended")]
+        machine.trouble = ""
+        machine.released.set()
+        until(lambda: machine.of("bob"), "bob has a lease when it is back")
+        assert daemon.job(job).nodes == (agent.node,)
+        assert not [e for e in daemon.events() if e.kind == "node-lost"]
+
+
+def test_a_lease_that_is_gone_for_good_is_believed_to_be(tmp_path):
+    with training(tmp_path) as (daemon, machine, job, agent):
+        machine.give_back(tuple(machine.leases.values()))
+        machine.nodes = ()
+        until(lambda: daemon.job(job).nodes == (), "its node is lost")
+        [told] = [e for e in daemon.events() if e.kind == "lease-ended"]
+        assert (told.lease, told.node) == (agent.lease, agent.node)

@@ -73,10 +73,8 @@ def restore(url: str, copy: Path) -> Path | None:
             from_.backup(to)
         _on_disk(part)
         if target.exists():
-            with _opened(target) as old:  # what is in its log becomes part of it
-                old.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             kept = target.with_name(f"{target.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
-            os.link(target, kept)
+            _keep(target, kept)
         for side in SIDE_FILES:
             Path(f"{target}{side}").unlink(missing_ok=True)
         os.replace(part, target)
@@ -86,6 +84,20 @@ def restore(url: str, copy: Path) -> Path | None:
     finally:
         part.unlink(missing_ok=True)
     return kept
+
+
+def _keep(target: Path, kept: Path) -> None:
+    """Give a database another name, too. What is in its log becomes part of it; of one that is too
+    damaged for that the log is kept beside it.
+    """
+    try:
+        with _opened(target) as old:
+            old.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    except CopyError:
+        for side in SIDE_FILES:
+            with contextlib.suppress(FileNotFoundError):
+                os.link(f"{target}{side}", f"{kept}{side}")
+    os.link(target, kept)
 
 
 def vacuum(url: str) -> tuple[int, int]:

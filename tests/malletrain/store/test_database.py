@@ -131,10 +131,14 @@ def test_a_damaged_database_is_told_with_the_way_back(store, url, tmp_path):
     for at in range(4096, len(data), 4096):
         data[at : at + 100] = b"\xff" * 100
     path.write_bytes(data)
-    with pytest.raises(StoreError, match="malletrain db restore --config FILE COPY"):
-        with Store.open(url) as opened:
-            opened.list_jobs()
-    copies.restore(url, copy)
+    with (
+        pytest.raises(StoreError, match="malletrain db restore --config FILE COPY"),
+        Store.open(url) as opened,
+    ):
+        opened.list_jobs()
+    damaged = path.read_bytes()
+    kept = copies.restore(url, copy)
+    assert kept.read_bytes() == damaged
     with Store.open(url) as opened:
         assert len(opened.list_jobs()) == 50
 
@@ -143,6 +147,6 @@ def test_a_database_that_another_process_holds_is_told(store, url, tmp_path, mon
     monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 20)
     with contextlib.closing(sqlite3.connect(tmp_path / "malletrain.db")) as other:
         other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(StoreError, match="is locked.*`fuser` on the file names it"):
+        with pytest.raises(StoreError, match=r"is locked.*`fuser` on the file names it"):
             Store.open(url)
     Store.open(url).close()

@@ -37,8 +37,10 @@ from malletrain.client import ClientError
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import JobView
 
-HANG_S = 300.0
-"""Seconds without recovery that count as a job lost."""
+HANG_S = 400.0
+"""Seconds without recovery that count as a job lost. For 300 s a node is left alone on which a
+launcher ended before it was up, as one does that is killed then.
+"""
 HASTY = 0.2
 """Part of the faults that come before the one before is recovered from."""
 OVER = ("completed", "failed", "cancelled")
@@ -71,7 +73,7 @@ class Chaos:
             nproc_per_node=1,
             profile=False,
             mode={"restart": "restart", "service": "service"}.get(kind, "live"),
-            curve={"1": 5.0, "2": 10.0} if kind == "service" else None,
+            curve={"1": 1.0, "2": 1.1} if kind == "service" else None,
         )
         with self.site.client() as client:
             return ChaosJob(client.submit(spec).id, kind, folder)

@@ -38,7 +38,8 @@ class ChaosSite(FaultySite):
         text = text.replace('agent_timeout = "60 s"', 'agent_timeout = "10 s"')
         text = text.replace('adopt_wait = "60 s"', 'adopt_wait = "10 s"')
         text = text.replace(
-            'drain_timeout = "120 s"', f'drain_timeout = "20 s"\nmax_running = {running}'
+            'drain_timeout = "120 s"',
+            f'drain_timeout = "20 s"\nmax_running = {running}\nstarvation = "20 s"',
         )
         text = text.replace(
             'metrics_listen = ""',

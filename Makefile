@@ -8,7 +8,7 @@ CONSTRAINTS ?= -c constraints.txt
 # The tests start thousands of Pythons: without bytecode each would compile what it imports anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test rewritten packages test-sites fuzz steady lint docs torch-matrix clean
+.PHONY: demo test rewritten packages test-sites fuzz steady lint docs docs-version torch-matrix clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/malletrain demo $(ARGS)
@@ -52,6 +52,10 @@ lint: $(VENV)/.installed-test
 
 docs: $(VENV)/.installed-test
 	$(BIN)/mkdocs build --strict
+
+# These pages as those of a release, beside the releases before, on the branch gh-pages.
+docs-version: $(VENV)/.installed-test
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/mike deploy --update-aliases $(DOCS_VERSION) $(DOCS_ALIAS) $(ARGS)
 
 # The oldest torch that setup.cfg admits and the newest there is, each in an environment of its own
 # (some 13 GB where the index has CUDA builds only).

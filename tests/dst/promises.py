@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from malletrain.core.events import JobState
 from malletrain.protocol import messages
-from malletrain.protocol.event_kinds import LeaseStatus
 from tests.dst.head import GRACE_S
 from tests.dst.training import BATCH, STEP_S
 
@@ -89,8 +88,6 @@ class Promises:
             self._count(row.id, row.samples)
             if state is JobState.COMPLETED and truth is not None:
                 self._not_too_few(row.id, row.samples, truth.trained)
-        for lease in world.head.store.active_leases():
-            world.fail(f"lease {lease.id} of {lease.node} is {LeaseStatus(lease.state)} for ever")
         for node in world.machine.nodes.values():
             if node.launchers:
                 world.fail(f"a launcher is left on {node.name}")

@@ -15,6 +15,7 @@ from typing import Any
 
 from malletrain.core.events import JobState
 from malletrain.protocol import messages
+from malletrain.protocol.event_kinds import LeaseStatus
 from tests.dst import faults
 from tests.dst.head import Head
 from tests.dst.loop import Stuck, VirtualLoop
@@ -25,7 +26,7 @@ from tests.dst.site import Site
 from tests.dst.training import BATCH, Trainings
 from tests.dst.users import User
 
-QUIET_S = 240.0
+QUIET_S = 600.0
 """Within so long after the last fault every job has ended and every lease is back."""
 
 
@@ -190,12 +191,16 @@ class World:
     def _settled(self) -> bool:
         rows = self.head.store.list_jobs()
         ended = len(rows) >= len(self.specs) and all(JobState(row.state).ended for row in rows)
-        return ended and self.head.alive and not self.user.waits and not self.machine.held
+        held = self.machine.held or self.head.store.active_leases()
+        return ended and self.head.alive and not self.user.waits and not held
 
     def _left(self) -> str:
         rows = self.head.store.list_jobs()
         jobs = [f"{r.id} is {r.state} ({r.reason})" for r in rows if not JobState(r.state).ended]
-        return "; ".join([*jobs, *(f"lease {lease} is held" for lease in self.machine.held)])
+        held = [f"lease {lease} is held" for lease in self.machine.held]
+        for row in self.head.store.active_leases():
+            held.append(f"lease {row.id} of {row.node} is {LeaseStatus(row.state).value}")
+        return "; ".join([*jobs, *held])
 
 
 def _memory() -> str | None:

@@ -1,7 +1,7 @@
 """Many seeds, or one of them with its trace.
 
-    python -m tests.dst --seed 7 --trace
-    python -m tests.dst --seeds 10000 [--first 0] [--seconds 3600]
+python -m tests.dst --seed 7 --trace
+python -m tests.dst --seeds 10000 [--first 0] [--seconds 3600]
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ def main() -> int:
     options = parser.parse_args()
     if options.seed is not None:
         outcome = live(options.seed, options.only, print if options.trace else None)
-        print(f"seed {outcome.seed}: {outcome.trace[:16]}, {outcome.lasted_s:.1f} s, "
-              f"{outcome.jobs}, {outcome.happened}")
+        print(
+            f"seed {outcome.seed}: {outcome.trace[:16]}, {outcome.lasted_s:.1f} s, "
+            f"{outcome.jobs}, {outcome.happened}"
+        )
         for sentence in outcome.broken:
             print(f"  broken {sentence}")
         return bool(outcome.broken)
@@ -41,11 +43,16 @@ def main() -> int:
         done, virtual_s = done + 1, virtual_s + outcome.lasted_s
         if outcome.broken:
             failed.append(seed)
-            print(f"seed {seed} broken {outcome.broken[0]}\n"
-                  f"  again: python -m tests.dst --seed {seed} --trace", flush=True)
+            print(
+                f"seed {seed} broken {outcome.broken[0]}\n"
+                f"  again: python -m tests.dst --seed {seed} --trace",
+                flush=True,
+            )
     took = time.process_time()
-    print(f"{done} seeds from {first}, {virtual_s:.0f} s of virtual time in {took:.0f} s of CPU; "
-          f"broken: {', '.join(map(str, failed)) or 'none'}")
+    print(
+        f"{done} seeds from {first}, {virtual_s:.0f} s of virtual time in {took:.0f} s of CPU; "
+        f"broken: {', '.join(map(str, failed)) or 'none'}"
+    )
     return bool(failed)
 
 

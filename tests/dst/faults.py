@@ -1,5 +1,5 @@
 """What goes wrong in a world, when, and how often: drawn from the seed, of the kinds that are
-allowed. After :data:`UNTIL_S` nothing more goes wrong, and everything is whole again.
+allowed. After a while nothing more goes wrong, and everything is whole again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.dst.world import World
 
-UNTIL_S = 30.0
+LASTS_S = 6.0, 20.0
+"""The shortest and the longest time in which something goes wrong."""
 
 
 def _node(world: World) -> str:
@@ -150,14 +151,18 @@ KINDS: dict[str, Callable[[World], None]] = {
 }
 
 
-def plan(world: World) -> None:
-    """Draw what goes wrong in this world: some kinds, each some times."""
+def plan(world: World) -> float:
+    """Draw what goes wrong in this world: some kinds, each some times. Returns when that is over,
+    seconds from now.
+    """
     rng = world.rng
+    until_s = rng.uniform(*LASTS_S)
     allowed = sorted(KINDS if world.kinds is None else world.kinds)
     kinds = [kind for kind in allowed if rng.random() < 0.4]
     for kind in kinds:
         for _ in range(rng.choice((1, 1, 2, 4))):
-            world.network.later(rng.uniform(0.0, UNTIL_S), _happens, world, kind)
+            world.network.later(rng.uniform(0.0, until_s), _happens, world, kind)
+    return until_s
 
 
 def _happens(world: World, kind: str) -> None:

@@ -140,9 +140,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> None:
         process = CURRENT.get()
         assert process is not None
-        process.signals[sig] = lambda: process.context.copy().run(
-            self.call_soon, callback, *args
-        )
+        process.signals[sig] = lambda: process.context.copy().run(self.call_soon, callback, *args)
 
     def signal(self, process: Process, number: int) -> None:
         """Send a signal that the process handles."""

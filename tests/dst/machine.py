@@ -109,9 +109,7 @@ class Machine:
             for lease in self.leases.values()
             if lease.ended is None or now - lease.ended < 10.0
         ]
-        return PollResult(
-            self._loop.wall(), tuple(gaps), tuple(leases), len(self.nodes), len(gaps)
-        )
+        return PollResult(self._loop.wall(), tuple(gaps), tuple(leases), len(self.nodes), len(gaps))
 
     def _shown(self, lease: MachineLease) -> Lease:
         request = lease.request

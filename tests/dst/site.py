@@ -21,6 +21,7 @@ import zmq
 
 from malletrain.agent import jobrun, link, session
 from malletrain.agent.config import AgentConfig
+from malletrain.daemon import main as daemon_main
 from malletrain.protocol import env
 from malletrain.protocol import worker_channel as local
 from tests.dst.head import GRACE_S
@@ -30,6 +31,11 @@ from tests.dst.machine import Machine, MachineLease, Node
 from tests.dst.network import Network
 from tests.dst.sockets import DealerSocket, RouterSocket, virtual_zmq
 from tests.dst.training import Trainings
+
+WATCH_EVERY_S, STEP_S = 1.0, 0.2
+"""The rhythm of the daemon and of agents that only look whether something is due: half the usual,
+for twice the seeds.
+"""
 
 
 class VirtualWorkers:
@@ -248,6 +254,8 @@ class Site:
             (link, "resident_bytes", lambda: 0),
             (link, "why_no_answer", lambda endpoint: "it is not there"),
             (link, "random", SimpleNamespace(random=self._rng.random)),
+            (daemon_main, "WATCH_EVERY_S", WATCH_EVERY_S),
+            (session, "STEP_S", STEP_S),
             *clocks(self.loop),
         ]
         before = [(module, name, getattr(module, name)) for module, name, _ in names]

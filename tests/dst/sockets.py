@@ -220,6 +220,4 @@ def virtual_zmq(make: Callable[[int], Any]) -> SimpleNamespace:
     names = SimpleNamespace(
         Context=SimpleNamespace(instance=lambda: context), Poller=Poller, Socket=object
     )
-    return SimpleNamespace(
-        **constants, Again=zmq.Again, ZMQError=zmq.ZMQError, asyncio=names
-    )
+    return SimpleNamespace(**constants, Again=zmq.Again, ZMQError=zmq.ZMQError, asyncio=names)

@@ -52,9 +52,7 @@ class World:
     trace.
     """
 
-    def __init__(
-        self, seed: int, kinds: Collection[str] | None = None, shown: Any = None
-    ) -> None:
+    def __init__(self, seed: int, kinds: Collection[str] | None = None, shown: Any = None) -> None:
         self.seed, self.kinds, self._shown = seed, kinds, shown
         self.rng = rng = Random(seed)
         self.broken: list[str] = []
@@ -82,11 +80,12 @@ class World:
         self.specs = [self._spec(number) for number in range(rng.choice((1, 1, 2, 3)))]
         self._over = self.loop.create_future()
         self._quiet = False
+        self._until_s = 0.0
 
     def _spec(self, number: int) -> messages.JobSpec:
         rng, name = self.rng, f"job{number}"
         least = rng.choice((1, 1, 1, 2))
-        self.trainings.lengths[name] = BATCH * rng.randint(20, 160)
+        self.trainings.lengths[name] = BATCH * rng.randint(20, 120)
         return messages.JobSpec(
             name,
             "",
@@ -135,10 +134,10 @@ class World:
             with self.site.in_place():
                 self.head.start()
                 for spec in self.specs:
-                    at = self.rng.choice((0.1, 0.1, self.rng.uniform(0.0, 15.0)))
+                    at = self.rng.choice((0.1, 0.1, self.rng.uniform(0.0, 10.0)))
                     self.network.later(at, self.user.submit, spec)
-                faults.plan(self)
-                self.network.later(faults.UNTIL_S, self._all_well)
+                self._until_s = faults.plan(self)
+                self.network.later(self._until_s, self._all_well)
                 self.network.later(0.0, self._look)
                 try:
                     self.loop.run_until_complete(self._over)
@@ -182,17 +181,18 @@ class World:
         elif self._quiet and self._settled():
             self.promises.at_the_end()
             self._over.set_result(None)
-        elif at > faults.UNTIL_S + QUIET_S:
+        elif at > self._until_s + QUIET_S:
             self.fail("the world does not come to rest: " + self._left())
             self._over.set_result(None)
         else:
             self.network.later(0.5, self._look)
 
     def _settled(self) -> bool:
+        if self.machine.held or self.user.waits or not self.head.alive:
+            return False
         rows = self.head.store.list_jobs()
         ended = len(rows) >= len(self.specs) and all(JobState(row.state).ended for row in rows)
-        held = self.machine.held or self.head.store.active_leases()
-        return ended and self.head.alive and not self.user.waits and not held
+        return ended and not self.head.store.active_leases()
 
     def _left(self) -> str:
         rows = self.head.store.list_jobs()

@@ -84,9 +84,9 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
     """An epoch. Every step that counts is a line of JSON in the worker's own file. ``gates``:
     before these steps it waits for a file ``go-STEP``. ``crawl``: 20 ms so many times a step until
     there is a file ``go``. ``late``: (rank, step) to which the word
-    does not come that all have their gradients. ``asks``: for a hash
-    before the loop, too, and rank 0 alone saves after it. ``fault``: where a process dies at the next change,
-    with ``joins`` as a joiner.
+    does not come that all have their gradients. ``asks``: for a hash before the loop, too, and rank
+    0 alone saves after it. ``fault``: where a process dies at the next change, with ``joins`` as a
+    joiner.
     """
     if fault and joins:
         die_at(fault)

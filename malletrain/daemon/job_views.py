@@ -12,12 +12,15 @@ import msgspec
 
 from jpa.points import CI95
 from malletrain.config.units import format_duration
+from malletrain.core import state_memory
 from malletrain.core.events import JobState
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.shares import PartyStanding
-from malletrain.core.state_memory import in_memory
+from malletrain.core.state_memory import Notice, in_memory
+from malletrain.daemon.agents import LeasedAgent
+from malletrain.daemon.backends import notice_of
 from malletrain.daemon.core import Core
-from malletrain.daemon.job_repository import decode_spec
+from malletrain.daemon.job_repository import ActiveJob, decode_spec
 from malletrain.daemon.trainer_views import of_job
 from malletrain.protocol import messages
 from malletrain.protocol.discretion import detail_for_others, job_for_others
@@ -226,9 +229,32 @@ class JobViews:
         run = self._core.runs.get(row.id)
         if run is None:
             return ""
+        taken = [agent.memory_bytes for agent in self._with_snapshots(run)]
+        return in_memory(taken, row.snapshot, self._notice(run))
+
+    def late(self, user: str) -> dict[str, str]:
+        """The user's jobs, or an operator's all, of which a node that leaves has not the time to
+        hand over what it has of the snapshot in memory: why.
+        """
+        may = self._core.accounts.may_manage
+        found = {
+            job: state_memory.late(run.row.snapshot, self._notice(run))
+            for job, run in self._core.runs.items()
+            if may(user, run.row.owner) and self._with_snapshots(run)
+        }
+        return {job: sentence for job, sentence in found.items() if sentence}
+
+    def _with_snapshots(self, run: ActiveJob) -> list[LeasedAgent]:
+        agents = (self._core.agents.on(node) for node in run.rounds.members)
+        return [agent for agent in agents if agent is not None and agent.memory_bytes]
+
+    def _notice(self, run: ActiveJob) -> Notice:
+        """What its nodes have for a hand-over."""
         agents = [self._core.agents.on(node) for node in run.rounds.members]
-        taken = [a.memory_bytes for a in agents if a is not None and a.memory_bytes]
-        return in_memory(taken, row.snapshot, self._core.config.jobs.drain_timeout)
+        classes = {agent.node_class for agent in agents if agent is not None}
+        measured = (self._core.rounds.measured.get(one) for one in classes)
+        slowest = min((found.mbit for found in measured if found and found.mbit), default=0.0)
+        return notice_of(self._core.config, slowest)
 
     def _slow(self, row: JobRow) -> tuple[str, ...]:
         """What is known of those of its nodes that hold up the others."""

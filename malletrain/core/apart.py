@@ -21,6 +21,7 @@ from malletrain.core.parts import Wish, shares_of, wish_of
 from malletrain.core.planning import Candidate, Plan, Planner
 from malletrain.core.settings import PlanningSettings
 
+
 class ApartPlanner:
     """Makes each trainer's plan with ``planner``, and one plan of them all."""
 

@@ -15,6 +15,7 @@ from malletrain.core.apart import ApartPlanner, divided
 from malletrain.core.commands import Start, TakeLeases
 from malletrain.core.controller import Controller
 from malletrain.core.events import GapsSeen, JobSubmitted, NodeJoined, RescaleFinished, Tick
+from malletrain.core.goals import GoalStanding, OwnerGoals
 from malletrain.core.planning import Candidate, make_plan
 from malletrain.core.settings import ControllerSettings, PlanningSettings
 from malletrain.core.trainers import Trainer, Trainers
@@ -196,7 +197,10 @@ def test_the_parts_are_disjoint_and_keep_what_stays(drawn):
 def test_no_node_is_left_that_a_job_could_use_where_it_is(drawn):
     candidates, machine = drawn
     plan = ApartPlanner(make_plan)(
-        [replace(c, cost=FREE, curve=linear(1.0), nodes=c.nodes if c.fixed else ()) for c in candidates],
+        [
+            replace(c, cost=FREE, curve=linear(1.0), nodes=c.nodes if c.fixed else ())
+            for c in candidates
+        ],
         machine,
         PlanningSettings(),
     )
@@ -271,6 +275,30 @@ def test_leases_are_taken_for_who_may_use_them():
     (asked,) = [c for c in commands if isinstance(c, TakeLeases)]
     assert len(asked.nodes) == 4
     assert all(node.startswith("g") for node in asked.nodes)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "held"), [("gpu", GoalStanding.INFEASIBLE), ("cpu", GoalStanding.ON_TRACK)]
+)
+def test_a_job_without_nodes_is_foretold_on_nodes_that_it_may_use(trainer, held):
+    """The work takes four nodes 21 minutes, and one node 85; only the common class has four."""
+    made = controller(GPU, CPU)
+    gaps = {"g": (None, "a100"), **{f"c{k}": (None, "xeon") for k in range(8)}}
+    made.handle(GapsSeen(gaps), 0.0)
+    wanted = OwnerGoals(deadline=3600.0, work=43200.0)
+    submit(made, "j", trainer, curve=linear(10.0), goals=wanted)
+    for other in range(5):  # want nodes that the first may not use
+        submit(made, f"k{other}", "cpu" if trainer == "gpu" else "gpu")
+    made.handle(Tick(), 1.0)
+    assert made.goals.records["j"].standing is held
+
+
+def test_where_no_node_of_its_class_was_seen_a_deadline_cannot_be_held():
+    made = controller(GPU, CPU)
+    made.handle(GapsSeen({f"c{k}": (None, "default") for k in range(8)}), 0.0)
+    submit(made, "j", "gpu", curve=linear(10.0), goals=OwnerGoals(deadline=1e6, work=100.0))
+    made.handle(Tick(), 1.0)
+    assert made.goals.records["j"].standing is GoalStanding.INFEASIBLE
 
 
 def test_a_full_queue_of_one_keeps_no_job_of_another_waiting():

@@ -112,7 +112,7 @@ class Controller:
             self.shares,
             self.quotas,
             self.trainers,
-            s.min_interval_s,
+            s,
         )
         self._leases = LeasePlanner(self.state, self.gaps, self._bidders, planner, s)
         self._losses = Losses(self.state, s.planning.look_ahead_s)

@@ -43,6 +43,7 @@ SERVICE = "MALLETRAIN_SERVICE"
 SOCKET = "MALLETRAIN_SOCKET"
 STATE_DIR = "MALLETRAIN_STATE_DIR"
 SWEEPS = "MALLETRAIN_SWEEPS"
+TIMEOUT = "MALLETRAIN_TIMEOUT"
 WEB_TOKEN = "MALLETRAIN_WEB_TOKEN"
 
 TABLE = (
@@ -51,6 +52,7 @@ TABLE = (
     (CONFIG, "Configuration file of the daemon.", "user", "cli"),
     (SWEEPS, "URL of the database of sweeps, where it is not in the state directory.", "user",
      "cli"),
+    (TIMEOUT, "Seconds that an answer of the daemon may take, 10 if not set.", "user", "client"),
     (DEBUG, "Not empty: an unexpected error shows its traceback.", "user", "cli"),
     (MUNGE_SOCKET, "Socket of munged, where it is not the usual one.", "user", "client"),
     (WEB_TOKEN, "Token of the page, instead of one that is drawn at its start.", "user", "cli"),

@@ -42,10 +42,11 @@ TELL = (
     "os.rename(sys.argv[1] + '.new', sys.argv[1]); time.sleep(600)"
 )
 LEAVE = """
-import signal, sys, time
+import os, signal, sys, time
 def leave(number, frame):
     open(sys.argv[1], "w").write(str(time.time()))
-    time.sleep(float((sys.argv + ["0"])[2]))
+    while sys.argv[2:] and not os.path.exists(sys.argv[2]):
+        time.sleep(0.05)
     sys.exit(0)
 signal.signal(signal.SIGTERM, leave)
 open(sys.argv[1] + ".ready", "w").close()
@@ -139,13 +140,14 @@ def test_the_signal_of_a_preemption_reaches_the_command_at_once(cluster, root, c
 
 
 def test_leases_leave_for_a_job_that_lacks_a_node_it_counted_on(cluster, root):
-    slurm = cluster(6, grace=10)
+    slurm = cluster(6, grace=600)
     one = scavenger(slurm)
     one.poll()
     told = {f"l{i}": root / f"told{i}" for i in (1, 2, 3, 4)}
+    go = root / "go"
     one.take(
         [
-            LeaseRequest(i, f"n{i[1:]}", (sys.executable, "-c", LEAVE, str(path), "4"))
+            LeaseRequest(i, f"n{i[1:]}", (sys.executable, "-c", LEAVE, str(path), str(go)))
             for i, path in told.items()
         ]
     )
@@ -159,6 +161,7 @@ def test_leases_leave_for_a_job_that_lacks_a_node_it_counted_on(cluster, root):
     slurm.until(lambda: any(path.exists() for path in told.values()), "leases are preempted")
     slurm.run("scontrol", "update", "NodeName=n6", "State=DRAIN", "Reason=fan")
     assert "n5" not in gaps(one), "the other one is left to the job"
+    go.touch()
     asked = set()
 
     def starts():

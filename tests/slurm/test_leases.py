@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from malletrain.agent.config import count_gpus
-from scavenger.batch.commands import Commands
+from scavenger.batch.commands import CommandPolicy, Commands
 from scavenger.batch.rules import GapRules
 from scavenger.batch.settings import BatchSettings
 from scavenger.interface import LeaseRequest, LeaseState
 from scavenger.slurm.job import SlurmLeaseOptions
 from scavenger.slurm.scavenger import SlurmScavenger
 from scavenger.slurm.source import asking_environment
+from tests.waiting import PATIENCE_S
 
 TEMPLATE = (Path(__file__).parents[2] / "jobscripts" / "slurm" / "lease.sh").read_text()
 NASTY = [
@@ -66,7 +67,8 @@ def scavenger(cluster, **settings):
     settings.setdefault("lease", SlurmLeaseOptions(partition="preemptable"))
     settings.setdefault("idle_for_s", 0.0)
     made = BatchSettings(tag="t", template=TEMPLATE, user=getpass.getuser(), hold_s=0.5, **settings)
-    commands = Commands(environment=asking_environment(cluster.environment))
+    patient = CommandPolicy(timeout_s=PATIENCE_S)
+    commands = Commands(patient, asking_environment(cluster.environment))
     return SlurmScavenger(made, commands, environment=cluster.environment)
 
 

@@ -11,7 +11,7 @@ import pytest
 from malletrain.protocol import messages
 from tests.malletrain.agent.launchers import OBEDIENT, assign, is_clean, running
 from tests.malletrain.agent.node_side import eventually, fake_python, spec
-from tests.waiting import PATIENCE_S
+from tests.waiting import NEVER_S, PATIENCE_S
 
 HURRIED = "end.receive(0.0 if 5 < step < 1000 else 0.02)"
 """In place of the obedient launcher's pause."""
@@ -278,7 +278,7 @@ def test_a_drain_is_served_by_the_worker(daemon, start, tmp_path):
     start()
     running(daemon, tmp_path)
     daemon.expect("n0", messages.Metric)  # sent after Capable
-    daemon.send("n0", messages.Drain("j1", 1, 1, 20.0))
+    daemon.send("n0", messages.Drain("j1", 1, 1, NEVER_S))
     assert daemon.expect("n0", messages.Drained, generation=1).saved
 
 

@@ -20,7 +20,10 @@ from hypothesis import settings
 from malletrain import __version__
 from malletrain.protocol import env
 from tests.bare import build, files_of, install, source_tree
-from tests.last_words import in_a_line, without_frames
+from tests.last_words import (  # noqa: F401 (hooks)
+    pytest_runtest_makereport,
+    pytest_terminal_summary,
+)
 from tests.waiting import PATIENCE_S
 
 # Whoever starts the tests in the background may have SIGINT ignored, which every process inherits;
@@ -60,24 +63,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "any_seed" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.any_seed)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport():
-    report = yield
-    report.sections = [(name, without_frames(text)) for name, text in report.sections]
-    return report
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_terminal_summary(terminalreporter):
-    """Say at the very end, after all that was printed, what failed: a line for each."""
-    yield
-    failed = [r for what in ("failed", "error") for r in terminalreporter.stats.get(what, ())]
-    if failed:
-        terminalreporter.section("what failed, and why")
-        for report in failed:
-            terminalreporter.write_line(in_a_line(report))
 
 
 MOST_DESCRIPTORS = 400

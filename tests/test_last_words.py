@@ -1,5 +1,6 @@
 """What is left to be read of a failure."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,17 +41,21 @@ def test_frames_of_native_stacks_are_left_out(tmp_path):
 
 def test_the_last_lines_of_a_run_say_what_failed_and_why(tmp_path):
     (tmp_path / "test_it.py").write_text(FAILS)
-    argv = [*(sys.executable, "-m", "pytest", "-n", "1"), "-p", "no:cacheprovider", "test_it.py"]
-    conftest = "from tests.conftest import pytest_terminal_summary\n"
-    (tmp_path / "conftest.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{conftest}"
+    (tmp_path / "test_none.py").write_text("def test_none(:\n    pass\n")
+    plugins = ("-p", "tests.last_words", "-p", "xdist", "-p", "no:cacheprovider")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *plugins, "-n", "1"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
     )
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
-    said = done.stdout.splitlines()[-4:]
+    assert done.returncode == 1, done.stdout + done.stderr
+    said = done.stdout.splitlines()[-5:]
     assert "what failed, and why" in said[0]
-    assert sorted(said[1:3]) == [
+    assert sorted(said[1:4]) == [
         "test_it.py::test_has_no_site (setup): RuntimeError: no site today",
         "test_it.py::test_waits: AssertionError: Not within 400 s: it trains.",
+        "test_none.py (collect): SyntaxError: invalid syntax",
     ]
-    assert "1 failed, 1 passed, 1 error" in said[3]
+    assert "1 failed, 1 passed, 2 errors" in said[4]

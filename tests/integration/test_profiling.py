@@ -15,7 +15,9 @@ QUICK = (
 )
 """A size is measured as soon as it is known, however long a busy machine takes for that."""
 ENDLESS = QUICK.replace('min_time = "2 s"', 'min_time = "1 h"')
-DEAF = QUICK.replace('silence = "1 h"', 'silence = "2 s"')
+DEAF = QUICK.replace('silence = "1 h"', 'silence = "2 s"').replace(
+    'max_time = "1 h"', 'max_time = "6 s"'
+)
 
 SHARED = """
 import os, time, malletrain

@@ -83,6 +83,7 @@ def test_a_daemon_that_forgot_the_agent_is_told_again(daemon, start, tmp_path):
     assert hello.assignment == messages.Assignment("j1", "running", 1)
 
 
+@pytest.mark.parametrize("daemon", [OFTEN_S], indirect=True, ids=[""])
 def test_a_suspended_agent_leaves_the_node_and_registers_again_when_it_goes_on(
     daemon, start, tmp_path
 ):

@@ -33,6 +33,7 @@ from benchmarks.rescale_modes import Live
 from benchmarks.soak_account import examine, records
 from malletrain.client import Connection
 from malletrain.protocol import messages
+from tests.last_words import tail
 
 SCRIPT = Path(__file__).with_name("train_soak.py")
 HANG_S = 180.0
@@ -288,10 +289,7 @@ def last_words(root: Path) -> str:
         -12:
     ]
     stacks = [path for path in (root / "work").glob("stack-*") if path.stat().st_size]
-    parts = [
-        f"--- {path}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-40:])
-        for path in (*logs, *stacks, root / "daemon.log")
-    ]
+    parts = [f"--- {path}\n{tail(path)}" for path in (*logs, *stacks, root / "daemon.log")]
     return "\n".join(parts)
 
 

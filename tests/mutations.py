@@ -17,9 +17,10 @@ from malletrain.protocol import messages, wire
 
 NUMBERS = (0, 1, -1, 2, 255, 2**31, 2**32, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63))
 FLOATS = (0.0, -0.0, 1e-308, 5e-324, 1e15, 1e308, -1e308, float("inf"), float("-inf"), float("nan"))
-MOST_REPEATED = 2_000
-"""Characters of a list that may be repeated hundreds of times."""
 TEXTS = ("", "\0", "x" * 64, "x" * 256, "x" * 70_000, "../../etc", "j1", "١", "a\nb", "%s")
+
+MOST_GROWN = 10_000
+"""Bytes of a list that is still repeated; 300 times that is above what a receiver takes."""
 
 
 class Mutator:
@@ -128,8 +129,9 @@ class Mutator:
         elif rng.random() < 0.15:
             del fields[name]
         elif isinstance(inner, list) and inner and rng.random() < 0.5:
-            # not so often that hundreds of them that wait to be sent fill the machine's memory
-            fields[name] = inner * rng.choice((2, 300 if len(repr(inner)) < MOST_REPEATED else 2))
+            # Lists of lists grow once: a message of gigabytes would be the sender's trouble.
+            small = len(msgspec.msgpack.encode(inner)) <= MOST_GROWN
+            fields[name] = inner * (rng.choice((2, 300)) if small else 1)
         else:
             fields[name] = self.oddity()
 

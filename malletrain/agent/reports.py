@@ -100,6 +100,8 @@ class WorkerReports:
                     "seconds": datagram.seconds,
                     "samples": datagram.samples,
                     "steps": datagram.steps,
+                    "nodes": datagram.nodes,
+                    "replicated": datagram.replicated,
                     "generation": who.generation,
                 }
                 self._pass_on(

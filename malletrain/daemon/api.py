@@ -396,4 +396,5 @@ class Api:
             self.leases.restraints.now.told(),
             self.mishaps.told() if core.accounts.operates(user) else "",
             trainer_views(core),
+            self.views.late(user),
         )

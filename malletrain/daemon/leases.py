@@ -24,6 +24,7 @@ from malletrain.daemon.manners import Manners
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.restraints import Restraints
 from malletrain.daemon.sickbay import manner
+from malletrain.daemon.strays import Strays
 from malletrain.daemon.unheard import Unheard, last_words, likely_cause
 from malletrain.daemon.waiting import happens
 from malletrain.identity.keys import KeyRing
@@ -72,6 +73,7 @@ class Leases:
         """The leases that have not ended, by id."""
         self.last_poll: PollResult | None = None
         self._unheard = Unheard(_patience_s(parts.config))
+        self._strays = Strays()
         self._overstaying = Unheard(_patience_s(parts.config))
         self._manners = Manners(core, parts)
         self.restraints = Restraints(parts)
@@ -226,6 +228,9 @@ class Leases:
                 elif lease.state is LeaseState.RUNNING:
                     self._took(row, lease)
             self._cancel_unheard(now)
+            if strays := self._strays.to_end(found.leases, self.active, now):
+                log.warning("leases that are not wanted", leases=[lease.id for lease in strays])
+                self._desk.calls.put_nowait(ReleaseCall(tuple(strays)))
             self._release_again(now)
             self.restraints.expire(now)
             self._gaps_seen(found, now)

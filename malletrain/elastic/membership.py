@@ -254,7 +254,8 @@ class GroupMembership:
             group = self._group
             try:
                 group.begin_step(False, False)
-                group.end_step()
+                if group.end_step().save:  # some rank alone has called run.save()
+                    self.training.save()
                 break
             except RuntimeError as error:
                 if not is_peer_loss(error):

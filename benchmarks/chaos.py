@@ -38,9 +38,7 @@ from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import JobView
 
 HANG_S = 400.0
-"""Seconds without recovery that count as a job lost. For 300 s a node is left alone on which a
-launcher ended before it was up, as one does that is killed then.
-"""
+"""Seconds without recovery that count as a job lost."""
 HASTY = 0.2
 """Part of the faults that come before the one before is recovered from."""
 OVER = ("completed", "failed", "cancelled")

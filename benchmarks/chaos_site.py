@@ -21,7 +21,7 @@ from tests.ports import free_ports
 
 CONFIG = """
 give_back_after = "0 s"
-lease_wait = "20 s"
+rejected_for = "5 s"
 """
 OUTER, INNER = "127.0.0.2", "127.0.0.1"
 SHORT_S, LONG_S = (0.2, 3.0), (2.0, 12.0)
@@ -37,10 +37,9 @@ class ChaosSite(FaultySite):
         text = self.config.read_text()
         text = text.replace('agent_timeout = "60 s"', 'agent_timeout = "10 s"')
         text = text.replace('adopt_wait = "60 s"', 'adopt_wait = "10 s"')
-        text = text.replace(
-            'drain_timeout = "120 s"',
-            f'drain_timeout = "20 s"\nmax_running = {running}\nstarvation = "20 s"',
-        )
+        text = text.replace('drain_timeout = "1 h"', 'drain_timeout = "20 s"')
+        limits = f'max_running = {running}\nstarvation = "20 s"\n'
+        text = text.replace("max_tries = 10000\n", "max_tries = 10000\n" + limits)
         text = text.replace(
             'metrics_listen = ""',
             f'metrics_listen = ""\nlisten = "tcp://{INNER}:{self.port}"\nadvertise = "{OUTER}"',

@@ -21,7 +21,9 @@ from malletrain.protocol.fault_points import STRUCK, FaultPoint
 from scavenger.interface import LeaseState
 from tests.integration.embedded import Site
 
-CONFIG = 'give_back_after = "0 s"\nlease_wait = "20 s"\n[nodes]\nwarm_wait = "0 s"\n'
+CONFIG = 'give_back_after = "0 s"\nrejected_for = "2 s"\n[nodes]\nwarm_wait = "0 s"\n'
+LEASE_WAIT = 'lease_wait = "1 h"', 'lease_wait = "20 s"'
+"""An agent that is killed before it reports is waited for so long."""
 SERVICE = """
 import os
 from malletrain import membership
@@ -44,7 +46,7 @@ class FaultySite(Site):
         with mock.patch.dict(os.environ, self.environment):
             super().__init__(root, nodes, config=config, **more)
         text = self.config.read_text().replace("max_tries = 2", "max_tries = 10000")
-        self.config.write_text(text)
+        self.config.write_text(text.replace(*LEASE_WAIT))
 
     # --- a fault ---
 
@@ -117,9 +119,9 @@ class FaultySite(Site):
         alive = [p for p in self.workers(script) if p.status() != psutil.STATUS_ZOMBIE]
         return sorted(p.pid for p in alive)
 
-    def until_whole(self, job: str, script: Path, least: int | None = None) -> dict[str, int]:
-        """Wait until the service runs on all nodes (on ``least`` of them), by one process each, on
-        leases that daemon and main scheduler agree on.
+    def until_whole(self, job: str, script: Path) -> dict[str, int]:
+        """Wait until the service runs on all nodes, by one process each, on leases that daemon and
+        main scheduler agree on.
         """
 
         def whole() -> dict[str, int] | None:
@@ -127,7 +129,7 @@ class FaultySite(Site):
             assert view.state in ("queued", "running", "suspended"), view.reason
             members = self.members(job)
             ours = sorted(members.values()) == self.pids(script)
-            if len(members) >= (least or self.nodes) and ours and self.held() == self.known():
+            if len(members) == self.nodes and ours and self.held() == self.known():
                 return members
             return None
 

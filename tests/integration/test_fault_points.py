@@ -80,7 +80,7 @@ def spared(site, point, before, agents, victim):
     return {node: pid for node, pid in before.items() if node in same and node != victim}
 
 
-def tries(site, job, points, provoke, least=None):
+def tries(site, job, points, provoke):
     """Each point in turn: armed, come to by what ``provoke`` does to a node, and survived."""
     before = site.until_whole(job, site.service)
     for number, point in enumerate(points):
@@ -89,7 +89,7 @@ def tries(site, job, points, provoke, least=None):
         site.arm(point)
         provoke(victim)
         site.struck(point)
-        after = site.until_whole(job, site.service, least)
+        after = site.until_whole(job, site.service)
         kept = spared(site, point, before, agents, victim)
         assert kept.items() <= after.items(), f"{point.name}: who was not struck was restarted"
         before = after
@@ -137,9 +137,7 @@ def test_all_points(faulty, what):
     if what in ("start", "end"):
         {"start": starts, "end": ends}[what](faulty, job, ALL[what])
         return
-    # A node on which a launcher ends before it is up counts as unfit for minutes.
-    least = 1 if what == "launcher" else None
-    tries(faulty, job, ALL[what], faulty.want if what == "notice" else faulty.lose, least)
+    tries(faulty, job, ALL[what], faulty.want if what == "notice" else faulty.lose)
 
 
 @pytest.mark.sites

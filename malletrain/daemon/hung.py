@@ -35,7 +35,7 @@ STANDSTILL_S = 5.0
 """Time between two looks after which it was the daemon that did not hear."""
 
 
-class Standing(NamedTuple):
+class WorkerPlace(NamedTuple):
     """Where one worker stands."""
 
     node: str
@@ -64,7 +64,7 @@ class _Rhythm:
     silent: tuple[int, ...] = ()
     ended: set[int] = field(default_factory=set)
     """Silent ranks of which no process was found while others went on."""
-    stacks: dict[int, Standing] = field(default_factory=dict)
+    stacks: dict[int, WorkerPlace] = field(default_factory=dict)
     """Rank → where it stands; workers of unknown rank from -1 downwards."""
 
     def follow(self, run: ActiveJob, now: float) -> None:
@@ -135,7 +135,7 @@ class HungSteps:
         rank = message.rank if message.rank >= 0 else min([0, *rhythm.stacks]) - 1
         if rank in rhythm.stacks or len(rhythm.stacks) < len(run.rounds.members) * MOST_WORKERS:
             said = message.text or message.state
-            rhythm.stacks[rank] = Standing(
+            rhythm.stacks[rank] = WorkerPlace(
                 agent.node,
                 innermost(message.text) or message.state,
                 message.pid,

@@ -13,6 +13,7 @@ CONFIG = "MALLETRAIN_CONFIG"
 DAEMON = "MALLETRAIN_DAEMON"
 DEBUG = "MALLETRAIN_DEBUG"
 ENDPOINT = "MALLETRAIN_ENDPOINT"
+FAULTS = "MALLETRAIN_FAULTS"
 FLAGS = "MALLETRAIN_FLAGS"
 FORK_SERVER = "MALLETRAIN_FORK_SERVER"
 GENERATION = "MALLETRAIN_GENERATION"
@@ -54,6 +55,7 @@ TABLE = (
      "cli"),
     (TIMEOUT, "Seconds that an answer of the daemon may take, 10 if not set.", "user", "client"),
     (DEBUG, "Not empty: an unexpected error shows its traceback.", "user", "cli"),
+    (FAULTS, "Folder of the points at which tests have processes killed.", "tests", "all"),
     (MUNGE_SOCKET, "Socket of munged, where it is not the usual one.", "user", "client"),
     (WEB_TOKEN, "Token of the page, instead of one that is drawn at its start.", "user", "cli"),
     (PRELOAD, "Modules that a node imports once for all workers of the job; `0`: none.", "user",

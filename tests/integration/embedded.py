@@ -86,11 +86,15 @@ class Site:
 
     def start_daemon(self) -> None:
         """Start the daemon and wait until it answers."""
+        self.launch_daemon()
+        self.until(self.answers, "the daemon answers")
+
+    def launch_daemon(self) -> None:
+        """Start the daemon."""
         log = (self.root / "daemon.log").open("ab")
         argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(self.config)]
         self.daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=self.environment)
         log.close()
-        self.until(self.answers, "the daemon answers")
 
     def answers(self) -> bool:
         """Whether the daemon that was started last answers."""

@@ -39,6 +39,8 @@ class Site:
     """
 
     environment: Mapping[str, str] | None = None
+    limits = LIMITS
+    """Lines of [jobs]."""
     _since = 0
     """The number of the event before the first one of this test."""
 
@@ -75,12 +77,12 @@ class Site:
             grace = "{grace_s:g} s"
             autostart = false
             [jobs]
-            {LIMITS}
+            {self.limits}
             [allocation]
             settle = "0.3 s"
             min_interval = "0 s"
-            lease_wait = "1 h"
             """
+            + ("" if "lease_wait" in config else 'lease_wait = "1 h"\n')
             + config
             + f"\n[profiling]\n{profiling}\n"
         )

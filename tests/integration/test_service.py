@@ -78,9 +78,7 @@ def test_members_hear_of_a_loss_with_and_without_notice_and_live_on(shared):
     pids = {node: int(address.rpartition(":")[2]) for node, address in first.items()}
     a, b, c = sorted(first)
     shared.until(
-        lambda: (
-            all(len(lines) >= 3 for lines in news(shared).values()) and len(news(shared)) == 3
-        ),
+        lambda: all(len(lines) >= 3 for lines in news(shared).values()) and len(news(shared)) == 3,
         "all heard of all",
     )
 
@@ -113,9 +111,7 @@ def test_a_service_outlives_the_daemon_and_a_killed_process_comes_back(shared):
 
     node, address = sorted(first.items())[1]
     os.kill(int(address.rpartition(":")[2]), signal.SIGKILL)
-    shared.until(
-        lambda: members(shared, job).get(node, address) != address, "it was started again"
-    )
+    shared.until(lambda: members(shared, job).get(node, address) != address, "it was started again")
     after = up(shared, job, 3)
     assert {n: a for n, a in after.items() if n != node} == {
         n: a for n, a in first.items() if n != node
@@ -131,9 +127,7 @@ def test_a_node_that_leaves_while_there_is_no_daemon_still_hands_over(shared):
     first = up(shared, job, 3)
     node = sorted(first)[2]
     pid = int(first[node].rpartition(":")[2])
-    shared.until(
-        lambda: heard(shared, "joined", node, (node, pid)), "it knows that it is a member"
-    )
+    shared.until(lambda: heard(shared, "joined", node, (node, pid)), "it knows that it is a member")
     shared.kill_daemon()
     shared.agents()[node].send_signal(signal.SIGTERM)
     shared.until(

@@ -95,9 +95,9 @@ import sys
 from malletrain.demo import main, plan, stage
 def patient(*given, text=plan.config_text):
     said = text(*given)
-    for key in ("agent_timeout", "adopt_wait", "drain_timeout", "join_timeout", "silence"):
+    for key in ("agent_timeout", "adopt_wait", "drain_timeout", "join_timeout"):
         (line,) = [line for line in said.splitlines() if line.startswith(key + " = ")]
-        said = said.replace(line, f'{key} = "10 min"' if "wait" not in key else f'{key} = "60 s"')
+        said = said.replace(line, f'{key} = "60 s"')
     return said
 def watch(watcher, stage, start, deadline, options, watch=main._watch):
     return watch(watcher, stage, start, start + 1500.0, options)

@@ -101,7 +101,7 @@ def patient(*given, text=plan.config_text):
     return said
 def watch(watcher, stage, start, deadline, options, watch=main._watch):
     return watch(watcher, stage, start, start + 1500.0, options)
-plan.config_text, main._watch, main.UNDISTURBED_S, stage.LIFETIME_S = patient, watch, 1500.0, 3600.0
+plan.config_text, main._watch, stage.LIFETIME_S = patient, watch, 3600.0
 stage.DemoStage.loading_s = lambda self: 4.0
 from malletrain.cli import main as command_line
 command_line(["demo", *sys.argv[1:]], prog_name="malletrain")

@@ -111,6 +111,8 @@ class VirtualTransport:
     def send(self, peer: bytes, message: messages.Message) -> bool:
         self._process.check()
         self._head.about_to_send(message)
+        if isinstance(message, messages.Round) and _MEMORY.in_transaction:
+            self._head.failed(f"{short(message)} is told before it is saved")
         connection = self._network.connections.get(peer)
         if connection is None or not connection.there:
             return False
@@ -176,7 +178,7 @@ class Head:
         failed: Callable[[str], None],
     ) -> None:
         self.loop, self._rng, self.network = loop, rng, network
-        self._scheduler, self.say, self._failed = scheduler, say, failed
+        self._scheduler, self.say, self.failed = scheduler, say, failed
         self.config: Config = parse_config(
             CONFIG.format(
                 folder=folder,
@@ -244,7 +246,7 @@ class Head:
         if self.loop.ending:
             return
         if task.cancelled() or task.exception() is not None:
-            self._failed(f"the daemon ended: {task.exception() if not task.cancelled() else ''!r}")
+            self.failed(f"the daemon ended: {task.exception() if not task.cancelled() else ''!r}")
         self.process = None
 
     def about_to_send(self, message: messages.Message) -> None:

@@ -11,6 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import ModuleType, SimpleNamespace
@@ -21,7 +22,11 @@ import zmq
 
 from malletrain.agent import jobrun, link, session
 from malletrain.agent.config import AgentConfig
+from malletrain.config.model import Config
+from malletrain.core.settings import ControllerSettings
 from malletrain.daemon import main as daemon_main
+from malletrain.daemon import parts
+from malletrain.daemon.settings import controller_settings
 from malletrain.protocol import env
 from malletrain.protocol import worker_channel as local
 from tests.dst.head import GRACE_S
@@ -36,6 +41,12 @@ WATCH_EVERY_S, STEP_S = 1.0, 0.2
 """The rhythm of the daemon and of agents that only look whether something is due: half the usual,
 for twice the seeds.
 """
+REJECTED_S = 15.0
+
+
+def _impatient(config: Config) -> ControllerSettings:
+    """A node that a job has rejected is tried again sooner than at a site."""
+    return replace(controller_settings(config), rejected_s=REJECTED_S)
 
 
 class VirtualWorkers:
@@ -255,6 +266,7 @@ class Site:
             (link, "why_no_answer", lambda endpoint: "it is not there"),
             (link, "random", SimpleNamespace(random=self._rng.random)),
             (daemon_main, "WATCH_EVERY_S", WATCH_EVERY_S),
+            (parts, "controller_settings", _impatient),
             (session, "STEP_S", STEP_S),
             *clocks(self.loop),
         ]

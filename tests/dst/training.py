@@ -101,11 +101,10 @@ class Trainings:
         group.training, group.position = True, truth.saved
         self.say("training", f"{job} round {group.generation} trains from {group.position:g}")
         for other in truth.groups.values():
-            if other is not group and other.training and not other.broken and not other.halted:
-                if not all(self._excused(member) for member in other.members):
-                    self.broken(
-                        f"{job} trains in rounds {other.generation} and {group.generation} at once"
-                    )
+            trains = other.training and not other.broken and not other.halted
+            if other is group or not trains or all(map(self._excused, other.members)):
+                continue
+            self.broken(f"{job} trains in rounds {other.generation} and {group.generation} at once")
         if not self._step_due:
             self._step_due = True
             self.later(STEP_S, self._step)

@@ -26,7 +26,7 @@ from tests.dst.site import Site
 from tests.dst.training import BATCH, Trainings
 from tests.dst.users import User
 
-QUIET_S = 600.0
+QUIET_S = 200.0
 """Within so long after the last fault every job has ended and every lease is back."""
 
 

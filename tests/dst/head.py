@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from sqlalchemy import create_engine, event
+from sqlalchemy import create_engine
 from sqlalchemy.pool import StaticPool
 
 from malletrain.config.model import Config, parse_config
@@ -52,20 +52,10 @@ keep_warm = "0 s"
 enabled = false
 """
 GRACE_S = 4.0
-_MEMORY = sqlite3.connect(":memory:", check_same_thread=False)
+_MEMORY = sqlite3.connect(":memory:", check_same_thread=False, isolation_level="IMMEDIATE")
 _ENGINE = create_engine("sqlite://", creator=lambda: _MEMORY, poolclass=StaticPool)
 _EMPTY = sqlite3.connect(":memory:", check_same_thread=False)
 """One database and one engine for all worlds of a process: statements are compiled once."""
-
-
-@event.listens_for(_ENGINE, "connect")
-def _plain(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None
-
-
-@event.listens_for(_ENGINE, "begin")
-def _begin(connection: Any) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def empty_store() -> Store:

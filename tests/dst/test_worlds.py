@@ -56,7 +56,7 @@ def _whatever_round(self, node, generation):
 PLANTED = {
     "a lease that is not wanted is not released": (
         *(Strays, "to_end", lambda *args: []),
-        ("scheduler_trouble", "daemon_killed", "agent_killed"),
+        ("scheduler_deaf", "daemon_killed", "agent_killed"),
     ),
     "what is decided is told before it is saved": (
         *(StepOutbox, "post", _sent_at_once),

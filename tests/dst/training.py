@@ -14,10 +14,10 @@ from typing import Any
 
 from tests.dst.loop import VirtualLoop
 
-STEP_S = 0.2
+STEP_S = 0.4
 """Of all groups: a step trains BATCH samples on each node."""
-BATCH = 10.0
-SNAPSHOT_EVERY = 8
+BATCH = 20.0
+SNAPSHOT_EVERY = 4
 """Steps."""
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.dst.world import World
 
-LASTS_S = 5.0, 16.0
+LASTS_S = 4.0, 11.0
 """The shortest and the longest time in which something goes wrong."""
 
 

@@ -31,12 +31,14 @@ CONFIG = """
 state_dir = "{folder}/state"
 listen = "tcp://127.0.0.1:7443"
 metrics_listen = ""
+agent_timeout = "3 s"
+adopt_wait = "3 s"
 request_rate = 1000000.0
 [scheduler]
 kind = "slurm"
 poll_interval = "{poll}"
 [jobs]
-join_timeout = "10 s"
+join_timeout = "6 s"
 drain_timeout = "3 s"
 warmup_timeout = "20 s"
 stop_grace = "1 s"
@@ -172,8 +174,8 @@ class Head:
         self.config: Config = parse_config(
             CONFIG.format(
                 folder=folder,
-                poll=rng.choice(("1 s", "2 s", "5 s")),
-                give_back=rng.choice(("2 s", "5 s")),
+                poll=rng.choice(("1 s", "2 s", "4 s")),
+                give_back=rng.choice(("1 s", "3 s")),
             )
         )
         self.store = empty_store()

@@ -85,7 +85,7 @@ class World:
     def _spec(self, number: int) -> messages.JobSpec:
         rng, name = self.rng, f"job{number}"
         least = rng.choice((1, 1, 1, 2))
-        self.trainings.lengths[name] = BATCH * rng.randint(10, 50)
+        self.trainings.lengths[name] = BATCH * rng.randint(8, 30)
         return messages.JobSpec(
             name,
             "",
@@ -134,7 +134,7 @@ class World:
             with self.site.in_place():
                 self.head.start()
                 for spec in self.specs:
-                    at = self.rng.choice((0.1, 0.1, self.rng.uniform(0.0, 10.0)))
+                    at = self.rng.choice((0.1, 0.1, self.rng.uniform(0.0, 6.0)))
                     self.network.later(at, self.user.submit, spec)
                 self._until_s = faults.plan(self)
                 self.network.later(self._until_s, self._all_well)

@@ -243,9 +243,10 @@ class Inbox:
                     )
             self._seen(agent, peer)
             agent.host, agent.networks = hello.host, with_addresses(hello.networks)
-            agent.warm = hello.warm
-            if agent.awaited:
-                self.arrivals.warm(agent, hello.warm or (), now)
+            if new:
+                agent.warm = hello.warm
+            else:
+                self.arrivals.back(agent, hello.warm, now)
             agent.shipping = {*hello.shipping, *([agent.holds] if agent.holds else [])}
             core.agents.reach(agent, self._welcome())
             self._settle(agent, hello.assignment, new, now)

@@ -155,7 +155,7 @@ class NodeAgent:
         self._logs.reconnected()
         self._fitness.reconnected()
         if self._run is not None:
-            self._run.reports.reconnected()
+            self._run.reconnected()
         now = self._run.assignment() if self._run else None
         if now is not None and now != self._told:  # it changed on the way
             self._link.send(Phase(now))

@@ -246,7 +246,9 @@ def test_old_rounds_are_dropped_and_the_newest_waits_for_the_launcher(daemon, st
     assert taken == [6, 7]
 
 
-def test_the_address_of_the_store_is_said_again_when_asked_again(daemon, start, tmp_path):
+def test_the_address_of_the_store_is_said_again_when_asked_again_and_after_a_greeting(
+    daemon, start, tmp_path
+):
     start()
     body = """
     say("ready")
@@ -259,6 +261,9 @@ def test_the_address_of_the_store_is_said_again_when_asked_again(daemon, start, 
     daemon.expect("n0", messages.StoreUp, generation=1, port=4321)
     since = len(daemon.seen)
     daemon.send("n0", messages.Round("j1", 1, 0, 2))
+    daemon.expect("n0", messages.StoreUp, generation=1, port=4321, since=since)
+    since = len(daemon.seen)  # what was said while the connection broke is lost
+    daemon.send("n0", messages.WhoAreYou(daemon.boot))
     daemon.expect("n0", messages.StoreUp, generation=1, port=4321, since=since)
 
 

@@ -1,5 +1,5 @@
-"""How far the best value of a sweep by ASHA is luck: the trials of ``benchmarks.sweep`` trained once
-each by themselves, and their curves pruned in many orders.
+"""How far the best value of a sweep by ASHA is luck: the trials of ``benchmarks.sweep`` trained
+once each by themselves, and their curves pruned in many orders.
 
     python -m benchmarks.sweep_orders --trials 9 --epochs 9 --nodes 4 --at-once 6 --orders 200
 

@@ -1,4 +1,4 @@
-"""How many nodes trainers leave idle where they share several classes, against one plan of all jobs.
+"""Nodes that trainers leave idle where they share several classes, against one plan of all jobs.
 
     python -m benchmarks.trainers_shared [--machines 300]
 

@@ -37,6 +37,10 @@ class Circumstances:
     """Time in which one size is measured, seconds."""
     visits: int
     """Sizes that a profile would visit."""
+    neighbour: float = 0.0
+    """Throughput of another job, by this job's measure: one gives up nodes for the profile, and
+    gets nodes when it is over.
+    """
 
 
 def knowledge(curve: MeasuredCurve, sizes: Sequence[int], nodes: int, price: float) -> float:
@@ -73,8 +77,8 @@ def knowledge(curve: MeasuredCurve, sizes: Sequence[int], nodes: int, price: flo
 
 def cost(curve: MeasuredCurve, sizes: Sequence[int], around: Circumstances) -> float:
     """Samples that a profile costs: one rescale up, the rescales down, and the visits to sizes at
-    which the job is slower than where it runs. What the nodes it lets go of bring elsewhere, at
-    their price, is taken off.
+    which the job is slower than where it runs, and a neighbour's rescales down and up. What the
+    nodes it lets go of bring elsewhere, at their price, is taken off.
     """
     here = curve.estimate(around.nodes)[0]
     lost = 0.0
@@ -82,6 +86,7 @@ def cost(curve: MeasuredCurve, sizes: Sequence[int], around: Circumstances) -> f
         rate = curve.estimate(k)[0]
         lost += max(0.0, (here - rate) - around.price * (around.nodes - k))
     lost *= around.visit_s * around.visits / max(1, len(sizes))
+    lost += around.neighbour * (around.up_s + around.down_s)
     return lost + here * (around.up_s + around.down_s * max(0, around.visits - 1))
 
 

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from malletrain.protocol import env
+
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = shutil.ignore_patterns(
     *(".git", ".venv", "__pycache__", "*.egg-info", "build", "dist", "site", "demo-output"),
@@ -98,4 +100,7 @@ def plain_variables(home: Path, *path: Path) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "USER": os.environ.get("USER", "root"),
         "PYTHONDONTWRITEBYTECODE": "1",
+        env.TIMEOUT: os.environ.get(
+            env.TIMEOUT, ""
+        ),  # their machine is as busy as that of the tests
     }

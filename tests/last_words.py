@@ -1,7 +1,7 @@
 """The ends of logs and of runs, as somebody reads them who sees but the last page of an output.
 
-A plugin of pytest, too. Decides which lines say nothing (the frames of native stacks, of which torch prints dozens), and
-what one line of a failed test is.
+A plugin of pytest, too. Decides which lines say nothing (the frames of native stacks, of which
+torch prints dozens), and what one line of a failed test is.
 """
 
 from __future__ import annotations

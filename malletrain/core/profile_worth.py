@@ -9,7 +9,7 @@ arithmetic is :mod:`jpa.worth`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from statistics import median
+from statistics import fmean, median
 
 from jpa.worth import Circumstances, pays
 from malletrain.core.records import JobRecord
@@ -68,9 +68,11 @@ class ProfileWorth:
         looked = named(sizes, ())
         looked = looked[:: max(1, len(looked) // _LOOKED_AT)] + looked[-1:]
         advisor = self._settings.advisor
+        price, neighbour = _elsewhere(job, others)
         around = Circumstances(
             nodes=len(job.nodes),
-            price=_price(job, others),
+            price=price,
+            neighbour=neighbour,
             left_s=self.left_s(spec.job, now),
             up_s=costs.up_s,
             down_s=costs.down_s,
@@ -80,13 +82,15 @@ class ProfileWorth:
         return pays(curve, sorted(set(looked)), around)
 
 
-def _price(job: JobRecord, others: Iterable[JobRecord]) -> float:
-    """What a node brings elsewhere: the median of what it brings in the other jobs that run, or,
-    where none does, nothing.
+def _elsewhere(job: JobRecord, others: Iterable[JobRecord]) -> tuple[float, float]:
+    """What a node brings elsewhere, and what another job does with all of its nodes: of the other
+    jobs that run the median and the mean, by this job's weight; nothing where none does.
     """
-    each = []
+    each, whole = [], []
     for other in others:
         held = len(other.nodes)
         if other is not job and held and other.curve is not None:
-            each.append(other.submitted.weight * other.curve.at(held) / held)
-    return median(each) / max(job.submitted.weight, 1e-9) if each else 0.0
+            whole.append(other.submitted.weight * other.curve.at(held))
+            each.append(whole[-1] / held)
+    weight = max(job.submitted.weight, 1e-9)
+    return (median(each) / weight, fmean(whole) / weight) if each else (0.0, 0.0)

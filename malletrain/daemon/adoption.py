@@ -1,7 +1,7 @@
 """What agents report of jobs between the start of the daemon and the first plan.
 
 Decides nothing of a job: its rounds know of no node before they adopt all of them together, and
-would have each of them let go. So whatever is heard meanwhile is kept here, the newest of each node.
+would have each of them let go. So what is heard meanwhile is kept here, the newest of each node.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.dst.world import World
 
-LASTS_S = 6.0, 20.0
+LASTS_S = 4.0, 11.0
 """The shortest and the longest time in which something goes wrong."""
 
 
@@ -102,12 +102,25 @@ def script_fails(world: World) -> None:
         launcher.crash()
 
 
-def scheduler_trouble(world: World) -> None:
-    """The main scheduler fails its callers for a while."""
-    trouble = world.rng.choice(("down", "deaf", "refuses"))
+def _trouble(world: World, trouble: str) -> None:
     world.say("fault", f"the main scheduler is {trouble}")
     world.machine.trouble = trouble
     world.network.later(world.rng.uniform(1.0, 10.0), setattr, world.machine, "trouble", "")
+
+
+def scheduler_down(world: World) -> None:
+    """The main scheduler does not answer for a while."""
+    _trouble(world, "down")
+
+
+def scheduler_deaf(world: World) -> None:
+    """It does what it is asked for, and cannot say so."""
+    _trouble(world, "deaf")
+
+
+def scheduler_refuses(world: World) -> None:
+    """It takes no job."""
+    _trouble(world, "refuses")
 
 
 def scheduler_slow(world: World) -> None:
@@ -144,7 +157,9 @@ KINDS: dict[str, Callable[[World], None]] = {
         agent_killed,
         launcher_killed,
         script_fails,
-        scheduler_trouble,
+        scheduler_down,
+        scheduler_deaf,
+        scheduler_refuses,
         scheduler_slow,
         cancel,
     )
@@ -158,7 +173,8 @@ def plan(world: World) -> float:
     rng = world.rng
     until_s = rng.uniform(*LASTS_S)
     allowed = sorted(KINDS if world.kinds is None else world.kinds)
-    kinds = [kind for kind in allowed if rng.random() < 0.4]
+    chance = 0.35 if world.kinds is None else 0.9
+    kinds = [kind for kind in allowed if rng.random() < chance]
     for kind in kinds:
         for _ in range(rng.choice((1, 1, 2, 4))):
             world.network.later(rng.uniform(0.0, until_s), _happens, world, kind)

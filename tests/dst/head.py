@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from sqlalchemy import create_engine, event
+from sqlalchemy import create_engine
 from sqlalchemy.pool import StaticPool
 
 from malletrain.config.model import Config, parse_config
@@ -31,12 +31,14 @@ CONFIG = """
 state_dir = "{folder}/state"
 listen = "tcp://127.0.0.1:7443"
 metrics_listen = ""
+agent_timeout = "3 s"
+adopt_wait = "3 s"
 request_rate = 1000000.0
 [scheduler]
 kind = "slurm"
 poll_interval = "{poll}"
 [jobs]
-join_timeout = "10 s"
+join_timeout = "6 s"
 drain_timeout = "3 s"
 warmup_timeout = "20 s"
 stop_grace = "1 s"
@@ -52,20 +54,10 @@ keep_warm = "0 s"
 enabled = false
 """
 GRACE_S = 4.0
-_MEMORY = sqlite3.connect(":memory:", check_same_thread=False)
+_MEMORY = sqlite3.connect(":memory:", check_same_thread=False, isolation_level="IMMEDIATE")
 _ENGINE = create_engine("sqlite://", creator=lambda: _MEMORY, poolclass=StaticPool)
 _EMPTY = sqlite3.connect(":memory:", check_same_thread=False)
 """One database and one engine for all worlds of a process: statements are compiled once."""
-
-
-@event.listens_for(_ENGINE, "connect")
-def _plain(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None
-
-
-@event.listens_for(_ENGINE, "begin")
-def _begin(connection: Any) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def empty_store() -> Store:
@@ -111,6 +103,8 @@ class VirtualTransport:
     def send(self, peer: bytes, message: messages.Message) -> bool:
         self._process.check()
         self._head.about_to_send(message)
+        if isinstance(message, messages.Round) and _MEMORY.in_transaction:
+            self._head.failed(f"{short(message)} is told before it is saved")
         connection = self._network.connections.get(peer)
         if connection is None or not connection.there:
             return False
@@ -176,12 +170,12 @@ class Head:
         failed: Callable[[str], None],
     ) -> None:
         self.loop, self._rng, self.network = loop, rng, network
-        self._scheduler, self.say, self._failed = scheduler, say, failed
+        self._scheduler, self.say, self.failed = scheduler, say, failed
         self.config: Config = parse_config(
             CONFIG.format(
                 folder=folder,
-                poll=rng.choice(("1 s", "2 s", "5 s")),
-                give_back=rng.choice(("2 s", "5 s")),
+                poll=rng.choice(("1 s", "2 s", "4 s")),
+                give_back=rng.choice(("1 s", "3 s")),
             )
         )
         self.store = empty_store()
@@ -244,7 +238,7 @@ class Head:
         if self.loop.ending:
             return
         if task.cancelled() or task.exception() is not None:
-            self._failed(f"the daemon ended: {task.exception() if not task.cancelled() else ''!r}")
+            self.failed(f"the daemon ended: {task.exception() if not task.cancelled() else ''!r}")
         self.process = None
 
     def about_to_send(self, message: messages.Message) -> None:

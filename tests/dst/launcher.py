@@ -281,8 +281,8 @@ class VirtualLauncher:
         self._after(self._rng.uniform(0.05, 0.4), self._well)
 
     def _well(self) -> None:
-        self._group = None
         if self._state == "done":
+            self._group = None
             self._phase(AssignmentPhase.SUCCEEDED)
             self._take_notice()
 

@@ -6,11 +6,13 @@ The one place that replaces names in the product's modules, and puts them back.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import ModuleType, SimpleNamespace
@@ -21,7 +23,12 @@ import zmq
 
 from malletrain.agent import jobrun, link, session
 from malletrain.agent.config import AgentConfig
+from malletrain.config.model import Config
+from malletrain.core.settings import ControllerSettings
 from malletrain.daemon import main as daemon_main
+from malletrain.daemon import parts
+from malletrain.daemon.notices import Notices
+from malletrain.daemon.settings import controller_settings
 from malletrain.protocol import env
 from malletrain.protocol import worker_channel as local
 from tests.dst.head import GRACE_S
@@ -36,6 +43,17 @@ WATCH_EVERY_S, STEP_S = 1.0, 0.2
 """The rhythm of the daemon and of agents that only look whether something is due: half the usual,
 for twice the seeds.
 """
+REJECTED_S = 15.0
+
+
+async def _nobody_told(notices: Notices) -> None:
+    """No job's owner wishes to be told of anything; to look whether costs a fifth of a day."""
+    await asyncio.Event().wait()
+
+
+def _impatient(config: Config) -> ControllerSettings:
+    """A node that a job has rejected is tried again sooner than at a site."""
+    return replace(controller_settings(config), rejected_s=REJECTED_S)
 
 
 class VirtualWorkers:
@@ -236,7 +254,7 @@ class Site:
         """While the world runs."""
         nothing: Any = lambda *args, **kwargs: None  # noqa: E731
         zmq_here = virtual_zmq(self._socket)
-        names: list[tuple[ModuleType, str, Any]] = [
+        names: list[tuple[Any, str, Any]] = [
             (session, "zmq", zmq_here),
             (link, "zmq", zmq_here),
             (session, "private_directory", self._directory),
@@ -255,6 +273,8 @@ class Site:
             (link, "why_no_answer", lambda endpoint: "it is not there"),
             (link, "random", SimpleNamespace(random=self._rng.random)),
             (daemon_main, "WATCH_EVERY_S", WATCH_EVERY_S),
+            (Notices, "run", _nobody_told),
+            (parts, "controller_settings", _impatient),
             (session, "STEP_S", STEP_S),
             *clocks(self.loop),
         ]

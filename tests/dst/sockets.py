@@ -35,10 +35,13 @@ class _Waitable:
 
     async def recv_multipart(self) -> list[bytes]:
         while not self.inbox:
-            arrived = asyncio.get_running_loop().create_future()
-            self.wake = lambda: arrived.done() or arrived.set_result(None)
-            await arrived
+            await self._arrival()
         return self.inbox.popleft()
+
+    def _arrival(self) -> asyncio.Future[None]:
+        arrived = asyncio.get_running_loop().create_future()
+        self.wake = lambda: arrived.done() or arrived.set_result(None)
+        return arrived
 
 
 class Monitor(_Waitable):

@@ -14,10 +14,10 @@ from typing import Any
 
 from tests.dst.loop import VirtualLoop
 
-STEP_S = 0.2
+STEP_S = 0.4
 """Of all groups: a step trains BATCH samples on each node."""
-BATCH = 10.0
-SNAPSHOT_EVERY = 8
+BATCH = 20.0
+SNAPSHOT_EVERY = 4
 """Steps."""
 
 
@@ -101,11 +101,10 @@ class Trainings:
         group.training, group.position = True, truth.saved
         self.say("training", f"{job} round {group.generation} trains from {group.position:g}")
         for other in truth.groups.values():
-            if other is not group and other.training and not other.broken and not other.halted:
-                if not all(self._excused(member) for member in other.members):
-                    self.broken(
-                        f"{job} trains in rounds {other.generation} and {group.generation} at once"
-                    )
+            trains = other.training and not other.broken and not other.halted
+            if other is group or not trains or all(map(self._excused, other.members)):
+                continue
+            self.broken(f"{job} trains in rounds {other.generation} and {group.generation} at once")
         if not self._step_due:
             self._step_due = True
             self.later(STEP_S, self._step)

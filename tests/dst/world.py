@@ -26,7 +26,7 @@ from tests.dst.site import Site
 from tests.dst.training import BATCH, Trainings
 from tests.dst.users import User
 
-QUIET_S = 600.0
+QUIET_S = 200.0
 """Within so long after the last fault every job has ended and every lease is back."""
 
 
@@ -65,7 +65,7 @@ class World:
         self.network = Network(self.loop, rng, self.say)
         self.site = Site(self.loop, rng, self.network, self.folder, self.say, self.fail)
         self.machine = self.site.machine = Machine(
-            self.loop, rng, self.network, rng.randint(2, 4), self.site.start_agent, self.say
+            self.loop, rng, self.network, rng.choice((2, 3, 3, 4)), self.site.start_agent, self.say
         )
         self.trainings = self.site.trainings = Trainings(
             self.loop, rng, self.network.later, self.say, self.fail, self._excused
@@ -85,7 +85,7 @@ class World:
     def _spec(self, number: int) -> messages.JobSpec:
         rng, name = self.rng, f"job{number}"
         least = rng.choice((1, 1, 1, 2))
-        self.trainings.lengths[name] = BATCH * rng.randint(20, 120)
+        self.trainings.lengths[name] = BATCH * rng.randint(8, 30)
         return messages.JobSpec(
             name,
             "",
@@ -134,7 +134,7 @@ class World:
             with self.site.in_place():
                 self.head.start()
                 for spec in self.specs:
-                    at = self.rng.choice((0.1, 0.1, self.rng.uniform(0.0, 10.0)))
+                    at = self.rng.choice((0.1, 0.1, self.rng.uniform(0.0, 6.0)))
                     self.network.later(at, self.user.submit, spec)
                 self._until_s = faults.plan(self)
                 self.network.later(self._until_s, self._all_well)
@@ -172,7 +172,7 @@ class World:
 
     def _look(self) -> None:
         """Once in a while: what must hold at any time, and whether the day is over."""
-        if not self.head.alive and self.rng.random() < 0.3:
+        if not self.head.alive and self.rng.random() < 0.4:
             self.head.start()
         self.promises.look()
         at = self.loop.time() - 1000.0
@@ -185,7 +185,7 @@ class World:
             self.fail("the world does not come to rest: " + self._left())
             self._over.set_result(None)
         else:
-            self.network.later(0.5, self._look)
+            self.network.later(1.0, self._look)
 
     def _settled(self) -> bool:
         if self.machine.held or self.user.waits or not self.head.alive:

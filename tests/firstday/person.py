@@ -13,6 +13,8 @@ from tests.firstday.terminal import Said, Terminal
 LOCAL = """\
 [daemon]
 metrics_listen = ""
+agent_timeout = "60 s"
+adopt_wait = "60 s"
 
 [scheduler]
 kind = "local"
@@ -20,16 +22,20 @@ poll_interval = "300 ms"
 
 [scheduler.local]
 nodes = 3
+grace = "10 min"
 
 [jobs]
 max_tries = {tries}
-drain_timeout = "120 s"
+drain_timeout = "1 h"
+join_timeout = "1 h"
+warmup_timeout = "1 h"
+hang_after = "1 h"
 
 [allocation]
 settle = "300 ms"
 min_interval = "0 s"
 """
-"""The quickstart's configuration, for somebody impatient."""
+"""The quickstart's configuration, for somebody impatient, whose machine may stand still."""
 
 
 class Person:

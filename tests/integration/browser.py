@@ -5,6 +5,7 @@ packages (tests/slurm/install.sh).
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -47,14 +48,36 @@ class Browser:
 
     def click(self, selector: str) -> None:
         """Click as a person does: it must be there to be clicked."""
-        self.until(lambda: self.driver.find_elements("css selector", selector), f"{selector}")
-        self.driver.find_element("css selector", selector).click()
+        self._use(selector, lambda element: element.click())
 
     def type(self, selector: str, text: str) -> None:
         """Put text in the place of what is in a field."""
-        field = self.driver.find_element("css selector", selector)
-        field.clear()
-        field.send_keys(text)
+
+        def typed(field) -> None:
+            field.clear()
+            field.send_keys(text)
+
+        self._use(selector, typed)
+
+    def _use(self, selector: str, do: Callable[[object], None]) -> None:
+        """Do something with an element when it is there; the page may be just drawing it anew."""
+        errors = importlib.import_module("selenium.common.exceptions")
+        not_now = (
+            errors.StaleElementReferenceException,
+            errors.ElementClickInterceptedException,
+            errors.InvalidElementStateException,  # nobody could click there, or type
+        )
+
+        def done() -> bool:
+            found = self.driver.find_elements("css selector", selector)
+            try:
+                for element in found[:1]:
+                    do(element)
+            except not_now:
+                return False
+            return bool(found)
+
+        self.until(done, f"{selector} can be used")
 
     def run(self, script: str) -> object:
         """What an expression of JavaScript is on the page."""
@@ -110,6 +133,8 @@ def browser(profile: Path) -> Iterator[Browser]:
     options.set_capability("goog:loggingPrefs", {"browser": "WARNING"})
     made = selenium.Chrome(options=options, service=selenium.ChromeService(driver))
     try:
+        made.set_script_timeout(waiting.PATIENCE_S)
+        made.set_page_load_timeout(waiting.PATIENCE_S)
         yield Browser(made)
     finally:
         made.quit()

@@ -12,3 +12,18 @@ def embedded(tmp_path):
     """A site of three virtual nodes with a running daemon."""
     with site(tmp_path, nodes=3) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory):
+    """Such a site for the tests of a module, one after another."""
+    with site(tmp_path_factory.mktemp("standing"), nodes=3) as made:
+        yield made
+
+
+@pytest.fixture
+def shared(standing, request):
+    """The module's site as a test finds it: no job, no node in use, nothing that has happened."""
+    standing.begin(f"work-{request.node.name}")
+    yield standing
+    standing.clear()

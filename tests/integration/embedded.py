@@ -39,6 +39,10 @@ class Site:
     """
 
     environment: Mapping[str, str] | None = None
+    limits = LIMITS
+    """Lines of [jobs]."""
+    _since = 0
+    """The number of the event before the first one of this test."""
 
     def __init__(
         self,
@@ -73,16 +77,40 @@ class Site:
             grace = "{grace_s:g} s"
             autostart = false
             [jobs]
-            {LIMITS}
+            {self.limits}
             [allocation]
             settle = "0.3 s"
             min_interval = "0 s"
-            lease_wait = "1 h"
             """
+            + ("" if "lease_wait" in config else 'lease_wait = "1 h"\n')
             + config
             + f"\n[profiling]\n{profiling}\n"
         )
         self.daemon: subprocess.Popen[bytes] | None = None
+
+    def begin(self, name: str) -> None:
+        """One test more on this site: with a folder of its own, and without what happened
+        before.
+        """
+        self.work = self.root / name
+        self.work.mkdir()
+        with self.client() as client:
+            self._since = max((e.seq for e in client.events(since=-1)), default=0)
+
+    def clear(self) -> None:
+        """Have no job, and no node in use, for the next test."""
+        assert self.daemon is not None
+        if self.daemon.poll() is not None:
+            self.start_daemon()
+        with self.client() as client:
+            left = [job.id for job in client.jobs() if job.ended is None]
+            if left:
+                client.cancel(left)
+            self.until(lambda: all(self.job(job).ended is not None for job in left), "all end")
+            self.until(
+                lambda: all(node.state in ("free", "idle") for node in client.nodes()),
+                "no node is in use",
+            )
 
     def start_daemon(self) -> None:
         """Start the daemon and wait until it answers."""
@@ -154,7 +182,8 @@ class Site:
 
     def events(self, kind: str = "", job: str | None = None) -> list:
         with self.client() as client:
-            return [e for e in client.events(limit=1000, job=job) if not kind or e.kind == kind]
+            told = client.events(since=self._since, limit=1000, job=job)
+            return [e for e in told if not kind or e.kind == kind]
 
     def until(self, condition: Callable[[], object], what: str) -> object:
         """Wait until ``condition`` holds; fails with the daemon's log."""

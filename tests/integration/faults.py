@@ -38,6 +38,9 @@ for change in group.changes():
 class FaultySite(Site):
     """``nodes`` virtual nodes; every process can be killed at a point that is armed."""
 
+    limits = 'max_tries = 2\ndrain_timeout = "120 s"\n'
+    """The product's own else: they are what helps where something was killed."""
+
     def __init__(self, root: Path, nodes: int = 2, config: str = CONFIG, **more: Any) -> None:
         self.nodes = nodes
         self.faults = root / "faults"

@@ -48,182 +48,178 @@ go on, so that it is there for what is done to it.
 """
 
 
-def test_a_job_trains_and_completes(embedded):
-    script = embedded.script("steady.py", STEADY)
-    job = embedded.submit(script, nodes=(2, 2), env={"SECONDS": "3600"})
-    embedded.until_samples(job, 2 * 8 * 20)
-    (embedded.work / "stop").touch()
-    done = embedded.until_state(job, "completed", "failed")
-    assert done.state == "completed", embedded.show(job).failure
+def test_a_job_trains_and_completes(shared):
+    script = shared.script("steady.py", STEADY)
+    job = shared.submit(script, nodes=(2, 2), env={"SECONDS": "3600"})
+    shared.until_samples(job, 2 * 8 * 20)
+    (shared.work / "stop").touch()
+    done = shared.until_state(job, "completed", "failed")
+    assert done.state == "completed", shared.show(job).failure
     assert done.metrics == {"accuracy": 0.5}
     assert done.samples >= 2 * 8 * 20
-    with embedded.client() as client:
+    with shared.client() as client:
         text = client.logs(job, stream="rank0").text
     assert "rank 0 of 2" in text
-    kinds = [e.kind for e in embedded.events(job=job)]
+    kinds = [e.kind for e in shared.events(job=job)]
     assert kinds[0] == "job-submitted"
     assert kinds[-1] == "job-completed"
     assert "round-formed" in kinds
-    show = embedded.show(job)
+    show = shared.show(job)
     assert show.rescales[0].kind == "start"
     assert show.rescales[0].cost_s is None or show.rescales[0].cost_s >= 0
 
 
-def test_a_node_taken_without_notice_costs_no_job(embedded):
-    script = embedded.script("steady.py", STEADY)
-    job = embedded.submit(script, nodes=(1, 3))
-    embedded.until(lambda: len(embedded.job(job).nodes) == 3, "the job runs on 3 nodes")
-    embedded.until_samples(job, 100)
-    victim = embedded.job(job).nodes[0]
-    embedded.agents()[victim].send_signal(signal.SIGKILL)
-    embedded.until(lambda: embedded.events("node-lost"), "the loss is noticed")
+def test_a_node_taken_without_notice_costs_no_job(shared):
+    script = shared.script("steady.py", STEADY)
+    job = shared.submit(script, nodes=(1, 3))
+    shared.until(lambda: len(shared.job(job).nodes) == 3, "the job runs on 3 nodes")
+    shared.until_samples(job, 100)
+    victim = shared.job(job).nodes[0]
+    shared.agents()[victim].send_signal(signal.SIGKILL)
+    shared.until(lambda: shared.events("node-lost"), "the loss is noticed")
     # The node comes back as a new gap, and the job grows onto it again.
-    embedded.until(
-        lambda: (
-            len(embedded.events("round-formed", job)) >= 2 and len(embedded.job(job).nodes) == 3
-        ),
+    shared.until(
+        lambda: len(shared.events("round-formed", job)) >= 2 and len(shared.job(job).nodes) == 3,
         "the job is whole again",
     )
-    before = embedded.job(job).samples
-    embedded.until_samples(job, before + 100)
-    (embedded.work / "stop").touch()
-    done = embedded.until_state(job, "completed", "failed")
+    before = shared.job(job).samples
+    shared.until_samples(job, before + 100)
+    (shared.work / "stop").touch()
+    done = shared.until_state(job, "completed", "failed")
     assert done.state == "completed"
     assert done.tries == 0
 
 
-def test_the_daemon_is_killed_and_the_job_does_not_notice(embedded):
-    script = embedded.script("steady.py", STEADY)
-    job = embedded.submit(script, nodes=(1, 2))
-    embedded.until(lambda: len(embedded.job(job).nodes) == 2, "the job runs on 2 nodes")
-    embedded.until_samples(job, 100)
-    embedded.until(lambda: len(embedded.workers(script)) == 2, "both workers run")
-    workers = {p.pid for p in embedded.workers(script)}
-    rounds = len(
-        embedded.events("round-formed", job)
-    )  # two where one lease was up before the other
-    embedded.kill_daemon(signal.SIGKILL)
-    embedded.start_daemon()
-    embedded.until(lambda: embedded.events("job-adopted", job), "the job is adopted")
-    samples = embedded.job(job).samples
-    embedded.until_samples(job, samples + 200)
-    assert {p.pid for p in embedded.workers(script)} == workers, "the same workers train on"
-    assert len(embedded.events("round-formed", job)) == rounds
-    assert len(embedded.events("job-started", job)) == 1
-    (embedded.work / "stop").touch()
-    assert embedded.until_state(job, "completed", "failed").state == "completed"
+def test_the_daemon_is_killed_and_the_job_does_not_notice(shared):
+    script = shared.script("steady.py", STEADY)
+    job = shared.submit(script, nodes=(1, 2))
+    shared.until(lambda: len(shared.job(job).nodes) == 2, "the job runs on 2 nodes")
+    shared.until_samples(job, 100)
+    shared.until(lambda: len(shared.workers(script)) == 2, "both workers run")
+    workers = {p.pid for p in shared.workers(script)}
+    rounds = len(shared.events("round-formed", job))  # two where one lease was up before the other
+    shared.kill_daemon(signal.SIGKILL)
+    shared.start_daemon()
+    shared.until(lambda: shared.events("job-adopted", job), "the job is adopted")
+    samples = shared.job(job).samples
+    shared.until_samples(job, samples + 200)
+    assert {p.pid for p in shared.workers(script)} == workers, "the same workers train on"
+    assert len(shared.events("round-formed", job)) == rounds
+    assert len(shared.events("job-started", job)) == 1
+    (shared.work / "stop").touch()
+    assert shared.until_state(job, "completed", "failed").state == "completed"
 
 
-def test_a_job_that_ends_while_no_daemon_runs_is_completed_by_the_next(embedded):
-    script = embedded.script("steady.py", STEADY)
-    job = embedded.submit(script)
-    embedded.until_samples(job, 50)
-    worker = embedded.workers(script)[0]
-    embedded.kill_daemon(signal.SIGKILL)
-    (embedded.work / "stop").touch()
-    embedded.until(
+def test_a_job_that_ends_while_no_daemon_runs_is_completed_by_the_next(shared):
+    script = shared.script("steady.py", STEADY)
+    job = shared.submit(script)
+    shared.until_samples(job, 50)
+    worker = shared.workers(script)[0]
+    shared.kill_daemon(signal.SIGKILL)
+    (shared.work / "stop").touch()
+    shared.until(
         lambda: not worker.is_running() or worker.status() == "zombie", "the worker has ended"
     )
-    embedded.start_daemon()
-    done = embedded.until_state(job, "completed", "failed")
+    shared.start_daemon()
+    done = shared.until_state(job, "completed", "failed")
     assert done.state == "completed"
     assert done.metrics == {"accuracy": 0.5}
 
 
-def test_a_clean_stop_leaves_the_job_running_and_says_so(embedded):
-    script = embedded.script("steady.py", STEADY)
-    job = embedded.submit(script)
-    embedded.until_samples(job, 50)
-    worker = embedded.workers(script)[0]
-    assert embedded.kill_daemon(signal.SIGTERM) == 0
-    assert embedded.said("1 jobs go on without it")
+def test_a_clean_stop_leaves_the_job_running_and_says_so(shared):
+    script = shared.script("steady.py", STEADY)
+    job = shared.submit(script)
+    shared.until_samples(job, 50)
+    worker = shared.workers(script)[0]
+    assert shared.kill_daemon(signal.SIGTERM) == 0
+    assert shared.said("1 jobs go on without it")
     assert worker.is_running()
-    embedded.start_daemon()
-    assert embedded.until_state(job, "running").samples >= 50
+    shared.start_daemon()
+    assert shared.until_state(job, "running").samples >= 50
 
 
-def test_orderly_rescales_process_every_sample_exactly_once(embedded):
-    script = embedded.script("counting.py", COUNTING)
-    first = embedded.submit(script, nodes=(1, 3), name="count")
-    embedded.until(lambda: len(embedded.job(first).nodes) == 3, "the job runs on 3 nodes")
-    embedded.until_samples(first, 100)
+def test_orderly_rescales_process_every_sample_exactly_once(shared):
+    script = shared.script("counting.py", COUNTING)
+    first = shared.submit(script, nodes=(1, 3), name="count")
+    shared.until(lambda: len(shared.job(first).nodes) == 3, "the job runs on 3 nodes")
+    shared.until_samples(first, 100)
     # A second job takes nodes away and gives them back: the first shrinks and grows in order.
-    steady = embedded.script("steady.py", STEADY)
-    second = embedded.submit(steady, nodes=(2, 2), weight=50.0)
-    embedded.until(lambda: len(embedded.job(second).nodes) == 2, "the second job has its nodes")
-    embedded.until_samples(second, 8)
-    (embedded.work / "stop").touch()
-    embedded.until_state(second, "completed", "failed")
-    (embedded.work / "go").touch()
-    done = embedded.until_state(first, "completed", "failed")
-    assert done.state == "completed", embedded.show(first).failure
-    assert len(embedded.events("round-formed", first)) >= 2
+    steady = shared.script("steady.py", STEADY)
+    second = shared.submit(steady, nodes=(2, 2), weight=50.0)
+    shared.until(lambda: len(shared.job(second).nodes) == 2, "the second job has its nodes")
+    shared.until_samples(second, 8)
+    (shared.work / "stop").touch()
+    shared.until_state(second, "completed", "failed")
+    (shared.work / "go").touch()
+    done = shared.until_state(first, "completed", "failed")
+    assert done.state == "completed", shared.show(first).failure
+    assert len(shared.events("round-formed", first)) >= 2
     seen = Counter(
-        line for path in Path(embedded.work).glob("seen-*") for line in path.read_text().split()
+        line for path in Path(shared.work).glob("seen-*") for line in path.read_text().split()
     )
     assert len(seen) == 2000
     assert set(seen.values()) == {1}
     assert done.samples == 2000, "the last reports of those that were stopped count too"
 
 
-def test_preemption_with_notice_is_answered_within_the_grace_time(embedded):
-    script = embedded.script("counting.py", COUNTING)
-    job = embedded.submit(script, nodes=(1, 2), name="count")
-    embedded.until(lambda: len(embedded.job(job).nodes) == 2, "the job runs on 2 nodes")
-    embedded.until_samples(job, 100)
-    victim = embedded.job(job).nodes[0]
-    agent = embedded.agents()[victim]
+def test_preemption_with_notice_is_answered_within_the_grace_time(shared):
+    script = shared.script("counting.py", COUNTING)
+    job = shared.submit(script, nodes=(1, 2), name="count")
+    shared.until(lambda: len(shared.job(job).nodes) == 2, "the job runs on 2 nodes")
+    shared.until_samples(job, 100)
+    victim = shared.job(job).nodes[0]
+    agent = shared.agents()[victim]
     agent.send_signal(signal.SIGTERM)
-    embedded.until(
+    shared.until(
         lambda: not agent.is_running() or agent.status() == "zombie",
         "the agent has left",
     )
-    (embedded.work / "go").touch()
-    done = embedded.until_state(job, "completed", "failed")
-    assert done.state == "completed", embedded.show(job).failure
+    (shared.work / "go").touch()
+    done = shared.until_state(job, "completed", "failed")
+    assert done.state == "completed", shared.show(job).failure
     seen = Counter(
-        line for path in Path(embedded.work).glob("seen-*") for line in path.read_text().split()
+        line for path in Path(shared.work).glob("seen-*") for line in path.read_text().split()
     )
     assert len(seen) == 2000
     assert set(seen.values()) == {1}, "a preemption with notice loses no sample and repeats none"
 
 
-def test_a_job_under_its_minimum_is_suspended_and_comes_back(embedded):
-    script = embedded.script("steady.py", STEADY)
-    job = embedded.submit(script, nodes=(3, 3))
-    embedded.until_samples(job, 50)
-    victim = embedded.agents()[embedded.job(job).nodes[1]]
+def test_a_job_under_its_minimum_is_suspended_and_comes_back(shared):
+    script = shared.script("steady.py", STEADY)
+    job = shared.submit(script, nodes=(3, 3))
+    shared.until_samples(job, 50)
+    victim = shared.agents()[shared.job(job).nodes[1]]
     victim.send_signal(signal.SIGKILL)
-    embedded.until(lambda: embedded.events("job-suspended"), "it has too few nodes")
-    embedded.until_state(job, "running")
-    samples = embedded.job(job).samples
-    embedded.until_samples(job, samples + 50)
-    assert embedded.job(job).tries == 0
+    shared.until(lambda: shared.events("job-suspended"), "it has too few nodes")
+    shared.until_state(job, "running")
+    samples = shared.job(job).samples
+    shared.until_samples(job, samples + 50)
+    assert shared.job(job).tries == 0
 
 
-def test_two_jobs_share_the_machine_and_a_node_belongs_to_one(embedded):
-    script = embedded.script("steady.py", STEADY)
-    jobs = [embedded.submit(script, nodes=(1, 3), name=f"job{i}") for i in range(2)]
-    embedded.until(lambda: all(embedded.job(j).samples > 20 for j in jobs), "both train")
-    nodes = [n for j in jobs for n in embedded.job(j).nodes]
+def test_two_jobs_share_the_machine_and_a_node_belongs_to_one(shared):
+    script = shared.script("steady.py", STEADY)
+    jobs = [shared.submit(script, nodes=(1, 3), name=f"job{i}") for i in range(2)]
+    shared.until(lambda: all(shared.job(j).samples > 20 for j in jobs), "both train")
+    nodes = [n for j in jobs for n in shared.job(j).nodes]
     assert len(nodes) == len(set(nodes)) <= 3
-    with embedded.client() as client:
+    with shared.client() as client:
         results = client.cancel(jobs)
     assert all(r["ok"] for r in results)
     for job in jobs:
-        embedded.until_state(job, "cancelled")
-    embedded.until(lambda: not embedded.workers(script), "their workers are gone")
+        shared.until_state(job, "cancelled")
+    shared.until(lambda: not shared.workers(script), "their workers are gone")
 
 
-def test_the_daemon_and_its_agents_stay_small(embedded):
-    script = embedded.script("steady.py", STEADY)
-    job = embedded.submit(script, nodes=(1, 2))
-    embedded.until_samples(job, 200)
+def test_the_daemon_and_its_agents_stay_small(shared):
+    script = shared.script("steady.py", STEADY)
+    job = shared.submit(script, nodes=(1, 2))
+    shared.until_samples(job, 200)
     import psutil
 
-    daemon = psutil.Process(embedded.daemon.pid)
+    daemon = psutil.Process(shared.daemon.pid)
     assert daemon.memory_info().rss < 150e6
-    for agent in embedded.agents().values():
+    for agent in shared.agents().values():
         assert agent.memory_info().rss < 60e6
     maps = Path(f"/proc/{daemon.pid}/maps").read_text()
     assert "libtorch" not in maps

@@ -72,79 +72,73 @@ def heard(site, kind, node, by):
     return any(line[:2] == [kind, node] for line in news(site).get(by, []))
 
 
-def test_members_hear_of_a_loss_with_and_without_notice_and_live_on(embedded):
-    job = submit(embedded)
-    first = up(embedded, job, 3)
+def test_members_hear_of_a_loss_with_and_without_notice_and_live_on(shared):
+    job = submit(shared)
+    first = up(shared, job, 3)
     pids = {node: int(address.rpartition(":")[2]) for node, address in first.items()}
     a, b, c = sorted(first)
-    embedded.until(
-        lambda: (
-            all(len(lines) >= 3 for lines in news(embedded).values()) and len(news(embedded)) == 3
-        ),
+    shared.until(
+        lambda: all(len(lines) >= 3 for lines in news(shared).values()) and len(news(shared)) == 3,
         "all heard of all",
     )
 
-    agents = embedded.agents()
+    agents = shared.agents()
     agents[c].send_signal(
         signal.SIGTERM
     )  # the main scheduler wants it back: it is told, drains and goes
-    embedded.until(
-        lambda: heard(embedded, "leaving", c, (a, pids[a])), "the others hear that it leaves"
+    shared.until(
+        lambda: heard(shared, "leaving", c, (a, pids[a])), "the others hear that it leaves"
     )
-    embedded.until(lambda: heard(embedded, "drained", c, (c, pids[c])), "it drains itself")
-    embedded.until(lambda: heard(embedded, "left", c, (a, pids[a])), "it has left")
+    shared.until(lambda: heard(shared, "drained", c, (c, pids[c])), "it drains itself")
+    shared.until(lambda: heard(shared, "left", c, (a, pids[a])), "it has left")
 
-    embedded.agents()[b].kill()  # without notice
-    embedded.until(lambda: heard(embedded, "left", b, (a, pids[a])), "the loss is told")
-    up(embedded, job, 3)  # both come back when their nodes do
-    assert members(embedded, job)[a] == first[a], "the survivor was restarted"
-    with embedded.client() as client:
+    shared.agents()[b].kill()  # without notice
+    shared.until(lambda: heard(shared, "left", b, (a, pids[a])), "the loss is told")
+    up(shared, job, 3)  # both come back when their nodes do
+    assert members(shared, job)[a] == first[a], "the survivor was restarted"
+    with shared.client() as client:
         assert client.job(job).job.tries == 0
         assert len(client.members(job).key) == 64
         assert "key of 32 bytes" in client.logs(job, stream="service").text
 
 
-def test_a_service_outlives_the_daemon_and_a_killed_process_comes_back(embedded):
-    job = submit(embedded)
-    first = up(embedded, job, 3)
-    embedded.kill_daemon()
-    embedded.start_daemon()
-    embedded.until(lambda: members(embedded, job) == first, "the same processes are members again")
+def test_a_service_outlives_the_daemon_and_a_killed_process_comes_back(shared):
+    job = submit(shared)
+    first = up(shared, job, 3)
+    shared.kill_daemon()
+    shared.start_daemon()
+    shared.until(lambda: members(shared, job) == first, "the same processes are members again")
 
     node, address = sorted(first.items())[1]
     os.kill(int(address.rpartition(":")[2]), signal.SIGKILL)
-    embedded.until(
-        lambda: members(embedded, job).get(node, address) != address, "it was started again"
-    )
-    after = up(embedded, job, 3)
+    shared.until(lambda: members(shared, job).get(node, address) != address, "it was started again")
+    after = up(shared, job, 3)
     assert {n: a for n, a in after.items() if n != node} == {
         n: a for n, a in first.items() if n != node
     }
-    assert embedded.job(job).tries == 1
-    with embedded.client() as client:
+    assert shared.job(job).tries == 1
+    with shared.client() as client:
         client.cancel([job])
-    embedded.until_state(job, "cancelled")
+    shared.until_state(job, "cancelled")
 
 
-def test_a_node_that_leaves_while_there_is_no_daemon_still_hands_over(embedded):
-    job = submit(embedded)
-    first = up(embedded, job, 3)
+def test_a_node_that_leaves_while_there_is_no_daemon_still_hands_over(shared):
+    job = submit(shared)
+    first = up(shared, job, 3)
     node = sorted(first)[2]
     pid = int(first[node].rpartition(":")[2])
-    embedded.until(
-        lambda: heard(embedded, "joined", node, (node, pid)), "it knows that it is a member"
+    shared.until(lambda: heard(shared, "joined", node, (node, pid)), "it knows that it is a member")
+    shared.kill_daemon()
+    shared.agents()[node].send_signal(signal.SIGTERM)
+    shared.until(
+        lambda: heard(shared, "drained", node, (node, pid)), "it alone hears of it, and drains"
     )
-    embedded.kill_daemon()
-    embedded.agents()[node].send_signal(signal.SIGTERM)
-    embedded.until(
-        lambda: heard(embedded, "drained", node, (node, pid)), "it alone hears of it, and drains"
+    shared.until(lambda: node not in shared.agents(), "its agent has gone")
+    shared.start_daemon()
+    shared.until(
+        lambda: members(shared, job).get(node) != first[node], "the daemon knows that it has gone"
     )
-    embedded.until(lambda: node not in embedded.agents(), "its agent has gone")
-    embedded.start_daemon()
-    embedded.until(
-        lambda: members(embedded, job).get(node) != first[node], "the daemon knows that it has gone"
-    )
-    others = {n: address for n, address in members(embedded, job).items() if n != node}
+    others = {n: address for n, address in members(shared, job).items() if n != node}
     assert others.items() <= first.items(), "the others go on"
 
 
@@ -153,15 +147,15 @@ def test_a_leaver_that_says_nothing_is_released_within_its_notice(tmp_path):
         deaf(made)
 
 
-def deaf(embedded):
-    (embedded.work / "deaf").touch()
-    job = submit(embedded, nodes="3:3")
-    first = up(embedded, job, 3)
+def deaf(shared):
+    (shared.work / "deaf").touch()
+    job = submit(shared, nodes="3:3")
+    first = up(shared, job, 3)
     node = sorted(first)[0]
-    embedded.agents()[node].send_signal(signal.SIGTERM)
-    embedded.until(
-        lambda: node not in embedded.agents() or members(embedded, job).get(node) != first[node],
+    shared.agents()[node].send_signal(signal.SIGTERM)
+    shared.until(
+        lambda: node not in shared.agents() or members(shared, job).get(node) != first[node],
         "it has gone",
     )
-    assert not heard(embedded, "drained", node, (node, int(first[node].rpartition(":")[2])))
-    up(embedded, job, 3)
+    assert not heard(shared, "drained", node, (node, int(first[node].rpartition(":")[2])))
+    up(shared, job, 3)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.malletrain.elastic.sharded.test_live import counts_as_if_undisturbed
 from tests.malletrain.elastic.test_run import records
 
-OPTIONS = {"samples": 1200, "crawl": 50, "snapshot": True, "run": {"replicate_every": 2}}
+OPTIONS = {"samples": 1200, "crawl": 200, "snapshot": True, "run": {"replicate_every": 2}}
 
 SHARDED = """
 import sys

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.integration.embedded import site
 from tests.integration.web_page import CHATTY, COLD, MARKUP, TOKEN, page
+from tests.waiting import PATIENCE_S
 
 pytest.importorskip("fastapi")
 schemathesis = pytest.importorskip("schemathesis")
@@ -32,7 +33,9 @@ def conforms(web):
             max_examples=5, database=None, deadline=None, suppress_health_check=list(HealthCheck)
         )
         def answers_as_described(case):
-            case.call_and_validate(base_url=web.base, headers=known, excluded_checks=no_say)
+            case.call_and_validate(
+                base_url=web.base, headers=known, excluded_checks=no_say, timeout=PATIENCE_S
+            )
 
         answers_as_described()
         asked.add((operation.method, operation.path))

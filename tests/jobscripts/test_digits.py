@@ -97,7 +97,7 @@ def test_killed_on_one_worker_and_resumed_on_two_it_ends_as_if_undisturbed(
     snapshot, undisturbed = tmp_path / "digits.pt", tmp_path / "undisturbed.pt"
     arguments = ("--epochs", str(EPOCHS), "--snapshot-every", "0", "--snapshot", str(snapshot))
 
-    with started(*torchrun(1), *arguments, "--step-delay", "0.1", log=log) as run:
+    with started(*torchrun(1), *arguments, "--step-delay", "1.0", log=log) as run:
         undisturbed_said = run_here(
             monkeypatch, capsys, "--epochs", str(EPOCHS), "--snapshot", str(undisturbed)
         )

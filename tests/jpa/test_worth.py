@@ -52,6 +52,14 @@ def test_a_profile_costs_its_pauses_at_least():
     assert cost(curve, SIZES, dearer) == pytest.approx(cost(curve, SIZES, AROUND) + 42 * 400.0)
 
 
+def test_who_gives_up_nodes_for_it_stands_still_twice():
+    curve = straight(0.05)
+    beside = replace(AROUND, neighbour=1000.0)
+    assert cost(curve, SIZES, beside) == pytest.approx(
+        cost(curve, SIZES, AROUND) + 1000.0 * (18.0 + 12.0)
+    )
+
+
 def test_it_pays_for_long_jobs_and_not_for_short_ones():
     curve = MeasuredCurve().with_measurement(4, 400.0, 4.0, 0.0)
     close = replace(AROUND, price=90.0)

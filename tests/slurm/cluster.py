@@ -33,7 +33,7 @@ SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket={root}/run/munge.socket,cred_expire=5
+AuthInfo=socket={root}/run/munge.socket,cred_expire=30
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 SlurmctldPort={port}
 StateSaveLocation={root}/state
@@ -115,8 +115,8 @@ class SlurmCluster:
             "lease_mode": "PreemptMode=CANCEL",
             "kill_wait": 2,
             "min_job_age": 300,
-            "slurmd_timeout": 60,
-            "message_timeout": 10,
+            "slurmd_timeout": 120,
+            "message_timeout": 30,
             "grace": 6,
             "storage": "AccountingStorageType=accounting_storage/none",
             "extra": "",

@@ -11,7 +11,7 @@ GO = Path("go")
 
 def crawl():
     """Make one step slow."""
-    for _ in range(100):
+    for _ in range(300):
         if GO.exists():
             return
         time.sleep(0.02)

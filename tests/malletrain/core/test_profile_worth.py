@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from allocator import ScalingCurve
+from jpa import MeasuredCurve
+from malletrain.core.events import JobState, JobSubmitted
 from malletrain.core.profile_worth import USUAL_S, ProfileWorth
+from malletrain.core.records import JobRecord
+from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.settings import ProfilingSettings
 from tests.malletrain.core.profiled_world import wanted, world
 
@@ -46,3 +51,21 @@ def test_one_that_is_over_soon_is_not_and_gets_all_nodes_all_the_same():
     assert len(w.of("profile-started")) == 1, "the look"
     assert w.controller.jobs["a"].scaling.result == "spared"
     assert len(w.controller.jobs["a"].nodes) == 6
+
+
+def test_a_profile_is_not_made_where_too_much_stands_still_for_it():
+    """A job that is as good as over, beside others at one price: one of a node, or one of sixty."""
+    made = {}
+    for held in (1, 60):
+        worth = ProfileWorth(ProfilingSettings())
+        for k in range(300):
+            worth.began(f"b{k}", 0.0)
+            worth.ended(f"b{k}", 900.0 + k % 3, done=True)
+        other = JobRecord(JobSubmitted("other", 1, 64), 0, 0, JobState.RUNNING)
+        other.curve = ScalingCurve.of({1: 900.0, 64: 64 * 900.0})
+        other.nodes = tuple(map(str, range(held)))
+        job = JobRecord(JobSubmitted("j", 1, 64), 1, 1, JobState.RUNNING)
+        job.nodes = ("x",)
+        job.scaling = ScalingModel(MeasuredCurve().with_measurement(1, 1e3, 10.0, 0.0))
+        made[held] = worth.pays(job, [job, other], 0.0)
+    assert made == {1: True, 60: False}

@@ -17,7 +17,7 @@ from tests.waiting import PATIENCE_S
 def test_changes_at_random_moments_break_no_promise(tmp_path, any_seed):
     try:
         found = soak.run(
-            tmp_path, changes=14, nodes=3, seed=any_seed(3), limit_s=PATIENCE_S, every_s=0.6
+            tmp_path, changes=14, nodes=3, seed=any_seed(3), limit_s=1.8 * PATIENCE_S, every_s=0.6
         )
     except soak.SoakError as error:
         raise AssertionError(f"{error}\n{soak.last_words(tmp_path)}") from error

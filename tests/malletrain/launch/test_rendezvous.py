@@ -267,8 +267,8 @@ def test_a_store_that_cannot_be_reached_ends_with_a_sentence(agent, make, monkey
 
     class Reached(ReachedStore):
         def __init__(self, *where):
-            tried.append(self)
             super().__init__(*where)
+            tried.append(self)
 
     monkeypatch.setattr("malletrain.launch.rendezvous.time", clock)
     monkeypatch.setattr("malletrain.launch.rendezvous.ReachedStore", Reached)

@@ -165,7 +165,10 @@ def gone(workers):
 
 
 def cmdline(pid):
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it ended meanwhile
+        return b""
 
 
 # --- rounds ---
@@ -357,11 +360,17 @@ def test_stock_torchrun_with_our_rendezvous(make, tmp_path):
     gone(workers)
     generation = cluster.form("n0")  # torchrun has left: it is started again
     workers = cluster.workers(generation, 1)
-    [launcher] = [
-        p
-        for p in cluster.agents["n0"].left()
-        if b"/launch/entry.py\0torchrun" in (c := cmdline(p)) and b"--keep" not in c
-    ]
+
+    def launchers():
+        """What torchrun is just starting looks like itself for a moment."""
+        found = [
+            p
+            for p in cluster.agents["n0"].left()
+            if b"/launch/entry.py\0torchrun" in (c := cmdline(p)) and b"--keep" not in c
+        ]
+        return found if len(found) == 1 else []
+
+    [launcher] = cluster.daemon.until(launchers, "torchrun runs once")
     os.kill(launcher, signal.SIGKILL)  # torchrun's own trap: its workers would train on
     cluster.daemon.expect("n0", messages.Phase, phase="exited")
     gone(workers)

@@ -1,0 +1,81 @@
+"""Random days of a site, and that they find what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from malletrain.daemon.adoption import Adoption
+from malletrain.daemon.parts import StepOutbox
+from malletrain.daemon.strays import Strays
+from malletrain.rounds.holdings import Holdings
+from tests.dst.world import live
+
+PARTS, SEEDS_EACH = 20, 10
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_nothing_is_lost_whatever_goes_wrong(part, any_seed):
+    """One of 200 seeds that fails is done again, to the last message, by the command that it
+    names.
+    """
+    first = any_seed(part * 1000)
+    for seed in range(first, first + SEEDS_EACH):
+        outcome = live(seed)
+        assert not outcome.broken, (
+            f"{outcome.broken[0]}\nagain: python -m tests.dst --seed {seed} --trace"
+        )
+
+
+def test_a_day_on_which_nothing_goes_wrong():
+    """Every job is done, and every sample that was trained is counted."""
+    outcome = live(1, kinds=())
+    assert (outcome.broken, outcome.happened) == ((), {})
+    assert set(outcome.jobs.values()) == {"completed"}
+
+
+def test_the_same_seed_is_the_same_day():
+    lines: list[list[str]] = [[], []]
+    days = [live(4, shown=lines[i].append) for i in range(2)]
+    assert lines[0] == lines[1]
+    assert days[0] == days[1]
+    assert len(lines[0]) > 100
+    assert days[0].trace != live(5).trace
+
+
+def _sent_at_once(self, peer, message):
+    """What a step tells, before it is saved."""
+    return self.send(peer, message)
+
+
+def _whatever_round(self, node, generation):
+    """What agents hold, whichever round it is of."""
+    said = self.phases.get(node)
+    return said is not None and said.generation == generation
+
+
+PLANTED = {
+    "a lease that is not wanted is not released": (
+        *(Strays, "to_end", lambda *args: []),
+        ("scheduler_deaf", "daemon_killed", "agent_killed"),
+    ),
+    "what is decided is told before it is saved": (
+        *(StepOutbox, "post", _sent_at_once),
+        ("daemon_killed",),
+    ),
+    "the round that a launcher is of is not checked": (
+        *(Holdings, "belongs", _whatever_round),
+        ("daemon_killed", "daemon_killed_telling", "launcher_killed"),
+    ),
+    "who reports before the first plan is let go": (
+        *(Adoption, "changed", lambda *args: False),
+        ("daemon_killed", "launcher_killed", "reset"),
+    ),
+}
+
+
+@pytest.mark.parametrize("defect", PLANTED)
+def test_a_planted_defect_is_found(defect, monkeypatch):
+    """By one of 50 seeds."""
+    room, name, wrong, kinds = PLANTED[defect]
+    monkeypatch.setattr(room, name, wrong)
+    assert any(live(seed, kinds).broken for seed in range(50)), defect

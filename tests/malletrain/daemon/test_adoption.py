@@ -1,0 +1,89 @@
+"""Between the daemon's start and its first plan: found by the simulation (tests/dst), where a node
+whose worker failed in that time was let go, and then passed for one that has a launcher.
+"""
+
+from __future__ import annotations
+
+import zmq
+
+from malletrain.daemon.adoption import Adoption
+from malletrain.daemon.agents import Agents, LeasedAgent
+from malletrain.protocol import messages, wire
+from malletrain.protocol.messages import Assignment, Release
+from malletrain.protocol.phases import AssignmentPhase
+from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
+
+RUNNING, FAILED = AssignmentPhase.RUNNING, AssignmentPhase.FAILED
+
+
+def agents(*nodes: str) -> Agents:
+    known = Agents(lambda peer, message: True)
+    for node in nodes:
+        known.add(LeasedAgent(f"l-{node}", node, node.encode(), node, 0.0, holds="j1"))
+    return known
+
+
+def test_the_newest_of_each_node_counts():
+    adoption = Adoption(agents("a", "b"))
+    adoption.reported("a", Assignment("j1", RUNNING, 2))
+    assert adoption.changed("a", Assignment("j1", FAILED, 2))
+    assert not adoption.changed("b", Assignment("j1", FAILED, 2))
+    assert adoption.of("j1") == {"a": Assignment("j1", FAILED, 2)}
+    assert adoption.of("j2") == {}
+
+
+def test_who_lets_go_of_it_or_is_lost_meanwhile_is_not_adopted():
+    known = agents("a", "b", "c", "d")
+    adoption = Adoption(known)
+    for node in ("a", "b", "c", "d"):
+        adoption.reported(node, Assignment("j1", RUNNING, 2))
+    known.remove(known.on("a"))
+    known.release("b", "j1", 1.0)
+    known.released(known.on("c"), "j1")
+    assert set(adoption.of("j1")) == {"d"}
+
+
+def heard_before(agent: Agent, kind: type) -> list[messages.Message]:
+    """What the agent hears before the next message of this kind."""
+    before: list[messages.Message] = []
+
+    def comes() -> bool:
+        while agent._socket.poll(0):  # noqa: SLF001
+            before.append(wire.decode(agent._socket.recv_multipart(zmq.NOBLOCK)))  # noqa: SLF001
+        return any(isinstance(message, kind) for message in before)
+
+    until(comes, f"a {kind.__name__} comes")
+    return before
+
+
+def test_a_node_whose_worker_fails_before_the_first_plan_is_not_let_go(tmp_path):
+    machine = Imagined("n0", "n1")
+    first = RunningDaemon(tmp_path, machine)
+    two: list[Agent] = []
+    try:
+        job = first.submit("ann", min_nodes=2, max_nodes=2)
+        until(lambda: len(machine.of("ann")) == 2, "ann has two leases")
+        two = [Agent(first, lease) for lease in machine.of("ann")]
+        for agent in two:
+            agent.hello()
+        for agent in two:
+            agent.hear(messages.Assign)
+            agent.say(messages.Phase(Assignment(job, AssignmentPhase.READY)))
+        until(lambda: first.service.core.runs[job].row.generation == 1, "a round is formed")
+    finally:
+        first.stop()
+        for agent in two:
+            agent.close()
+    second = RunningDaemon(tmp_path, machine)  # and the agent of n1 does not report
+    agent = Agent(second, two[0].lease)
+    try:
+        agent.hello(assignment=Assignment(job, RUNNING, 1))
+        agent.hear(messages.Welcome)
+        agent.say(messages.Phase(Assignment(job, FAILED, 1)))
+        agent.hello(assignment=Assignment(job, FAILED, 1))  # its connection broke, say
+        agent.say(messages.Heartbeat(""))
+        heard = heard_before(agent, messages.Alive)
+        assert [message for message in heard if isinstance(message, Release)] == []
+    finally:
+        agent.close()
+        second.stop()

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import zmq
+from msgspec.structs import replace
 
 from malletrain.protocol import messages, wire
 from malletrain.protocol.phases import AssignmentPhase
@@ -80,6 +81,7 @@ class SimulatedAgent:
     steps: int = 0
     began: float = 0.0
     report_at: float = 0.0
+    greeting: messages.Hello | None = None
     shipping: set[str] = field(default_factory=set)
 
     def held(self) -> messages.Assignment | None:
@@ -213,7 +215,7 @@ class Fleet:
             events = agent.socket.getsockopt(zmq.EVENTS)
             up = bool(events & zmq.POLLOUT)
             if up != agent.up:
-                agent.up, agent.welcome = up, False
+                agent.up, agent.welcome, agent.greeting = up, False, None
                 if up:
                     self._hello(agent, time.monotonic())
                     continue
@@ -231,18 +233,16 @@ class Fleet:
         if agent.welcome or not agent.up:
             return
         self._sent["hellos"] += 1
-        node = agent.lease.node
-        self._say(
-            agent,
-            messages.Hello(
-                node,
-                agent.lease.id,
-                "127.0.0.1",
-                1,
-                assignment=agent.held(),
-                shipping=tuple(agent.shipping),
-            ),
+        hello = messages.Hello(
+            agent.lease.node,
+            agent.lease.id,
+            "127.0.0.1",
+            1,
+            assignment=agent.held(),
+            shipping=tuple(sorted(agent.shipping)),
         )
+        again, agent.greeting = hello == agent.greeting, hello
+        self._say(agent, replace(hello, again=True) if again else hello)
         self._later(now + HELLO_AGAIN_S, "_hello", agent)
 
     def _beat(self, agent: SimulatedAgent, now: float) -> None:
@@ -294,14 +294,14 @@ class Fleet:
             case messages.Welcome():
                 first = not agent.boot
                 agent.boot, agent.heartbeat_s = message.boot, message.heartbeat_s
-                agent.welcome = True
+                agent.welcome, agent.greeting = True, None
                 if first:
                     self._note("welcome", agent)
                     wait = self._random.random() * agent.heartbeat_s
                     self._later(time.monotonic() + wait, "_beat", agent)
             case messages.WhoAreYou():
                 if agent.welcome:
-                    agent.welcome = False
+                    agent.welcome, agent.greeting = False, None
                     self._hello(agent, time.monotonic())
             case messages.Assign():
                 if agent.job != message.job:

@@ -234,7 +234,7 @@ class Controller:
         self._gaps.joined(event.node, event.owner)
         self._leases.joined(event.node, event.owner, now)
         self.state.node_joined(event, now)
-        others = any(owner == event.owner for _, owner in self._gaps.coming(self.nodes).values())
+        others = self._gaps.comes(self.nodes, event.owner)
         wait = max(self.settings.debounce_s, self.settings.arrival_s if others else 0.0)
         self.state.plan_soon(now + wait)
         return ()
@@ -367,7 +367,7 @@ class Controller:
         """Let the advisor know how things are, and begin, go on with or give up a profile."""
         admitted = self.queue.admitted(+self.state.usable_by_pool, shared=False)
         jobs = [job for job in admitted if self.profiles.holds(job) or self.quotas.may_profile(job)]
-        return self.profiles.review(jobs, bool(self._gaps.coming(self.nodes)), now)
+        return self.profiles.review(jobs, self._gaps.comes(self.nodes), now)
 
     def _plan(self, now: float) -> list[Command]:
         state = self.state

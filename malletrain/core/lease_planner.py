@@ -51,8 +51,9 @@ class LeasePlanner:
         would use, reclaim what others need.
         """
         state, gaps = self._state, self._gaps
-        due = sorted(n for n in state.idle if now >= state.nodes[n].review_at)
-        due = due if state.plan_at is None else []
+        due: list[str] = []
+        if state.plan_at is None:
+            due = sorted(n for n in state.idle if now >= state.nodes[n].review_at)
         if not due and not state.leases_due:
             return []
         state.leases_due = False

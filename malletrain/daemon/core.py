@@ -49,6 +49,8 @@ from malletrain.store.records import JobRow
 MEASURED_EVERY_S, OBSERVED_EVERY_S = 0.2, 1.0
 """How often the controller hears of a job's progress: of the one being profiled, and of the others.
 """
+GATHER_S = 0.1
+"""How long the reports of jobs' progress are gathered for one step."""
 GIVEN_UP_BEATS = 3
 """Heartbeats without an answer after which agents take the daemon to be gone and connect anew
 (:mod:`malletrain.agent.link`).
@@ -102,6 +104,10 @@ class Core:
         self._events = parts.events
         self._commands = CommandRunner(parts, leases)
         self._timer: asyncio.TimerHandle | None = None
+        self._to_arm: asyncio.Handle | None = None
+        self._gathering: asyncio.TimerHandle | None = None
+        self._progress: dict[str, Progressed] = {}
+        self._to_save: dict[str, ActiveJob] = {}
         self._plans_seen = 0
 
     @property
@@ -128,7 +134,9 @@ class Core:
                     self._unheard(unheard_s, now)
                 yield now
                 while self._events:
-                    for command in self.controller.handle(self._events.popleft(), now):
+                    news = tuple(self._events)
+                    self._events.clear()
+                    for command in self.controller.handle_all(news, now):
                         self._commands.carry_out(command, now)
                 self._shares.keep(now)
         except BaseException:
@@ -140,7 +148,7 @@ class Core:
             for peer in self._outbox.flush():
                 self._not_reached(peer)
             self._count()
-            self._arm()
+            self._arm_soon()
         except BaseException:
             self.torn = True  # not all that was saved was told
             raise
@@ -225,16 +233,23 @@ class Core:
 
     def close(self) -> None:
         """Nothing happens by itself any more."""
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
+        for waiting in (self._timer, self._to_arm, self._gathering):
+            if waiting is not None:
+                waiting.cancel()
+        self._timer = self._to_arm = self._gathering = None
 
     def task_ended(self, task: asyncio.Task[None]) -> None:
         """For tasks that must not fail, as their callback."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
 
+    def _arm_soon(self) -> None:
+        """Once for all steps of one turn of the loop: it looks at every job."""
+        if self._to_arm is None:
+            self._to_arm = asyncio.get_running_loop().call_soon(self.guard(self._arm))
+
     def _arm(self) -> None:
+        self._to_arm = None
         times = [self.controller.next_wakeup()]
         for run in self.runs.values():
             times += [run.rounds.next_wakeup(), run.starting_until]
@@ -345,15 +360,39 @@ class Core:
         ):
             return
         run.told_at = now
-        self.feed(
-            Progressed(
-                run.row.id,
-                len(run.rounds.members),
-                run.counts.time,
-                run.counts.samples,
-                run.monitor.batch,
-            )
+        self._progress[run.row.id] = Progressed(
+            run.row.id,
+            len(run.rounds.members),
+            run.counts.time,
+            run.counts.samples,
+            run.monitor.batch,
         )
+        self._gather()
+
+    def save_soon(self, run: ActiveJob) -> None:
+        """Write how far the job has come, with what is written of others."""
+        self._to_save[run.row.id] = run
+        self._gather()
+
+    def _gather(self) -> None:
+        if self._gathering is None:
+            self._gathering = asyncio.get_running_loop().call_later(
+                GATHER_S, self.guard(self._gathered)
+            )
+
+    def _gathered(self) -> None:
+        """One step for the reports of many jobs: a step looks at all of them."""
+        self._gathering = None
+        with self.step() as now:
+            self._events += self._progress.values()
+            for job, run in self._to_save.items():
+                if self.runs.get(job) is not run:
+                    continue  # it has ended meanwhile
+                self.repository.checkpoint(run, now)
+                if (done := self.goals.progressed(run)) is not None:
+                    self._events.append(done)
+            self._progress.clear()
+            self._to_save.clear()
 
     def keep_rescales(self, run: ActiveJob) -> None:
         """Write the rescales that are over, and let the controller know what they cost."""
@@ -387,8 +426,7 @@ class Core:
         """Take in hand what the store knows; agents will report what runs."""
         with self.step():
             self._shares.restore()
-            for row in self.store.list_jobs():
+            for row in self.store.list_jobs([s.value for s in JobState if not s.ended]):
                 spec = decode_spec(row.spec)
-                waits = row.started is None and not_completed(self.store, spec.after)
-                if not (JobState(row.state).ended or waits):
+                if row.started is not None or not not_completed(self.store, spec.after):
                     self.add(row, spec)

@@ -41,8 +41,8 @@ class Receiver(Protocol):
     def invalid(self, sentence: str) -> None:
         """Something came that is no message; the sentence says why."""
 
-    def disconnected(self) -> None:
-        """Some connection ended."""
+    def disconnected(self, peer: bytes) -> None:
+        """The connection of a peer that has spoken ended."""
 
 
 class _KnownKeys:
@@ -83,6 +83,8 @@ class Transport:
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._of_connection: dict[int, bytes] = {}
+        """Descriptor of a connection → the peer that was heard over it."""
 
     def bind(self, listen: str) -> str:
         """Bind to ``listen`` (port 0: any); returns the address bound. What comes in waits until
@@ -189,6 +191,11 @@ class Transport:
 
     def _one(self, frames: list[Any], receiver: Receiver) -> None:
         peer = frames[0].bytes
+        descriptor = frames[-1].get(zmq.SRCFD)
+        before = self._of_connection.get(descriptor, peer)
+        self._of_connection[descriptor] = peer
+        if before != peer:  # its connection ended, and another has the descriptor already
+            receiver.disconnected(before)
         who = self._lookup(str(frames[-1].get("User-Id"))) if len(frames) > 1 else None
         if who is None:
             # Its key was withdrawn after it had connected: its lease has ended, yet it is still
@@ -207,6 +214,7 @@ class Transport:
 
     def _watch(self) -> None:
         while not self._monitor.closed and self._monitor.poll(0):
-            recv_monitor_message(self._monitor, zmq.DONTWAIT)
-            if self._receiver is not None:
-                self._receiver.disconnected()
+            over = recv_monitor_message(self._monitor, zmq.DONTWAIT)
+            peer = self._of_connection.pop(int(over["value"]), None)
+            if peer is not None and self._receiver is not None:
+                self._receiver.disconnected(peer)

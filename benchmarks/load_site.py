@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -95,6 +97,8 @@ class StandIn:
         """Answer what is asked."""
         for path in waiting(self.layout.spool):
             request, begun = read_json(path), []
+            if request is None:  # withdrawn
+                continue
             answer: dict[str, Any] = {"ok": True}
             if request["kind"] == "take":
                 answer["leases"] = [self._take(entry, begun) for entry in request["requests"]]
@@ -102,7 +106,7 @@ class StandIn:
                 self.ended(request["leases"], "given back")
             self.write()
             write_json(self.layout.answers / path.name, answer)
-            path.unlink()
+            path.unlink(missing_ok=True)
             self._begin(begun)
         if time.monotonic() - self._written > WRITE_S:
             self.write()
@@ -186,7 +190,7 @@ class Site:
             [scheduler]
             kind = "local"
             [scheduler.local]
-            nodes = {nodes}
+            nodes = {min(4096, nodes)}
             autostart = false
             [jobs]
             max_running = {running}
@@ -196,6 +200,9 @@ class Site:
             """
         )
         self.daemon: subprocess.Popen[bytes] | None = None
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._turns = threading.Thread(target=self._serve, daemon=True)
+        self._turns.start()
 
     # --- the daemon ---
 
@@ -250,19 +257,33 @@ class Site:
 
     def tell(self, *order: Any) -> None:
         """Tell every fleet; of a list of nodes each finds its own."""
-        for pipe in self._pipes:
-            pipe.send(order)
+        with self._lock:
+            for pipe in self._pipes:
+                pipe.send(order)
 
-    def pump(self, seconds: float = 0.02) -> None:
-        """Let the main scheduler and the fleets have a turn."""
-        for pipe in multiprocessing.connection.wait(self._pipes, seconds):
-            number = self._pipes.index(pipe)
-            while self._pipes[number].poll():
-                welcome, ended, seen, sent = self._pipes[number].recv()
-                self.welcome[number], self.sent[number] = welcome, sent
-                self.cluster.ended(ended)
-                self.seen += seen
-        self.cluster.look()
+    def offer(self, nodes: Iterable[str], idle: bool = True) -> None:
+        """The main scheduler uses these nodes no longer, or begins to."""
+        with self._lock:
+            self.cluster.idle(nodes, idle)
+
+    def _serve(self) -> None:
+        """Turns of the main scheduler and of the fleets, in a thread: callers may wait for the
+        daemon meanwhile.
+        """
+        while not self._over.is_set():
+            ready = multiprocessing.connection.wait(self._pipes, 0.02)
+            with self._lock:
+                for number, pipe in enumerate(self._pipes):
+                    while pipe in ready and pipe.poll():
+                        self._heard(number, *pipe.recv())
+                self.cluster.look()
+
+    def _heard(
+        self, number: int, welcome: int, ended: list[str], seen: list[Seen], sent: dict[str, int]
+    ) -> None:
+        self.welcome[number], self.sent[number] = welcome, sent
+        self.cluster.ended(ended)
+        self.seen += seen
 
     def until(self, condition: Callable[[], Any], what: str, patience_s: float = 900.0) -> None:
         """Wait for what must happen."""
@@ -270,13 +291,7 @@ class Site:
         while not condition():
             if time.monotonic() > deadline:
                 raise SystemExit(f"Not within {patience_s:g} s: {what}.\n{self.log()}")
-            self.pump()
-
-    def spend(self, seconds: float) -> None:
-        """Let so much time pass."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            self.pump()
+            time.sleep(0.02)
 
     def at_work(self) -> dict[str, list[str]]:
         """Job → its members, in rank order, as the daemon tells."""
@@ -286,6 +301,8 @@ class Site:
     def close(self) -> None:
         """End everything."""
         self.end_daemon(signal.SIGKILL)
+        self._over.set()
+        self._turns.join()
         for pipe in self._pipes:
             with contextlib.suppress(OSError):
                 pipe.send(("stop",))

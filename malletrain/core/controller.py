@@ -182,8 +182,10 @@ class Controller:
         due = (
             [state.plan_at]
             if state.plan_at is not None
-            else [state.nodes[name].review_at for name in state.idle]
+            else [max(state.nodes[name].review_at, self._leases.again_at) for name in state.idle]
         )
+        if state.leases_due:
+            due.append(self._leases.again_at)
         if (profile := self.profiles.next_wakeup()) is not None:
             due.append(profile)
         times = [max(at, self._held_until) for at in due]

@@ -24,6 +24,11 @@ from malletrain.protocol import messages, wire
 HARD_LIMIT_BYTES = 4 * wire.MAX_MESSAGE_BYTES
 """A peer that sends a larger frame is cut off by ZeroMQ before the frame is in memory."""
 
+BACKLOG = 4096
+"""Connections that may wait to be taken; the system may allow fewer (net.core.somaxconn). After a
+restart all agents come within a second, and whom the system turns away tries again ever later.
+"""
+
 TURN_S = 0.01
 """How long messages are taken in before others of the loop's work have their turn: who sends very
 much does not keep those waiting whose messages are here already. Senders take turns anyhow.
@@ -77,6 +82,7 @@ class Transport:
         self._socket.curve_server = True
         self._socket.linger = 0
         self._socket.sndhwm = self._socket.rcvhwm = 10_000
+        self._socket.backlog = BACKLOG
         self._socket.setsockopt(zmq.MAXMSGSIZE, HARD_LIMIT_BYTES)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)

@@ -196,6 +196,7 @@ class Site:
             max_running = {running}
             [allocation]
             settle = "{settle_s:g} s"
+            t_fwd = "600 s"
             {config}
             """
         )
@@ -291,7 +292,7 @@ class Site:
         while not condition():
             if time.monotonic() > deadline:
                 raise SystemExit(f"Not within {patience_s:g} s: {what}.\n{self.log()}")
-            time.sleep(0.02)
+            time.sleep(0.1)
 
     def at_work(self) -> dict[str, list[str]]:
         """Job → its members, in rank order, as the daemon tells."""
@@ -315,9 +316,11 @@ class Site:
 
 
 def add_jobs(state: Path, count: int, sizes: tuple[int, int]) -> list[str]:
-    """Store so many queued jobs, as if they had been submitted."""
+    """Store so many queued jobs, as if they had been submitted. Each has use for all the nodes it
+    may have.
+    """
     least, most = sizes
-    curve = {str(k): 100.0 * k**0.9 for k in sorted({1, 2, 4, most // 2, most} - {0})}
+    curve = {str(k): 100.0 * k for k in sorted({1, 2, 4, most // 2, most} - {0})}
     made = []
     with Store.open(f"sqlite:///{state / 'malletrain.db'}") as store, store.transaction():
         for number in range(count):

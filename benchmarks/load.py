@@ -32,15 +32,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks import end_in_order
 from benchmarks.load_fleet import Seen
+from benchmarks.load_past import fill, submit_more
 from benchmarks.load_site import Site, add_jobs, quantile_ms
 from malletrain.client import Connection
-from malletrain.store.store import Store
 
 COMMANDS = frozenset({"Assign", "Round", "Drain", "Abort", "Release"})
 CAUSES = {"leaving": COMMANDS, "drained": frozenset({"Round"}), "succeeded": COMMANDS}
@@ -102,6 +102,11 @@ def running(site: Site) -> set[str]:
     return {one.job for one in list(site.seen) if one.what == "Round"}
 
 
+def used(site: Site) -> int:
+    """Nodes that jobs have."""
+    return sum(map(len, site.at_work().values()))
+
+
 @contextlib.contextmanager
 def at_work(
     agents: int, jobs: int, spare: int, *, fleets: int = 2, heartbeat_s: float = 10.0, **more: Any
@@ -122,6 +127,7 @@ def at_work(
             site.start_daemon()
             site.until(lambda: sum(site.welcome) >= agents, f"{agents} agents are there")
             site.until(lambda: len(running(site)) >= jobs, f"{jobs} jobs run")
+            site.until(lambda: used(site) >= agents, "they use all nodes", pause_s=2.0)
             yield site, names
         finally:
             site.close()
@@ -228,7 +234,10 @@ def adopt(site: Site) -> dict[str, Any]:
     def adopted() -> int:
         with sqlite3.connect(f"file:{site.state}/malletrain.db?mode=ro", uri=True) as base:
             last = "(SELECT max(seq) FROM events WHERE kind = 'daemon-started')"
-            query = f"SELECT count(*) FROM events WHERE kind = 'job-adopted' AND seq > {last}"
+            kinds = (
+                "('job-adopted', 'round-formed')"  # those that were about to change are made anew
+            )
+            query = f"SELECT count(DISTINCT job) FROM events WHERE kind IN {kinds} AND seq > {last}"
             return int(base.execute(query).fetchone()[0])
 
     site.until(lambda: adopted() >= len(jobs), "it has all jobs in hand")
@@ -242,39 +251,6 @@ def adopt(site: Site) -> dict[str, Any]:
         cpu_s=site.usage()[0],
         rss_mb=site.usage()[1] / 1e6,
     )
-
-
-def fill(state: Path, jobs: int, events: int) -> None:
-    """A database with so many jobs that are over, and so many events."""
-    [template] = add_jobs(state, 1, (1, 4))
-    with sqlite3.connect(state / "malletrain.db") as base:
-        base.execute("PRAGMA synchronous=OFF")
-        columns = [c[1] for c in base.execute("PRAGMA table_info(jobs)")]
-        other = {
-            "id": "'j' || (number + n)",
-            "number": "number + n",
-            "state": "'completed'",
-            "started": "submitted",
-            "ended": "submitted",
-        }
-        numbers = (
-            "WITH RECURSIVE t(n) AS (SELECT {first} UNION ALL SELECT n + 1 FROM t WHERE n < {last})"
-        )
-        chosen = ", ".join(other.get(name, name) for name in columns)
-        base.execute(
-            f"INSERT INTO jobs ({', '.join(columns)}) {numbers.format(first=1, last=jobs)} "
-            f"SELECT {chosen} FROM jobs, t WHERE id = '{template}'"
-        )
-        base.execute(f"UPDATE jobs SET state = 'cancelled', ended = 1 WHERE id = '{template}'")
-        base.execute(f"UPDATE meta SET value = '{jobs + 1}' WHERE key = 'last_job'")
-        base.execute(
-            "INSERT INTO events (time, kind, job, node, lease, generation, data) "
-            f"{numbers.format(first=1, last=events)} SELECT 1.6e9 + n, CASE n % 5 WHEN 0 THEN "
-            "'job-rescaled' WHEN 1 THEN 'round-formed' WHEN 2 THEN 'rescale-finished' WHEN 3 THEN "
-            f"'node-joined' ELSE 'goal-standing' END, 'j' || (1 + n * {jobs} / {events}), 'n' || "
-            "(n % 10000), '', NULL, '{\"sentence\":\"Something happened to the job on its nodes.\"}'"
-            " FROM t"
-        )
 
 
 def start(jobs: int, events: int, repeats: int) -> list[dict[str, Any]]:
@@ -318,7 +294,7 @@ def week(agents: int, jobs: int, seconds: float) -> list[dict[str, Any]]:
             for job in chance.sample(sorted(at), min(len(at), max(1, jobs // 20))):
                 site.tell("finish", job)
                 ended += 1
-            add_jobs_by_client(site, max(1, jobs // 20))
+            submit_more(site, max(1, jobs // 20))
             leased = [n for n, node in list(site.cluster.nodes.items()) if node.lease]
             some = chance.sample(leased, min(len(leased), max(1, agents // 50)))
             site.offer(some, idle=False)
@@ -331,18 +307,6 @@ def week(agents: int, jobs: int, seconds: float) -> list[dict[str, Any]]:
                 shown = now
                 rows.append(week_row(site, now - began, ended, preempted))
     return rows
-
-
-def add_jobs_by_client(site: Site, count: int) -> None:
-    """Submit as users do."""
-    with Store.open(f"sqlite:///{site.state / 'malletrain.db'}") as store:
-        found = store.list_jobs(newest=1)
-    from malletrain.daemon.job_repository import decode_spec
-
-    spec = decode_spec(found[0].spec)
-    with Connection.of(site.state) as client:
-        for _ in range(count):
-            client.submit(spec)
 
 
 def week_row(site: Site, seconds: float, ended: int, preempted: int) -> dict[str, Any]:
@@ -413,12 +377,16 @@ def table(rows: list[dict[str, Any]]) -> str:
     for part in dict.fromkeys(one["part"] for one in rows):
         mine = [one for one in rows if one["part"] == part]
         if part == "week":
-            lines += ["week: " + "  ".join(f"{k} {v}" for k, v in r.items() if k != "part") for r in mine]
+            lines += [_line("week", r) for r in mine]
             continue
-        middle: Callable[[str], float] = lambda key: statistics.median(r[key] for r in mine)  # noqa: B023, E731
-        shown = "  ".join(f"{key} {middle(key):g}" for key in mine[0] if key != "part")
-        lines.append(f"{part} (median of {len(mine)}): {shown}")
+        middle = {k: statistics.median(one[k] for one in mine) for k in mine[0] if k != "part"}
+        lines.append(_line(f"{part} (median of {len(mine)})", middle))
     return "\n".join(lines)
+
+
+def _line(name: str, values: dict[str, Any]) -> str:
+    """One line of the table."""
+    return f"{name}: " + "  ".join(f"{k} {v:g}" for k, v in values.items() if k != "part")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Thousands of simulated agents in one process: each speaks the real protocol over a CURVE socket of
-its own, as :mod:`malletrain.agent.link` does, and plays the launcher of whatever job it is given.
+"""Thousands of simulated agents in one process: each speaks the real protocol over a socket of its
+own, as :mod:`malletrain.agent.link` does, and plays the launcher of whatever job it is given.
 
 Decides how an agent answers; when nodes come and go is told by :mod:`benchmarks.load_site`. No
 process of a job is started. The agent of group rank 0 reports its job's progress once a second.
@@ -86,11 +86,7 @@ class SimulatedAgent:
 
     def held(self) -> messages.Assignment | None:
         """What its Hello tells."""
-        return (
-            messages.Assignment(self.job, self.phase, self.generation)
-            if self.job
-            else None
-        )
+        return messages.Assignment(self.job, self.phase, self.generation) if self.job else None
 
 
 class Fleet:
@@ -152,9 +148,7 @@ class Fleet:
 
     def _later(self, at: float, kind: str, agent: SimulatedAgent) -> None:
         self._count += 1
-        heapq.heappush(
-            self._due, (at, self._count, kind, agent.lease.node, id(agent.socket))
-        )
+        heapq.heappush(self._due, (at, self._count, kind, agent.lease.node, id(agent.socket)))
 
     def _told(self, order: tuple[Any, ...]) -> bool:
         match order:

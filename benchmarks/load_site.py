@@ -8,6 +8,7 @@ is not a process but an agent of a fleet (:mod:`benchmarks.load_fleet`).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -118,7 +119,7 @@ class StandIn:
             if node.idle_since is None or node.lease:
                 return {**record, "id": lease, "state": "ended", "reason": "not idle"}
             argv = entry["argv"]
-            said = dict(zip(argv, argv[1:], strict=False))
+            said = dict(itertools.pairwise(argv))
             begun.append(
                 Lease(
                     lease,
@@ -286,13 +287,19 @@ class Site:
         self.cluster.ended(ended)
         self.seen += seen
 
-    def until(self, condition: Callable[[], Any], what: str, patience_s: float = 900.0) -> None:
-        """Wait for what must happen."""
+    def until(
+        self,
+        condition: Callable[[], Any],
+        what: str,
+        patience_s: float = 900.0,
+        pause_s: float = 0.1,
+    ) -> None:
+        """Wait for what must happen, looking every ``pause_s`` seconds."""
         deadline = time.monotonic() + patience_s
         while not condition():
             if time.monotonic() > deadline:
                 raise SystemExit(f"Not within {patience_s:g} s: {what}.\n{self.log()}")
-            time.sleep(0.1)
+            time.sleep(pause_s)
 
     def at_work(self) -> dict[str, list[str]]:
         """Job → its members, in rank order, as the daemon tells."""

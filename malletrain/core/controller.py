@@ -179,13 +179,12 @@ class Controller:
     def next_wakeup(self) -> float | None:
         """When a Tick is due although nothing happens, or ``None``."""
         state = self.state
-        due = (
-            [state.plan_at]
-            if state.plan_at is not None
-            else [max(state.nodes[name].review_at, self._leases.again_at) for name in state.idle]
-        )
-        if state.leases_due:
-            due.append(self._leases.again_at)
+        again_at = self._leases.again_at
+        due = [again_at] if state.leases_due else []
+        if state.plan_at is not None:
+            due.append(state.plan_at)
+        else:
+            due += [max(state.nodes[name].review_at, again_at) for name in state.idle]
         if (profile := self.profiles.next_wakeup()) is not None:
             due.append(profile)
         times = [max(at, self._held_until) for at in due]

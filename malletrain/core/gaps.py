@@ -213,8 +213,7 @@ class Gaps:
         """Whether a node is on its way, as :meth:`coming` tells; one of this owner's, if given."""
         reclaimed = any(owner in (None, mine) for _, _, mine in self._promised.values())
         return reclaimed or any(
-            owner in (None, mine) and name not in held
-            for name, (_, _, mine) in self._asked.items()
+            owner in (None, mine) and name not in held for name, (_, _, mine) in self._asked.items()
         )
 
     def by_class(self) -> Counter[str]:

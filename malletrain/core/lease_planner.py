@@ -21,7 +21,6 @@ from malletrain.core.records import NodeRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.state import ControllerState
 
-
 PAUSE_S_A_JOB = 0.001
 """After an imagined plan, how long none is made for each unfinished job there is, seconds: with
 thousands of jobs every start of one would be a reason for another plan of all.

@@ -32,7 +32,9 @@ from malletrain.core.events import (
 )
 from malletrain.core.records import JobRecord
 from malletrain.core.trainers import Trainer
+from malletrain.daemon.alarm import Alarm
 from malletrain.daemon.commands import CommandRunner, LeaseActions
+from malletrain.daemon.gathering import Gathering, Reports
 from malletrain.daemon.hearing import Hearing
 from malletrain.daemon.job_repository import ActiveJob, decode_spec, not_completed
 from malletrain.daemon.monitor import JobMonitor
@@ -49,8 +51,6 @@ from malletrain.store.records import JobRow
 MEASURED_EVERY_S, OBSERVED_EVERY_S = 0.2, 1.0
 """How often the controller hears of a job's progress: of the one being profiled, and of the others.
 """
-GATHER_S = 0.1
-"""How long the reports of jobs' progress are gathered for one step."""
 GIVEN_UP_BEATS = 3
 """Heartbeats without an answer after which agents take the daemon to be gone and connect anew
 (:mod:`malletrain.agent.link`).
@@ -103,11 +103,8 @@ class Core:
         self._outbox = parts.outbox
         self._events = parts.events
         self._commands = CommandRunner(parts, leases)
-        self._timer: asyncio.TimerHandle | None = None
-        self._to_arm: asyncio.Handle | None = None
-        self._gathering: asyncio.TimerHandle | None = None
-        self._progress: dict[str, Progressed] = {}
-        self._to_save: dict[str, ActiveJob] = {}
+        self._alarm = Alarm(self.guard, self.clock.now, self._next, self.tick)
+        self._gathered = Gathering(self.guard(self._take_gathered))
         self._plans_seen = 0
 
     @property
@@ -148,7 +145,7 @@ class Core:
             for peer in self._outbox.flush():
                 self._not_reached(peer)
             self._count()
-            self._arm_soon()
+            self._alarm.set()
         except BaseException:
             self.torn = True  # not all that was saved was told
             raise
@@ -233,33 +230,20 @@ class Core:
 
     def close(self) -> None:
         """Nothing happens by itself any more."""
-        for waiting in (self._timer, self._to_arm, self._gathering):
-            if waiting is not None:
-                waiting.cancel()
-        self._timer = self._to_arm = self._gathering = None
+        self._gathered.close()
+        self._alarm.close()
 
     def task_ended(self, task: asyncio.Task[None]) -> None:
         """For tasks that must not fail, as their callback."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
 
-    def _arm_soon(self) -> None:
-        """Once for all steps of one turn of the loop: it looks at every job."""
-        if self._to_arm is None:
-            self._to_arm = asyncio.get_running_loop().call_soon(self.guard(self._arm))
-
-    def _arm(self) -> None:
-        self._to_arm = None
+    def _next(self) -> float | None:
+        """When :meth:`tick` is due although nothing happens."""
         times = [self.controller.next_wakeup()]
         for run in self.runs.values():
             times += [run.rounds.next_wakeup(), run.starting_until]
-        due = [t for t in times if t is not None]
-        if self._timer:
-            self._timer.cancel()
-        self._timer = None
-        if due:
-            delay = max(0.005, min(due) - self.clock.now())
-            self._timer = asyncio.get_running_loop().call_later(delay, self.guard(self.tick))
+        return min((t for t in times if t is not None), default=None)
 
     def _not_reached(self, peer: bytes) -> None:
         for agent in self.agents:
@@ -360,39 +344,30 @@ class Core:
         ):
             return
         run.told_at = now
-        self._progress[run.row.id] = Progressed(
-            run.row.id,
-            len(run.rounds.members),
-            run.counts.time,
-            run.counts.samples,
-            run.monitor.batch,
+        self._gathered.progressed(
+            Progressed(
+                run.row.id,
+                len(run.rounds.members),
+                run.counts.time,
+                run.counts.samples,
+                run.monitor.batch,
+            )
         )
-        self._gather()
 
     def save_soon(self, run: ActiveJob) -> None:
         """Write how far the job has come, with what is written of others."""
-        self._to_save[run.row.id] = run
-        self._gather()
+        self._gathered.save(run)
 
-    def _gather(self) -> None:
-        if self._gathering is None:
-            self._gathering = asyncio.get_running_loop().call_later(
-                GATHER_S, self.guard(self._gathered)
-            )
-
-    def _gathered(self) -> None:
+    def _take_gathered(self, reports: Reports) -> None:
         """One step for the reports of many jobs: a step looks at all of them."""
-        self._gathering = None
         with self.step() as now:
-            self._events += self._progress.values()
-            for job, run in self._to_save.items():
+            self._events += reports.progress.values()
+            for job, run in reports.to_save.items():
                 if self.runs.get(job) is not run:
                     continue  # it has ended meanwhile
                 self.repository.checkpoint(run, now)
                 if (done := self.goals.progressed(run)) is not None:
                     self._events.append(done)
-            self._progress.clear()
-            self._to_save.clear()
 
     def keep_rescales(self, run: ActiveJob) -> None:
         """Write the rescales that are over, and let the controller know what they cost."""

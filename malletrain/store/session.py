@@ -156,8 +156,7 @@ class Session:
         _check_fields(kind, names)
         columns = [encode_values({name: said[name] for name in names}) for _, said in changes]
         keyed = [
-            {**values, AT + "id": getattr(row, "id")}
-            for (row, _), values in zip(changes, columns, strict=True)
+            {**values, AT + "id": row.id} for (row, _), values in zip(changes, columns, strict=True)
         ]
         with self.transaction() as connection:
             many: Any = keyed if len(keyed) > 1 else keyed[0]

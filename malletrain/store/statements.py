@@ -6,7 +6,7 @@ it out: with thousands of agents that was most of the daemon's work. Decides not
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from sqlalchemy import Insert, Select, Table, Update, bindparam, insert, select, update
 
@@ -16,7 +16,7 @@ AT = "at_"
 """Before the name of a column of the primary key, where a statement looks for its value."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def inserting(table: Table) -> Insert:
     """Insert a row, its columns given as parameters."""
     return insert(table)
@@ -29,13 +29,13 @@ def updating(table: Table, columns: tuple[str, ...]) -> Update:
     return update(table).where(*found).values({name: bindparam(name) for name in columns})
 
 
-@lru_cache(maxsize=None)
+@cache
 def reading(table: Table) -> Select[tuple[object, ...]]:
     """The row whose primary key is given as parameters (:data:`AT`)."""
     return select(table).where(*[c == bindparam(AT + c.name) for c in table.primary_key])
 
 
-@lru_cache(maxsize=None)
+@cache
 def reading_meta() -> Select[tuple[str]]:
     """A value that the daemon keeps about itself, held against others until the step ends."""
     table = schema.meta

@@ -15,7 +15,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Select, func, or_, select
@@ -26,6 +26,7 @@ from malletrain.store.database import StoreError, open_engine
 from malletrain.store.goal_table import GoalTable
 from malletrain.store.records import (
     STARTED,
+    Boot,
     CurveRow,
     EventRow,
     JobRow,
@@ -34,6 +35,7 @@ from malletrain.store.records import (
     ProfileRow,
     RescaleRow,
     ServiceRow,
+    Totals,
 )
 from malletrain.store.retention import forget
 from malletrain.store.rows import encode
@@ -56,33 +58,6 @@ __all__ = [
     "StoreError",
     "Totals",
 ]
-
-
-@dataclass(frozen=True)
-class Boot:
-    """This start of the daemon: ``daemon_id`` is the database's own name, ``number`` counts its
-    starts from 1.
-    """
-
-    daemon_id: str
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.daemon_id[:8]}-{self.number}"
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Counts and sums over everything stored."""
-
-    jobs: Mapping[str, int]
-    """State → jobs."""
-    rescales: Mapping[str, int]
-    """Kind → rescales."""
-    events: Mapping[str, int]
-    """Kind → events."""
-    samples: float
-    """Processed by all jobs."""
 
 
 RESTRAINT = "restraint"
@@ -254,7 +229,9 @@ class Store:
         rows = [{**encode(lease), "number": _number(lease.id)} for lease in leases]
         self._db.add(schema.leases, rows)
 
-    def change_leases(self, changes: Sequence[tuple[LeaseRow, Mapping[str, Any]]]) -> list[LeaseRow]:
+    def change_leases(
+        self, changes: Sequence[tuple[LeaseRow, Mapping[str, Any]]]
+    ) -> list[LeaseRow]:
         """Set the same fields of leases that are at hand, of each to its own values; returns them
         with these. Raises as :meth:`update_lease`.
         """

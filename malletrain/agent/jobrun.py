@@ -80,13 +80,8 @@ class NodeJob:
         """No process of the job is left and the daemon was told."""
         self.drain_wait = False
         """The workers of the round have served a drain: what they would do now would be lost."""
-        self._assign = assign
-        self._place = place
-        self._servers = servers
-        self._logs = logs
-        self._send = send
-        self._tell = tell
-        self._hear = hear
+        self._assign, self._place, self._servers = assign, place, servers
+        self._logs, self._send, self._tell, self._hear = logs, send, tell, hear
         self._rounds: dict[int, Round] = {}
         self._store: StoreUp | None = None
         self._drain: tuple[Drain, float] | None = None
@@ -158,6 +153,12 @@ class NodeJob:
         if self._process is None and self.phase is AssignmentPhase.SUCCEEDED:
             self._start()  # torchrun left when its workers were done; they are needed again
         self._tell(message)
+
+    def reconnected(self) -> None:
+        """What was said last may not have arrived: the others of a round wait for its store."""
+        self.reports.reconnected()
+        if self._store is not None and self._store.generation >= self.generation:
+            self._send(self._store)
 
     def drain(self, message: Drain) -> None:
         """Have the worker here take a snapshot and wait; answered by Drained."""

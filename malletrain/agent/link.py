@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from malletrain.agent.config import AgentConfig, public_key
 from malletrain.agent.reach import why_no_answer
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.messages import (
     Alive,
     Heartbeat,
@@ -101,8 +102,10 @@ class DaemonLink:
         """Send to the daemon if it is there. False: not sent, or not for sure; the Hello that
         follows makes up for it.
         """
+        reached(FaultPoint.AGENT_SAYS)
         if self.connected and not self._put(message):
             self._out_of_touch()
+        reached(FaultPoint.AGENT_SAID)
         return self.connected
 
     def announce(self) -> None:
@@ -210,6 +213,7 @@ class DaemonLink:
             self._boot, self._greeting = message.boot, None
             self._heartbeat_s = min(max(message.heartbeat_s, 0.05), 600.0)
             self.connected = True
+            reached(FaultPoint.AGENT_WELCOMED)
             self._on_welcome(message)
             return True
         if isinstance(message, WhoAreYou) or (
@@ -224,6 +228,7 @@ class DaemonLink:
         return False
 
     def _greet(self) -> None:
+        reached(FaultPoint.AGENT_GREETS)
         hello = self._hello()
         again = hello == self._greeting
         if self._put(replace(hello, again=True) if again else hello):

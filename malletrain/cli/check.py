@@ -39,8 +39,8 @@ def check(config_file: Path, as_json: bool) -> None:
 
     Tested are: the file itself (all its problems at once, with their lines), the state directory,
     whether a daemon runs there already, keys, addresses, the database, the main scheduler, its
-    users (where there are several), the network of the jobs, allocation, accounting, shares and
-    trainers.
+    users (where there are several), the network of the jobs, what a node that leaves can hand over
+    in the time it has, allocation, accounting, shares and trainers.
     Exit code 1 when something would not work.
 
     \b
@@ -160,6 +160,22 @@ def network(config: Config) -> Iterator[tuple[bool | None, str]]:
         yield found.reached, f"Jobs use {named}. {found.sentence}"
 
 
+def hand_over(config: Config) -> Iterator[tuple[bool | None, str]]:
+    """Whether nodes that leave can hand over what they have of a snapshot in memory."""
+    from malletrain.client import ClientError, Connection
+    from malletrain.daemon.backends import notice_of
+
+    slowest, late = 0.0, dict[str, str]()
+    with contextlib.suppress(ClientError), Connection.of(config.state_dir) as client:
+        status = client.status()
+        slowest = min((one.mbit for one in status.networks if one.mbit), default=0.0)
+        late = status.late
+    if config.jobs.snapshot_memory:
+        yield True, notice_of(config, slowest).room()
+    for job, sentence in late.items():
+        yield None, f"{job}: {sentence}"
+
+
 def _startup(config: Config) -> Iterator[Finding]:
     """What would keep the daemon from starting."""
     from malletrain.daemon.startup import ADDRESS, startup_findings
@@ -191,6 +207,7 @@ MORE: tuple[tuple[str, Callable[[Config], Iterator[tuple[bool | None, str]]]], .
     ("main scheduler", scheduler),
     ("users", users),
     ("network", network),
+    ("hand-over", hand_over),
     ("allocation", allocation),
     ("accounting", accounting),
     ("shares", shares),

@@ -1,33 +1,99 @@
-"""What is said of a job's snapshots in the memory of its nodes. Pure."""
+"""What is said of a job's snapshots in the memory of its nodes, and whether a node that leaves can
+hand its part over in the time it has. Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from malletrain.protocol.sizes import shown
 
 IN_MEMORY = "memory"
 """Where a snapshot was put that is in the memory of the nodes (:class:`SnapshotTaken`)."""
+KEEPER_RATE = 350e6
+"""Bytes a second that go from one node's memory to another's at most: they are encrypted
+(docs/how-state-moves.md).
+"""
+_REMEDY = "With Snapshot(replicate_every=…) another node has a copy beforehand."
 
 
-def in_memory(taken: Sequence[int], newest: Mapping[str, Any], drain_s: float) -> str:
+@dataclass(frozen=True)
+class Notice:
+    """The time that a node has for its hand-over, and how fast that goes."""
+
+    drain_s: float
+    """How long a drain may take (``[jobs] drain_timeout``)."""
+    grace_s: float
+    """Between the main scheduler's notice and the end of the node."""
+    mbit: float = 0.0
+    """Of the network between two nodes, as measured; 0: it was not."""
+
+    @property
+    def seconds(self) -> float:
+        """The shorter of the two."""
+        return min(self.drain_s, self.grace_s)
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return min(KEEPER_RATE, self.mbit * 125_000) if self.mbit else KEEPER_RATE
+
+    @property
+    def told(self) -> str:
+        """The time and where it comes from."""
+        if self.drain_s <= self.grace_s:
+            return f"the {self.drain_s:g} s of drain_timeout"
+        return f"the {self.grace_s:g} s between the main scheduler's notice and the end of a node"
+
+    def room(self) -> str:
+        """How much fits, for who has no job yet."""
+        by = "as measured" if 0 < self.mbit * 125_000 < KEEPER_RATE else "which encryption allows"
+        return (
+            f"A node that leaves can hand over {shown(self.seconds * self.rate)} of a snapshot in "
+            f"memory: within {self.told}, at {shown(self.rate)}/s, {by}. Jobs with more on a node "
+            "need Snapshot(replicate_every=…)."
+        )
+
+
+def late(newest: Mapping[str, Any], notice: Notice) -> str:
+    """Why a node that leaves will not have handed over its part of a snapshot in time; empty: it
+    will, or a copy is elsewhere already.
+
+    Args:
+        newest: what was reported of the newest snapshot: ``path``, ``bytes``, ``seconds``, over how
+            many ``nodes`` it lies, whether it is ``replicated``.
+        notice: what there is for it.
+    """
+    if newest.get("replicated"):
+        return ""
+    size, seconds = float(newest.get("bytes", 0)), float(newest.get("seconds", 0.0))
+    if newest.get("path") == IN_MEMORY and seconds > notice.seconds / 2:
+        return (
+            f"The last hand-over of {shown(size)} took {seconds:.3g} s of {notice.told}: a node "
+            f"that leaves may not get it done. {_REMEDY}"
+        )
+    part = size / max(1, int(newest.get("nodes", 1)))
+    needed = part / notice.rate
+    if needed <= notice.seconds:
+        return ""
+    return (
+        f"A node that leaves hands over {shown(part)}, which takes {needed:.3g} s at "
+        f"{shown(notice.rate)}/s and does not fit into {notice.told}. {_REMEDY}"
+    )
+
+
+def in_memory(taken: Sequence[int], newest: Mapping[str, Any], notice: Notice) -> str:
     """A sentence for ``malletrain show``; empty where nothing is in memory.
 
     Args:
         taken: bytes on each node that has some.
-        newest: what was reported of the newest snapshot: ``path``, ``bytes``, ``seconds``.
-        drain_s: how long a drain may take (``[jobs] drain_timeout``).
+        newest: see :func:`late`.
+        notice: what there is for a hand-over.
     """
     if not taken:
         return ""
     nodes = "1 node" if len(taken) == 1 else f"{len(taken)} nodes"
     said = f"Its snapshots take {shown(sum(taken))} on {nodes}, {shown(max(taken))} at most on one."
-    seconds = float(newest.get("seconds", 0.0))
-    if newest.get("path") != IN_MEMORY or seconds <= drain_s / 2:
-        return said
-    return (
-        f"{said} The last hand-over of {shown(float(newest.get('bytes', 0)))} took {seconds:.3g} s "
-        f"of the {drain_s:g} s that drain_timeout allows: a node that leaves may not get it done. "
-        "With Snapshot(replicate_every=…) another node has a copy beforehand."
-    )
+    return f"{said} {late(newest, notice)}".strip()

@@ -18,6 +18,8 @@ from malletrain.protocol.interpreters import Interpreter, WarmUp, interpreter_of
 
 MOST = 2
 """Interpreters on one node: each takes some hundred megabytes."""
+AGAIN_S = 5.0
+"""After which a node that is waited for is told again what to warm up: the word may be lost."""
 
 
 class Arrivals:
@@ -54,7 +56,7 @@ class Arrivals:
         """
         wanted = () if agent.warm is None else self.wanted(agent.owner)
         if wanted:
-            self._parts.agents.reach(agent, WarmUp(wanted, self._idle_s))
+            self._tell(agent, wanted, now)
         if wanted and not works and self._wait_s and wanted[0].key not in (agent.warm or ()):
             agent.awaited, agent.awaited_until = wanted[0].key, now + self._wait_s
         doing = f"; it works for {works}" if works else "; it warms up" if agent.awaited else ""
@@ -70,6 +72,15 @@ class Arrivals:
         if agent.awaited and agent.awaited in keys:
             self._join(agent, None, now)
 
+    def back(self, agent: LeasedAgent, keys: tuple[str, ...] | None, now: float) -> None:
+        """A known agent says Hello once more, and what is warm: its connection broke, and what it
+        was told last may have gone with it.
+        """
+        self.warm(agent, keys or (), now)
+        agent.warm = keys
+        if keys is not None and agent.gone_at is None:
+            self._tell_what_lacks(agent, self.wanted(agent.owner), now)
+
     def look(self, now: float) -> None:
         """Let jobs have the nodes that were waited for long enough, and where there are other jobs
         than before tell the agents that lack their Python.
@@ -77,6 +88,8 @@ class Arrivals:
         for agent in self._parts.agents:
             if agent.awaited and now >= agent.awaited_until:
                 self._join(agent, None, now)
+            elif agent.awaited and now >= agent.warm_told_at + AGAIN_S:
+                self._tell(agent, self.wanted(agent.owner), now)
         jobs = frozenset(self._parts.runs)
         if jobs == self._jobs:
             return
@@ -92,8 +105,17 @@ class Arrivals:
                 agent.awaited = mine[0].key if mine else ""
                 if agent.awaited in ("", *agent.warm):
                     self._join(agent, None, now)
-            if any(interpreter.key not in agent.warm for interpreter in mine):
-                self._parts.agents.reach(agent, WarmUp(mine, self._idle_s))
+            self._tell_what_lacks(agent, mine, now)
+
+    def _tell_what_lacks(
+        self, agent: LeasedAgent, wanted: tuple[Interpreter, ...], now: float
+    ) -> None:
+        if any(interpreter.key not in (agent.warm or ()) for interpreter in wanted):
+            self._tell(agent, wanted, now)
+
+    def _tell(self, agent: LeasedAgent, wanted: tuple[Interpreter, ...], now: float) -> None:
+        agent.warm_told_at = now
+        self._parts.agents.reach(agent, WarmUp(wanted, self._idle_s))
 
     def _join(self, agent: LeasedAgent, job: str | None, now: float) -> None:
         agent.awaited = ""

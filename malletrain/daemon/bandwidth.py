@@ -56,7 +56,9 @@ class Bandwidth:
             else:
                 said = f"{a} cannot connect to {b} ({found.trouble})"
             sentence = f"By {interface} {said}."
-            rounds.measured[node_class] = NetworkView(node_class, sentence, found.reached)
+            rounds.measured[node_class] = NetworkView(
+                node_class, sentence, found.reached, found.mbit if found.reached else 0.0
+            )
             with self._core.step():
                 self._core.audit.record(
                     EventKind.BANDWIDTH_MEASURED,

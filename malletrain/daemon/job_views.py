@@ -5,17 +5,22 @@ Decides what is shown to whom with :mod:`malletrain.protocol.discretion`. Change
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
 
 from jpa.points import CI95
+from malletrain.config.units import format_duration
+from malletrain.core import state_memory
 from malletrain.core.events import JobState
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.shares import PartyStanding
-from malletrain.core.state_memory import in_memory
+from malletrain.core.state_memory import Notice, in_memory
+from malletrain.daemon.agents import LeasedAgent
+from malletrain.daemon.backends import notice_of
 from malletrain.daemon.core import Core
-from malletrain.daemon.job_repository import decode_spec
+from malletrain.daemon.job_repository import ActiveJob, decode_spec
 from malletrain.daemon.trainer_views import of_job
 from malletrain.protocol import messages
 from malletrain.protocol.discretion import detail_for_others, job_for_others
@@ -33,14 +38,20 @@ from malletrain.protocol.views import (
 from malletrain.store.records import STARTED, GoalRow, JobRow, ProfileRow
 
 
-def short_of(needed: int, held: int, coming: int) -> str:
+def short_of(needed: int, held: int, coming: int, alone: Mapping[str, float] | None = None) -> str:
     """What a job waits for: so many nodes are needed, so many are held, and so many more warm
-    up.
+    up. ``alone``: idle nodes that are not asked for yet, with the seconds for which they are not.
     """
     nodes = "1 node" if needed == 1 else f"{needed} nodes at least"
     have = {0: "none is held", 1: "1 is held"}.get(held, f"{held} are held")
     more = {0: "", 1: ", 1 warms up"}.get(coming, f", {coming} warm up")
-    return f"needs {nodes}, {have}{more}"
+    left = ""
+    if alone:
+        which = f"{min(alone)} is" if len(alone) == 1 else f"{len(alone)} idle nodes are"
+        until = format_duration(math.ceil(min(alone.values())))
+        first = "" if len(alone) == 1 else "the first "
+        left = f"; {which} left alone after failures, {first}for {until} more"
+    return f"needs {nodes}, {have}{more}{left}"
 
 
 class JobViews:
@@ -104,8 +115,9 @@ class JobViews:
             return ""
         if job.halted:
             return "its budget is spent"
-        owner = job.submitted.owner
-        if self._core.controller.backing_off(owner, self._core.clock.now()):
+        owner, gaps = job.submitted.owner, self._core.controller.gaps
+        now = self._core.clock.now()
+        if gaps.backing_off(owner, now):
             why = self._refusals.get(owner) or "'malletrain events' says why"
             return f"leases as {owner} come to nothing ({why}); tried again later"
         if (quota := self._core.controller.quotas.full(job)) is not None:
@@ -126,7 +138,7 @@ class JobViews:
                 and (trainer is None or trainer.may_use(a.node_class))
                 for a in self._core.agents
             )
-            lacks = short_of(job.submitted.min_nodes, nodes, coming)
+            lacks = short_of(job.submitted.min_nodes, nodes, coming, gaps.left_alone(owner, now))
             return f"{lacks}{own}{why if refused else behind}"
         return f"others are served first{behind}"
 
@@ -217,9 +229,32 @@ class JobViews:
         run = self._core.runs.get(row.id)
         if run is None:
             return ""
+        taken = [agent.memory_bytes for agent in self._with_snapshots(run)]
+        return in_memory(taken, row.snapshot, self._notice(run))
+
+    def late(self, user: str) -> dict[str, str]:
+        """The user's jobs, or an operator's all, of which a node that leaves has not the time to
+        hand over what it has of the snapshot in memory: why.
+        """
+        may = self._core.accounts.may_manage
+        found = {
+            job: state_memory.late(run.row.snapshot, self._notice(run))
+            for job, run in self._core.runs.items()
+            if may(user, run.row.owner) and self._with_snapshots(run)
+        }
+        return {job: sentence for job, sentence in found.items() if sentence}
+
+    def _with_snapshots(self, run: ActiveJob) -> list[LeasedAgent]:
+        agents = (self._core.agents.on(node) for node in run.rounds.members)
+        return [agent for agent in agents if agent is not None and agent.memory_bytes]
+
+    def _notice(self, run: ActiveJob) -> Notice:
+        """What its nodes have for a hand-over."""
         agents = [self._core.agents.on(node) for node in run.rounds.members]
-        taken = [a.memory_bytes for a in agents if a is not None and a.memory_bytes]
-        return in_memory(taken, row.snapshot, self._core.config.jobs.drain_timeout)
+        classes = {agent.node_class for agent in agents if agent is not None}
+        measured = (self._core.rounds.measured.get(one) for one in classes)
+        slowest = min((found.mbit for found in measured if found and found.mbit), default=0.0)
+        return notice_of(self._core.config, slowest)
 
     def _slow(self, row: JobRow) -> tuple[str, ...]:
         """What is known of those of its nodes that hold up the others."""

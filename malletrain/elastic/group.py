@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from malletrain.elastic import sockets
+from malletrain.elastic.answer import Answer
 from malletrain.elastic.checkin import RoundStore
 from malletrain.elastic.errors import Interrupted
 from malletrain.elastic.link import Place
@@ -113,8 +114,9 @@ class Group:
         """A peer is lost: nothing more can be done together."""
         self.exchanges = 0
         """Averages of gradients that were begun."""
-        self._flag = torch.zeros(2, dtype=torch.int32)
+        self._flag = torch.zeros(len(Answer._fields), dtype=torch.int32)
         self._flag_work: Any = None
+        self._begun = False
         self._lock = threading.Lock()
         self._waiting: dict[Any, Callable[[], None]] = {}
         self._sockets: dict[int, str] = {}
@@ -248,23 +250,44 @@ class Group:
         if self.several:
             self.wait(dist.all_reduce(torch.zeros(1), async_op=True))
 
-    def begin_step(self, go: bool, stop: bool) -> None:
+    def begin_step(self, go: bool, stop: bool, save: bool = False) -> None:
         """Start to ask all ranks whether this step is the last of the group (``go``) or of the loop
-        (``stop``); the answer travels while the step computes.
+        (``stop``), and whether all are to ``save`` after it; the answer travels while the step
+        computes.
         """
-        self._flag[0], self._flag[1] = int(go), int(stop)
+        if not self._begun:  # else a call that others did not make has begun it: meet()
+            self._ask(Answer(go, stop, save, step=True))
+
+    def meet(self, asked: Answer) -> bool:
+        """Whether all ranks have come to the same call, ``asked``, outside of a step. If not the
+        others are in their step, which has begun for this rank, too. Raises what :meth:`wait`
+        raises.
+        """
+        if self._begun:
+            return False
+        self._ask(asked)
+        answer = self._answer()
+        self._begun = answer.step
+        return not answer.step and answer.save == asked.save and answer.hash == asked.hash
+
+    def end_step(self) -> Answer:
+        """The answers, the same on all ranks. Raises what :meth:`wait` raises."""
+        self._begun = False
+        return self._answer()
+
+    def _ask(self, asked: Answer) -> None:
+        self._begun = True
+        self._flag.copy_(torch.tensor(asked))
         if self.several and not self.broken:
             self._flag_work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, async_op=True)
 
-    def end_step(self) -> tuple[bool, bool]:
-        """The answers, the same on all ranks. Raises what :meth:`wait` raises."""
+    def _answer(self) -> Answer:
         work, self._flag_work = self._flag_work, None
         if work is not None:
             self.wait(work)
         elif self.broken:
             raise Interrupted("A peer is lost.")
-        go, stop = self._flag.tolist()
-        return bool(go), bool(stop)
+        return Answer(*map(bool, self._flag.tolist()))
 
     # --- its end ---
 

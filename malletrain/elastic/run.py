@@ -156,6 +156,10 @@ class Run:
         """The learning rate scheduler of a run with a sharded model."""
         return self._sharded("scheduler").others["scheduler"]
 
+    @property
+    def _sharded_model(self) -> bool:
+        return isinstance(self._training, ShardedTraining)
+
     def _sharded(self, name: str) -> ShardedTraining:
         if not isinstance(self._training, ShardedTraining):
             raise ElasticError(
@@ -301,13 +305,30 @@ class Run:
         self._steps.stop_wanted = True
 
     def save(self) -> bool:
-        """Write the snapshot now, and wait for it. Returns whether this process wrote it."""
+        """Write the snapshot now, and wait for it. Returns whether this process wrote it.
+
+        With a sharded model all ranks write together. Where the others are in a step (this process
+        has joined them and is at the top of the script) nothing is written now, and all write when
+        that step is done.
+        """
+        if self._sharded_model and not self._steps.all_call(save=True):
+            self._steps.save_wanted = True
+            return False
         return self._training.save()
 
     def digest(self) -> str:
         """A hash of the whole state; equal on all ranks between steps. With a sharded model all
         ranks must call it together.
+
+        Raises:
+            ElasticError: with a sharded model, where the others do not call it.
         """
+        if self._sharded_model and not self._steps.all_call(digest=True):
+            raise ElasticError(
+                "run.digest() of a sharded model takes all ranks, and others are elsewhere in the "
+                "script: call it on all of them after the training loop. Before it a process that "
+                "joins a running training is alone."
+            )
         return self._training.digest()
 
     # --- the end ---

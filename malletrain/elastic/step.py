@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from malletrain.elastic.answer import Answer
 from malletrain.elastic.errors import ElasticError, Interrupted, is_peer_loss
 from malletrain.elastic.membership import GroupMembership
+from malletrain.protocol.fault_points import FaultPoint, reached
 
 
 class Steps:
@@ -31,6 +33,8 @@ class Steps:
         self.stop_wanted = False
         self.stopping = False
         """All ranks have agreed to end the loop."""
+        self.save_wanted = False
+        """All ranks are to save, as soon as all are there."""
         self.exchanged = False
         """Gradients of the step under way went through the group."""
         self._sound = 0
@@ -43,6 +47,22 @@ class Steps:
         """Gradients are about to go through the group."""
         self.exchanged = True
         self.membership.group.exchanges += 1
+
+    def all_call(self, *, save: bool = False, digest: bool = False) -> bool:
+        """Whether all ranks have come to this call, so that they can do together what it takes. A
+        joiner begins at the top of the script, where the others are not any more.
+        """
+        membership = self.membership
+        if self.now is not None or not membership.group.several:
+            return True
+        asked = Answer(membership.ready_to_go, self.stop_wanted, save, digest)
+        try:
+            return membership.group.meet(asked)
+        except RuntimeError as error:
+            if not (membership.live and is_peer_loss(error)):
+                raise
+            membership.give_up()
+            return False
 
     def _before_update(self, *_: Any) -> None:
         group = self.membership.group
@@ -132,7 +152,7 @@ class Step:
         steps.now, steps.exchanged = self, False
         steps.attempts += 1
         steps.training.undo.keep()
-        membership.group.begin_step(membership.ready_to_go, steps.stop_wanted)
+        membership.group.begin_step(membership.ready_to_go, steps.stop_wanted, steps.save_wanted)
         return self
 
     def __exit__(
@@ -153,13 +173,17 @@ class Step:
         if error is not None and not lost:
             return False
         if self.updates or (error is None and not group.broken):
+            reached(FaultPoint.WORKER_COMMITS)
             training.commit(self.samples, self.global_samples, len(self.planned), torn=lost)
+            reached(FaultPoint.WORKER_COMMITTED)
         else:
             self.aborted = True
             training.discard(self.samples)
+        save = False
         if not lost:
             try:
-                membership.change_due, steps.stopping = group.end_step()
+                answer = group.end_step()
+                membership.change_due, steps.stopping, save = answer.go, answer.stop, answer.save
             except RuntimeError as late:
                 if not (membership.live and is_peer_loss(late)):
                     raise
@@ -167,6 +191,9 @@ class Step:
         if not lost and not membership.change_due:
             try:
                 training.snapshot_step()
+                if save:
+                    training.save()
+                    steps.save_wanted = False
             except RuntimeError as late:
                 if not (membership.live and is_peer_loss(late)):
                     raise

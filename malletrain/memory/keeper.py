@@ -2,32 +2,36 @@
 hand over: a thread of the launcher, which outlives the workers.
 
 A file that arrives counts once all of it is here and its check sum is right; until then it has
-another name. Decides neither what is kept nor what is restored.
+another name. Before the first of the others calls there is a port and a thread that sleeps: most
+jobs keep nothing in memory. Decides neither what is kept nor what is restored.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import threading
 import time
 import zlib
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import zmq
 
 from malletrain.memory.folder import MemoryFolder, remove, unfinished
 from malletrain.memory.speech import PIECE, Answer, Ask, keys, unlimited
-from malletrain.protocol.host_door import HostDoor
+from malletrain.protocol.host_door import HostDoor, listening
 from malletrain.protocol.job_keys import ZAP
 
 IDLE_S = 60.0
 """A file of which nothing came for so long is given up."""
 _LOOK_MS = 5000
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -52,22 +56,18 @@ class Keeper:
         host: of this node for the others.
 
     Raises:
-        zmq.ZMQError: no port can be had.
+        OSError: no port can be had.
+        ValueError: the secret is none.
     """
 
     def __init__(self, folder: MemoryFolder, secret: bytes, job: str, host: str) -> None:
         self._folder = folder
+        self._host = host
         self._arriving: dict[tuple[bytes, str], _Arriving] = {}
         self._count = itertools.count()
-        self._context = zmq.Context()
         self._keys = keys(secret, job)
-        self._zap: Any = self._context.socket(zmq.REP)
-        self._zap.bind(ZAP)
-        self._router: Any = self._context.socket(zmq.ROUTER)
-        self._keys.serve(self._router, b"memory")
-        unlimited(self._router)
-        self._door = HostDoor(self._router, host)
-        port = self._door.port
+        self._port = listening(host)
+        port = self._port.getsockname()[1]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         """Where the others call."""
         self._stop, self._stopped = os.pipe2(os.O_CLOEXEC)
@@ -84,25 +84,43 @@ class Keeper:
     # --- in the thread ---
 
     def _run(self) -> None:
-        poller = zmq.Poller()
-        for one in (self._zap, self._router, self._stop, self._door.monitor):
-            poller.register(one, zmq.POLLIN)
-        while True:
-            ready = dict(poller.poll(_LOOK_MS if self._arriving else None))
-            if self._stop in ready:
-                break
-            if self._zap in ready:
-                self._zap.send_multipart(self._keys.answered(self._zap.recv_multipart()))
-            if self._door.monitor in ready:
-                self._door.noticed()
-            if self._router in ready:
-                self._heard(self._router.recv_multipart())
-            self._give_up_idle()
-        for key in list(self._arriving):
-            self._give_up(key)
-        os.close(self._stop)
-        self._door.close()
-        self._context.destroy(linger=0)
+        try:
+            if self._stop not in wait([self._stop, self._port]):
+                self._serve()
+        finally:
+            for key in list(self._arriving):
+                self._give_up(key)
+            os.close(self._stop)
+            self._port.close()
+
+    def _serve(self) -> None:
+        """Until it is to stop: somebody has called."""
+        context = zmq.Context()
+        try:
+            zap = context.socket(zmq.REP)
+            zap.bind(ZAP)
+            self._router = context.socket(zmq.ROUTER)
+            self._keys.serve(self._router, b"memory")
+            unlimited(self._router)
+            door = HostDoor(self._router, self._host, self._port)
+            poller = zmq.Poller()
+            for one in (zap, self._router, self._stop, door.monitor):
+                poller.register(one, zmq.POLLIN)
+            while self._stop not in (
+                ready := dict(poller.poll(_LOOK_MS if self._arriving else None))
+            ):
+                if zap in ready:
+                    zap.send_multipart(self._keys.answered(zap.recv_multipart()))
+                if door.monitor in ready:
+                    door.noticed()
+                if self._router in ready:
+                    self._heard(self._router.recv_multipart())
+                self._give_up_idle()
+            door.close()
+        except zmq.ZMQError as error:  # who calls finds nobody
+            log.warning("no snapshots of other nodes can be taken or given: %s", error)
+        finally:
+            context.destroy(linger=0)
 
     def _heard(self, frames: list[bytes]) -> None:
         peer = frames[0]

@@ -21,12 +21,36 @@ _SHOW_KEY_MS = 10_000
 """How long a connection has for that."""
 
 
+_BACKLOG = 100
+"""Connections that wait to be taken; ZeroMQ's own number."""
+
+
+def listening(address: str) -> socket.socket:
+    """A port at ``address``, or everywhere, as of a :class:`HostDoor` that is made later: until
+    then who calls waits. Raises OSError.
+    """
+    one = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ZeroMQ may bind it once more
+        try:
+            socket.inet_pton(one.family, address)
+            one.bind((address, 0))
+        except OSError:
+            one.bind(("", 0))
+        one.listen(_BACKLOG)
+    except BaseException:
+        one.close()
+        raise
+    one.setblocking(False)
+    return one
+
+
 class HostDoor:
     """Listens with ``router``, a socket under CURVE, at ``address``; where that is a name, or not
-    one of this host's, everywhere.
+    one of this host's, everywhere. With ``at`` the port is that of :func:`listening`.
     """
 
-    def __init__(self, router: Any, address: str) -> None:
+    def __init__(self, router: Any, address: str, at: socket.socket | None = None) -> None:
         router.handshake_ivl = _SHOW_KEY_MS
         self.monitor = router.get_monitor_socket()
         """Can be read when :meth:`noticed` should be called."""
@@ -36,17 +60,27 @@ class HostDoor:
         self._shown: deque[float] = deque()
         """When a connection showed the key; which one did is not told."""
         router.ipv6 = ":" in address
+        if at is not None:
+            name, port = at.getsockname()[:2]
+            router.use_fd = at.detach()
+            router.bind(f"tcp://[{name}]:{port}" if ":" in name else f"tcp://{name}:{port}")
+            router.use_fd = -1  # the next time it makes one itself
+        else:
+            self._bind(router, address)
+        self._endpoint = router.get_string(zmq.LAST_ENDPOINT)
+        self.open = True
+        """Whether somebody can connect."""
+        self.port = int(self._endpoint.rpartition(":")[2])
+        """Where it listens."""
+
+    @staticmethod
+    def _bind(router: Any, address: str) -> None:
         host = f"[{address}]" if ":" in address else address
         try:
             socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
             router.bind(f"tcp://{host}:*")
         except (OSError, zmq.ZMQError):
             router.bind("tcp://*:*")
-        self._endpoint = router.get_string(zmq.LAST_ENDPOINT)
-        self.open = True
-        """Whether somebody can connect."""
-        self.port = int(self._endpoint.rpartition(":")[2])
-        """Where it listens."""
 
     def noticed(self, _: int = 0) -> None:
         """Somebody came, showed the key, or went."""

@@ -262,6 +262,8 @@ class NetworkView(View, frozen=True):
     sentence: str
     reached: bool
     """Whether a connection came about at all."""
+    mbit: float = 0.0
+    """What one connection carries; 0: none came about."""
 
 
 class TrainerView(View, frozen=True):
@@ -312,6 +314,10 @@ class StatusView(View, frozen=True):
     """
     trainers: tuple[TrainerView, ...] = ()
     """Where there is a plan for each."""
+    late: dict[str, str] = {}
+    """Jobs of who asks, operators' all, of which a node that leaves cannot hand over its part of
+    the snapshot in time: a sentence each.
+    """
 
 
 class UsageView(View, frozen=True):

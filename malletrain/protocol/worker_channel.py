@@ -77,7 +77,8 @@ class SnapshotTaken:
     per cause).
 
     ``samples`` and ``steps`` are the sender's cumulative counts at that moment: what it reports
-    beyond them is lost if it dies now.
+    beyond them is lost if it dies now. ``nodes``: over how many it lies; ``replicated``: others
+    have copies.
     """
 
     sender: Sender
@@ -88,6 +89,8 @@ class SnapshotTaken:
     samples: float = 0
     steps: int = 0
     sentence: str = ""
+    nodes: int = 1
+    replicated: bool = False
 
 
 @dataclass(frozen=True)

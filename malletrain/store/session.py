@@ -31,6 +31,11 @@ from malletrain.store.database import StatementRefused, StoreError, schema_versi
 from malletrain.store.rows import Row, decode, decode_values, encode_values
 from malletrain.store.statements import AT, inserting, reading, reading_meta, updating
 
+LONGEST_PATTERN = 10_000
+"""Characters of a text by whose beginning rows are looked for. Of some more SQLite makes an error,
+and an error of the database is the end of the daemon.
+"""
+
 
 class Session:
     """One user of a database, in one thread. Transactions nest."""

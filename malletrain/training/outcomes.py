@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from malletrain.protocol.worker_channel import SnapshotTaken
 from malletrain.training import choice, report
+from malletrain.training.ranks import nodes
+from malletrain.training.sharded_state import is_sharded
 from malletrain.training.snapshot_file import SnapshotError
 
 # What the person at the keyboard can do, by the disk's reason.
@@ -41,10 +45,18 @@ class Attempt:
 
 
 class Outcomes:
-    """The snapshots of a run at ``path``, one after the other."""
+    """The snapshots of a run, one after the other.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        path: where they are on disk.
+        objects: what they are of.
+        replicated: whether other nodes have copies.
+    """
+
+    def __init__(self, path: str, objects: Mapping[str, Any], replicated: bool) -> None:
         self.path = path
+        self._objects = objects
+        self._replicated = replicated
         self.saved_at: float | None = None
         """When the newest good one was saved, if there is one (seconds since the epoch)."""
         self._causes: set[str] = set()
@@ -93,6 +105,8 @@ class Outcomes:
             samples=attempt.samples,
             steps=attempt.steps,
             sentence=sentence,
+            nodes=nodes() if is_sharded(self._objects) else 1,
+            replicated=self._replicated,
         )
 
 

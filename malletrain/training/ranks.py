@@ -29,6 +29,14 @@ def leads_its_node() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
+def nodes() -> int:
+    """How many nodes the ranks are on, all with as many."""
+    try:
+        return max(1, rank_and_world()[1] // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    except (ValueError, ZeroDivisionError):
+        return 1
+
+
 def max_world(world_size: int) -> int:
     """The largest number of ranks the job may ever have, as the agent says; ``world_size``, that
     of now, outside MalleTrain.

@@ -121,7 +121,7 @@ class Snapshot:
         self._flags: FlagsReader | None = report.open_flags()
         self._served = 0
         self._pace = Pace(every_s, self._flags)
-        self._outcomes = Outcomes(self.path)
+        self._outcomes = Outcomes(self.path, objects, replicate_every > 0)
         self._disk = DiskTier(self.path, keep, self._owner, self._all_ranks)
         self._copies = DiskCopies(self._disk, self._outcomes)
         self.replicate_every = replicate_every

@@ -5,10 +5,12 @@ import os
 import socket
 import sqlite3
 
+import msgspec
 import pytest
 
 from malletrain.cli.check import MORE
 from malletrain.daemon.startup import STARTUP
+from malletrain.protocol.views import NetworkView
 
 
 @pytest.fixture
@@ -42,6 +44,31 @@ def test_a_forward_looking_time_that_lets_no_job_start(run, config):
     data = json.loads(run("check", "--config", path, "--json").stdout)
     assert [f["look"] for f in data["findings"] if f["what"] == "allocation"] == [True]
     assert data["ok"] is True
+
+
+def test_what_a_node_that_leaves_can_hand_over(run, config):
+    timed = config(rest='[jobs]\ndrain_timeout = "1 min"')
+    grace = " ".join(run("check", "--config", timed).stdout.split())
+    assert "can hand over 1.75 GB" in grace  # the embedded cluster gives 5 s
+    drain = config(rest='[jobs]\ndrain_timeout = "2 s"')
+    assert "can hand over 700 MB" in " ".join(run("check", "--config", drain).stdout.split())
+    without = config(rest="[jobs]\nsnapshot_memory = 0")
+    assert "hand over" not in run("check", "--config", without).stdout
+
+
+def test_jobs_that_will_not_get_it_done_are_named(daemon, run, config):
+    status = daemon.answers["status"]
+    sentence = "A node that leaves hands over 7 GB, which takes 56 s."
+    networks = (NetworkView("default", "By ib0 it goes.", True, 1000.0),)
+    daemon.answers["status"] = lambda params: msgspec.structs.replace(
+        status(params), late={"j7": sentence}, networks=networks
+    )
+    path = config(daemon=f'state_dir = "{daemon.state_dir}"')
+    data = json.loads(run("check", "--config", path, "--json").stdout)
+    found = [f for f in data["findings"] if f["what"] == "hand-over"]
+    assert [(f["look"], f["sentence"]) for f in found[1:]] == [(True, f"j7: {sentence}")]
+    assert "hand over 625 MB" in found[0]["sentence"]
+    assert "125 MB/s, as measured" in found[0]["sentence"]
 
 
 def test_json(run, config):

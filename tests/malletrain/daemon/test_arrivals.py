@@ -63,6 +63,30 @@ def test_a_node_that_cannot_be_warm_is_waited_for_no_longer_than_the_site_wants(
     slow.hear(messages.Assign)
 
 
+@pytest.mark.parametrize("noticed", [True, False], ids=["by the agent", "by nobody"])
+def test_a_node_to_which_the_word_did_not_come_is_told_again(start, agent, noticed):  # noqa: F811
+    """The connection broke with the word on its way; the node must not be left waiting for that."""
+    machine = Imagined("n0")
+    daemon = start(machine)
+    arrivals = daemon.service.inbox.arrivals
+    if noticed:  # nothing is looked at but what the agent says
+        daemon.call(lambda: setattr(arrivals, "look", lambda now: None))
+    job = daemon.submit("ann", python="/env/bin/python")
+    [lease] = until(lambda: list(machine.leases), "the lease")
+    one = agent(daemon, lease)
+    one.hello(warm=())
+    [lost] = one.hear(messages.WarmUp).interpreters
+    node = daemon.service.core.agents.on("n0")
+    daemon.call(lambda: setattr(node, "awaited_until", math.inf))
+    if noticed:
+        one.hello(warm=())
+    else:
+        daemon.call(lambda: setattr(node, "warm_told_at", 0.0))
+    assert one.hear(messages.WarmUp).interpreters == (lost,)
+    one.say(messages.Warm((lost.key,)))
+    one.work(job)
+
+
 def test_jobs_that_need_no_warm_python_wait_for_none(start, agent):  # noqa: F811
     machine = Imagined("n0")
     daemon = start(machine)

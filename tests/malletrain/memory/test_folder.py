@@ -15,6 +15,7 @@ from malletrain.memory.folder import (
     private_folder,
 )
 from malletrain.protocol.sizes import shown
+from malletrain.shipped import shipped
 
 LABEL = "0123456789abcdef"
 
@@ -56,6 +57,23 @@ def test_what_a_dead_agent_left_goes_and_a_living_ones_stays(tmp_path):
     assert not os.path.exists(dead)
     new = private_folder("n1", tmp_path)
     assert {alive, other, new} == set(tmp_path.iterdir())
+
+
+def test_a_schedulers_epilog_removes_what_no_further_agent_of_the_user_would(tmp_path):
+    living = private_folder("n1", tmp_path)
+    made = [sys.executable, "-c", CHILD, str(tmp_path)]
+    dead = Path(subprocess.run(made, capture_output=True, text=True, check=True).stdout.strip())
+    (dead / LABEL).mkdir()
+    (dead / LABEL / "1-2-3-0.pt").write_bytes(b"weights")
+    # The number of the process is somebody else's by now.
+    taken = living.with_name(living.name.replace(f"-{os.getpid()}-", f"-{os.getpid()}-1"))
+    link, odd = tmp_path / "malletrain-mem-0-n-1-2-x", tmp_path / "malletrain-mem-of-mine"
+    link.symlink_to(living)
+    for other in (taken, odd):
+        other.mkdir()
+    subprocess.run(["sh", str(shipped("site-configs/epilog.sh")), str(tmp_path)], check=True)
+    assert set(tmp_path.iterdir()) == {living, odd, link}
+    subprocess.run(["sh", shipped("site-configs/epilog.sh"), str(tmp_path / "no")], check=True)
 
 
 CHILD = """

@@ -1,8 +1,10 @@
 """From one node's memory to another's: whole and right, or not at all; and nobody hangs."""
 
 import os
+import socket
 import threading
 import zlib
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -63,6 +65,33 @@ def test_what_is_handed_over_can_be_fetched(node, source):
         got[:] = bytes(len(DATA))
         assert peer.fetch(NAME, pieces, put) == 10 + 2 * PIECE
         assert bytes(got[7 : 7 + 2 * PIECE]) == DATA[7 : 7 + 2 * PIECE]
+
+
+def threads_of_zmq():
+    return sum(
+        path.read_text().startswith("ZMQ") for path in Path("/proc/self/task").glob("*/comm")
+    )
+
+
+def test_a_node_of_which_nobody_wants_anything_costs_a_port_and_a_thread_that_sleeps(
+    tmp_path, source
+):
+    before = threads_of_zmq()
+    node = Node(tmp_path, "n1")
+    try:
+        assert threads_of_zmq() == before
+        with node.peer() as peer:
+            peer.push(source, NAME)
+        assert node.files() == {"3-40-1-0.pt": DATA}
+        until(lambda: threads_of_zmq() == before + 2, "those of the keeper are left")
+    finally:
+        node.keeper.close()
+    until(lambda: threads_of_zmq() == before, "none is left")
+    idle = Node(tmp_path, "n2")
+    idle.keeper.close()
+    idle.keeper.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(idle.keeper.address.rsplit(":", 1))
 
 
 def test_many_at_a_time(node, source):

@@ -84,8 +84,9 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
     """An epoch. Every step that counts is a line of JSON in the worker's own file. ``gates``:
     before these steps it waits for a file ``go-STEP``. ``crawl``: 20 ms so many times a step until
     there is a file ``go``. ``late``: (rank, step) to which the word
-    does not come that all have their gradients. ``fault``: where a process dies at the next change,
-    with ``joins`` as a joiner.
+    does not come that all have their gradients. ``asks``: for a hash before the loop, too, and rank
+    0 alone saves after it. ``fault``: where a process dies at the next change, with ``joins`` as a
+    joiner.
     """
     if fault and joins:
         die_at(fault)
@@ -103,8 +104,12 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
         snapshot_every_s=3600.0,
         **options.get("run", {}),
     )
-    if options.get("snapshot") and run.generation == 1:  # all ranks, or none
-        run.save()
+    early = [run.save()] if options.get("snapshot") else []
+    if "asks" in options:
+        try:
+            run.digest()
+        except elastic.ElasticError as error:
+            early.append(str(error))
     if "late" in options:
         miss_the_word(*options["late"])
     model, optimizer = run.model, run.optimizer
@@ -153,9 +158,12 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
         "digest": run.digest(),
         "steps": run.steps_done,
         "facts": facts["seen"],
+        "early": early,
         "old_bytes": first.to_local().untyped_storage().nbytes() if run.generation > began else 0,
     }
     Path(folder, f"end-{os.getpid()}").write_text(json.dumps(said))
+    if "asks" in options and run.rank == 0:  # where all should
+        run.save()
 
 
 def miss_the_word(rank: int, step: int) -> None:

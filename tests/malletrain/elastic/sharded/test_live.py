@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 from malletrain.elastic.sharded.assignment import Held, overlap
 from tests.malletrain.elastic.conductor import conducted
@@ -120,6 +121,32 @@ def test_another_rank_in_a_group_of_a_size_that_was_there_before(tmp_path):
             c.run()
         c.finish()
     counts_as_if_undisturbed(tmp_path, options)
+
+
+def test_a_joiner_that_saves_before_its_loop_is_heard_by_those_in_theirs(tmp_path):
+    """It is at the top of the script and they are in the middle; all save after the step that comes
+    first. A hash cannot come later: it is refused.
+    """
+    options = {"samples": 120, "gates": [5], "snapshot": True, "asks": True}
+    with conducted(tmp_path, scripts.train, str(tmp_path), options) as c:
+        members, new = c.start(2), c.start(1)
+        c.round(members)
+        change_at(c, tmp_path, 5)
+        c.round([*members, *new], wait=False)
+        (tmp_path / "go-5").touch()
+        c.finish()
+    counts_as_if_undisturbed(tmp_path, options)
+    saved, last = (
+        torch.load(tmp_path / name, weights_only=False) for name in ("run.pt.prev", "run.pt")
+    )
+    joined = min(r["step"] for r in records(tmp_path) if r["generation"] == 2)
+    assert saved["objects"]["run"]["steps"] == joined + 1
+    assert saved["world_size"] == 3
+    assert last["objects"]["run"]["steps"] == 10, "rank 0 alone asked for it"
+    early = sorted((end["early"] for end in ends(tmp_path)), key=len)
+    assert early[:2] == [[True], [True]]
+    assert early[2][0] is False
+    assert "run.digest()" in early[2][1]
 
 
 NODES_OF_2 = {"environment": {"LOCAL_WORLD_SIZE": "2"}}

@@ -39,19 +39,15 @@ from malletrain.daemon.hearing import Hearing
 from malletrain.daemon.job_repository import ActiveJob, decode_spec, not_completed
 from malletrain.daemon.monitor import JobMonitor
 from malletrain.daemon.parts import Parts
-from malletrain.daemon.settings import round_settings
+from malletrain.daemon.settings import ROUNDS, round_settings
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.rounds.interface import Rounds
-from malletrain.rounds.live import LiveRounds
-from malletrain.rounds.restart import JobRounds
-from malletrain.rounds.service import ServiceRounds
 from malletrain.store.records import JobRow
 
 MEASURED_EVERY_S, OBSERVED_EVERY_S = 0.2, 1.0
-"""How often the controller hears of a job's progress: of the one being profiled, and of the others.
-"""
+"""How often the controller hears of the progress of the job being profiled, and of the others."""
 GIVEN_UP_BEATS = 3
 """Heartbeats without an answer after which agents take the daemon to be gone and connect anew
 (:mod:`malletrain.agent.link`).
@@ -59,16 +55,9 @@ GIVEN_UP_BEATS = 3
 HELD_S = 60.0
 """How long nothing is planned at most after the last look of a daemon that hears nobody."""
 SERVICE_COST = RescaleCost(up_s=1.0, down_s=1.0, start_s=5.0)
-"""What a change of a service's size is taken to cost in seconds of its value: nobody stops for a
-joiner, and leavers hand over what they hold; a little, so that no plan swaps nodes to and fro for
-nothing.
+"""Of a service, in seconds of its value: nobody stops for a joiner, and leavers hand over what they
+hold. A little, so that no plan swaps nodes to and fro for nothing.
 """
-
-ROUNDS: dict[str, type[JobRounds] | type[LiveRounds] | type[ServiceRounds]] = {
-    "restart": JobRounds,
-    "live": LiveRounds,
-    "service": ServiceRounds,
-}
 
 
 class CoreOver(RuntimeError):
@@ -110,7 +99,7 @@ class Core:
 
     @property
     def config(self) -> Config:
-        """The configuration as it holds now."""
+        """As it holds now."""
         return self._parts.config
 
     # --- steps ---

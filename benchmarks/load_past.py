@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from benchmarks.load_site import Site, add_jobs
 from malletrain.client import Connection
 from malletrain.daemon.job_repository import decode_spec
@@ -48,7 +50,9 @@ def submit_more(site: Site, count: int) -> None:
     """Submit as users do."""
     with Store.open(f"sqlite:///{site.state / 'malletrain.db'}") as store:
         found = store.list_jobs(newest=1)
-    spec = decode_spec(found[0].spec)
+    script = site.root / "train.py"
+    script.touch()
+    spec = replace(decode_spec(found[0].spec), script=str(script), workdir=str(site.root))
     with Connection.of(site.state) as client:
         for _ in range(count):
             client.submit(spec)

@@ -97,7 +97,8 @@ class StandIn:
     def look(self) -> None:
         """Answer what is asked."""
         for path in waiting(self.layout.spool):
-            request, begun = read_json(path), []
+            request = read_json(path)
+            begun: list[Lease] = []
             if request is None:  # withdrawn
                 continue
             answer: dict[str, Any] = {"ok": True}

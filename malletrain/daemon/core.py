@@ -34,7 +34,7 @@ from malletrain.core.records import JobRecord
 from malletrain.core.trainers import Trainer
 from malletrain.daemon.alarm import Alarm
 from malletrain.daemon.commands import CommandRunner, LeaseActions
-from malletrain.daemon.gathering import Gathering, Reports
+from malletrain.daemon.gathering import GatheredReports, Gathering
 from malletrain.daemon.hearing import Hearing
 from malletrain.daemon.job_repository import ActiveJob, decode_spec, not_completed
 from malletrain.daemon.monitor import JobMonitor
@@ -351,7 +351,7 @@ class Core:
         """Write how far the job has come, with what is written of others."""
         self._gathered.save(run)
 
-    def _take_gathered(self, reports: Reports) -> None:
+    def _take_gathered(self, reports: GatheredReports) -> None:
         """One step for the reports of many jobs: a step looks at all of them."""
         with self.step() as now:
             self._events += reports.progress.values()

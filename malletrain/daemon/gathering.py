@@ -18,7 +18,7 @@ GATHER_S = 0.1
 
 
 @dataclass
-class Reports:
+class GatheredReports:
     """What came in, the newest of each job."""
 
     progress: dict[str, Progressed] = field(default_factory=dict)
@@ -30,9 +30,9 @@ class Reports:
 class Gathering:
     """Of one core. ``take``: hears of what was gathered, from the loop."""
 
-    def __init__(self, take: Callable[[Reports], None]) -> None:
+    def __init__(self, take: Callable[[GatheredReports], None]) -> None:
         self._take = take
-        self._reports = Reports()
+        self._reports = GatheredReports()
         self._timer: asyncio.TimerHandle | None = None
 
     def progressed(self, event: Progressed) -> None:
@@ -56,5 +56,5 @@ class Gathering:
             self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._over)
 
     def _over(self) -> None:
-        reports, self._reports, self._timer = self._reports, Reports(), None
+        reports, self._reports, self._timer = self._reports, GatheredReports(), None
         self._take(reports)

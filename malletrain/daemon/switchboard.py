@@ -94,7 +94,8 @@ class Switchboard:
         """
         if not self._gone:
             loop, probe = asyncio.get_running_loop(), self._core.guard(self._inbox.probe)
-            self._gone = gone = set()
+            gone: set[bytes] = set()
+            self._gone = gone
             loop.call_later(PROBES_S[0], self._probe, gone, probe)
             for delay in PROBES_S[1:]:
                 loop.call_later(delay, probe, gone)

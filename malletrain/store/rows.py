@@ -40,6 +40,9 @@ Row = TypeVar(
     ServiceRow,
 )
 
+Named = TypeVar("Named", JobRow, LeaseRow)
+"""The rows that have an id."""
+
 _JSON = frozenset(
     {
         "planned_nodes",

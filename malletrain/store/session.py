@@ -28,7 +28,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from malletrain.store import copies, migrations, schema
 from malletrain.store.database import StatementRefused, StoreError, schema_version
-from malletrain.store.rows import Row, decode, decode_values, encode_values
+from malletrain.store.rows import Named, Row, decode, decode_values, encode_values
 from malletrain.store.statements import AT, inserting, reading, reading_meta, updating
 
 LONGEST_PATTERN = 10_000
@@ -141,7 +141,9 @@ class Session:
             with self.transaction() as connection:
                 connection.execute(inserting(table), rows)
 
-    def change(self, table: Table, kind: type[Row], row: Row, changes: Mapping[str, Any]) -> Row:
+    def change(
+        self, table: Table, kind: type[Named], row: Named, changes: Mapping[str, Any]
+    ) -> Named:
         """Set fields of a row that is at hand, by its id; returns it with them, as the database
         would tell it. It is not read again.
 
@@ -152,8 +154,8 @@ class Session:
         return self.change_all(table, kind, [(row, changes)])[0]
 
     def change_all(
-        self, table: Table, kind: type[Row], changes: Sequence[tuple[Row, Mapping[str, Any]]]
-    ) -> list[Row]:
+        self, table: Table, kind: type[Named], changes: Sequence[tuple[Named, Mapping[str, Any]]]
+    ) -> list[Named]:
         """As :meth:`change` for many rows, of each of which the same fields change."""
         if not changes or not changes[0][1]:
             return [row for row, _ in changes]
@@ -206,7 +208,8 @@ class Session:
     def get_meta(self, key: str) -> str | None:
         """A value that the daemon keeps about itself."""
         with self.transaction() as connection:
-            return connection.execute(reading_meta(), {"key": key}).scalar()
+            found = connection.execute(reading_meta(), {"key": key}).scalar()
+            return None if found is None else str(found)
 
     def set_meta(self, key: str, value: str) -> None:
         """Keep a value about the daemon itself."""

@@ -27,6 +27,8 @@ REPORT_S = 1.0
 SAMPLES_A_S = 100.0
 """Of one node."""
 HELLO_AGAIN_S = 1.0
+CONNECT_MS = 5000
+"""An agent whose connection is not made by then tries anew (FIRST_ANSWER_S of its link)."""
 COMMANDS = (
     messages.Assign,
     messages.Round,
@@ -189,6 +191,7 @@ class Fleet:
         socket.curve_serverkey = lease.server_key.encode()
         socket.linger, socket.immediate = 0, 1
         socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 1000
+        socket.connect_timeout = CONNECT_MS
         agent = self._agents[lease.node] = SimulatedAgent(lease, socket)
         self._by_fd[socket.fileno()] = agent
         self._epoll.register(socket.fileno(), select.EPOLLIN | select.EPOLLET)

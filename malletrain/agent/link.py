@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import zmq
 import zmq.asyncio
+from msgspec.structs import replace
 
 from malletrain.agent.config import AgentConfig, public_key
 from malletrain.agent.reach import why_no_answer
@@ -93,6 +94,8 @@ class DaemonLink:
         self._heartbeat_s = 1.0
         self._heard = time.monotonic()
         self._greeted_at: float | None = None
+        self._greeting: Hello | None = None
+        """What was said last on this connection."""
         self.connected = False
 
     def send(self, message: Message) -> bool:
@@ -152,7 +155,7 @@ class DaemonLink:
         poller.register(monitor, zmq.POLLIN)
         socket.connect(self._config.endpoint)
         self._heard = time.monotonic()
-        self._greeted_at = None
+        self._greeted_at = self._greeting = None
         answered = False
         last_beat = time.monotonic()
         try:
@@ -196,7 +199,7 @@ class DaemonLink:
         """The connection broke, and with it went what was on the way: say Hello as soon as there is
         one again.
         """
-        self.connected, self._greeted_at = False, None
+        self.connected, self._greeted_at, self._greeting = False, None, None
 
     def _take(self, frames: list[bytes]) -> bool:
         """One message. Returns whether it was the daemon's Welcome."""
@@ -207,7 +210,7 @@ class DaemonLink:
             log.warning("ignored a message from the daemon: %s", error)
             return False
         if isinstance(message, Welcome):
-            self._boot = message.boot
+            self._boot, self._greeting = message.boot, None
             self._heartbeat_s = min(max(message.heartbeat_s, 0.05), 600.0)
             self.connected = True
             reached(FaultPoint.AGENT_WELCOMED)
@@ -217,7 +220,7 @@ class DaemonLink:
             isinstance(message, Alive) and message.boot != self._boot
         ):
             if self.connected:
-                self.connected = False
+                self.connected, self._greeting = False, None
                 self._greet()
             return False
         if not isinstance(message, Alive):
@@ -226,8 +229,10 @@ class DaemonLink:
 
     def _greet(self) -> None:
         reached(FaultPoint.AGENT_GREETS)
-        if self._put(self._hello()):
-            self._greeted_at = time.monotonic()
+        hello = self._hello()
+        again = hello == self._greeting
+        if self._put(replace(hello, again=True) if again else hello):
+            self._greeted_at, self._greeting = time.monotonic(), hello
 
     def _put(self, message: Message) -> bool:
         if self._socket is None:

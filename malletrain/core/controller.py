@@ -171,11 +171,12 @@ class Controller:
     def next_wakeup(self) -> float | None:
         """When a Tick is due although nothing happens, or ``None``."""
         state = self.state
-        due = (
-            [state.plan_at]
-            if state.plan_at is not None
-            else [state.nodes[name].review_at for name in state.idle]
-        )
+        again_at = self._leases.again_at
+        due = [again_at] if state.leases_due else []
+        if state.plan_at is not None:
+            due.append(state.plan_at)
+        else:
+            due += [max(state.nodes[name].review_at, again_at) for name in state.idle]
         if (profile := self.profiles.next_wakeup()) is not None:
             due.append(profile)
         times = [max(at, self._held_until) for at in due]
@@ -226,7 +227,7 @@ class Controller:
         self.gaps.joined(event.node, event.owner)
         self._leases.joined(event.node, event.owner, now)
         self.state.node_joined(event, now)
-        others = any(owner == event.owner for _, owner in self.gaps.coming(self.nodes).values())
+        others = self.gaps.comes(self.nodes, event.owner)
         wait = max(self.settings.debounce_s, self.settings.arrival_s if others else 0.0)
         self.state.plan_soon(now + wait)
         return ()
@@ -359,7 +360,7 @@ class Controller:
         """Let the advisor know how things are, and begin, go on with or give up a profile."""
         admitted = self.queue.admitted(+self.state.usable_by_pool, shared=False)
         jobs = [job for job in admitted if self.profiles.holds(job) or self.quotas.may_profile(job)]
-        return self.profiles.review(jobs, bool(self.gaps.coming(self.nodes)), now)
+        return self.profiles.review(jobs, self.gaps.comes(self.nodes), now)
 
     def _plan(self, now: float) -> list[Command]:
         state = self.state

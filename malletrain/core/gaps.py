@@ -95,9 +95,22 @@ class Gaps:
 
     def over(self, node: str) -> None:
         """``node`` is leased, or cannot be: until the next poll it is no gap."""
+        before = self._class(node)
         self._seen.pop(node, None)
         self._asked.pop(node, None)
-        self._by_class = None
+        after = self._class(node)
+        if self._by_class is not None and before != after:
+            self._by_class[before] -= 1
+            self._by_class[after] += 1
+            self._by_class = +self._by_class
+            self._by_class.pop("", None)
+
+    def _class(self, node: str) -> str:
+        """The class of a node that is open or coming; empty: it is neither."""
+        for held in (self._asked, self._promised):
+            if node in held:
+                return held[node][1].node_class
+        return self._seen[node].node_class if node in self._seen else ""
 
     def joined(self, node: str, owner: str) -> None:
         """The lease on ``node`` is up."""
@@ -205,6 +218,13 @@ class Gaps:
             **{name: (info, owner) for name, (_, info, owner) in self._promised.items()},
             **asked,
         }
+
+    def comes(self, held: Collection[str], owner: str | None = None) -> bool:
+        """Whether a node is on its way, as :meth:`coming` tells; one of this owner's, if given."""
+        reclaimed = any(owner in (None, mine) for _, _, mine in self._promised.values())
+        return reclaimed or any(
+            owner in (None, mine) and name not in held for name, (_, _, mine) in self._asked.items()
+        )
 
     def by_class(self) -> Counter[str]:
         """How many nodes of each class are open or coming, at most."""

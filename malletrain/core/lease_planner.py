@@ -21,6 +21,11 @@ from malletrain.core.records import NodeRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.state import ControllerState
 
+PAUSE_S_A_JOB = 0.001
+"""After an imagined plan, how long none is made for each unfinished job there is, seconds: with
+thousands of jobs every start of one would be a reason for another plan of all.
+"""
+
 
 class LeasePlanner:
     """Leases of one controller's nodes."""
@@ -39,6 +44,8 @@ class LeasePlanner:
         self._planner = planner
         self._settings = settings
         self._reclaim_at = -math.inf
+        self.again_at = -math.inf
+        """Nothing is reviewed before."""
         self._longest_way_s = settings.reclaim_s + settings.lease_wait_s
         self._way = LeaseWay(settings.reclaim_way_s, self._longest_way_s)
 
@@ -51,15 +58,19 @@ class LeasePlanner:
         would use, reclaim what others need.
         """
         state, gaps = self._state, self._gaps
-        due = sorted(n for n in state.idle if now >= state.nodes[n].review_at)
-        due = due if state.plan_at is None else []
+        due: list[str] = []
+        if state.plan_at is None:
+            due = sorted(n for n in state.idle if now >= state.nodes[n].review_at)
         if not due and not state.leases_due:
             return []
+        if now < self.again_at:
+            return []
         state.leases_due = False
-        offers, coming = gaps.open(state.nodes, state.owners, now), gaps.coming(state.nodes)
+        offers = gaps.open(state.nodes, state.owners, now)
         may_reclaim = len(state.owners) > 1 and now >= self._reclaim_at
         if not due and not offers and not may_reclaim:
             return []
+        coming = gaps.coming(state.nodes)
         # With one owner the pools are the classes, and nothing need be looked up node by node.
         mine = (
             state.usable
@@ -68,6 +79,7 @@ class LeasePlanner:
         )
         everything = {**mine, **{name: info for name, (info, _) in coming.items()}, **offers}
         imagined = self._imagine(everything, coming, now)
+        self.again_at = now + PAUSE_S_A_JOB * len(state.unfinished)
         used: Counter[str] = Counter()
         for job, nodes in imagined.nodes.items():
             if nodes:  # all of one class

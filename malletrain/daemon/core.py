@@ -32,24 +32,22 @@ from malletrain.core.events import (
 )
 from malletrain.core.records import JobRecord
 from malletrain.core.trainers import Trainer
+from malletrain.daemon.alarm import Alarm
 from malletrain.daemon.commands import CommandRunner, LeaseActions
+from malletrain.daemon.gathering import GatheredReports, Gathering
 from malletrain.daemon.hearing import Hearing
 from malletrain.daemon.job_repository import ActiveJob, decode_spec, not_completed
 from malletrain.daemon.monitor import JobMonitor
 from malletrain.daemon.parts import Parts
-from malletrain.daemon.settings import round_settings
+from malletrain.daemon.settings import ROUNDS, round_settings
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.rounds.interface import Rounds
-from malletrain.rounds.live import LiveRounds
-from malletrain.rounds.restart import JobRounds
-from malletrain.rounds.service import ServiceRounds
 from malletrain.store.records import JobRow
 
 MEASURED_EVERY_S, OBSERVED_EVERY_S = 0.2, 1.0
-"""How often the controller hears of a job's progress: of the one being profiled, and of the others.
-"""
+"""How often the controller hears of the progress of the job being profiled, and of the others."""
 GIVEN_UP_BEATS = 3
 """Heartbeats without an answer after which agents take the daemon to be gone and connect anew
 (:mod:`malletrain.agent.link`).
@@ -57,16 +55,9 @@ GIVEN_UP_BEATS = 3
 HELD_S = 60.0
 """How long nothing is planned at most after the last look of a daemon that hears nobody."""
 SERVICE_COST = RescaleCost(up_s=1.0, down_s=1.0, start_s=5.0)
-"""What a change of a service's size is taken to cost in seconds of its value: nobody stops for a
-joiner, and leavers hand over what they hold; a little, so that no plan swaps nodes to and fro for
-nothing.
+"""Of a service, in seconds of its value: nobody stops for a joiner, and leavers hand over what they
+hold. A little, so that no plan swaps nodes to and fro for nothing.
 """
-
-ROUNDS: dict[str, type[JobRounds] | type[LiveRounds] | type[ServiceRounds]] = {
-    "restart": JobRounds,
-    "live": LiveRounds,
-    "service": ServiceRounds,
-}
 
 
 class CoreOver(RuntimeError):
@@ -102,12 +93,13 @@ class Core:
         self._outbox = parts.outbox
         self._events = parts.events
         self._commands = CommandRunner(parts, leases)
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self.guard, self.clock.now, self._next, self.tick)
+        self._gathered = Gathering(self.guard(self._take_gathered))
         self._plans_seen = 0
 
     @property
     def config(self) -> Config:
-        """The configuration as it holds now."""
+        """As it holds now."""
         return self._parts.config
 
     # --- steps ---
@@ -129,7 +121,9 @@ class Core:
                     self._unheard(unheard_s, now)
                 yield now
                 while self._events:
-                    for command in self.controller.handle(self._events.popleft(), now):
+                    news = tuple(self._events)
+                    self._events.clear()
+                    for command in self.controller.handle_all(news, now):
                         self._commands.carry_out(command, now)
                 self._shares.keep(now)
                 reached(FaultPoint.DAEMON_DECIDED)
@@ -144,7 +138,7 @@ class Core:
                 self._not_reached(peer)
             reached(FaultPoint.DAEMON_SENT)
             self._count()
-            self._arm()
+            self._alarm.set()
         except BaseException:
             self.torn = True  # not all that was saved was told
             raise
@@ -229,26 +223,20 @@ class Core:
 
     def close(self) -> None:
         """Nothing happens by itself any more."""
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
+        self._gathered.close()
+        self._alarm.close()
 
     def task_ended(self, task: asyncio.Task[None]) -> None:
         """For tasks that must not fail, as their callback."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
 
-    def _arm(self) -> None:
+    def _next(self) -> float | None:
+        """When :meth:`tick` is due although nothing happens."""
         times = [self.controller.next_wakeup()]
         for run in self.runs.values():
             times += [run.rounds.next_wakeup(), run.starting_until]
-        due = [t for t in times if t is not None]
-        if self._timer:
-            self._timer.cancel()
-        self._timer = None
-        if due:
-            delay = max(0.005, min(due) - self.clock.now())
-            self._timer = asyncio.get_running_loop().call_later(delay, self.guard(self.tick))
+        return min((t for t in times if t is not None), default=None)
 
     def _not_reached(self, peer: bytes) -> None:
         for agent in self.agents:
@@ -349,7 +337,7 @@ class Core:
         ):
             return
         run.told_at = now
-        self.feed(
+        self._gathered.progressed(
             Progressed(
                 run.row.id,
                 len(run.rounds.members),
@@ -358,6 +346,21 @@ class Core:
                 run.monitor.batch,
             )
         )
+
+    def save_soon(self, run: ActiveJob) -> None:
+        """Write how far the job has come, with what is written of others."""
+        self._gathered.save(run)
+
+    def _take_gathered(self, reports: GatheredReports) -> None:
+        """One step for the reports of many jobs: a step looks at all of them."""
+        with self.step() as now:
+            self._events += reports.progress.values()
+            for job, run in reports.to_save.items():
+                if self.runs.get(job) is not run:
+                    continue  # it has ended meanwhile
+                self.repository.checkpoint(run, now)
+                if (done := self.goals.progressed(run)) is not None:
+                    self._events.append(done)
 
     def keep_rescales(self, run: ActiveJob) -> None:
         """Write the rescales that are over, and let the controller know what they cost."""
@@ -391,8 +394,7 @@ class Core:
         """Take in hand what the store knows; agents will report what runs."""
         with self.step():
             self._shares.restore()
-            for row in self.store.list_jobs():
+            for row in self.store.list_jobs([s.value for s in JobState if not s.ended]):
                 spec = decode_spec(row.spec)
-                waits = row.started is None and not_completed(self.store, spec.after)
-                if not (JobState(row.state).ended or waits):
+                if row.started is not None or not not_completed(self.store, spec.after):
                     self.add(row, spec)

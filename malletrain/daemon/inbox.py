@@ -6,7 +6,7 @@ from the news is the controller's and the rounds' decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import structlog
@@ -175,9 +175,11 @@ class Inbox:
                 core.settled(now)
         return ear is Ear.DEAF
 
-    def probe(self) -> None:
-        """Some connection ended: find out whose."""
+    def probe(self, peers: Collection[bytes]) -> None:
+        """The connections of these ended: see who cannot be reached."""
         for agent in self.core.agents:
+            if agent.peer not in peers:
+                continue
             if agent.unreachable_since is None and not self.core.agents.reach(
                 agent, messages.Alive(self.boot)
             ):
@@ -202,7 +204,7 @@ class Inbox:
 
     def _hello(self, peer: bytes, lease: str, hello: messages.Hello) -> None:
         core = self.core
-        row = core.store.get_lease(lease)
+        row = core.lease_rows.active.get(lease) or core.store.get_lease(lease)
         if row is None or row.state == LeaseStatus.ENDED or hello.lease != lease:
             core.transmit(peer, messages.Goodbye("This lease has ended."))
             return
@@ -217,6 +219,11 @@ class Inbox:
         taken_back = core.agents.of_lease(lease) is None and self.adopting is None
         if row.end_reason == RELEASED or (row.end_reason == SICK and taken_back):
             self._dismissed(peer, row, hello)
+            return
+        known = core.agents.of_lease(lease)
+        answered = known is not None and known.peer == peer and known.unreachable_since is None
+        if known is not None and answered and hello.again:
+            self._seen(known, peer)  # the answer is on its way
             return
         with core.step() as now:
             agent = core.agents.of_lease(lease)

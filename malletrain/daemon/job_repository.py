@@ -73,7 +73,7 @@ class JobRepository:
 
     def save(self, run: ActiveJob, **changes: Any) -> None:
         """Write fields of the job, and with them how far it has come."""
-        run.row = self._store.update_job(run.row.id, samples=run.monitor.total, **changes)
+        run.row = self._store.change_job(run.row, samples=run.monitor.total, **changes)
 
     def checkpoint(self, run: ActiveJob, now: float) -> None:
         """Write how far the job has come and what was measured of it since the last time."""

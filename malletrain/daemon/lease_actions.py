@@ -71,9 +71,8 @@ class LeaseDesk:
             # A job from a time when others were served.
             parts.events.extend(LeaseNotTaken(node, owner) for node in nodes)
             return
-        requests = []
-        for node in nodes:
-            lease = parts.store.new_lease_id()
+        requests, rows, account = [], [], parts.parties.account(owner or user_name())
+        for node, lease in zip(nodes, parts.store.new_lease_ids(len(nodes)), strict=True):
             pair = self._keys.make_lease_key(lease)
             reached(FaultPoint.DAEMON_KEYED)
             gap = parts.gaps.get(node)
@@ -85,14 +84,19 @@ class LeaseDesk:
                 node_class=gap.node_class if gap else "default",
                 owner=owner,
                 requested=parts.clock.now(),
-                account=parts.parties.account(owner or user_name()),
+                account=account,
             )
-            parts.lease_rows.add(row)
+            rows.append(row)
             argv, env = self._command(lease, pair)
             requests.append(LeaseRequest(lease, node, tuple(argv), env, owner=owner or None))
             self.being_taken.add(lease)
+        parts.lease_rows.add(rows)
+        for row in rows:
             parts.audit.record(
-                EventKind.LEASE_REQUESTED, "The node is idle and of use.", node=node, lease=lease
+                EventKind.LEASE_REQUESTED,
+                "The node is idle and of use.",
+                node=row.node,
+                lease=row.id,
             )
         parts.metrics.lease_requested(len(requests))
         self.calls.put_nowait(TakeCall(tuple(requests)))

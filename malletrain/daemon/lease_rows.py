@@ -4,6 +4,7 @@ does it here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from malletrain.protocol.event_kinds import LeaseStatus
@@ -18,21 +19,27 @@ class LeaseRows:
         self._store = store
         self.active: dict[str, LeaseRow] = {row.id: row for row in store.active_leases()}
 
-    def add(self, row: LeaseRow) -> LeaseRow:
-        """A new lease."""
-        self.active[row.id] = self._store.put_lease(row)
-        return self.active[row.id]
+    def add(self, rows: Sequence[LeaseRow]) -> None:
+        """New leases."""
+        self._store.add_leases(rows)
+        self.active.update((row.id, row) for row in rows)
 
     def update(self, lease: str, **changes: Any) -> LeaseRow:
         """Change a lease that has not ended."""
-        self.active[lease] = self._store.update_lease(lease, **changes)
+        self.update_all({lease: changes})
         return self.active[lease]
+
+    def update_all(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Change leases (by id) that have not ended: the same fields of all."""
+        found = [(self.active[lease], said) for lease, said in changes.items()]
+        self.active.update((row.id, row) for row in self._store.change_leases(found))
 
     def end(self, lease: str, reason: str, now: float) -> LeaseRow | None:
         """The lease has ended; its row as it was before, None if it had ended already."""
         row = self.active.pop(lease, None)
         if row is not None:
-            self._store.update_lease(lease, state=LeaseStatus.ENDED, ended=now, end_reason=reason)
+            ended = {"state": LeaseStatus.ENDED, "ended": now, "end_reason": reason}
+            self._store.change_leases([(row, ended)])
         return row
 
     def on(self, node: str) -> str | None:

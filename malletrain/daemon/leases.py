@@ -119,6 +119,7 @@ class Leases:
             reached(FaultPoint.DAEMON_TOOK)
         except SchedulerError as e:
             refused = dict.fromkeys(refused, str(e))
+        taken: dict[str, dict[str, str]] = {}
         with self._core.step():
             for lease in leases:
                 if lease.state is LeaseState.NOT_YET:
@@ -136,9 +137,11 @@ class Leases:
                         and row.state == LeaseStatus.REQUESTED
                         and self._parts.agents.of_lease(lease.id) is None
                     ):
-                        self._parts.lease_rows.update(
-                            lease.id, state=LeaseStatus.PENDING, scheduler_id=lease.scheduler_id
-                        )
+                        taken[lease.id] = {
+                            "state": LeaseStatus.PENDING,
+                            "scheduler_id": lease.scheduler_id,
+                        }
+            self._parts.lease_rows.update_all(taken)
             for lease_id, reason in refused.items():
                 if (row := self.active.get(lease_id)) is not None:
                     self._parts.refusals[row.owner] = reason

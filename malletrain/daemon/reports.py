@@ -63,10 +63,8 @@ class AgentReports:
         core.progressed(run, message)
         now = core.clock.now()
         if now - run.checkpointed_at > SAVE_EVERY_S:
-            with core.step():
-                core.repository.checkpoint(run, now)
-                if (done := core.goals.progressed(run)) is not None:
-                    core.feed(done)
+            run.checkpointed_at = now
+            core.save_soon(run)
 
     def metric(self, agent: LeasedAgent, run: ActiveJob, message: messages.Metric) -> None:
         """A number with a name."""

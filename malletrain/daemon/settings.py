@@ -19,8 +19,17 @@ from malletrain.core.settings import (
     advisor_config,
 )
 from malletrain.core.trainers import DEADLINES_FIRST, REST, Trainer
+from malletrain.rounds.live import LiveRounds
+from malletrain.rounds.restart import JobRounds
+from malletrain.rounds.service import ServiceRounds
 from malletrain.rounds.settings import RoundSettings
 
+ROUNDS: dict[str, type[JobRounds] | type[LiveRounds] | type[ServiceRounds]] = {
+    "restart": JobRounds,
+    "live": LiveRounds,
+    "service": ServiceRounds,
+}
+"""How a job of each mode gets from one set of nodes to another."""
 MOVING_S = 10.0
 """How long a job may take to move off a node that is reclaimed, beyond its drain and the end of its
 workers.

@@ -27,6 +27,8 @@ log = structlog.get_logger(__name__)
 
 TOLD_PER_S = 0.1
 """Lines of the log a second about messages of one kind of sender that are none."""
+PROBES_S = (0.02, 0.2)
+"""When it is tried after the end of a connection whether its peer can be reached."""
 AGAIN = "The daemon is beginning anew; ask again in a moment."
 
 
@@ -52,6 +54,8 @@ class Switchboard:
         self._api = api
         self._login = login
         self._answers: set[asyncio.Task[None]] = set()
+        self._gone: set[bytes] = set()
+        """Peers whose connections have just ended."""
         self._table: dict[str, Callable[[bytes, str, Any], None]] = {
             "lease": inbox.handle,
             "client": self._client,
@@ -84,11 +88,22 @@ class Switchboard:
         if self._told.at_once(sender):
             log.warning("message refused", reason=sentence)
 
-    def disconnected(self) -> None:
-        """Some connection ended; whose shows a moment later."""
-        loop = asyncio.get_running_loop()
-        for delay in (0.02, 0.2):
-            loop.call_later(delay, self._core.guard(self._inbox.probe))
+    def disconnected(self, peer: bytes) -> None:
+        """A connection ended; that nothing reaches the peer any more shows a moment later. Those of
+        one moment are looked at together.
+        """
+        if not self._gone:
+            loop, probe = asyncio.get_running_loop(), self._core.guard(self._inbox.probe)
+            gone: set[bytes] = set()
+            self._gone = gone
+            loop.call_later(PROBES_S[0], self._probe, gone, probe)
+            for delay in PROBES_S[1:]:
+                loop.call_later(delay, probe, gone)
+        self._gone.add(peer)
+
+    def _probe(self, gone: set[bytes], probe: Callable[[set[bytes]], None]) -> None:
+        self._gone = set()
+        probe(gone)
 
     def _client(self, peer: bytes, user: str, message: Any) -> None:
         if isinstance(message, messages.Request):

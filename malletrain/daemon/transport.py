@@ -25,6 +25,11 @@ from malletrain.protocol.fault_points import FaultPoint, reached
 HARD_LIMIT_BYTES = 4 * wire.MAX_MESSAGE_BYTES
 """A peer that sends a larger frame is cut off by ZeroMQ before the frame is in memory."""
 
+BACKLOG = 4096
+"""Connections that may wait to be taken; the system may allow fewer (net.core.somaxconn). After a
+restart all agents come within a second, and whom the system turns away tries again ever later.
+"""
+
 TURN_S = 0.01
 """How long messages are taken in before others of the loop's work have their turn: who sends very
 much does not keep those waiting whose messages are here already. Senders take turns anyhow.
@@ -42,8 +47,8 @@ class Receiver(Protocol):
     def invalid(self, sentence: str) -> None:
         """Something came that is no message; the sentence says why."""
 
-    def disconnected(self) -> None:
-        """Some connection ended."""
+    def disconnected(self, peer: bytes) -> None:
+        """The connection of a peer that has spoken ended."""
 
 
 class _KnownKeys:
@@ -78,12 +83,15 @@ class Transport:
         self._socket.curve_server = True
         self._socket.linger = 0
         self._socket.sndhwm = self._socket.rcvhwm = 10_000
+        self._socket.backlog = BACKLOG
         self._socket.setsockopt(zmq.MAXMSGSIZE, HARD_LIMIT_BYTES)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._of_connection: dict[int, bytes] = {}
+        """Descriptor of a connection → the peer that was heard over it."""
 
     def bind(self, listen: str) -> str:
         """Bind to ``listen`` (port 0: any); returns the address bound. What comes in waits until
@@ -191,6 +199,11 @@ class Transport:
 
     def _one(self, frames: list[Any], receiver: Receiver) -> None:
         peer = frames[0].bytes
+        descriptor = frames[-1].get(zmq.SRCFD)
+        before = self._of_connection.get(descriptor, peer)
+        self._of_connection[descriptor] = peer
+        if before != peer:  # its connection ended, and another has the descriptor already
+            receiver.disconnected(before)
         who = self._lookup(str(frames[-1].get("User-Id"))) if len(frames) > 1 else None
         if who is None:
             # Its key was withdrawn after it had connected: its lease has ended, yet it is still
@@ -209,6 +222,7 @@ class Transport:
 
     def _watch(self) -> None:
         while not self._monitor.closed and self._monitor.poll(0):
-            recv_monitor_message(self._monitor, zmq.DONTWAIT)
-            if self._receiver is not None:
-                self._receiver.disconnected()
+            over = recv_monitor_message(self._monitor, zmq.DONTWAIT)
+            peer = self._of_connection.pop(int(over["value"]), None)
+            if peer is not None and self._receiver is not None:
+                self._receiver.disconnected(peer)

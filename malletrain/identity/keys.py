@@ -163,6 +163,7 @@ class KeyRing:
         self.server = self._read_or_make(SERVER)
         self.client = self._read_or_make(CLIENT)
         self._identities = {self.client.public: f"client:{user or user_name()}"}
+        self._of_lease: dict[str, set[str]] = {}
 
     def _read_or_make(self, name: str) -> KeyPair:
         path = self.directory / name
@@ -179,6 +180,7 @@ class KeyRing:
     def accept_lease(self, lease: str, public: str) -> None:
         """Accept ``public`` as the key of ``lease`` (after a restart: from the store)."""
         self._identities[public] = f"lease:{lease}"
+        self._of_lease.setdefault(lease, set()).add(public)
 
     def accept_client(self, public: str, user: str) -> None:
         """Accept ``public`` as a key of ``user`` for LOGIN_LASTS_S."""
@@ -190,9 +192,9 @@ class KeyRing:
 
     def drop_lease(self, lease: str) -> None:
         """The lease has ended: its key is good for nothing any more."""
-        self._identities = {
-            key: name for key, name in self._identities.items() if name != f"lease:{lease}"
-        }
+        for public in self._of_lease.pop(lease, ()):
+            if self._identities.get(public) == f"lease:{lease}":
+                del self._identities[public]
 
     def job_key(self, job: str) -> str:
         """The secret of a service's processes (64 hexadecimal digits): derived, so that it is the

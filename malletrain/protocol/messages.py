@@ -66,6 +66,8 @@ class Hello(Message, frozen=True):
     """Why the node is not fit for jobs; empty: it is, as far as is known."""
     warm: Annotated[tuple[Id, ...], msgspec.Meta(max_length=64)] | None = None
     """Keys of interpreters, as in Warm; None: this agent warms none up."""
+    again: bool = False
+    """It is what was said last on this connection, because no answer has come."""
 
 
 class Heartbeat(Message, frozen=True):

@@ -224,3 +224,30 @@ class NodeSpanRow:
     began: float
     node_class: str
     nodes: float
+
+
+@dataclass(frozen=True)
+class Boot:
+    """This start of the daemon: ``daemon_id`` is the database's own name, ``number`` counts its
+    starts from 1.
+    """
+
+    daemon_id: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.daemon_id[:8]}-{self.number}"
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counts and sums over everything stored."""
+
+    jobs: Mapping[str, int]
+    """State → jobs."""
+    rescales: Mapping[str, int]
+    """Kind → rescales."""
+    events: Mapping[str, int]
+    """Kind → events."""
+    samples: float
+    """Processed by all jobs."""

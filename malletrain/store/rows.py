@@ -40,6 +40,9 @@ Row = TypeVar(
     ServiceRow,
 )
 
+Named = TypeVar("Named", JobRow, LeaseRow)
+"""The rows that have an id."""
+
 _JSON = frozenset(
     {
         "planned_nodes",
@@ -83,11 +86,15 @@ def _encode_value(name: str, value: Any) -> Any:
 
 def decode(kind: type[Row], row: Mapping[Any, Any]) -> Row:
     """The row of this kind with these columns; columns it has no field for are left out."""
+    return kind(**decode_values({field.name: row[field.name] for field in fields(kind)}))
+
+
+def decode_values(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Some of a row's fields, of their columns."""
     values = {}
-    for field in fields(kind):
-        value = row[field.name]
-        if field.name in _JSON:
+    for name, value in columns.items():
+        if name in _JSON:
             value = json.loads(value)
-            value = tuple(value) if field.name in _TUPLES else value
-        values[field.name] = value
-    return kind(**values)
+            value = tuple(value) if name in _TUPLES else value
+        values[name] = value
+    return values

@@ -7,9 +7,9 @@ there are is :mod:`malletrain.store.store`'s.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,15 @@ from sqlalchemy import (
     Select,
     Table,
     func,
-    insert,
     select,
-    update,
 )
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from malletrain.store import copies, migrations, schema
 from malletrain.store.database import StatementRefused, StoreError, advice, schema_version
-from malletrain.store.rows import Row, decode, encode_values
+from malletrain.store.rows import Named, Row, decode, decode_values, encode_values
+from malletrain.store.statements import AT, inserting, reading, reading_meta, updating
 
 LONGEST_PATTERN = 10_000
 """Characters of a text by whose beginning rows are looked for. Of some more SQLite makes an error,
@@ -114,23 +113,71 @@ class Session:
                 f"it is can be kept: {error} Nothing has changed."
             ) from None
 
-    def all(self, query: Select[Any], kind: type[Row]) -> list[Row]:
-        """The rows that the query finds."""
+    def all(
+        self, query: Select[Any], kind: type[Row], where: Mapping[str, Any] | None = None
+    ) -> list[Row]:
+        """The rows that the query finds. ``where``: its parameters, if it has any."""
         with self.transaction() as connection:
-            return [decode(kind, row) for row in connection.execute(query).mappings()]
+            return [decode(kind, row) for row in connection.execute(query, where or {}).mappings()]
 
-    def one(self, query: Select[Any], kind: type[Row]) -> Row | None:
+    def one(
+        self, query: Select[Any], kind: type[Row], where: Mapping[str, Any] | None = None
+    ) -> Row | None:
         """The first row that the query finds."""
-        return next(iter(self.all(query, kind)), None)
+        return next(iter(self.all(query, kind, where)), None)
 
     def put(self, table: Table, values: Mapping[str, Any]) -> None:
         """Update the row with the primary key that is in ``values``, or insert it. There is one
         writer at a time, so that nothing comes in between.
         """
-        match = [column == values[column.name] for column in table.primary_key]
+        key = {AT + column.name: values[column.name] for column in table.primary_key}
         with self.transaction() as connection:
-            if connection.execute(update(table).where(*match).values(values)).rowcount == 0:
-                connection.execute(insert(table).values(values))
+            changing = updating(table, tuple(values))
+            if connection.execute(changing, {**values, **key}).rowcount == 0:
+                connection.execute(inserting(table), values)
+
+    def add(self, table: Table, rows: list[dict[str, Any]]) -> None:
+        """Insert new rows, at once."""
+        if rows:
+            with self.transaction() as connection:
+                connection.execute(inserting(table), rows)
+
+    def change(
+        self, table: Table, kind: type[Named], row: Named, changes: Mapping[str, Any]
+    ) -> Named:
+        """Set fields of a row that is at hand, by its id; returns it with them, as the database
+        would tell it. It is not read again.
+
+        Raises:
+            StoreError: there is no such row.
+            TypeError: a row of this kind has no such field.
+        """
+        return self.change_all(table, kind, [(row, changes)])[0]
+
+    def change_all(
+        self, table: Table, kind: type[Named], changes: Sequence[tuple[Named, Mapping[str, Any]]]
+    ) -> list[Named]:
+        """As :meth:`change` for many rows, of each of which the same fields change."""
+        if not changes or not changes[0][1]:
+            return [row for row, _ in changes]
+        names = tuple(changes[0][1])
+        _check_fields(kind, names)
+        columns = [encode_values({name: said[name] for name in names}) for _, said in changes]
+        keyed = [
+            {**values, AT + "id": row.id} for (row, _), values in zip(changes, columns, strict=True)
+        ]
+        with self.transaction() as connection:
+            many: Any = keyed if len(keyed) > 1 else keyed[0]
+            if connection.execute(updating(table, names), many).rowcount != len(keyed):
+                known = set(connection.execute(select(table.c.id)).scalars())
+                lacks = next(each[AT + "id"] for each in keyed if each[AT + "id"] not in known)
+                raise StatementRefused(
+                    f'The database has no row "{lacks}" in {table.name}; it was never stored.'
+                )
+        return [
+            replace(row, **decode_values(values))
+            for (row, _), values in zip(changes, columns, strict=True)
+        ]
 
     def update(self, table: Table, kind: type[Row], row_id: str, changes: Mapping[str, Any]) -> Row:
         """Set fields of the row with this id and return it.
@@ -139,17 +186,14 @@ class Session:
             StoreError: there is no such row.
             TypeError: a row of this kind has no such field.
         """
-        unknown = changes.keys() - {field.name for field in fields(kind)} | changes.keys() & {"id"}
-        if unknown:
-            raise TypeError(
-                f"A {kind.__name__} has no field {', '.join(sorted(unknown))} that can be set."
-            )
+        _check_fields(kind, changes)
         with self.transaction() as connection:
             if changes:
                 connection.execute(
-                    update(table).where(table.c.id == row_id).values(encode_values(changes))
+                    updating(table, tuple(changes)),
+                    {**encode_values(changes), AT + "id": row_id},
                 )
-            row = self.one(select(table).where(table.c.id == row_id), kind)
+            row = self.one(reading(table), kind, {AT + "id": row_id})
             if row is None:
                 raise StatementRefused(
                     f'The database has no row "{row_id}" in {table.name}; it was never stored.'
@@ -164,18 +208,28 @@ class Session:
 
     def get_meta(self, key: str) -> str | None:
         """A value that the daemon keeps about itself."""
-        table = schema.meta
-        query = select(table.c.value).where(table.c.key == key).with_for_update()
         with self.transaction() as connection:
-            return connection.execute(query).scalar()
+            found = connection.execute(reading_meta(), {"key": key}).scalar()
+            return None if found is None else str(found)
 
     def set_meta(self, key: str, value: str) -> None:
         """Keep a value about the daemon itself."""
         self.put(schema.meta, {"key": key, "value": value})
 
-    def next(self, counter: str) -> int:
-        """Count one further; the numbers of a counter begin at 1 and none is given twice."""
+    def next(self, counter: str, count: int = 1) -> int:
+        """Count so many further, and return the first of them; the numbers of a counter begin at 1
+        and none is given twice.
+        """
         with self.transaction():
-            number = int(self.get_meta(counter) or 0) + 1
-            self.set_meta(counter, str(number))
-            return number
+            before = int(self.get_meta(counter) or 0)
+            self.set_meta(counter, str(before + count))
+            return before + 1
+
+
+def _check_fields(kind: type[Row], names: Iterable[str]) -> None:
+    """Raises TypeError where rows of this kind have no such fields to be set."""
+    unknown = set(names) - {field.name for field in fields(kind)} | set(names) & {"id"}
+    if unknown:
+        raise TypeError(
+            f"A {kind.__name__} has no field {', '.join(sorted(unknown))} that can be set."
+        )

@@ -13,12 +13,12 @@ by URL.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, insert, or_, select
+from sqlalchemy import Connection, Select, func, or_, select
 
 from malletrain.protocol.event_kinds import LeaseStatus
 from malletrain.store import schema
@@ -26,6 +26,7 @@ from malletrain.store.database import StoreError, open_engine
 from malletrain.store.goal_table import GoalTable
 from malletrain.store.records import (
     STARTED,
+    Boot,
     CurveRow,
     EventRow,
     JobRow,
@@ -34,12 +35,14 @@ from malletrain.store.records import (
     ProfileRow,
     RescaleRow,
     ServiceRow,
+    Totals,
 )
 from malletrain.store.retention import forget
 from malletrain.store.rows import encode
 from malletrain.store.series_table import SeriesTable
 from malletrain.store.service_table import ServiceTable
 from malletrain.store.session import LONGEST_PATTERN, Session
+from malletrain.store.statements import AT, inserting, reading
 
 __all__ = [
     "Boot",
@@ -55,33 +58,6 @@ __all__ = [
     "StoreError",
     "Totals",
 ]
-
-
-@dataclass(frozen=True)
-class Boot:
-    """This start of the daemon: ``daemon_id`` is the database's own name, ``number`` counts its
-    starts from 1.
-    """
-
-    daemon_id: str
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.daemon_id[:8]}-{self.number}"
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Counts and sums over everything stored."""
-
-    jobs: Mapping[str, int]
-    """State → jobs."""
-    rescales: Mapping[str, int]
-    """Kind → rescales."""
-    events: Mapping[str, int]
-    """Kind → events."""
-    samples: float
-    """Processed by all jobs."""
 
 
 RESTRAINT = "restraint"
@@ -163,9 +139,8 @@ class Store:
     def add_job(self, job: JobRow) -> JobRow:
         """Store a new job. Raises StoreError when its id is taken."""
         with self.transaction() as connection:
-            connection.execute(
-                insert(schema.jobs).values({**encode(job), "number": _number(job.id)})
-            )
+            values = {**encode(job), "number": _number(job.id)}
+            connection.execute(inserting(schema.jobs), values)
             return job
 
     def update_job(self, job_id: str, **changes: Any) -> JobRow:
@@ -173,6 +148,12 @@ class Store:
         unknown field.
         """
         return self._db.update(schema.jobs, JobRow, job_id, changes)
+
+    def change_job(self, job: JobRow, **changes: Any) -> JobRow:
+        """Set fields of a job that is at hand, and return it with them. Raises as
+        :meth:`update_job`.
+        """
+        return self._db.change(schema.jobs, JobRow, job, changes)
 
     def restraint(self) -> str | None:
         """What operators have told the daemon to leave alone, as JSON; None: nothing ever."""
@@ -184,7 +165,7 @@ class Store:
 
     def get_job(self, job_id: str) -> JobRow | None:
         """The job with exactly this id."""
-        return self._db.one(select(schema.jobs).where(schema.jobs.c.id == job_id), JobRow)
+        return self._db.one(reading(schema.jobs), JobRow, {AT + "id": job_id})
 
     def list_jobs(
         self,
@@ -236,7 +217,25 @@ class Store:
 
     def new_lease_id(self) -> str:
         """The next lease id: ``l1``, ``l2``, … Never given twice."""
-        return f"l{self._db.next('last_lease')}"
+        return self.new_lease_ids(1)[0]
+
+    def new_lease_ids(self, count: int) -> list[str]:
+        """The next so many."""
+        first = self._db.next("last_lease", count)
+        return [f"l{number}" for number in range(first, first + count)]
+
+    def add_leases(self, leases: Sequence[LeaseRow]) -> None:
+        """Store new leases. Raises StoreError when one's id is taken."""
+        rows = [{**encode(lease), "number": _number(lease.id)} for lease in leases]
+        self._db.add(schema.leases, rows)
+
+    def change_leases(
+        self, changes: Sequence[tuple[LeaseRow, Mapping[str, Any]]]
+    ) -> list[LeaseRow]:
+        """Set the same fields of leases that are at hand, of each to its own values; returns them
+        with these. Raises as :meth:`update_lease`.
+        """
+        return self._db.change_all(schema.leases, LeaseRow, changes)
 
     def put_lease(self, lease: LeaseRow) -> LeaseRow:
         """Store a lease as it is now, new or not."""
@@ -251,7 +250,7 @@ class Store:
 
     def get_lease(self, lease_id: str) -> LeaseRow | None:
         """The lease with exactly this id."""
-        return self._db.one(select(schema.leases).where(schema.leases.c.id == lease_id), LeaseRow)
+        return self._db.one(reading(schema.leases), LeaseRow, {AT + "id": lease_id})
 
     def active_leases(self) -> list[LeaseRow]:
         """Leases that have not ended, oldest first."""
@@ -278,7 +277,7 @@ class Store:
         values = encode(row)
         del values["seq"]
         with self.transaction() as connection:
-            result = connection.execute(insert(schema.events).values(values))
+            result = connection.execute(inserting(schema.events), values)
             (seq,) = result.inserted_primary_key or (0,)
             return replace(row, seq=seq)
 

@@ -225,7 +225,7 @@ def test_a_request_that_fails_costs_its_sender_an_error_and_a_database_that_refu
         def full(*args, **kwargs):
             raise StoreError("The disk is full.")
 
-        monkeypatch.setattr(running.service.core.store, "update_job", full)
+        monkeypatch.setattr(running.service.core.store, "change_job", full)
         with pytest.raises(ClientError) as failed:
             client.cancel([job])
         assert failed.value.code == "internal"

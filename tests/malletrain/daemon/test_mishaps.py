@@ -138,13 +138,13 @@ def test_a_request_that_tears_a_step_can_be_made_again(world):
     service = world.daemon.service
     with world.daemon.client("ann") as client:
         store = service.core.store
-        kept = store.update_job
+        kept = store.change_job
 
         def once(*arguments, **options):
-            store.update_job = kept
+            store.change_job = kept
             broken()
 
-        store.update_job = once
+        store.change_job = once
         with pytest.raises(ClientError) as failed:
             client.cancel([world.job])
         assert failed.value.code == "internal"

@@ -5,10 +5,12 @@ import socket
 import threading
 
 import pytest
+import zmq
 
 from malletrain.daemon.transport import Transport
 from malletrain.identity.keys import new_pair
 from malletrain.protocol import messages
+from malletrain.protocol.wire import encode
 from tests.waiting import PATIENCE_S
 
 MANY = 2050
@@ -16,19 +18,19 @@ MANY = 2050
 
 
 class Deaf:
-    """A receiver that counts what it is told."""
+    """A receiver that keeps what it is told."""
 
     def __init__(self):
-        self.ends = 0
+        self.peers, self.ended = [], []
 
     def message(self, peer, who, message):
-        raise AssertionError("nobody says anything here")
+        self.peers.append(peer)
 
     def invalid(self, sentence):
         raise AssertionError(sentence)
 
-    def disconnected(self):
-        self.ends += 1
+    def disconnected(self, peer):
+        self.ended.append(peer)
 
 
 @pytest.fixture
@@ -54,7 +56,45 @@ def test_it_closes_after_any_number_of_ends_that_nobody_looked_at(made):
     closing.start()
     closing.join(PATIENCE_S)
     assert not closing.is_alive(), "the daemon hangs at its end"
-    assert receiver.ends > 0
+    assert receiver.ended == []  # nobody of them had said anything
+
+
+def test_the_end_of_a_connection_is_told_with_the_peer_that_spoke_over_it():
+    keys, receiver = new_pair(), Deaf()
+    made = Transport(keys, lambda key: "client:ann")
+
+    async def until(condition):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    async def busy():
+        address, clients = made.bind("tcp://127.0.0.1:0"), []
+        made.serve(receiver)
+        with zmq.Context() as context:
+            for number in range(3):
+                clients.append(client := context.socket(zmq.DEALER))
+                own = new_pair()
+                client.linger, client.curve_serverkey = 0, keys.public.encode()
+                client.curve_publickey, client.curve_secretkey = (
+                    own.public.encode(),
+                    own.secret.encode(),
+                )
+                client.connect(address)
+                client.send_multipart(encode(messages.Heartbeat("boot")))
+                await until(lambda: len(receiver.peers) > number)  # noqa: B023
+            assert receiver.ended == []
+            clients[1].close()
+            await until(lambda: receiver.ended)
+            assert receiver.ended == [receiver.peers[1]]
+            clients[2].close()
+            await until(lambda: len(receiver.ended) == 2)
+            assert receiver.ended == receiver.peers[1:]
+            clients[0].close()
+
+    try:
+        asyncio.run(busy())
+    finally:
+        made.stop()
 
 
 def test_what_is_sent_after_its_end_is_heard_by_nobody(made):

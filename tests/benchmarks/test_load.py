@@ -1,0 +1,104 @@
+"""The small form of ``python -m benchmarks.load``: one real daemon, its agents simulated. What is
+told and kept is counted; how long it took is the benchmark's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.load import CAUSES, latencies, running
+from benchmarks.load_fleet import Seen
+from benchmarks.load_past import fill
+from benchmarks.load_site import Site, add_jobs
+from malletrain.client import Connection
+from malletrain.store.store import Store
+
+AGENTS, JOBS, SPARE = 100, 10, 10
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path / "site", AGENTS + SPARE, AGENTS, fleets=1, heartbeat_s=1.0, running=JOBS)
+
+
+def test_a_hundred_agents_and_their_jobs_are_served_and_a_wave_of_nodes_too(site: Site) -> None:
+    try:
+        jobs = add_jobs(site.state, JOBS, (1, AGENTS // JOBS))
+        site.start_daemon()
+        site.until(lambda: len(running(site)) == JOBS, "all jobs run")
+        site.until(lambda: sum(map(len, site.at_work().values())) == AGENTS, "all nodes are used")
+        assert sorted(site.at_work()) == sorted(jobs)
+
+        # Every job's reports arrive, and are kept.
+        def samples() -> dict[str, float]:
+            with Connection.of(site.state) as client:
+                return {job.id: job.samples for job in client.jobs()}
+
+        site.until(lambda: all(samples()[job] > 0 for job in jobs), "all jobs have samples")
+        beats = site.sent[0]["beats"]
+        site.until(lambda: site.sent[0]["beats"] >= beats + AGENTS, "every agent has beaten")
+        assert sum(site.welcome) == AGENTS  # none was taken for lost meanwhile
+
+        # As many nodes go as come, at one moment: every job goes on, on other nodes.
+        gone = [name for name, node in site.cluster.nodes.items() if node.lease][:SPARE]
+        new = [name for name, node in site.cluster.nodes.items() if node.idle_since is None]
+        site.offer(gone, idle=False)
+        site.offer(new)
+        site.tell("vanish", gone)
+
+        def moved() -> bool:
+            held = {node for nodes in site.at_work().values() for node in nodes}
+            return held.isdisjoint(gone) and held.issuperset(new)
+
+        site.until(moved, "the jobs are on the nodes that there are")
+        assert sorted(site.at_work()) == sorted(jobs)
+
+        # Killed and started again, it has the same jobs on the same nodes.
+        before = {job: sorted(nodes) for job, nodes in site.at_work().items()}
+        kept = samples()
+        site.end_daemon(9)
+        site.until(lambda: sum(site.welcome) == 0, "the agents notice")
+        site.start_daemon()
+        site.until(lambda: sum(site.welcome) == AGENTS, "it has all agents again")
+        site.until(lambda: adopted(site) == JOBS, "it has all jobs in hand")
+        assert {job: sorted(nodes) for job, nodes in site.at_work().items()} == before
+        # What was counted and not yet written comes back with the next reports.
+        site.until(lambda: all(samples()[job] >= kept[job] for job in jobs), "no count is lost")
+    finally:
+        site.close()
+
+
+def adopted(site: Site) -> int:
+    """Jobs that the daemon took over since it was started last."""
+    with Connection.of(site.state) as client:
+        events = client.events(limit=1000)
+    last = max(e.seq for e in events if e.kind == "daemon-started")
+    return sum(e.kind == "job-adopted" and e.seq > last for e in events)
+
+
+def test_a_long_past_is_filled_in_as_told(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    fill(state, 50, 500)
+    with Store.open(f"sqlite:///{state / 'malletrain.db'}") as store:
+        assert store.totals().jobs == {"completed": 50, "cancelled": 1}
+        assert sum(store.totals().events.values()) == 500
+        assert store.new_job_id() == "j52"
+
+
+def test_a_command_is_counted_for_the_event_of_its_job_before_it() -> None:
+    seen = [
+        Seen(1.0, "leaving", "n1", "j1"),
+        Seen(1.1, "Round", "n5", "j2"),
+        Seen(1.25, "Drain", "n2", "j1"),
+        Seen(1.3, "drained", "n2", "j1"),
+        Seen(1.35, "Release", "n1", "j1"),
+        Seen(1.5, "Round", "n2", "j1", 2),
+        Seen(2.0, "leaving", "n9", ""),
+    ]
+    found = latencies(seen, 0.0)
+    assert found["leaving"] == [pytest.approx(0.25)]
+    assert found["drained"] == [pytest.approx(0.2)]
+    assert set(found) == set(CAUSES)

@@ -25,7 +25,6 @@ from malletrain.agent.launch import (
 )
 from malletrain.agent.process import JobProcess, reap_orphans
 from malletrain.agent.software import described, entered, python_command
-from malletrain.agent.turns import Turns
 from malletrain.launch import entry
 from malletrain.launch.supervisor import descendants, kill_descendants
 from malletrain.protocol.interpreters import Interpreter, Warm, WarmUp, interpreter_of
@@ -227,7 +226,6 @@ class NodeForkServers:
         marks: variables by which its processes are known.
         send: reaches the daemon.
         memory: the agent's folder for snapshots, which goes with it.
-        turns: with the other agents of this machine.
     """
 
     def __init__(
@@ -237,10 +235,8 @@ class NodeForkServers:
         marks: Mapping[str, str],
         send: Callable[[Warm], object],
         memory: Path | None = None,
-        turns: Turns | None = None,
     ) -> None:
         self._memory = memory
-        self._turns = turns
         self._directory = directory
         self._environment = environment
         self._marks = marks
@@ -274,8 +270,6 @@ class NodeForkServers:
         self._leaving = True
         for server in [s for s in self._servers.values() if not s.users]:
             self._end(server)
-        if self._turns is not None:
-            self._turns.give()
 
     def step(self, busy: bool) -> None:
         """Look after them; called often. ``busy``: a job is on the node, beside which nothing is
@@ -293,19 +287,12 @@ class NodeForkServers:
                 self._end(server)
         if self.settled() != before:
             self._say()
-        if not all(s.pid for s in self._servers.values()):
-            return  # one after the other
-        due = None if busy or self._leaving else self._due()
-        if due is None:
-            if self._turns is not None:
-                self._turns.give()
-        elif self._turns is None or self._turns.take():
-            self._start(due)
-
-    def _due(self) -> Interpreter | None:
-        """What is to be warm and is not."""
-        known = {*self._servers, *self._failed}
-        return next((one for one in self._wanted if one.key not in known), None)
+        if busy or self._leaving or not all(s.pid for s in self._servers.values()):
+            return
+        for interpreter in self._wanted:
+            if interpreter.key not in self._servers and interpreter.key not in self._failed:
+                self._start(interpreter)
+                return
 
     def _of_no_use(self, server: WarmPython, now: float) -> bool:
         if server.pid and now - server.idle_since > self._idle_s:

@@ -33,7 +33,6 @@ from malletrain.agent.process import become_subreaper, sweep
 from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
 from malletrain.agent.run_dir import private_directory
 from malletrain.agent.stacks import StackReader
-from malletrain.agent.turns import Turns
 from malletrain.memory.folder import bytes_below, folder_for_job, private_folder
 from malletrain.protocol import env, messages, wire
 from malletrain.protocol.launcher_channel import socket_directory
@@ -74,7 +73,7 @@ class NodeAgent:
         self._logs = LogForwarder(config.node, self._link.send)
         self._fitness = NodeFitness(config, self._directory, self._link.send)
         marks = {env.NODE: config.node, env.LEASE: config.lease}
-        reach = self._link.send, self._memory, Turns(config.endpoint)
+        reach = self._link.send, self._memory
         self._servers = NodeForkServers(self._sockets, os.environ, marks, *reach)
         self._run: NodeJob | None = None
         self._told: messages.Assignment | None = None

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from malletrain.agent.fork_servers import NodeForkServers
-from malletrain.agent.turns import Turns
 from malletrain.launch.supervisor import process_table
 from malletrain.protocol import messages
 from malletrain.protocol.interpreters import interpreter_of
@@ -90,44 +88,6 @@ def ancestors(pid):
         pid = table[pid][0]
         found.append(pid)
     return found
-
-
-def test_where_several_nodes_are_one_machine_the_first_is_warm_before_the_next_begins(
-    tmp_path, warm_python
-):
-    go = tmp_path / "go"
-    job = warm_python(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)")
-    wanted = messages.WarmUp((interpreter_of(job),), 1e6)
-    folders = [tmp_path / name for name in ("a", "b")]
-    nodes: list[NodeForkServers] = []
-
-    def children():
-        return {pid for pid, (parent, _) in process_table().items() if parent == os.getpid()}
-
-    before = children()
-    for folder in folders:
-        folder.mkdir()
-        turns = Turns("tcp://here:1", 1, str(tmp_path))
-        nodes.append(NodeForkServers(folder, os.environ, {}, lambda said: None, None, turns))
-    try:
-        for node in nodes:
-            node.warm_up(wanted)
-        for node in (*nodes, *nodes):
-            node.step(busy=False)
-        assert len(children() - before) == 1, "the other one waits"
-        go.touch()
-
-        def warm():
-            for node in nodes:
-                node.step(busy=False)
-            return [len(node.settled()) for node in nodes]
-
-        eventually(lambda: warm() == [1, 1], "both are warm")
-        warm()
-        assert not list(tmp_path.glob("malletrain-*")), "no lock is left"
-    finally:
-        for node in nodes:
-            node.leave()
 
 
 def test_jobs_are_forks_of_a_python_that_was_warm_before(daemon, start, tmp_path, warm_python):

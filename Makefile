@@ -5,16 +5,26 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 CONSTRAINTS ?= -c constraints.txt
 
-.PHONY: demo test test-sites fuzz steady lint docs torch-matrix clean
+# The tests start thousands of Pythons: without bytecode each would compile what it imports anew.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: demo test rewritten packages test-sites fuzz steady lint docs docs-version torch-matrix clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/malletrain demo $(ARGS)
 
 # More workers than cores: many tests wait for processes of their own.
 WORKERS ?= $(shell echo $$(( ($$(nproc) * 5 + 1) / 2 )))
-test: lint
-	bash tests/slurm/install.sh
+test:
+	$(MAKE) -j3 --output-sync=target --no-print-directory lint rewritten packages
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not sites"
+
+# What pytest makes of the assertions of the tests is kept: it is made once, not by each worker.
+rewritten: $(VENV)/.installed-test
+	@$(BIN)/python -m pytest --collect-only -q -m "not sites" >$(VENV)/collected || { cat $(VENV)/collected; exit 1; }
+
+packages:
+	bash tests/slurm/install.sh
 
 # Head and nodes as hosts of their own, by namespaces: cables, firewalls, names; the rarer faults of sharded live mode, of snapshots in memory and of sweeps; usage as Slurm accounts it. Needs root and Slurm's packages; else it says why not.
 test-sites: $(VENV)/.installed-test
@@ -42,6 +52,10 @@ lint: $(VENV)/.installed-test
 
 docs: $(VENV)/.installed-test
 	$(BIN)/mkdocs build --strict
+
+# These pages as those of a release, beside the releases before, on the branch gh-pages.
+docs-version: $(VENV)/.installed-test
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/mike deploy --update-aliases $(DOCS_VERSION) $(DOCS_ALIAS) $(ARGS)
 
 # The oldest torch that setup.cfg admits and the newest there is, each in an environment of its own
 # (some 13 GB where the index has CUDA builds only).

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ from tests.waiting import until
 
 MOST_GROWTH_MB, MOST_P99_MS = 50.0, 100.0
 LEASES = 4
+MOST_IN_VAIN = 30
+"""So many messages in a row that nobody takes: the daemon is gone."""
 WARM_UP = 0.1
 """Part of the messages after which memory is first measured: caches fill."""
 QUOTA = "[quotas]\nuser_jobs = 30\n"
@@ -70,6 +73,10 @@ def daemon_process(pipe: Pipe, folder: str) -> None:
             "jobs": jobs,
         }
     )
+    while not pipe.poll(0.5):
+        if running.error is not None:  # nobody is there to be asked any more
+            traceback.print_exception(running.error)
+            os._exit(1)
     pipe.recv()
     mishap = running.daemon.mishaps.last
     pipe.send((running.daemon.mishaps.count, mishap.sentence if mishap else "", running.error))
@@ -86,6 +93,8 @@ class Flood:
         self._socket.sndtimeo = 2_000
         self.shut_out = 0
         """Messages that were not taken."""
+        self.in_vain = 0
+        """Of these, the newest ones in a row."""
         self._socket.curve_secretkey = secret.encode()
         self._socket.curve_publickey = zmq.curve_public(secret.encode())
         self._socket.curve_serverkey = at["server"].encode()
@@ -96,8 +105,10 @@ class Flood:
             self._socket.recv_multipart(zmq.DONTWAIT)
         try:
             self._socket.send_multipart(frames)
+            self.in_vain = 0
         except zmq.Again:  # its connection was ended, and it is not let in any more
             self.shut_out += 1
+            self.in_vain += 1
 
 
 def flood_daemon(at: dict[str, Any], count: int, seed: int) -> None:
@@ -113,7 +124,10 @@ def flood_daemon(at: dict[str, Any], count: int, seed: int) -> None:
     users = [Flood(context, at, USERS[name].secret) for name in ("ann", "bob")]
     strangers = [Flood(context, at, new_pair().secret)]
     hostless = at["endpoint"].removeprefix("tcp://").rpartition(":")
+    everybody = (*agents, *users, *strangers)
     for number in range(count):
+        if sum(flood.in_vain for flood in everybody) > MOST_IN_VAIN:
+            raise SystemExit(f"The daemon takes nothing any more after {number} messages.")
         draw = rng.random()
         if draw < 0.7:
             rng.choice([a for a in agents if a.shut_out < 3] or strangers).send(said.frames())
@@ -206,7 +220,7 @@ def flood_daemon_apart(at: dict[str, Any], count: int, seed: int) -> None:
     apart.start()
     apart.join()
     if apart.exitcode:
-        raise SystemExit("The flood itself failed; see above.")
+        raise SystemExit(f"The flood itself failed with {apart.exitcode}; see above.")
 
 
 def cpu_s(process: psutil.Process) -> float:

@@ -85,6 +85,8 @@ class Restart:
     """More environment of the training."""
     jobs = ""
     """More settings of the site, below ``[jobs]``."""
+    allocation = ""
+    """The same below ``[allocation]``."""
     local = ""
     """The same below ``[scheduler.local]``."""
     sections = ""
@@ -101,7 +103,7 @@ class Restart:
             '[scheduler]\nkind = "local"\npoll_interval = "0.5 s"\n[scheduler.local]\nnodes = '
             f"{nodes}\nautostart = false\n{self.local}\n"
             f'[jobs]\nwarmup_timeout = "60 s"\n{self.jobs}\n[allocation]\nsettle = "0.3 '
-            's"\nmin_interval = "0 s"\ngive_back_after = "1 h"\n'
+            f's"\nmin_interval = "0 s"\ngive_back_after = "1 h"\n{self.allocation}\n'
             f"[profiling]\nenabled = false\n{self.sections}"
         )
         with (root / "daemon.log").open("ab") as log:

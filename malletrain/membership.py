@@ -32,6 +32,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from malletrain.protocol import env
+from malletrain.protocol.fault_points import FaultPoint, reached
 
 JOINED, LEAVING, STAYING, LEFT = "joined", "leaving", "staying", "left"
 
@@ -180,6 +181,7 @@ class Membership:
         """This process holds nothing any more that would be lost: its node may be given back now.
         Does nothing when it is to stay.
         """
+        reached(FaultPoint.SERVICE_DRAINS)
         self._send({"say": "drained"})
 
     def worth(self, nodes: Mapping[int, float]) -> None:
@@ -289,7 +291,9 @@ def join(address: str = "") -> Membership:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(path)
+        reached(FaultPoint.SERVICE_JOINS)
         connection.sendall(json.dumps({"say": "join", "address": address}).encode() + b"\n")
+        reached(FaultPoint.SERVICE_JOINED)
     except OSError as error:
         connection.close()
         raise MembershipError(

@@ -18,11 +18,21 @@ import pytest
 from hypothesis import settings
 
 from malletrain import __version__
+from malletrain.protocol import env
 from tests.bare import build, files_of, install, source_tree
+from tests.last_words import (  # noqa: F401 (hooks)
+    pytest_runtest_makereport,
+    pytest_terminal_summary,
+)
+from tests.waiting import PATIENCE_S
 
 # Whoever starts the tests in the background may have SIGINT ignored, which every process inherits;
 # Ctrl-C is a part of what is tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A daemon may stand still for longer than its clients wait for it; theirs are these processes and
+# what they start.
+os.environ[env.TIMEOUT] = f"{PATIENCE_S:g}"
 
 settings.register_profile("check", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("fuzz", database=None, deadline=None, print_blob=True)

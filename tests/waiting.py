@@ -12,6 +12,8 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
+from tests.last_words import without_frames
+
 T = TypeVar("T")
 
 PATIENCE_S = 400.0
@@ -37,7 +39,9 @@ def until(
     """
     deadline = time.monotonic() + PATIENCE_S
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"Not within {PATIENCE_S:g} s: {what}.\n{details()}"
+        assert time.monotonic() < deadline, (
+            f"Not within {PATIENCE_S:g} s: {what}.\n{without_frames(details())}"
+        )
         time.sleep(pause_s)
     return value
 

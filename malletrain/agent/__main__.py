@@ -10,6 +10,7 @@ import sys
 from malletrain.agent.config import AgentConfig, parse_config
 from malletrain.agent.session import NodeAgent
 from malletrain.protocol import env
+from malletrain.protocol.fault_points import FaultPoint, reached
 
 
 async def _run(config: AgentConfig) -> int:
@@ -30,6 +31,7 @@ def main() -> int:
         print(f"malletrain agent: {error}", file=sys.stderr)
         return 2
     try:
+        reached(FaultPoint.AGENT_STARTED)
         code = asyncio.new_event_loop().run_until_complete(_run(config))
     except (OSError, ValueError) as error:
         print(f"malletrain agent: {error}", file=sys.stderr)

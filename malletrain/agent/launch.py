@@ -44,6 +44,7 @@ _DROPPED = {
 }
 _KEPT = {
     env.CLUSTER,
+    env.FAULTS,
     "SLURM_JOB_ID",
     "SLURM_JOBID",
     "SLURM_CLUSTER_NAME",

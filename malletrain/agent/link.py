@@ -21,6 +21,7 @@ import zmq.asyncio
 
 from malletrain.agent.config import AgentConfig, public_key
 from malletrain.agent.reach import why_no_answer
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.messages import (
     Alive,
     Heartbeat,
@@ -98,8 +99,10 @@ class DaemonLink:
         """Send to the daemon if it is there. False: not sent, or not for sure; the Hello that
         follows makes up for it.
         """
+        reached(FaultPoint.AGENT_SAYS)
         if self.connected and not self._put(message):
             self._out_of_touch()
+        reached(FaultPoint.AGENT_SAID)
         return self.connected
 
     def announce(self) -> None:
@@ -207,6 +210,7 @@ class DaemonLink:
             self._boot = message.boot
             self._heartbeat_s = min(max(message.heartbeat_s, 0.05), 600.0)
             self.connected = True
+            reached(FaultPoint.AGENT_WELCOMED)
             self._on_welcome(message)
             return True
         if isinstance(message, WhoAreYou) or (
@@ -221,6 +225,7 @@ class DaemonLink:
         return False
 
     def _greet(self) -> None:
+        reached(FaultPoint.AGENT_GREETS)
         if self._put(self._hello()):
             self._greeted_at = time.monotonic()
 

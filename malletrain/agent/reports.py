@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from malletrain.protocol import bounds, messages
 from malletrain.protocol import worker_channel as local
+from malletrain.protocol.fault_points import FaultPoint, reached
 
 FLUSH_INTERVAL_S = 0.2
 METRICS_INTERVAL_S = 0.5
@@ -121,6 +122,7 @@ class WorkerReports:
             case local.Capable():
                 self.capable.add(who.generation)
             case local.DrainDone():
+                reached(FaultPoint.AGENT_DRAINED)
                 return DrainServed(
                     who.generation, datagram.number, datagram.saved, datagram.sentence
                 )

@@ -35,6 +35,7 @@ from malletrain.agent.run_dir import private_directory
 from malletrain.agent.stacks import StackReader
 from malletrain.memory.folder import bytes_below, folder_for_job, private_folder
 from malletrain.protocol import env, messages, wire
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.launcher_channel import socket_directory
 from malletrain.protocol.messages import Assign, Drain, Hello, Phase, Release, Round, Welcome
 from malletrain.protocol.phases import AssignmentPhase
@@ -295,7 +296,9 @@ class NodeAgent:
             self._tell(self._launcher_id, message)
 
     def _tell(self, identity: bytes, message: messages.Message) -> None:
+        reached(FaultPoint.AGENT_TELLS)
         send_now(self._launchers, [identity, *wire.encode(message)])
+        reached(FaultPoint.AGENT_TOLD)
 
     def _from_workers(self) -> None:
         for datagram in self._workers.receive():
@@ -344,6 +347,7 @@ class NodeAgent:
         in_vain = self._leave_by is not None and not self._link.connected
         if not self._logs.files or in_vain or now >= min(limits, default=now):
             self._logs.abandon()
+            reached(FaultPoint.AGENT_LEAVES)
             self._over.set()
 
     def _run_ended(self) -> None:
@@ -375,6 +379,7 @@ class NodeAgent:
         name = signal.Signals(signum).name
         self._leave_by = time.monotonic() + self._config.grace_s
         self._servers.leave()
+        reached(FaultPoint.AGENT_NOTICED)
         log.info("%s: leaving within %g s", name, self._config.grace_s)
         if not self._link.send(
             messages.Leaving(

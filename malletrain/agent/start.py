@@ -42,6 +42,7 @@ from malletrain.agent.software import (
 )
 from malletrain.launch import entry
 from malletrain.memory.folder import bound
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.launcher_channel import LaunchOrder, write_order
 from malletrain.protocol.messages import Assign, JobSpec, SoftwareEnvironment
 
@@ -77,6 +78,7 @@ def start_launcher(
         OSError: its files cannot be made, or the process not started.
         ValueError: a zero byte in an argument.
     """
+    reached(FaultPoint.AGENT_LAUNCHES)
     spec = assign.spec
     order = LaunchOrder(
         job=assign.job,
@@ -99,7 +101,9 @@ def start_launcher(
         kept = kept_command(command, os.getpid(), spec.workdir, log, place.memory)
         return JobProcess(kept, outside)
 
-    return servers.launch(spec, launcher_words(order_file), environment, log, cold)
+    launched = servers.launch(spec, launcher_words(order_file), environment, log, cold)
+    reached(FaultPoint.AGENT_LAUNCHED)
+    return launched
 
 
 def launcher_command(

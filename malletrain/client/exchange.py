@@ -6,6 +6,7 @@ Waits for nothing: :mod:`malletrain.client.channel` blocks, :mod:`malletrain.cli
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -14,11 +15,22 @@ import zmq
 
 from malletrain.client.address import Address
 from malletrain.client.errors import ClientError, Unreachable
-from malletrain.protocol import messages, wire
+from malletrain.protocol import env, messages, wire
 
-TIMEOUT_S = 10.0
+
+def timeout_of(given: str) -> float:
+    """Seconds that an answer may take, by what the user has set: a second to a day. What is no
+    number counts as not set.
+    """
+    try:
+        return min(max(1.0, float(given)), 86400.0)
+    except ValueError:
+        return 10.0
+
+
+TIMEOUT_S = timeout_of(os.environ.get(env.TIMEOUT, ""))
 """How long an answer may take beyond the time the daemon was asked to wait."""
-CONNECT_S = 5.0
+CONNECT_S = max(5.0, TIMEOUT_S / 2)
 """How long the encrypted connection may take to come up."""
 ABSENT_S = 1.0
 """How long the address may refuse the connection before the daemon counts as not running."""

@@ -293,6 +293,12 @@ class AllocationSection(Section):
         description="A lease asked for that has not come up by then is forgotten; one that runs "
         "and whose agent has not reported by then is cancelled.",
     )
+    rejected_for: Duration = _key(
+        format_duration(defaults.REJECTED_S),
+        gt=0,
+        description="A node on which a job's processes do not come up, or whose lease comes to "
+        "nothing, is left alone for so long. Other users may still use it.",
+    )
     deadline_weight: float = _key(
         defaults.DEADLINE_WEIGHT,
         ge=0,

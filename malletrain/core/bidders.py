@@ -19,15 +19,15 @@ from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
 from malletrain.core.quotas import Quotas
 from malletrain.core.records import JobRecord
+from malletrain.core.settings import ControllerSettings
 from malletrain.core.shares import Shares
 from malletrain.core.state import ControllerState
+from malletrain.core.sweep_bids import as_one
 from malletrain.core.trainers import Trainer, Trainers
 
 
 class Bidders:
-    """The candidates of one controller's plans. ``min_interval_s``: a job that nothing forces is
-    rescaled no more often than this.
-    """
+    """The candidates of one controller's plans."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Bidders:
         shares: Shares,
         quotas: Quotas,
         trainers: Trainers,
-        min_interval_s: float,
+        settings: ControllerSettings,
     ) -> None:
         self._state = state
         self._gaps = gaps
@@ -49,7 +49,8 @@ class Bidders:
         self._shares = shares
         self._quotas = quotas
         self._trainers = trainers
-        self._min_interval_s = min_interval_s
+        self._min_interval_s = settings.min_interval_s
+        self._prior_exponent = settings.planning.prior_exponent
 
     def now(self, now: float) -> list[Candidate]:
         """The bidders for the nodes there are: each for those of its owner."""
@@ -123,12 +124,20 @@ class Bidders:
             replace(c, must_run=True) if name in chosen else c for name, c in candidates.items()
         ]
         # A goal goes by the weight that its job has in the end, beside jobs of its trainer only.
-        weighed = self._shares.weigh(bidders)
+        weighed = self._shares.weigh(self._sweeps_as_one(bidders, len(nodes)))
         found = []
         for trainer in self._trainers:
             mine = [c for c in weighed if c.trainer is trainer]
             found += self._goals.bids(mine, now, trainer.deadline_weight if trainer else None)
         return self._quotas.within(found)
+
+    def _sweeps_as_one(self, bidders: list[Candidate], nodes: int) -> list[Candidate]:
+        state = self._state
+        if not state.sweeps:
+            return bidders
+        jobs = ((c.job, state.jobs[c.job].submitted.sweep) for c in bidders)
+        sweeps = {name: sweep for name, sweep in jobs if sweep}
+        return as_one(bidders, sweeps, nodes, self._prior_exponent)
 
     def _trainer(self, job: JobRecord) -> Trainer | None:
         return self._trainers.of(job.submitted.trainer)

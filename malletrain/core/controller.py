@@ -91,12 +91,12 @@ class Controller:
         self.last_plan: Plan | None = None
         self.trainers = Trainers(s.trainers)
         self._planner = planner = ApartPlanner(planner) if s.trainers else planner
-        self._gaps = Gaps(least_horizon_s(s), s.lease_wait_s, s.rejected_s)
-        self.goals = GoalKeeper(self.state, self._gaps, s)
+        self.gaps = Gaps(least_horizon_s(s), s.lease_wait_s, s.rejected_s)
+        self.goals = GoalKeeper(self.state, self.gaps, s)
         self.shares = Shares(self.state, s.shares)
         self.queue = AdmissionQueue(
             self.state,
-            self._gaps,
+            self.gaps,
             s.planning.max_running,
             s.starvation_s,
             self.shares if s.shares is not None else None,
@@ -105,16 +105,16 @@ class Controller:
         self.quotas = Quotas(self.state)
         self._bidders = Bidders(
             self.state,
-            self._gaps,
+            self.gaps,
             self.queue,
             self.profiles,
             self.goals,
             self.shares,
             self.quotas,
             self.trainers,
-            s.min_interval_s,
+            s,
         )
-        self._leases = LeasePlanner(self.state, self._gaps, self._bidders, planner, s)
+        self._leases = LeasePlanner(self.state, self.gaps, self._bidders, planner, s)
         self._losses = Losses(self.state, s.planning.look_ahead_s)
         self._held_until = 0.0
         self._table: dict[type, Callable[[Any, float], Iterable[Command]]] = {
@@ -167,14 +167,6 @@ class Controller:
     def plans(self) -> int:
         """How many plans were made."""
         return self.state.plans
-
-    def backing_off(self, owner: str, now: float) -> bool:
-        """Whether no leases are taken as ``owner`` for a while, because they came to nothing."""
-        return self._gaps.backing_off(owner, now)
-
-    def backing_off_s(self, now: float) -> float:
-        """Seconds for which no leases are taken as some owner, because they came to nothing."""
-        return self._gaps.backing_off_s(now)
 
     def next_wakeup(self) -> float | None:
         """When a Tick is due although nothing happens, or ``None``."""
@@ -231,10 +223,10 @@ class Controller:
 
     def _node_joined(self, event: NodeJoined, now: float) -> Iterable[Command]:
         self._node_gone(event.node, now)
-        self._gaps.joined(event.node, event.owner)
+        self.gaps.joined(event.node, event.owner)
         self._leases.joined(event.node, event.owner, now)
         self.state.node_joined(event, now)
-        others = any(owner == event.owner for _, owner in self._gaps.coming(self.nodes).values())
+        others = any(owner == event.owner for _, owner in self.gaps.coming(self.nodes).values())
         wait = max(self.settings.debounce_s, self.settings.arrival_s if others else 0.0)
         self.state.plan_soon(now + wait)
         return ()
@@ -245,7 +237,7 @@ class Controller:
         return ()
 
     def _node_lost(self, event: NodeLost, now: float) -> Iterable[Command]:
-        self._gaps.over(event.node)
+        self.gaps.over(event.node)
         self._node_gone(event.node, now)
         return ()
 
@@ -254,7 +246,7 @@ class Controller:
         if node is None:
             return ()
         self._node_gone(event.node, now, breaks=False)  # the job's rounds go on without it
-        self._gaps.rejected(event.node, node.owner, now)
+        self.gaps.rejected(event.node, node.owner, now)
         return [ReleaseLeases((event.node,))]
 
     def _node_gone(self, name: str, now: float, *, breaks: bool = True) -> None:
@@ -265,25 +257,25 @@ class Controller:
             )
 
     def _gaps_seen(self, event: GapsSeen, now: float) -> Iterable[Command]:
-        self._gaps.seen(event.gaps, now, event.room)
+        self.gaps.seen(event.gaps, now, event.room)
         self.state.leases_due = True
         return ()
 
     def _foretold(self, event: Foretold, now: float) -> Iterable[Command]:
-        self._gaps.foretold(event.nodes)
+        self.gaps.foretold(event.nodes)
         self.state.foretold(event.nodes)
         return ()
 
     def _lease_not_taken(self, event: LeaseNotTaken, now: float) -> Iterable[Command]:
-        self._gaps.refused(event.node, event.owner, now)
+        self.gaps.refused(event.node, event.owner, now)
         return ()
 
     def _lease_not_yet(self, event: LeaseNotYet, now: float) -> Iterable[Command]:
-        self._gaps.put_off(event.node, event.owner)
+        self.gaps.put_off(event.node, event.owner)
         return ()
 
     def _lease_unheard(self, event: LeaseUnheard, now: float) -> Iterable[Command]:
-        self._gaps.rejected(event.node, event.owner, now)
+        self.gaps.rejected(event.node, event.owner, now)
         return ()
 
     # --- jobs ---
@@ -367,7 +359,7 @@ class Controller:
         """Let the advisor know how things are, and begin, go on with or give up a profile."""
         admitted = self.queue.admitted(+self.state.usable_by_pool, shared=False)
         jobs = [job for job in admitted if self.profiles.holds(job) or self.quotas.may_profile(job)]
-        return self.profiles.review(jobs, bool(self._gaps.coming(self.nodes)), now)
+        return self.profiles.review(jobs, bool(self.gaps.coming(self.nodes)), now)
 
     def _plan(self, now: float) -> list[Command]:
         state = self.state

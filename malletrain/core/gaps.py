@@ -175,6 +175,16 @@ class Gaps:
         """Whether ``node`` may be asked for as ``owner``."""
         return now >= self._rejected_until.get((node, owner), now)
 
+    def left_alone(self, owner: str, now: float) -> dict[str, float]:
+        """Seconds for which each idle node is not asked for as ``owner``, because a lease or a
+        job's processes came to nothing there.
+        """
+        return {
+            node: until - now
+            for (node, whose), until in sorted(self._rejected_until.items())
+            if whose == owner and node in self._seen and now < until
+        }
+
     def promise(self, node: str, info: NodeInfo, owner: str, until: float) -> None:
         """``node`` is reclaimed for a job of ``owner``: count on it for a while, although another
         holds it still.

@@ -19,6 +19,7 @@ from malletrain.core.events import JobState, JobSubmitted
 from malletrain.core.forecast import Claim, Floats, fair_share, forecast, least_floor
 from malletrain.core.gaps import Gaps
 from malletrain.core.goal_bids import GoalTerms, Need, Purse, rounded, with_goals
+from malletrain.core.goal_places import GoalPlaces
 from malletrain.core.goal_record import GoalRecord
 from malletrain.core.goal_standing import SENTENCES, judged, least_yield
 from malletrain.core.goals import (
@@ -38,6 +39,7 @@ from malletrain.core.promises import Demand, promised
 from malletrain.core.records import JobRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.state import ControllerState
+from malletrain.core.trainers import Trainers
 from malletrain.protocol.event_kinds import EventKind
 
 REVIEW_S = (60.0, 1800.0)
@@ -64,14 +66,17 @@ class GoalKeeper:
         self._gaps = gaps
         self._settings = settings
         self.history = NodeHistory()
+        self._places = GoalPlaces(state, self.history, Trainers(settings.trainers))
         self.past = PastForecasts()
         self.records: dict[str, GoalRecord] = {}
         """The unfinished jobs whose goals or work are known."""
         self._moves = -1
         self._spends_at: dict[str, float] = {}
         self._promised_of = 0
-        self._room = 1.0
-        """The part of the nodes useful to the deadlines held together that there is."""
+        self._room: dict[str, float] = {}
+        """The part of the nodes of each class useful to the deadlines held together that there
+        is.
+        """
 
     # --- events ---
 
@@ -154,8 +159,7 @@ class GoalKeeper:
             self._review(record, now)
         if due or len(self.records) != self._promised_of:
             self._promise(now)
-        unfinished = self._state.unfinished.values() if due else ()
-        rivals = sorted(job.submitted.max_nodes for job in unfinished)
+        rivals: dict[str, list[int]] = {}
         for record in due:
             self._foresee(record, rivals, now)
             commands += self._judge(record, now)
@@ -255,7 +259,7 @@ class GoalKeeper:
 
     def _look_ahead(self, record: GoalRecord, left: float, rates: Floats, now: float) -> None:
         """Say what its deadline needs."""
-        node_class, within = self._class_of(record.job), (record.goals.deadline or now) - now
+        node_class, within = self._places.class_of(record.job), (record.goals.deadline or now) - now
         past, nodes = self.history.nodes(node_class), self.history.now(node_class)
         reach = forecast(left, rates, past, nodes, Claim(), now)
         if reach.low <= now + within:
@@ -264,11 +268,11 @@ class GoalKeeper:
             record.need = Need(least, tight, record.useful())
             record.node_s = left / max(1e-300, float(rates[least])) * least
 
-    def _foresee(self, record: GoalRecord, rivals: Sequence[int], now: float) -> None:
-        """Make its forecast, now that it is known which deadlines are held. ``rivals``: the most
-        nodes of every unfinished job.
+    def _foresee(self, record: GoalRecord, rivals: dict[str, list[int]], now: float) -> None:
+        """Make its forecast, now that it is known which deadlines are held. ``rivals``: class → the
+        most nodes of every unfinished job that may use it, as far as was looked.
         """
-        node_class, left, rates = self._class_of(record.job), record.left, record.rates()
+        node_class, left, rates = self._places.class_of(record.job), record.left, record.rates()
         if left is None or rates is None:
             return
         past, nodes = self.history.nodes(node_class), self.history.now(node_class)
@@ -278,8 +282,10 @@ class GoalKeeper:
             record.share = share + OF_LATE * (min(1.0, held / nodes) - share)
         floor = 0.0
         if record.promised and record.need is not None:
-            floor = max(record.need.nodes, self._room * record.need.useful)
-        share = max(fair_share(rivals, nodes), record.share or 0.0)
+            floor = max(record.need.nodes, self._room.get(node_class, 1.0) * record.need.useful)
+        if node_class not in rivals:
+            rivals[node_class] = self._places.rivals(node_class)
+        share = max(fair_share(rivals[node_class], nodes), record.share or 0.0)
         claim = Claim(share, floor, min(sizes, default=1))
         by_model = forecast(left, rates, past, nodes, claim, now)
         if record.goals.budget_s is None:  # else the budget may end it
@@ -294,22 +300,20 @@ class GoalKeeper:
             due = record.goals.deadline
             if record.need is not None and due is not None and due > now and not record.job.halted:
                 demand = Demand(name, due - now, record.node_s, record.promised)
-                groups.setdefault(self._class_of(record.job), []).append(demand)
+                groups.setdefault(self._places.class_of(record.job), []).append(demand)
         kept: dict[str, int] = {}
+        self._room.clear()
         for node_class, demands in groups.items():
             past, nodes = self.history.nodes(node_class), self.history.now(node_class)
-            kept.update(promised(demands, past, nodes))
-        useful = sum(need.useful for n in kept if (need := self.records[n].need) is not None)
-        self._room = min(1.0, self.history.now(self.history.usual_class()) / max(1, useful))
+            held = promised(demands, past, nodes)
+            useful = sum(need.useful for n in held if (need := self.records[n].need) is not None)
+            self._room[node_class] = min(1.0, nodes / max(1, useful))
+            kept.update(held)
         for name, record in self.records.items():
-            need, nodes = record.need, self.history.now(self._class_of(record.job))
+            need, nodes = record.need, self.history.now(self._places.class_of(record.job))
             narrow = need is not None and need.tight >= NO_SLACK and need.nodes <= NARROW * nodes
             record.before = 0 if narrow else kept.get(name, 0)
             self._press(record, name in kept, now)
-
-    def _class_of(self, job: JobRecord) -> str:
-        held = (self._state.nodes[n].info.node_class for n in job.nodes if n in self._state.nodes)
-        return next(held, None) or self.history.usual_class()
 
     def _press(self, record: GoalRecord, kept: bool, now: float) -> None:
         """The record's deadline is among those that are held, or is not."""

@@ -7,15 +7,18 @@ Decides how that is kept: for each class of nodes the mean of each span of :data
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from allocator import NodeInfo
+
 SPAN_S = 300.0
 KEPT = 2016
 """A week."""
+_DEFAULT = NodeInfo().node_class
 
 
 class NodeSpan(NamedTuple):
@@ -88,11 +91,15 @@ class NodeHistory:
         """All classes of which there are nodes, or were."""
         return sorted({*self._spans, *(name for name, count in self._now.items() if count)})
 
-    def usual_class(self) -> str:
-        """The class that most nodes are of."""
+    def usual_class(self, may_use: Callable[[str], bool] | None = None) -> str:
+        """The class that most nodes are of, among those that may be used (None: all); no class's
+        name, where no such node was ever seen.
+        """
         means = {name: sum(spans) / len(spans) for name, spans in self._spans.items() if spans}
-        counts = means or self._now
-        return max(counts, key=lambda name: (counts[name], name), default="default")
+        counts: Mapping[str, float] = means or self._now
+        able = counts if may_use is None else filter(may_use, counts)
+        none = _DEFAULT if may_use is None or may_use(_DEFAULT) else ""
+        return max(able, key=lambda name: (counts[name], name), default=none)
 
     def nodes(self, node_class: str) -> npt.NDArray[np.float64]:
         """The spans of a class, the oldest first; the present number alone where there are none."""

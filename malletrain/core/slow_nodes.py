@@ -22,7 +22,9 @@ from statistics import median, median_high
 KEPT, ENOUGH = 6, 5
 """A node is lastingly slow when it was in so many of its last windows."""
 WITHIN_S = 1800.0
-"""Windows so long ago say nothing any more."""
+"""Windows so long ago say nothing any more, or those twice as long ago as a node is compared for,
+where that is longer.
+"""
 LEAST_SHARE = 0.1
 """Part of a step that must be lost to a slow node: less is nobody's trouble."""
 MOST_SHARE = 0.95
@@ -112,11 +114,13 @@ class SlowNodes:
     Args:
         least: how many times as long as its peers a slow node takes at least, above 1.
         half_life_s: what was found so long ago is half believed.
+        after_s: the time of :data:`KEPT` windows.
     """
 
-    def __init__(self, least: float, half_life_s: float) -> None:
+    def __init__(self, least: float, half_life_s: float, after_s: float = 0.0) -> None:
         self._least = least
         self._half_life_s = half_life_s
+        self._within_s = max(WITHIN_S, 2.0 * after_s)
         self._windows: dict[str, deque[tuple[float, float]]] = {}
         self._nodes: dict[str, SlowNode] = {}
         self._places: dict[str, dict[int, str]] = {}
@@ -164,7 +168,7 @@ class SlowNodes:
         self._uneven.pop(job, None)
 
     def _lasting(self, node: str, now: float) -> float | None:
-        seen = [times for at, times in self._windows[node] if now - at <= WITHIN_S]
+        seen = [times for at, times in self._windows[node] if now - at <= self._within_s]
         above = [times for times in seen if times >= self._least]
         return median(above) if len(above) >= ENOUGH else None
 
@@ -180,7 +184,9 @@ class SlowNodes:
         known = self.known(now)
         self._nodes = known
         self._windows = {
-            n: seen for n, seen in self._windows.items() if seen and now - seen[-1][0] <= WITHIN_S
+            n: seen
+            for n, seen in self._windows.items()
+            if seen and now - seen[-1][0] <= self._within_s
         }
         while len(self._places) > MOST_JOBS:
             del self._places[next(iter(self._places))]

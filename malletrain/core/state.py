@@ -19,6 +19,9 @@ from malletrain.core.events import JobState, JobSubmitted, NodeJoined
 from malletrain.core.records import JobRecord, NodeRecord
 from malletrain.core.scaling_model import ScalingModel
 
+SWEEP_KEPT_S = 600.0
+"""A sweep of which no job was there for so long has ended."""
+
 
 class ControllerState:
     """Jobs and nodes of one controller. Read the attributes, change them by the verbs."""
@@ -32,7 +35,10 @@ class ControllerState:
         self.at_work: dict[str, JobRecord] = {}
         """Those that have nodes, or have not been in a plan since they were submitted."""
         self.sweeps: dict[str, int] = {}
-        """The place in the queue of each sweep: the number of its first job."""
+        """The place in the queue of each sweep: the number of its first job. It is kept for
+        :data:`SWEEP_KEPT_S` after the last one has ended, for those that begin one after another.
+        """
+        self._sweeps_over: dict[str, float] = {}
         self.owners: dict[str, None] = {}
         """Who has submitted a job, in order."""
         self.admissions = 0
@@ -171,13 +177,16 @@ class ControllerState:
         job = JobRecord(
             event,
             order,
-            self.sweeps.setdefault(event.sweep, order) if event.sweep else order,
+            self.sweeps.setdefault(event.sweep, order)
+            if event.sweep and not state.ended
+            else order,
             state,
             tries=event.tries,
             last_broke=event.last_broke,
             curve=event.curve,
         )
         self.jobs[event.job] = job
+        self._sweeps_over.pop(event.sweep, None)
         if not state.ended:
             self.unfinished[event.job] = self.at_work[event.job] = job
             self.owners.setdefault(event.owner)
@@ -193,6 +202,14 @@ class ControllerState:
         self._free(job.nodes, now)
         job.nodes, job.state = (), state
         job.rescaling = job.broken = job.starving = False
+        self._forget_sweeps(job.submitted.sweep, now)
+
+    def _forget_sweeps(self, sweep: str, now: float) -> None:
+        if sweep and all(j.submitted.sweep != sweep for j in self.unfinished.values()):
+            self._sweeps_over[sweep] = now
+        for over in [s for s, at in self._sweeps_over.items() if now - at >= SWEEP_KEPT_S]:
+            del self._sweeps_over[over]
+            self.sweeps.pop(over, None)
 
     def limit(self, job: JobRecord, min_nodes: int, max_nodes: int) -> None:
         """The job gets other limits of its scale. What it has beyond them the next plan takes."""

@@ -55,6 +55,7 @@ from malletrain.identity.keys import user_name
 from malletrain.protocol import messages
 from malletrain.protocol.discretion import event_for_others
 from malletrain.protocol.event_kinds import EventKind
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.views import (
     EventView,
     JobDetail,
@@ -199,6 +200,7 @@ class Api:
                 name=spec.name,
             )
             self.promises.submitted(row)
+        reached(FaultPoint.DAEMON_SUBMITTED)
         return {"job": self.views.view(user, core.store.get_job(row.id) or row, spec)}
 
     async def _cancel(self, user: str, params: Mapping[str, Any]) -> dict[str, Any]:

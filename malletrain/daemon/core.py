@@ -40,6 +40,7 @@ from malletrain.daemon.parts import Parts
 from malletrain.daemon.settings import round_settings
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.rounds.interface import Rounds
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import JobRounds
@@ -131,14 +132,17 @@ class Core:
                     for command in self.controller.handle(self._events.popleft(), now):
                         self._commands.carry_out(command, now)
                 self._shares.keep(now)
+                reached(FaultPoint.DAEMON_DECIDED)
         except BaseException:
             self.torn = True
             raise
         finally:
             self._outbox.open = False
         try:
+            reached(FaultPoint.DAEMON_SAVED)
             for peer in self._outbox.flush():
                 self._not_reached(peer)
+            reached(FaultPoint.DAEMON_SENT)
             self._count()
             self._arm()
         except BaseException:

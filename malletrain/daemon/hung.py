@@ -9,6 +9,7 @@ of :mod:`malletrain.daemon.stuck`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from malletrain.config.units import format_duration
 from malletrain.core.events import WorkersFailed
@@ -26,10 +27,21 @@ LEAST_REPORTS = 3
 """Fewer show no rhythm."""
 ANSWER_S = 5.0
 """How long the agents may take to say where the workers stand."""
-MOST_NODES = 64
-"""Nodes that are asked."""
+AT_ONCE = 64
+"""Nodes that are asked at one look; the others at the next ones."""
+MOST_TEXTS = AT_ONCE * MOST_WORKERS
+"""Workers of a job whose whole stacks are kept; of the others, only where they stand."""
 STANDSTILL_S = 5.0
 """Time between two looks after which it was the daemon that did not hear."""
+
+
+class Standing(NamedTuple):
+    """Where one worker stands."""
+
+    node: str
+    place: str
+    pid: int
+    text: str
 
 
 @dataclass
@@ -45,13 +57,15 @@ class _Rhythm:
     pause: float = 0.0
     """The longest time between two reports of a worker."""
     asked: float | None = None
-    """Since when the agents are asked; None: nobody hangs."""
+    """When an agent was asked last; None: nobody hangs."""
+    to_ask: tuple[str, ...] = ()
+    """Nodes whose agents are still to be asked."""
     told: bool = False
     silent: tuple[int, ...] = ()
     ended: set[int] = field(default_factory=set)
     """Silent ranks of which no process was found while others went on."""
-    stacks: dict[int, tuple[str, Stacks]] = field(default_factory=dict)
-    """Rank → node and what it said; workers of unknown rank from -1 downwards."""
+    stacks: dict[int, Standing] = field(default_factory=dict)
+    """Rank → where it stands; workers of unknown rank from -1 downwards."""
 
     def follow(self, run: ActiveJob, now: float) -> None:
         """Take what the job has reported."""
@@ -81,6 +95,7 @@ class _Rhythm:
     def calm(self) -> None:
         """Nobody hangs."""
         self.asked, self.told, self.silent, self.stacks = None, False, (), {}
+        self.to_ask = ()
 
 
 class HungSteps:
@@ -107,6 +122,8 @@ class HungSteps:
                 rhythm.calm()
             elif rhythm.asked is None:
                 self._judge(run, rhythm, now)
+            elif rhythm.to_ask:
+                self._ask(run, rhythm, now)
             elif not rhythm.told and now >= rhythm.asked + ANSWER_S:
                 self._tell(run, rhythm, now)
 
@@ -115,9 +132,15 @@ class HungSteps:
         rhythm = self._rhythms.get(run.row.id)
         if rhythm is None or rhythm.asked is None or message.generation != rhythm.generation:
             return
-        if len(rhythm.stacks) < MOST_NODES * MOST_WORKERS:
-            rank = message.rank if message.rank >= 0 else min([0, *rhythm.stacks]) - 1
-            rhythm.stacks[rank] = agent.node, message
+        rank = message.rank if message.rank >= 0 else min([0, *rhythm.stacks]) - 1
+        if rank in rhythm.stacks or len(rhythm.stacks) < len(run.rounds.members) * MOST_WORKERS:
+            said = message.text or message.state
+            rhythm.stacks[rank] = Standing(
+                agent.node,
+                innermost(message.text) or message.state,
+                message.pid,
+                said if len(rhythm.stacks) < MOST_TEXTS else "",
+            )
 
     def _at_work(self, run: ActiveJob) -> bool:
         """Whether steps are made, as far as the daemon can know."""
@@ -137,9 +160,15 @@ class HungSteps:
         rhythm.silent = rhythm.silent_for(self._limit(rhythm), now)
         if not rhythm.silent:
             return
+        rhythm.to_ask = tuple(run.rounds.members)
+        self._ask(run, rhythm, now)
+
+    def _ask(self, run: ActiveJob, rhythm: _Rhythm, now: float) -> None:
+        """Ask the next nodes."""
         rhythm.asked = now
-        for node in run.rounds.members[:MOST_NODES]:
+        for node in rhythm.to_ask[:AT_ONCE]:
             self._core.agents.tell(node, ShowStacks(run.row.id, rhythm.generation))
+        rhythm.to_ask = rhythm.to_ask[AT_ONCE:]
 
     def _limit(self, rhythm: _Rhythm) -> float:
         return max(self._core.config.jobs.hang_after, PAUSES * rhythm.pause)
@@ -187,9 +216,9 @@ class HungSteps:
 def _places(rhythm: _Rhythm) -> str:
     """Where they stand, those at one place together."""
     places: dict[str, list[str]] = {}
-    for rank, (node, said) in sorted(rhythm.stacks.items()):
-        who = f"rank {rank} on {node}" if rank >= 0 else f"a worker on {node}"
-        places.setdefault(innermost(said.text) or said.state or "alive", []).append(who)
+    for rank, stands in sorted(rhythm.stacks.items()):
+        who = f"rank {rank} on {stands.node}" if rank >= 0 else f"a worker on {stands.node}"
+        places.setdefault(stands.place or "alive", []).append(who)
     if not places:
         return "no agent found a living worker"
     told = [
@@ -220,10 +249,9 @@ def _texts(rhythm: _Rhythm) -> dict[str, str]:
     """What an event keeps: of each place one worker, as many as there is room for."""
     kept: dict[str, str] = {}
     seen: set[str] = set()
-    for rank, (node, said) in sorted(rhythm.stacks.items()):
-        place = innermost(said.text) or said.state
-        if place not in seen and len(kept) < MOST_WORKERS:
-            seen.add(place)
-            name = f"rank {rank} on {node}" if rank >= 0 else f"worker {said.pid} on {node}"
-            kept[name] = said.text or said.state
+    for rank, stands in sorted(rhythm.stacks.items()):
+        if stands.place not in seen and len(kept) < MOST_WORKERS:
+            seen.add(stands.place)
+            who = f"rank {rank}" if rank >= 0 else f"worker {stands.pid}"
+            kept[f"{who} on {stands.node}"] = stands.text or stands.place
     return kept

@@ -14,6 +14,7 @@ import structlog
 from malletrain.core.events import RoundInterrupted
 from malletrain.core.fabric import with_addresses
 from malletrain.daemon import losses
+from malletrain.daemon.adoption import Adoption
 from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.arrivals import Arrivals
 from malletrain.daemon.bandwidth import Bandwidth
@@ -61,7 +62,7 @@ class Inbox:
         self._bandwidth = Bandwidth(core, self.probes)
         self.arrivals = Arrivals(parts)
         self.poll_soon = parts.poll_soon
-        self.adopting: dict[str, dict[str, messages.Assignment]] | None = {}
+        self.adopting: Adoption | None = Adoption(core.agents)
         self._table: dict[type, Callable[[LeasedAgent, ActiveJob, Any], None]] = {
             messages.Phase: self._phase,
             messages.StoreUp: self._store_up,
@@ -296,7 +297,7 @@ class Inbox:
             if held is not None:
                 agent.holds = held.job
                 if adopted and self.adopting is not None:
-                    self.adopting.setdefault(held.job, {})[agent.node] = held
+                    self.adopting.reported(agent.node, held)
                 else:
                     core.agents.release(agent.node, held.job, core.config.jobs.stop_grace)
             job = held.job if held and adopted else None
@@ -309,18 +310,18 @@ class Inbox:
             core.agents.release(agent.node, held.job, core.config.jobs.stop_grace)
         elif agent.releasing:  # it has not heard of it
             core.agents.release(agent.node, held.job, core.config.jobs.stop_grace)
-        else:
+        elif self.adopting is None or not self.adopting.changed(agent.node, held):
             core.rounds.act(run, run.rounds.phase(agent.node, held, now))
 
     def adopt(self) -> None:
         """The time to wait after a restart is over: take over the rounds that are whole, have the
         others formed anew.
         """
-        found, self.adopting = self.adopting or {}, None
+        found, self.adopting = self.adopting, None
         with self.core.step() as now:
             self.core.controller.hold(now)
             for job, run in self.core.runs.items():
-                phases = found.get(job, {})
+                phases = found.of(job) if found is not None else {}
                 members = run.row.members or tuple(phases)
                 self.core.rounds.act(
                     run, run.rounds.adopt(run.row.generation, members, phases, now)
@@ -352,12 +353,12 @@ class Inbox:
                 )
 
     def _phase(self, agent: LeasedAgent, run: ActiveJob, message: messages.Phase) -> None:
-        if self.adopting is not None and agent.node in self.adopting.get(run.row.id, {}):
-            self.adopting[run.row.id][agent.node] = message.assignment
         if message.tail:
             run.launcher_tail = message.tail
+        losses.note(run, agent.node, message.assignment)
+        if self.adopting is not None and self.adopting.changed(agent.node, message.assignment):
+            return
         with self.core.step() as now:
-            losses.note(run, agent.node, message.assignment)
             self.core.rounds.act(run, run.rounds.phase(agent.node, message.assignment, now))
             self.departures.lost_to_peers()
 

@@ -5,11 +5,13 @@ Decides what is shown to whom with :mod:`malletrain.protocol.discretion`. Change
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
 
 from jpa.points import CI95
+from malletrain.config.units import format_duration
 from malletrain.core import state_memory
 from malletrain.core.events import JobState
 from malletrain.core.scaling_model import ScalingModel
@@ -36,14 +38,20 @@ from malletrain.protocol.views import (
 from malletrain.store.records import STARTED, GoalRow, JobRow, ProfileRow
 
 
-def short_of(needed: int, held: int, coming: int) -> str:
+def short_of(needed: int, held: int, coming: int, alone: Mapping[str, float] | None = None) -> str:
     """What a job waits for: so many nodes are needed, so many are held, and so many more warm
-    up.
+    up. ``alone``: idle nodes that are not asked for yet, with the seconds for which they are not.
     """
     nodes = "1 node" if needed == 1 else f"{needed} nodes at least"
     have = {0: "none is held", 1: "1 is held"}.get(held, f"{held} are held")
     more = {0: "", 1: ", 1 warms up"}.get(coming, f", {coming} warm up")
-    return f"needs {nodes}, {have}{more}"
+    left = ""
+    if alone:
+        which = f"{min(alone)} is" if len(alone) == 1 else f"{len(alone)} idle nodes are"
+        until = format_duration(math.ceil(min(alone.values())))
+        first = "" if len(alone) == 1 else "the first "
+        left = f"; {which} left alone after failures, {first}for {until} more"
+    return f"needs {nodes}, {have}{more}{left}"
 
 
 class JobViews:
@@ -107,8 +115,9 @@ class JobViews:
             return ""
         if job.halted:
             return "its budget is spent"
-        owner = job.submitted.owner
-        if self._core.controller.backing_off(owner, self._core.clock.now()):
+        owner, gaps = job.submitted.owner, self._core.controller.gaps
+        now = self._core.clock.now()
+        if gaps.backing_off(owner, now):
             why = self._refusals.get(owner) or "'malletrain events' says why"
             return f"leases as {owner} come to nothing ({why}); tried again later"
         if (quota := self._core.controller.quotas.full(job)) is not None:
@@ -129,7 +138,7 @@ class JobViews:
                 and (trainer is None or trainer.may_use(a.node_class))
                 for a in self._core.agents
             )
-            lacks = short_of(job.submitted.min_nodes, nodes, coming)
+            lacks = short_of(job.submitted.min_nodes, nodes, coming, gaps.left_alone(owner, now))
             return f"{lacks}{own}{why if refused else behind}"
         return f"others are served first{behind}"
 

@@ -17,6 +17,7 @@ from malletrain.daemon.departures import RECLAIM_SENTENCE, RELEASED, SICK, UNHEA
 from malletrain.daemon.parts import Parts
 from malletrain.identity.keys import KeyPair, KeyRing, user_name
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.messages import Goodbye
 from malletrain.store.records import LeaseRow
 from scavenger.interface import Lease, LeaseRequest, LeaseState
@@ -74,6 +75,7 @@ class LeaseDesk:
         for node in nodes:
             lease = parts.store.new_lease_id()
             pair = self._keys.make_lease_key(lease)
+            reached(FaultPoint.DAEMON_KEYED)
             gap = parts.gaps.get(node)
             row = LeaseRow(
                 lease,
@@ -140,8 +142,12 @@ class LeaseDesk:
         row = self._parts.lease_rows.update(lease, state=LeaseStatus.LEAVING, end_reason=UNHEARD)
         self._parts.audit.record(EventKind.LEASE_UNHEARD, sentence, node=row.node, lease=lease)
         self._parts.events.append(LeaseUnheard(row.node, row.owner))
-        ending = Lease(row.id, row.scheduler_id, LeaseState.RUNNING, row.node)
-        self.calls.put_nowait(ReleaseCall((ending,)))
+        self.calls.put_nowait(ReleaseCall((_lease(row),)))
+
+    def release_again(self, lease: str) -> None:
+        """The lease was to leave, and is still there: ask for its end once more."""
+        row = self._parts.lease_rows.active[lease]
+        self.calls.put_nowait(ReleaseCall((_lease(row),)))
 
     def reclaim(self, nodes: tuple[str, ...], within_s: float, why: str = RECLAIM_SENTENCE) -> None:
         """Jobs of another owner need these nodes more, or an operator wants them back: end their

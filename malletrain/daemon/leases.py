@@ -24,10 +24,12 @@ from malletrain.daemon.manners import Manners
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.restraints import Restraints
 from malletrain.daemon.sickbay import manner
+from malletrain.daemon.strays import Strays
 from malletrain.daemon.unheard import Unheard, last_words, likely_cause
 from malletrain.daemon.waiting import happens
 from malletrain.identity.keys import KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.store.records import LeaseRow
 from scavenger.batch.lease_script import KEPT_AT_HOME
 from scavenger.interface import (
@@ -71,6 +73,8 @@ class Leases:
         """The leases that have not ended, by id."""
         self.last_poll: PollResult | None = None
         self._unheard = Unheard(_patience_s(parts.config))
+        self._strays = Strays()
+        self._overstaying = Unheard(_patience_s(parts.config))
         self._manners = Manners(core, parts)
         self.restraints = Restraints(parts)
         self.poll_error = ""
@@ -108,7 +112,9 @@ class Leases:
         }
         leases: list[Lease] = []
         try:
+            reached(FaultPoint.DAEMON_TAKES)
             leases = await self._call(lambda: self._scavenger.take(requests))
+            reached(FaultPoint.DAEMON_TOOK)
         except SchedulerError as e:
             refused = dict.fromkeys(refused, str(e))
         with self._core.step():
@@ -139,7 +145,9 @@ class Leases:
 
     async def _release(self, leases: tuple[Lease, ...]) -> None:
         try:
+            reached(FaultPoint.DAEMON_RELEASES)
             await self._call(lambda: self._scavenger.give_back(leases))
+            reached(FaultPoint.DAEMON_RELEASED)
         except SchedulerError as e:
             log.warning("leases not released", reason=str(e), leases=[lease.id for lease in leases])
         self._parts.poll_soon.set()
@@ -170,6 +178,7 @@ class Leases:
         """Ask the main scheduler once; a failed poll changes nothing."""
         try:
             found = await self._call(self._scavenger.poll)
+            reached(FaultPoint.DAEMON_POLLED)
         except SchedulerError as e:
             if str(e) != self.poll_error:
                 log.warning("poll failed", reason=str(e))
@@ -213,6 +222,10 @@ class Leases:
                 elif lease.state is LeaseState.RUNNING:
                     self._took(row, lease)
             self._cancel_unheard(now)
+            if strays := self._strays.to_end(found.leases, self.active, now):
+                log.warning("leases that are not wanted", leases=[lease.id for lease in strays])
+                self._desk.calls.put_nowait(ReleaseCall(tuple(strays)))
+            self._release_again(now)
             self.restraints.expire(now)
             self._gaps_seen(found, now)
 
@@ -273,6 +286,25 @@ class Leases:
             sentence = f"Its agent has not reported for {limit_s:g} s. {cause}"
             log.warning("lease cancelled", lease=lease, node=row.node, reason=sentence)
             self._desk.cancel_unheard(lease, sentence)
+
+    def _release_again(self, now: float) -> None:
+        """End the leases that were to leave and are still there without an agent: what asked for
+        their end was lost with the daemon that asked, or refused.
+        """
+        if self._core.hearing.deaf_since is not None:
+            return
+        agents = self._parts.agents
+        waiting = [
+            row.id
+            for row in self.active.values()
+            if row.state == LeaseStatus.LEAVING
+            and agents.of_lease(row.id) is None
+            and agents.dismissed(row.id) is None
+        ]
+        for lease in self._overstaying.overdue(waiting, now):
+            log.warning("lease released again", lease=lease, node=self.active[lease].node)
+            self._desk.release_again(lease)
+            self._overstaying.anew(lease)
 
     def _end(
         self, lease_id: str, reason: str, *, asked: bool = True, at: float | None = None

@@ -46,6 +46,7 @@ from malletrain.identity.state_directory import (
 from malletrain.identity.users import Users
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.store.database import StatementRefused
 from malletrain.store.store import Store, StoreError
 from scavenger.interface import SchedulerError
@@ -192,6 +193,7 @@ class Daemon:
             await service.associations.learn()
             # First what was: agents may have called already, and speak of jobs known before.
             wait_s = self._restore(service, failure)
+            reached(FaultPoint.DAEMON_RESTORED)
             self._transport.serve(service.switchboard)
             for agent in before.core.agents if before is not None else ():
                 self._transport.send(agent.peer, messages.WhoAreYou(self._boot))
@@ -304,7 +306,9 @@ class Daemon:
         # reports and the ends of leases count alike: looking is simpler than being told of both
         while loop.time() < due and not _all_reported(core):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
+        reached(FaultPoint.DAEMON_ADOPTS)
         service.inbox.adopt()
+        reached(FaultPoint.DAEMON_ADOPTED)
 
     async def _watch(self, service: Service) -> None:
         loop = asyncio.get_running_loop()

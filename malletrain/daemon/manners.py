@@ -27,7 +27,7 @@ class Manners:
         for cause, left_s in (
             ("busy", contact.busy_s),
             ("refused", contact.refused_s),
-            ("nothing", self._parts.controller.backing_off_s(now)),
+            ("nothing", self._parts.controller.gaps.backing_off_s(now)),
         ):
             metrics.scheduler_backoff(cause, left_s)
         if bool(contact.busy) == bool(self._busy):

@@ -33,6 +33,7 @@ from malletrain.daemon.settings import controller_settings, planner
 from malletrain.daemon.share_keeper import ShareKeeper
 from malletrain.daemon.sickbay import sick_nodes, slow_nodes
 from malletrain.protocol import messages
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.store.store import Store
 from scavenger.interface import Gap
 
@@ -59,7 +60,12 @@ class StepOutbox:
     def flush(self) -> list[bytes]:
         """Send what waits; returns the peers that could not be reached."""
         waiting, self._waiting = self._waiting, []
-        return [peer for peer, message in waiting if not self.send(peer, message)]
+        unreached = []
+        for peer, message in waiting:
+            if not self.send(peer, message):
+                unreached.append(peer)
+            reached(FaultPoint.DAEMON_SENDING)
+        return unreached
 
 
 @dataclass

@@ -21,6 +21,7 @@ from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.metric_series import GrowingSeries, Value
 from malletrain.daemon.slow_nodes import SlowNodeWatch
 from malletrain.protocol import messages
+from malletrain.protocol.fault_points import FaultPoint, reached
 
 log = structlog.get_logger(__name__)
 
@@ -161,6 +162,7 @@ class AgentReports:
         except OSError as e:
             log.error("log not written", job=chunk.job, stream=chunk.stream, reason=str(e))
             return
+        reached(FaultPoint.DAEMON_LOGGED)
         self._core.transmit(
             agent.peer, messages.LogAck(chunk.job, chunk.generation, chunk.stream, chunk.node, end)
         )

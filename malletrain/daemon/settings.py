@@ -80,6 +80,7 @@ def _settings(config: Config) -> ControllerSettings:
         release_after_s=a.give_back_after,
         min_horizon_s=a.min_horizon,
         lease_wait_s=a.lease_wait,
+        rejected_s=a.rejected_for,
         reclaim_s=j.drain_timeout + j.stop_grace + MOVING_S,
         reclaim_every_s=a.recall_every,
         min_charge_s=config.accounting.min_charge,

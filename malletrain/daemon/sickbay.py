@@ -27,7 +27,7 @@ def sick_nodes(config: Config, store: Store, now: float) -> SickNodes:
 def slow_nodes(config: Config, store: Store, now: float) -> SlowNodes:
     """What is known of slow nodes at ``now``, seconds since the epoch."""
     nodes = config.nodes
-    found = SlowNodes(nodes.slow_factor, nodes.slow_half_life)
+    found = SlowNodes(nodes.slow_factor, nodes.slow_half_life, nodes.slow_after)
     if manner(config) == "off":
         return found
     since = now - _HALF_LIVES * nodes.slow_half_life

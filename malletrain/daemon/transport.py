@@ -20,6 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from malletrain.identity.keys import KeyPair
 from malletrain.protocol import messages, wire
+from malletrain.protocol.fault_points import FaultPoint, reached
 
 HARD_LIMIT_BYTES = 4 * wire.MAX_MESSAGE_BYTES
 """A peer that sends a larger frame is cut off by ZeroMQ before the frame is in memory."""
@@ -98,6 +99,7 @@ class Transport:
                 f"The daemon cannot listen on {listen}: {e.strerror}. Choose another address in "
                 "[daemon] listen."
             ) from None
+        reached(FaultPoint.DAEMON_BOUND)
         return str(self._socket.get_string(zmq.LAST_ENDPOINT))
 
     def serve(self, receiver: Receiver) -> None:

@@ -1,7 +1,7 @@
-"""Leases that run without a word of their agents.
+"""Leases that are held without a word of their agents.
 
 Decides when such a lease has been held for nothing for too long, and what most likely keeps its
-agent from reporting. Cancelling it is done by :mod:`malletrain.daemon.lease_actions`.
+agent from reporting. Ending it is done by :mod:`malletrain.daemon.lease_actions`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ class Unheard:
             for lease in waiting
         }
         return [lease for lease, waited in self._waited.items() if waited > self.limit_s]
+
+    def anew(self, lease: str) -> None:
+        """Something was done about the lease: its time counts from now."""
+        self._waited[lease] = 0.0
 
 
 def last_words(folder: Path, lease: str) -> str:

@@ -29,9 +29,9 @@ from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 from scavenger.interface import SchedulerError
 
 LIFETIME_S = 900.0
-PAGE_START_S = 30.0
+PAGE_START_S = 120.0
 PAGE_AT = re.compile(r"^The page is at (\S+)$", re.MULTILINE)
-DAEMON_START_S = 30.0
+DAEMON_START_S = 120.0
 LOADING_LIMIT_S = 120.0
 ACCURACY = re.compile(r"^test accuracy ([0-9.]+)$", re.MULTILINE)
 

@@ -25,6 +25,7 @@ from malletrain.elastic.manner import manner_of
 from malletrain.elastic.parallel import Parallel
 from malletrain.elastic.training import Training
 from malletrain.protocol import env
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.log_names import rank_log_name
 from malletrain.training import report
 
@@ -227,7 +228,9 @@ class GroupMembership:
             raise Interrupted("This round is void; a newer one follows.")
         report.entered(place.generation, place.rank, place.size)
         marks.append(time.time())
+        reached(FaultPoint.WORKER_SHARES)
         manner.share(group)
+        reached(FaultPoint.WORKER_SHARED)
         marks.append(time.time())
         sampler = self.training.sampler
         if sampler is not None:
@@ -241,6 +244,7 @@ class GroupMembership:
         for name, at in (("switch", marks[0]), ("restoring", marks[2]), ("restored", marks[3])):
             report.mark(name, at)
         self._link.say("running", place.generation)
+        reached(FaultPoint.WORKER_ENTERED)
 
     def leave_together(self) -> None:
         """At the end of the script: whoever went first would look like a loss to those that have

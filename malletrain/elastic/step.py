@@ -17,6 +17,7 @@ import torch
 from malletrain.elastic.errors import ElasticError, Interrupted, is_peer_loss
 from malletrain.elastic.membership import GroupMembership
 from malletrain.elastic.wishes import StepWishes
+from malletrain.protocol.fault_points import FaultPoint, reached
 
 
 class Steps:
@@ -172,7 +173,9 @@ class Step:
         if error is not None and not lost:
             return False
         if self.updates or (error is None and not group.broken):
+            reached(FaultPoint.WORKER_COMMITS)
             training.commit(self.samples, self.global_samples, len(self.planned), torn=lost)
+            reached(FaultPoint.WORKER_COMMITTED)
         else:
             self.aborted = True
             training.discard(self.samples)

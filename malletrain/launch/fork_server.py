@@ -39,6 +39,7 @@ from typing import Any
 
 from malletrain.launch.supervisor import die_with_parent, is_meant, set_name
 from malletrain.protocol import env
+from malletrain.protocol.fault_points import FaultPoint, reached
 
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
 """Constructing any optimizer imports torch._dynamo."""
@@ -113,6 +114,7 @@ class ForkServer:
         signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         pid = os.fork()
         if pid:
+            reached(FaultPoint.JOB_SERVER_FORKED)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
             return pid
         code = 1

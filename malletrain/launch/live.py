@@ -23,6 +23,7 @@ from malletrain.launch.lines import LineConnection, Said
 from malletrain.launch.loop import Child, LaunchLoop, first_words, stop_all
 from malletrain.launch.round_store import ReachedStore, ServedStore
 from malletrain.protocol import env
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.last_words import first_error, without_noise
 from malletrain.protocol.launcher_channel import LaunchOrder
 from malletrain.protocol.log_names import rank_log_name
@@ -125,6 +126,7 @@ class LiveLauncher:
         message = self._round
         if message is None or worker.connection is None or worker.told >= message.generation:
             return
+        reached(FaultPoint.LAUNCHER_INVITES)
         worker.told = message.generation
         count = self.order.spec.nproc_per_node
         worker.connection.send(

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from malletrain.launch.lines import LineConnection, LineEndpoint, Said
 from malletrain.launch.supervisor import is_meant
 from malletrain.protocol import env
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.launcher_channel import LauncherEnd, LaunchOrder, read_order
 from malletrain.protocol.messages import Error, Message, Phase, Release
 
@@ -45,6 +46,7 @@ class Child:
 
     def __init__(self, loop: LaunchLoop, command: list[str], environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+        reached(FaultPoint.LAUNCHER_FORKED)
         self._loop = loop
         self._pidfd = os.pidfd_open(self.process.pid)
         loop.agent.also_wake_on(self._pidfd)
@@ -136,6 +138,7 @@ def stop_signal() -> signal.Signals:
 def stop_all(children: Iterable[Child], grace_s: float) -> None:
     """SIGTERM, and SIGKILL to those that are left ``grace_s`` seconds later."""
     alive = [c.process for c in children if c.ended() is None]
+    reached(FaultPoint.LAUNCHER_STOPS)
     for process in alive:
         process.send_signal(stop_signal())
     deadline = time.monotonic() + grace_s
@@ -147,6 +150,7 @@ def stop_all(children: Iterable[Child], grace_s: float) -> None:
             process.wait()
     for child in children:
         child.ended()
+    reached(FaultPoint.LAUNCHER_STOPPED)
 
 
 def first_words(path: str) -> str:
@@ -174,7 +178,9 @@ def order_given(program: str, purpose: str) -> LaunchOrder | None:
     wanted = "the order, a JSON file written by the agent"
     parser.add_argument("--launch", required=True, metavar="FILE", help=wanted)
     try:
-        return read_order(parser.parse_args().launch)
+        order = read_order(parser.parse_args().launch)
     except (OSError, ValueError) as error:
         print(f"malletrain launcher: the order cannot be read: {error}", file=sys.stderr)
         return None
+    reached(FaultPoint.LAUNCHER_STARTED)
+    return order

@@ -32,6 +32,7 @@ from malletrain.launch import fabric
 from malletrain.launch.doors import FRONT
 from malletrain.launch.round_store import ReachedStore, ServedStore, StoreClient, job_secret
 from malletrain.protocol import env
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.launcher_channel import (
     LauncherEnd,
     RoundInbox,
@@ -240,6 +241,7 @@ class DaemonRendezvous(RendezvousHandler):
         store = self._connect(pending) if pending.store_host else self._serve(pending)
         if store is None or store.store is None:
             return None
+        reached(FaultPoint.LAUNCHER_JOINS)
         self._inbox.take()
         self._leave_stores(pending.generation)
         os.environ[env.GENERATION] = str(pending.generation)

@@ -30,11 +30,13 @@ from collections.abc import Callable, Container
 
 if __package__:
     from malletrain.protocol import env
+    from malletrain.protocol.fault_points import FaultPoint, reached
     from malletrain.protocol.log_names import rank_log_name
 else:  # run by its path: there is the standard library, and what is taken from a folder by name
     _ROOM = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path.append(os.path.join(_ROOM, "protocol"))
     import env  # type: ignore[import-not-found,no-redef]
+    from fault_points import FaultPoint, reached  # type: ignore[import-not-found,no-redef]
     from log_names import rank_log_name  # type: ignore[import-not-found,no-redef]
 
 PR_SET_PDEATHSIG = 1
@@ -176,6 +178,7 @@ def _supervise(command: list[str], parent: int | None, remove: str = "") -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED_SIGNALS)
         die_with_parent(own)
         _exec(command)
+    reached(FaultPoint.SUPERVISOR_FORKED)
     status: int | None = None
     stopped_since: float | None = None
     while status is None:
@@ -203,6 +206,7 @@ def _supervise(command: list[str], parent: int | None, remove: str = "") -> int:
                     status = reaped[1]
         except ChildProcessError:
             pass
+    reached(FaultPoint.SUPERVISOR_SWEEPS)
     kill_descendants()
     if status is None:
         if remove:

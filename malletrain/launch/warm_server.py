@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from malletrain.launch import fork_server
 from malletrain.launch.supervisor import GUARDING, STOPPING, die_with_parent, set_name
+from malletrain.protocol.fault_points import FaultPoint, reached
 
 READY = ".ready"
 """Added to the socket's path: the file that is there once the server is warm; it holds its pid."""
@@ -128,6 +129,7 @@ def _serve(listener: socket.socket, note: str) -> NoReturn:
                 for fd in (wake, woken):
                     os.close(fd)
                 _become(json.loads(data), fds[0], server, note)
+            reached(FaultPoint.FORK_SERVER_FORKED)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             os.close(fds[0])
             _Job(connection, pid).serve(wake)
@@ -147,6 +149,7 @@ def main(note: str = "") -> int:
     listener.listen(4)
     fork_server.preload()
     importlib.import_module("malletrain.launch.restart")
+    reached(FaultPoint.FORK_SERVER_WARM)
     gc.collect()
     gc.freeze()
     with open(path + READY + "-", "w") as file:

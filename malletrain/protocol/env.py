@@ -13,6 +13,7 @@ CONFIG = "MALLETRAIN_CONFIG"
 DAEMON = "MALLETRAIN_DAEMON"
 DEBUG = "MALLETRAIN_DEBUG"
 ENDPOINT = "MALLETRAIN_ENDPOINT"
+FAULTS = "MALLETRAIN_FAULTS"
 FLAGS = "MALLETRAIN_FLAGS"
 FORK_SERVER = "MALLETRAIN_FORK_SERVER"
 GENERATION = "MALLETRAIN_GENERATION"
@@ -43,6 +44,7 @@ SERVICE = "MALLETRAIN_SERVICE"
 SOCKET = "MALLETRAIN_SOCKET"
 STATE_DIR = "MALLETRAIN_STATE_DIR"
 SWEEPS = "MALLETRAIN_SWEEPS"
+TIMEOUT = "MALLETRAIN_TIMEOUT"
 WEB_TOKEN = "MALLETRAIN_WEB_TOKEN"
 
 TABLE = (
@@ -51,7 +53,9 @@ TABLE = (
     (CONFIG, "Configuration file of the daemon.", "user", "cli"),
     (SWEEPS, "URL of the database of sweeps, where it is not in the state directory.", "user",
      "cli"),
+    (TIMEOUT, "Seconds that an answer of the daemon may take, 10 if not set.", "user", "client"),
     (DEBUG, "Not empty: an unexpected error shows its traceback.", "user", "cli"),
+    (FAULTS, "Folder of the points at which tests have processes killed.", "tests", "all"),
     (MUNGE_SOCKET, "Socket of munged, where it is not the usual one.", "user", "client"),
     (WEB_TOKEN, "Token of the page, instead of one that is drawn at its start.", "user", "cli"),
     (PRELOAD, "Modules that a node imports once for all workers of the job; `0`: none.", "user",

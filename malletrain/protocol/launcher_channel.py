@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.messages import JobSpec, Message, Round
 from malletrain.protocol.wire import WireError, decode, encode
 
@@ -114,10 +115,12 @@ class LauncherEnd:
 
     def send(self, message: Message) -> None:
         """Queue ``message`` for the agent; never blocks for long (the queue holds a thousand)."""
+        reached(FaultPoint.LAUNCHER_SAYS)
         try:
             self._socket.send_multipart(encode(message), zmq.DONTWAIT)
         except zmq.Again:
             pass  # the agent reads nothing any more; what it needs to know it will be told again
+        reached(FaultPoint.LAUNCHER_SAID)
 
     def also_wake_on(self, fd: int, wake: bool = True) -> None:
         """Have :meth:`receive` return early when ``fd`` can be read (``wake`` false: no longer)."""

@@ -228,7 +228,7 @@ class LogsShipped(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """Answer to Hello: the daemon's boot id and the rhythm of heartbeats."""
 
-    boot: str
+    boot: Id
     heartbeat_s: float
     log_limit_bytes: int = 0
 
@@ -236,13 +236,13 @@ class Welcome(Message, frozen=True):
 class WhoAreYou(Message, frozen=True):
     """The daemon does not know this agent (it restarted): send Hello."""
 
-    boot: str
+    boot: Id
 
 
 class Alive(Message, frozen=True):
     """Answer to Heartbeat."""
 
-    boot: str
+    boot: Id
 
 
 class Assign(Message, frozen=True):

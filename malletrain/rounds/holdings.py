@@ -41,7 +41,11 @@ class Holdings:
         return said.phase in OF_NO_ROUND or said.generation == generation
 
     def belongs(self, node: str, generation: int) -> bool:
-        """Whether the workers on ``node`` are of that round, whatever became of them."""
+        """Whether the workers on ``node`` are of that round, whatever became of them. None are of
+        round 0: that is before the first.
+        """
+        if generation == 0:
+            return False
         if self.is_in_round(node, generation, *_AT_WORK):
             return True
         return self.is_in(node, *BROKEN) and self.phases[node].generation == generation

@@ -32,6 +32,11 @@ from malletrain.store import copies, migrations, schema
 from malletrain.store.database import StatementRefused, StoreError, schema_version
 from malletrain.store.rows import Row, decode, encode_values
 
+LONGEST_PATTERN = 10_000
+"""Characters of a text by whose beginning rows are looked for. Of some more SQLite makes an error,
+and an error of the database is the end of the daemon.
+"""
+
 
 class Session:
     """One user of a database, in one thread. Transactions nest."""

@@ -39,7 +39,7 @@ from malletrain.store.retention import forget
 from malletrain.store.rows import encode
 from malletrain.store.series_table import SeriesTable
 from malletrain.store.service_table import ServiceTable
-from malletrain.store.session import Session
+from malletrain.store.session import LONGEST_PATTERN, Session
 
 __all__ = [
     "Boot",
@@ -224,7 +224,7 @@ class Store:
                 table.c.name.startswith(text, autoescape=True),
             ),
         ):
-            if text and (
+            if 0 < len(text) <= LONGEST_PATTERN and (
                 found := self._db.all(
                     select(table).where(condition).order_by(table.c.number), JobRow
                 )

@@ -2,9 +2,9 @@
 more. Pure.
 
 The pruner and the allocator meet in the bid. The most promising trial has the weight that the
-sweep was given, the others less, so that a sweep counts no more beside other jobs than one job of
-its weight does for each of its trials; when only the last are left, they have that weight and take
-what there is.
+sweep was given, the others less; when only the last are left, they have that weight and take what
+there is. That all together count beside other jobs as one job of that weight is the controller's
+business (:mod:`malletrain.core.sweep_bids`).
 
 The weights are close to each other. A node does most for a trial that has none: another one for a
 trial that runs brings about 0.87 as much (throughput goes with nodes^0.9 as long as nothing was

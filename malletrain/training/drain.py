@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.flags import FlagsReader
 from malletrain.protocol.worker_channel import DrainDone
 from malletrain.training import report
@@ -43,7 +44,9 @@ def wait_to_be_stopped(
     while number and time.monotonic() < deadline:
         # again and again: the datagram may be lost, and the launcher waits for it
         if time.monotonic() >= repeat:
+            reached(FaultPoint.WORKER_SAVED)
             report.send(DrainDone, number=number, saved=saved)
+            reached(FaultPoint.WORKER_DRAINED)
             repeat = time.monotonic() + RESEND_S
         time.sleep(_POLL_S)
         latest = flags.drain_request()

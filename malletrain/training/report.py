@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 from malletrain.protocol import env
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.flags import FlagsReader
 from malletrain.protocol.worker_channel import (
     Datagram,
@@ -116,8 +117,10 @@ class _Worker:
                 return
             unsent, busy = self.outbox.unsent, self._busy.read()
             data = self.encode(self.samples, steps, self.batch, self.first, self.last, unsent, busy)
+            reached(FaultPoint.WORKER_REPORTS)
             if self.outbox.send(data):
                 self.sent_steps = steps
+            reached(FaultPoint.WORKER_REPORTED)
 
     def retry(self) -> None:
         with self._lock:

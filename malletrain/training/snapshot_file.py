@@ -20,6 +20,8 @@ import zlib
 from collections.abc import Callable
 from typing import IO, Any
 
+from malletrain.protocol.fault_points import FaultPoint, reached
+
 FORMAT = 1
 """Of a snapshot that is whole in its file."""
 SHARDED_FORMAT = 2
@@ -152,6 +154,7 @@ def _write(
             size = fill(file)
             file.flush()
             os.fsync(fd)
+        reached(FaultPoint.WORKER_WRITTEN)
         if overtaken is None or not _published(temporary, path):
             if overtaken is not None:
                 overtaken()
@@ -164,6 +167,7 @@ def _write(
         except OSError:
             pass
         raise
+    reached(FaultPoint.WORKER_KEPT)
     sync_folder(os.path.dirname(path))
     return size
 

@@ -19,7 +19,8 @@ from scavenger.embedded.layout import Layout, read_json
 from scavenger.embedded.scavenger import LocalScavenger
 from scavenger.interface import SchedulerError
 
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 120.0
+"""A busy machine takes that long to start a process; one that ends is noticed at once."""
 
 
 @dataclass(frozen=True)

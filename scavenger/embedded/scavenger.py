@@ -32,8 +32,7 @@ from scavenger.interface import (
     SchedulerError,
 )
 
-ANSWER_TIMEOUT_S = 10.0
-START_TIMEOUT_S = 20.0
+ANSWER_TIMEOUT_S = 60.0
 
 
 class LocalScavenger:

@@ -31,6 +31,14 @@ while not pathlib.Path("enough").exists():
     time.sleep(0.02)
     malletrain.report(1)
 """
+HELD = """\
+    snapshot.restore()
+    import time
+    open(f"begun-{args.lr}", "w").close()
+    while os.path.exists(f"hold-{args.lr}"):
+        time.sleep(0.02)
+"""
+"""A script that has looked for a snapshot goes on when it is let."""
 SCRIPTS = {
     "syntax.py": "import torch\nfor epoch in range(3)\n    train()\n",
     "job.sh": "#!/bin/bash\npython fashion.py\n",
@@ -68,9 +76,8 @@ def student(person):
         person.writes(name, text)
     fashion = (person.work / "fashion.py").read_text()
     person.writes("sampled.py", fashion.replace("batch_sampler=sampler", "sampler=sampler"))
-    held = "import malletrain\nimport time\nwhile os.path.exists('hold'): time.sleep(0.02)\n"
     swept = fashion.replace("Snapshot(", 'Snapshot("run.pt", ')
-    person.writes("swept.py", swept.replace("import malletrain\n", held, 1))
+    person.writes("swept.py", swept.replace("    snapshot.restore()\n", HELD, 1))
     person.writes("go", "")
     person.starts_a_daemon(tries=1)
     for name, (rest, _) in ON_THE_NODE.items():
@@ -101,19 +108,25 @@ def test_told_by_the_job(student, mistake):
 
 
 def test_two_jobs_with_one_snapshot(student):
-    student.writes("hold", "")
-    first = student.types("malletrain submit --name first swept.py --epochs 1")
+    holds = [student.work / f"hold-{rate}" for rate in ("0.1", "0.2")]
+    for hold in holds:
+        hold.touch()
+    first = student.types("malletrain submit --name first swept.py --epochs 1 --lr 0.1")
     assert first.status == 0
     assert "Warning" not in first.text
     second = student.types("malletrain submit --name second swept.py --epochs 1 --lr 0.2")
     assert second.status == 0
     assert "(first) is not finished and saves to the same snapshot" in second.text
     assert "Give it another path, or none" in second.text
-    (student.work / "hold").unlink()
-    # They start at once and side by side: the snapshot belongs to the one that saves first, and
-    # the other one ends instead of training for nothing.
-    states = {student.until_ended(name).state for name in ("first", "second")}
-    assert states == {"completed", "failed"}
+    # They start side by side and find no snapshot: it belongs to the one that saves first, and the
+    # other one ends instead of training for nothing.
+    begun = [student.work / f"begun-{rate}" for rate in ("0.1", "0.2")]
+    student.until(lambda: all(path.exists() for path in begun), "both have begun")
+    states = []
+    for hold, name in zip(holds, ("first", "second"), strict=True):
+        hold.unlink()
+        states.append(student.until_ended(name).state)
+    assert states == ["completed", "failed"]
     # Whoever comes later is told by the snapshot itself.
     student.types("malletrain submit --name third swept.py --epochs 1 --lr 0.3")
     assert student.until_ended("third").state == "failed"

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.last_words import tail
 from tests.slurm import guests
 from tests.slurm.cluster import missing as no_slurm
 from tests.slurm.cluster import which
@@ -176,7 +177,7 @@ class Host:
     def said(self) -> str:
         """The ends of all its logs."""
         ends = [
-            f"--- {self.name}: {path.name}\n{path.read_text(errors='replace')[-3000:]}"
+            f"--- {self.name}: {path.name}\n{tail(path)}"
             for path in sorted((self.folder / "log").glob("*.log"))
         ]
         return "\n".join(ends)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import psutil
 
-from tests.integration.embedded import Site
+from tests.integration.embedded import LIMITS, Site
 
 CONFIG = """
 [daemon]
@@ -32,10 +32,10 @@ poll_interval = "0.5 s"
 [gaps]
 {gaps}
 [jobs]
-max_tries = 2
+{limits}
 stop_grace = "1 s"
-drain_timeout = "60 s"
 [allocation]
+lease_wait = "1 h"
 settle = "0.3 s"
 min_interval = "0 s"
 give_back_after = "2 s"
@@ -72,6 +72,7 @@ class BatchSite(Site):
         text = CONFIG.format(
             state=self.state,
             kind=self.kind,
+            limits=LIMITS,
             lines=lines,
             gaps=gaps,
             allocation=allocation,

@@ -20,7 +20,17 @@ from malletrain.protocol import messages
 from malletrain.protocol.views import JobDetail, JobView
 from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 from tests import waiting
+from tests.last_words import tail
 from tests.waiting import PATIENCE_S
+
+LIMITS = """
+max_tries = 2
+drain_timeout = "1 h"
+join_timeout = "1 h"
+warmup_timeout = "1 h"
+hang_after = "1 h"
+"""
+"""Of jobs: none that a machine which stands still for a while reaches."""
 
 
 class Site:
@@ -34,7 +44,7 @@ class Site:
         self,
         root: Path,
         nodes: int = 3,
-        grace_s: float = 60.0,
+        grace_s: float = 600.0,
         config: str = "",
         profiling: str = "enabled = false",
         cluster: Mapping[str, Any] | None = None,
@@ -45,7 +55,7 @@ class Site:
         self.work.mkdir(parents=True)
         self.grace_s = grace_s
         self.cluster: ClusterProcess = start_cluster(
-            self.state / "cluster", nodes, grace_s=grace_s, **(cluster or {})
+            self.state / "cluster", nodes, grace_s=grace_s, timeout_s=PATIENCE_S, **(cluster or {})
         )
         self.config = root / "site.toml"
         self.config.write_text(
@@ -63,11 +73,11 @@ class Site:
             grace = "{grace_s:g} s"
             autostart = false
             [jobs]
-            max_tries = 2
-            drain_timeout = "120 s"
+            {LIMITS}
             [allocation]
             settle = "0.3 s"
             min_interval = "0 s"
+            lease_wait = "1 h"
             """
             + config
             + f"\n[profiling]\n{profiling}\n"
@@ -76,11 +86,15 @@ class Site:
 
     def start_daemon(self) -> None:
         """Start the daemon and wait until it answers."""
+        self.launch_daemon()
+        self.until(self.answers, "the daemon answers")
+
+    def launch_daemon(self) -> None:
+        """Start the daemon."""
         log = (self.root / "daemon.log").open("ab")
         argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(self.config)]
         self.daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=self.environment)
         log.close()
-        self.until(self.answers, "the daemon answers")
 
     def answers(self) -> bool:
         """Whether the daemon that was started last answers."""
@@ -174,14 +188,13 @@ class Site:
                     found.append(process)
         return found
 
+    def said(self, words: str) -> bool:
+        """Whether the daemon has said so at any time."""
+        return words in self.daemon_log(10**9)
+
     def daemon_log(self, lines: int = 60) -> str:
         """The last lines of what the daemon said."""
-        path = self.root / "daemon.log"
-        return (
-            "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
-            if path.exists()
-            else "(no log)"
-        )
+        return tail(self.root / "daemon.log", lines)
 
     def stop(self) -> None:
         """End everything; fails when a process is left over."""

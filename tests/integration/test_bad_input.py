@@ -15,7 +15,9 @@ from malletrain.client import ClientError
 from malletrain.identity.keys import read_key
 from malletrain.identity.state_directory import INFO, read_daemon_info
 from malletrain.protocol import messages, wire
+from tests.waiting import PATIENCE_S
 
+PATIENCE_MS = int(PATIENCE_S * 1000)
 SHORT = "import malletrain\nfor _ in range(50): malletrain.report(1)\n"
 
 
@@ -114,7 +116,7 @@ def _stranger(made):
     socket = zmq.Context.instance().socket(zmq.DEALER)
     socket.curve_publickey, socket.curve_secretkey = pair.public.encode(), pair.secret.encode()
     socket.curve_serverkey = info.server_key.encode()
-    socket.linger, socket.rcvtimeo, socket.sndtimeo = 0, 10_000, 10_000
+    socket.linger, socket.rcvtimeo, socket.sndtimeo = 0, PATIENCE_MS, PATIENCE_MS
     socket.connect(info.endpoint)
     return socket
 

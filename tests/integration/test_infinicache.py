@@ -15,12 +15,26 @@ import pytest
 from infinicache import Cache
 
 from tests.integration.embedded import site
+from tests.waiting import NEVER_S, PATIENCE_S
 
 HOME = Path(__file__).resolve().parents[2] / "jobscripts" / "infinicache"
 
 
-def test_objects_outlive_the_nodes_that_held_them(tmp_path):
+PATIENT = """
+import sys
+sys.path.insert(0, {home!r})
+from infinicache import connection, mover, proxy, server
+connection.CONNECT_S = server.HANDSHAKE_S = mover.ANSWER_S = proxy.SETTLE_S = {never}
+from infinicache.service import main
+sys.exit(main())
+"""
+"""serve.py, for whose processes a peer that stands still for a while is none that is lost."""
+
+
+def test_objects_outlive_the_nodes_that_held_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("infinicache.connection.CONNECT_S", NEVER_S)
     with site(tmp_path, nodes=5) as s:
+        serve = s.script("serve.py", PATIENT.format(home=str(HOME), never=NEVER_S))
         value = tmp_path / "value.toml"
         value.write_text("[value]\n3 = 10\n5 = 20.0\n")
         environment = {
@@ -47,7 +61,7 @@ def test_objects_outlive_the_nodes_that_held_them(tmp_path):
             "--service",
             "--value",
             str(value),
-            str(HOME / "serve.py"),
+            str(serve),
             "--memory",
             "200M",
         )
@@ -69,7 +83,8 @@ def test_objects_outlive_the_nodes_that_held_them(tmp_path):
             f"object {i}": random.randbytes(size)
             for i, size in enumerate((0, 1000, 100_000, 3_000_000, 5_000_001))
         }
-        with Cache(list(members.values()), key, code=(3, 2)) as cache:
+        many = {"code": (3, 2), "timeout_s": PATIENCE_S}
+        with Cache(list(members.values()), key, **many) as cache:
             for name, data in objects.items():
                 assert cache.put(name, data).protection == 2
             proxy, leaver = list(members)[:2]
@@ -90,9 +105,7 @@ def test_objects_outlive_the_nodes_that_held_them(tmp_path):
                 sorted(addresses()[0].values()), 2
             ):  # any two may be lost now
                 pid = next(
-                    p.pid
-                    for p in s.workers(HOME / "serve.py")
-                    if _listens(p, int(address.rpartition(":")[2]))
+                    p.pid for p in s.workers(serve) if _listens(p, int(address.rpartition(":")[2]))
                 )
                 os.kill(pid, signal.SIGKILL)
             assert {k: cache.get(k) for k in objects} == objects

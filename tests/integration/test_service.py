@@ -141,8 +141,11 @@ def test_a_node_that_leaves_while_there_is_no_daemon_still_hands_over(embedded):
     )
     embedded.until(lambda: node not in embedded.agents(), "its agent has gone")
     embedded.start_daemon()
-    embedded.until(lambda: node not in members(embedded, job), "the others go on")
-    assert members(embedded, job).items() <= first.items()
+    embedded.until(
+        lambda: members(embedded, job).get(node) != first[node], "the daemon knows that it has gone"
+    )
+    others = {n: address for n, address in members(embedded, job).items() if n != node}
+    assert others.items() <= first.items(), "the others go on"
 
 
 def test_a_leaver_that_says_nothing_is_released_within_its_notice(tmp_path):

@@ -8,7 +8,7 @@ import threading
 import msgspec
 import pytest
 
-from malletrain.client import ClientError, Connection, Unreachable
+from malletrain.client import ClientError, Connection, Unreachable, exchange
 from malletrain.identity.keys import new_pair, write_key
 from malletrain.identity.state_directory import INFO, write_daemon_info
 from malletrain.protocol import messages, wire
@@ -102,6 +102,18 @@ def test_deaf(daemon):
         assert "carried" not in str(caught.value)
     with Connection.of(daemon.state_dir) as client:
         assert client.status().pid == 42
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [("", 10.0), ("90", 90.0), ("0", 1.0), ("inf", 86400.0), ("long", 10.0)]
+)
+def test_the_user_says_how_long_an_answer_may_take(given, seconds):
+    assert exchange.timeout_of(given) == seconds
+
+
+def test_the_tests_wait_for_answers_longer_than_users_do():
+    assert exchange.TIMEOUT_S == PATIENCE_S
+    assert exchange.CONNECT_S >= PATIENCE_S / 2
 
 
 def test_stranger(daemon):

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from tests import waiting
+from tests.last_words import tail
 from tests.ports import free_ports
 from tests.waiting import PATIENCE_S
 
@@ -320,12 +321,7 @@ class SlurmCluster:
 
     def log(self, key: str) -> str:
         """The last lines of a daemon's log."""
-        path = self.root / "log" / f"{key}.log"
-        return (
-            "\n".join(path.read_text(errors="replace").splitlines()[-40:])
-            if path.exists()
-            else "(no log)"
-        )
+        return tail(self.root / "log" / f"{key}.log")
 
 
 _DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []

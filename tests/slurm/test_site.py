@@ -98,7 +98,7 @@ def test_troubles_of_the_machine_lose_no_job(cluster, root):
         # slurmctld away for a while, and back: the job does not notice.
         rounds = len(site.events("round-formed", job))
         slurm.end("slurmctld")
-        site.until(lambda: "poll failed" in site.daemon_log(), "the daemon notices")
+        site.until(lambda: site.said("poll failed"), "the daemon notices")
         site.until_samples(job, site.job(job).samples + 200)
         slurm.start_controller()
         slurm.until(lambda: len(slurm.leases()) == 3, "Slurm knows the leases again")

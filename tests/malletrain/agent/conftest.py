@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from tests.malletrain.agent.node_side import AgentProcess, FakeDaemon, eventually, processes_with
+from tests.malletrain.agent.node_side import (
+    RARELY_S,
+    AgentProcess,
+    FakeDaemon,
+    eventually,
+    processes_with,
+)
 
 
 @pytest.fixture
-def daemon():
-    daemon = FakeDaemon()
+def daemon(request):
+    """Asks for heartbeats so rarely that an agent does not take it for silent while the test stands
+    still; a test that is about them says how often.
+    """
+    daemon = FakeDaemon(heartbeat_s=getattr(request, "param", RARELY_S))
     yield daemon
     daemon.close()
 

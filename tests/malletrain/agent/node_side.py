@@ -21,6 +21,10 @@ from malletrain.protocol import env, messages, wire
 from tests import waiting
 
 eventually = waiting.until
+RARELY_S = 60.0
+"""Seconds between heartbeats; three of them missing are silence."""
+OFTEN_S = 0.2
+"""The same, for tests that are about them."""
 
 
 def alive(pid: int) -> bool:
@@ -51,7 +55,7 @@ class FakeDaemon:
         port: int = 0,
         boot: str = "boot-1",
         keys: tuple[bytes, bytes] | None = None,
-        heartbeat_s: float = 0.2,
+        heartbeat_s: float = RARELY_S,
     ) -> None:
         self.public, self.secret = keys or zmq.curve_keypair()
         self.boot = boot

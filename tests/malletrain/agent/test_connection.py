@@ -10,12 +10,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from malletrain.protocol import messages
 from tests.malletrain.agent.launchers import running
-from tests.malletrain.agent.node_side import FakeDaemon, alive, eventually
+from tests.malletrain.agent.node_side import OFTEN_S, FakeDaemon, alive, eventually
 from tests.waiting import PATIENCE_S
 
 
+@pytest.mark.parametrize("daemon", [OFTEN_S], indirect=True, ids=[""])
 def test_training_goes_on_without_the_daemon_and_the_next_one_learns_everything(
     daemon, start, tmp_path
 ):
@@ -53,7 +56,7 @@ def test_after_a_break_of_the_connection_the_agent_says_unasked_how_things_stand
     running(daemon, tmp_path)
     daemon.close()
     (tmp_path / "succeed").touch()
-    same = FakeDaemon(daemon.port, daemon.boot, (daemon.public, daemon.secret), heartbeat_s=60.0)
+    same = FakeDaemon(daemon.port, daemon.boot, (daemon.public, daemon.secret))
     same.asks = False
     try:
         same.until(
@@ -71,18 +74,16 @@ def assigned(message):
 
 
 def test_a_daemon_that_forgot_the_agent_is_told_again(daemon, start, tmp_path):
-    agent = start()
+    start()
     running(daemon, tmp_path)
-    agent.signal(signal.SIGSTOP)  # as a suspended lease
-    daemon.pump(0.2)
     daemon.names.clear()
     daemon.boot = "boot-2"
     since = len(daemon.seen)
-    agent.signal(signal.SIGCONT)
     hello = daemon.expect("n0", messages.Hello, since=since)
     assert hello.assignment == messages.Assignment("j1", "running", 1)
 
 
+@pytest.mark.parametrize("daemon", [OFTEN_S], indirect=True, ids=[""])
 def test_a_suspended_agent_leaves_the_node_and_registers_again_when_it_goes_on(
     daemon, start, tmp_path
 ):

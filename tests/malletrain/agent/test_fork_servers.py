@@ -16,7 +16,7 @@ from malletrain.launch.supervisor import process_table
 from malletrain.protocol import messages
 from malletrain.protocol.interpreters import interpreter_of
 from tests.malletrain.agent.launchers import OBEDIENT, is_clean
-from tests.malletrain.agent.node_side import FAKE_LAUNCHER, alive, eventually, spec
+from tests.malletrain.agent.node_side import FAKE_LAUNCHER, OFTEN_S, alive, eventually, spec
 from tests.waiting import PATIENCE_S
 
 WARM_PYTHON = """#!{python}
@@ -235,6 +235,7 @@ def test_an_agent_that_is_killed_takes_its_fork_servers_with_it(daemon, start, w
     eventually(lambda: not any(alive(pid) for pid in pids), "they are gone")
 
 
+@pytest.mark.parametrize("daemon", [OFTEN_S], indirect=True, ids=[""])
 def test_its_memory_is_told(daemon, start, warm_python):
     start()
     keys = warm_up(daemon, warm_python())

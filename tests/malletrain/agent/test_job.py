@@ -11,7 +11,10 @@ import pytest
 from malletrain.protocol import messages
 from tests.malletrain.agent.launchers import OBEDIENT, assign, is_clean, running
 from tests.malletrain.agent.node_side import eventually, fake_python, spec
-from tests.waiting import PATIENCE_S
+from tests.waiting import NEVER_S, PATIENCE_S
+
+HURRIED = "end.receive(0.0 if 5 < step < 1000 else 0.02)"
+"""In place of the obedient launcher's pause."""
 
 # --- a job's life ---
 
@@ -33,33 +36,38 @@ def test_a_job_from_assign_to_goodbye(daemon, start, tmp_path):
     daemon.send("n0", messages.Release("j1", 5.0))
     daemon.expect("n0", messages.Released, job="j1")
     assert not agent.left()
-    daemon.until(
-        lambda: daemon.logs.get(("j1", 2, "rank1")) == b"line of round 2\n",
-        "the log of the second round",
-    )
+    for generation, rank in ((1, 0), (2, 1)):
+        daemon.until(
+            lambda of=(generation, rank): (
+                daemon.logs.get(("j1", of[0], f"rank{of[1]}")) == b"line of round %d\n" % of[0]
+            ),
+            f"the log of round {generation}",
+        )
     daemon.until(
         lambda: b"launcher speaking" in daemon.logs.get(("j1", 0, "launcher"), b""),
         "the launcher's log",
     )
-    assert daemon.logs["j1", 1, "rank0"] == b"line of round 1\n"
     daemon.send("n0", messages.Goodbye("thanks"))
     assert agent.process.wait(PATIENCE_S) == 0
     assert is_clean(agent)
 
 
 def test_counts_are_coalesced_and_metrics_are_not(daemon, start, tmp_path):
+    """The script reports faster than the agent sends on, however slow both are: it makes five steps
+    and then a thousand in one go.
+    """
     start()
-    running(daemon, tmp_path)
+    running(daemon, tmp_path, OBEDIENT.replace("end.receive(0.02)", HURRIED))
     daemon.expect("n0", messages.Metric, name="accuracy", value=0.5)
 
     def counts():
         return [m for _, m in daemon.seen if isinstance(m, messages.Progress)]
 
-    daemon.until(lambda: len(counts()) >= 4, "some counts")
+    daemon.until(lambda: counts() and counts()[-1].steps >= 1000, "all that it has reported")
     assert all(c.job == "j1" and c.generation == 1 and c.samples == c.steps * 32 for c in counts())
     steps = [c.steps for c in counts()]
     assert steps == sorted(set(steps))
-    assert steps[-1] > 2 * len(steps)  # a report every 20 ms goes in, 5 a second at most come out
+    assert len(steps) < 500
 
 
 def test_the_jobs_environment(daemon, start, tmp_path, monkeypatch):
@@ -270,7 +278,7 @@ def test_a_drain_is_served_by_the_worker(daemon, start, tmp_path):
     start()
     running(daemon, tmp_path)
     daemon.expect("n0", messages.Metric)  # sent after Capable
-    daemon.send("n0", messages.Drain("j1", 1, 1, 20.0))
+    daemon.send("n0", messages.Drain("j1", 1, 1, NEVER_S))
     assert daemon.expect("n0", messages.Drained, generation=1).saved
 
 

@@ -12,8 +12,8 @@ import pytest
 from malletrain.protocol import messages
 from malletrain.protocol.payloads import ProbeTarget
 from tests.malletrain.agent.launchers import STUBBORN, assign, is_clean, running
-from tests.malletrain.agent.node_side import AgentProcess, eventually
-from tests.waiting import PATIENCE_S
+from tests.malletrain.agent.node_side import OFTEN_S, AgentProcess, eventually
+from tests.waiting import NEVER_S, PATIENCE_S
 
 
 def test_a_release_leaves_nobody_behind(daemon, start, tmp_path):
@@ -90,6 +90,7 @@ def test_what_a_killed_agent_left_on_disk_is_removed_by_the_next(daemon, start, 
     assert is_clean(second)
 
 
+@pytest.mark.parametrize("daemon", [OFTEN_S], indirect=True, ids=[""])
 def test_an_idle_agent_leaves_at_once_on_sigterm(daemon, start):
     agent = start(**{"grace-s": "600"})
     daemon.until(lambda: daemon.beats, "it knows that it is welcome")
@@ -133,13 +134,13 @@ def test_an_agent_that_is_not_yet_known_says_hello_and_goodbye_in_one(daemon, tm
 
 
 def test_a_preempted_agent_goes_on_until_the_daemon_has_moved_the_job(daemon, start, tmp_path):
-    agent = start(**{"grace-s": "60"})
+    agent = start(**{"grace-s": str(NEVER_S)})
     running(daemon, tmp_path)
     daemon.expect("n0", messages.Metric)
     agent.signal(signal.SIGTERM)
     daemon.expect("n0", messages.Leaving)
     agent.signal(signal.SIGTERM)  # again, as some schedulers do
-    daemon.send("n0", messages.Drain("j1", 1, 1, 20.0))
+    daemon.send("n0", messages.Drain("j1", 1, 1, NEVER_S))
     assert daemon.expect("n0", messages.Drained).saved
     assert agent.left()
     daemon.send("n0", messages.Release("j1", 5.0))

@@ -13,6 +13,7 @@ from malletrain.core.events import (
     LeaseNotYet,
     NodeJoined,
     NodeLost,
+    NodeRejected,
     RescaleFinished,
     Tick,
 )
@@ -125,7 +126,7 @@ def test_what_was_not_asked_for_yet_is_asked_for_after_the_next_poll_and_was_no_
         said += play(c, [(at + 0.2, job(f"k{at}", 1, 1, owner="ann"))])
         said += play(c, [(at + 3.0, Tick())])
         assert taken(said) == {}, "not before the next poll"
-        assert not c.backing_off("ann", at + 3.0)
+        assert not c.gaps.backing_off("ann", at + 3.0)
         at += 5.0
 
 
@@ -139,3 +140,17 @@ def test_gaps_there_is_no_room_for_yet_are_no_reason_to_reclaim():
     assert not [x for x in said if isinstance(x, ReclaimNodes | TakeLeases)]
     said = play(c, [(305.0, GapsSeen(open_gaps, 5))])
     assert sorted(taken(said)) == ["ann", "bob"]
+
+
+def test_idle_nodes_that_are_left_alone_are_known_while_they_are_idle():
+    c = controller(rejected_s=300.0)
+    play(c, [(0.0, job("j", 1, 2, owner="ann")), (1.0, gaps("a", "b"))])
+    play(c, [(2.0, NodeJoined("a", owner="ann")), (10.0, NodeRejected("a"))])
+    assert c.gaps.left_alone("ann", 20.0) == {}, "not seen as idle yet"
+    play(c, [(20.0, gaps("a", "b"))])
+    assert c.gaps.left_alone("ann", 30.0) == {"a": 280.0}
+    assert c.gaps.left_alone("bob", 30.0) == {}, "of use to others"
+    play(c, [(40.0, gaps("b"))])
+    assert c.gaps.left_alone("ann", 40.0) == {}
+    play(c, [(320.0, gaps("a", "b"))])
+    assert c.gaps.left_alone("ann", 320.0) == {}

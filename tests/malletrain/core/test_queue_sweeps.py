@@ -10,7 +10,7 @@ from malletrain.core.events import JobState, NodeJoined
 from malletrain.core.gaps import Gaps
 from malletrain.core.planning import Candidate
 from malletrain.core.queueing import AdmissionQueue
-from malletrain.core.state import ControllerState
+from malletrain.core.state import SWEEP_KEPT_S, ControllerState
 from tests.malletrain.core.test_queueing import job
 
 
@@ -53,6 +53,26 @@ def test_a_sweep_has_one_place_and_keeps_it():
     for name in ("t1", "t2"):
         state.end(name, JobState.COMPLETED, 2.0)
     assert names(q) == ["b", "c"]
+
+
+def test_a_sweep_is_forgotten_a_while_after_its_last_trial():
+    state, q = queue(trial("t0"), trial("u0", sweep="ann:r"), job("b", owner="ann"))
+    state.end("t0", JobState.COMPLETED, 1.0)
+    state.submit(trial("t1"))  # one after the other: the sweep stands where it stood
+    assert names(q, 9)[0] == "t1"
+    state.end("t1", JobState.CANCELLED, 2.0)
+    state.end("b", JobState.COMPLETED, 2.0 + SWEEP_KEPT_S - 1.0)
+    assert set(state.sweeps) == {"ann:s", "ann:r"}
+    state.end("u0", JobState.COMPLETED, 2.0 + SWEEP_KEPT_S)
+    assert set(state.sweeps) == {"ann:r"}
+    state.submit(job("c", owner="ann"))
+    state.submit(trial("u1", sweep="ann:r"))
+    state.end("c", JobState.COMPLETED, 1e6)
+    assert set(state.sweeps) == {"ann:r"}, "one of its jobs is there"
+    state.end("u1", JobState.COMPLETED, 1e6)
+    state.submit(job("d", owner="ann"))
+    state.end("d", JobState.COMPLETED, 2e6)
+    assert not state.sweeps
 
 
 def test_no_more_trials_of_a_sweep_than_jobs_at_all():

@@ -73,6 +73,23 @@ def test_a_node_is_slow_once_it_lasts(known):
     assert not again.fresh, "it is said once"
 
 
+@pytest.mark.parametrize("after_s", [60.0, 1800.0, 2700.0, 6 * HOUR, 24 * HOUR])
+def test_a_node_is_found_however_long_it_is_compared_for(after_s):
+    """Windows are a little longer than they should be: a look is taken now and then only."""
+    slow, found = SlowNodes(1.25, HOUR, after_s), []
+    for k in range(ENOUGH + 1):
+        window_s = after_s / KEPT
+        found.append(bool(slow.compare(window(four(b=0.3)), k * (window_s * 1.2 + 1.0)).slow))
+    assert found == [False] * (ENOUGH - 1) + [True, True]
+
+
+@pytest.mark.parametrize(("after_s", "apart_s"), [(60.0, 600.0), (7200.0, 4800.0)])
+def test_windows_of_long_ago_do_not_count_beside_it(after_s, apart_s):
+    slow = SlowNodes(1.25, HOUR, after_s)
+    for k in range(3 * KEPT):
+        assert not slow.compare(window(four(b=0.3)), k * apart_s).slow
+
+
 def test_a_moment_is_not_lasting(known):
     for k in range(4 * KEPT):
         busy = four(b=0.3) if k % 2 else four()

@@ -3,16 +3,19 @@ a job is.
 """
 
 import math
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator import Goal, NodeInfo, ScalingCurve
+from allocator import Goal, NodeInfo, RescaleCost, ScalingCurve
 from malletrain.core.apart import ApartPlanner, divided
 from malletrain.core.commands import Start, TakeLeases
 from malletrain.core.controller import Controller
 from malletrain.core.events import GapsSeen, JobSubmitted, NodeJoined, RescaleFinished, Tick
+from malletrain.core.goals import GoalStanding, OwnerGoals
 from malletrain.core.planning import Candidate, make_plan
 from malletrain.core.settings import ControllerSettings, PlanningSettings
 from malletrain.core.trainers import Trainer, Trainers
@@ -20,6 +23,7 @@ from malletrain.core.trainers import Trainer, Trainers
 GPU = Trainer("gpu", Goal.EFFICIENCY, only=frozenset({"a100"}))
 CPU = Trainer("cpu", never=frozenset({"a100"}))
 ONE, TWO = Trainer("one", part=1.0), Trainer("two", Goal.EFFICIENCY, part=3.0)
+FREE = RescaleCost(0.0, 0.0)
 
 
 def nodes(count, node_class="default", begin=0):
@@ -86,6 +90,47 @@ def test_a_part_that_grows_back_takes_free_nodes_first_and_leaves_jobs_theirs():
     assert len(plan.nodes["j2"]) == 6
 
 
+def test_two_shared_classes_are_both_used():
+    """A job runs on one class only: each trainer's is at home in one of them, and has all of it."""
+    machine = {**nodes(4, "a"), **nodes(4, "b", begin=4)}
+    candidates = [
+        Candidate("j1", 1, 4, (), curve=linear(1.0), trainer=ONE),
+        Candidate("j2", 1, 4, (), curve=linear(1.0), trainer=Trainer("two")),
+    ]
+    plan = ApartPlanner(make_plan)(candidates, machine, PlanningSettings())
+    assert {job: len(mine) for job, mine in plan.nodes.items()} == {"j1": 4, "j2": 4}
+
+
+def test_a_class_that_stands_empty_draws_a_job_from_a_full_one():
+    machine = {**nodes(4, "a"), **nodes(8, "b", begin=4)}
+    held = tuple(machine)[:4]
+    candidates = [
+        Candidate("j1", 1, 8, held[:2], curve=linear(1.0), cost=FREE, trainer=ONE),
+        Candidate("j2", 1, 8, held[2:], curve=linear(1.0), cost=FREE, trainer=Trainer("two")),
+    ]
+    plan = ApartPlanner(make_plan)(candidates, machine, PlanningSettings())
+    assert sorted(len(mine) for mine in plan.nodes.values()) == [4, 8]
+
+
+def test_who_has_few_jobs_has_its_part_of_two_classes():
+    machine = {**nodes(4, "a"), **nodes(4, "b", begin=4)}
+    candidates = [
+        *(Candidate(f"j{k}", 1, 4, (), curve=linear(1.0), trainer=ONE) for k in range(3)),
+        Candidate("k", 1, 4, (), curve=linear(1.0), trainer=Trainer("two")),
+    ]
+    plan = ApartPlanner(make_plan)(candidates, machine, PlanningSettings())
+    assert len(plan.nodes["k"]) == 4
+
+
+def test_nodes_too_few_for_one_are_the_others():
+    candidates = [
+        Candidate("wide", 6, 8, (), curve=linear(1.0), trainer=ONE),
+        Candidate("j", 1, 8, (), curve=linear(1.0), trainer=Trainer("two")),
+    ]
+    plan = ApartPlanner(make_plan)(candidates, nodes(8), PlanningSettings())
+    assert {job: len(mine) for job, mine in plan.nodes.items()} == {"wide": 0, "j": 8}
+
+
 sizes = st.integers(1, 12)
 
 
@@ -131,7 +176,7 @@ def machines(draw):
 
 @settings(max_examples=60)
 @given(machines())
-def test_the_parts_are_disjoint_keep_what_stays_and_waste_nothing(drawn):
+def test_the_parts_are_disjoint_and_keep_what_stays(drawn):
     candidates, machine = drawn
     groups = {}
     for c in candidates:
@@ -145,15 +190,29 @@ def test_the_parts_are_disjoint_keep_what_stays_and_waste_nothing(drawn):
         for c in group:
             if c.fixed:
                 assert set(c.nodes) <= set(parts[name])
-    for pool in "ab":
-        there = [n for n in machine if machine[n].node_class == pool]
-        wanted = sum(
-            len(c.nodes) * any(n in there for n in c.nodes) if c.fixed else c.max_nodes
+
+
+@settings(max_examples=60)
+@given(machines())
+def test_no_node_is_left_that_a_job_could_use_where_it_is(drawn):
+    candidates, machine = drawn
+    plan = ApartPlanner(make_plan)(
+        [
+            replace(c, cost=FREE, curve=linear(1.0), nodes=c.nodes if c.fixed else ())
             for c in candidates
-            if c.trainer.may_use(pool)
-        )
-        left = len(there) - sum(n in there for n in given_out)
-        assert left == 0 or left <= max(0, len(there) - wanted)
+        ],
+        machine,
+        PlanningSettings(),
+    )
+    taken = {node for mine in plan.nodes.values() for node in mine}
+    left = Counter(info.node_class for node, info in machine.items() if node not in taken)
+    for c in candidates:
+        mine = plan.nodes[c.job]
+        if c.fixed or len(mine) == c.max_nodes:
+            continue
+        for pool, count in left.items():
+            assert not mine or machine[mine[0]].node_class != pool or not c.may_use(pool)
+            assert len(mine) >= count or not c.may_use(pool)
 
 
 @settings(max_examples=60)
@@ -216,6 +275,30 @@ def test_leases_are_taken_for_who_may_use_them():
     (asked,) = [c for c in commands if isinstance(c, TakeLeases)]
     assert len(asked.nodes) == 4
     assert all(node.startswith("g") for node in asked.nodes)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "held"), [("gpu", GoalStanding.INFEASIBLE), ("cpu", GoalStanding.ON_TRACK)]
+)
+def test_a_job_without_nodes_is_foretold_on_nodes_that_it_may_use(trainer, held):
+    """The work takes four nodes 21 minutes, and one node 85; only the common class has four."""
+    made = controller(GPU, CPU)
+    gaps = {"g": (None, "a100"), **{f"c{k}": (None, "xeon") for k in range(8)}}
+    made.handle(GapsSeen(gaps), 0.0)
+    wanted = OwnerGoals(deadline=3600.0, work=43200.0)
+    submit(made, "j", trainer, curve=linear(10.0), goals=wanted)
+    for other in range(5):  # want nodes that the first may not use
+        submit(made, f"k{other}", "cpu" if trainer == "gpu" else "gpu")
+    made.handle(Tick(), 1.0)
+    assert made.goals.records["j"].standing is held
+
+
+def test_where_no_node_of_its_class_was_seen_a_deadline_cannot_be_held():
+    made = controller(GPU, CPU)
+    made.handle(GapsSeen({f"c{k}": (None, "default") for k in range(8)}), 0.0)
+    submit(made, "j", "gpu", curve=linear(10.0), goals=OwnerGoals(deadline=1e6, work=100.0))
+    made.handle(Tick(), 1.0)
+    assert made.goals.records["j"].standing is GoalStanding.INFEASIBLE
 
 
 def test_a_full_queue_of_one_keeps_no_job_of_another_waiting():

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from malletrain.core.events import WorkersFailed
-from malletrain.daemon.hung import ANSWER_S, PAUSES, STANDSTILL_S, HungSteps, innermost
+from malletrain.daemon.hung import ANSWER_S, AT_ONCE, PAUSES, STANDSTILL_S, HungSteps, innermost
 from malletrain.protocol.messages import ShowStacks, Stacks
 from malletrain.rounds.interface import RoundStage
 
@@ -153,6 +153,26 @@ def test_one_rank_that_has_ended_in_order_does_not_hang():
     site.silence(ANSWER_S + 1.0)
     [(_, data)] = site.events
     assert data["ranks"] == [0], "the one that was left hangs now"
+
+
+def test_all_nodes_of_a_large_job_are_asked_a_part_at_each_look():
+    """The one that hangs may be on the last of them."""
+    site = Site()
+    names = [f"n{number:03}" for number in range(2 * AT_ONCE + 10)]
+    site.nodes.update((n, SimpleNamespace(node=n, unreachable_since=None)) for n in names)
+    site.samples = dict.fromkeys(range(len(names)), 0.0)
+    site.run.rounds.members = tuple(names)
+    site.train(20.0, ranks=tuple(site.samples))
+    last = len(names) - 1
+    site.train(20.0 + LEAST + 1.0, ranks=tuple(range(last)))
+    assert len(site.asked) <= 2 * AT_ONCE
+    site.train(site.now + 1.0, ranks=tuple(range(last)))
+    assert [node for node, _ in site.asked] == names, "each once"
+    site.say(names[last], last, text=STACK.format(what="all_reduce"))
+    site.train(site.now + ANSWER_S, ranks=tuple(range(last)))
+    [(sentence, data)] = site.events
+    assert f"rank {last} on {names[last]} stands at" in sentence
+    assert "all_reduce" in data["stacks"][f"rank {last} on {names[last]}"]
 
 
 @pytest.mark.parametrize("trouble", ["rescale", "unreachable", "deaf"])

@@ -106,6 +106,22 @@ def test_where_even_that_cannot_be_written_down_the_parts_are_made_anew(world):
     assert world.daemon.job(world.job).state == "running"
 
 
+def test_a_step_that_was_saved_and_could_not_be_told_has_the_parts_made_anew(world):
+    service = world.daemon.service
+    kept = service.api.parts.outbox.flush
+
+    def once():
+        service.api.parts.outbox.flush = kept
+        broken()
+
+    with world.daemon.client("ann") as client, contextlib.suppress(ClientError):
+        service.api.parts.outbox.flush = once
+        client.cancel(world.job)
+    world.begun_anew(service)
+    assert service.core.torn
+    until(lambda: world.daemon.job(world.job).state == "cancelled", "what was saved holds")
+
+
 def test_who_sends_it_again_and_again_is_not_heard_in_it_but_in_all_else(world):
     world.daemon.service.core.runs[world.job].monitor.mark = broken
     mark = messages.Mark(world.job, world.running.generation, 0, "import", 1.0)

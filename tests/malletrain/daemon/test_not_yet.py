@@ -31,7 +31,9 @@ def test_what_is_not_asked_for_yet_is_asked_for_again_and_is_no_refusal(tmp_path
         ended = registry.get_sample_value("malletrain_leases_ended_total", {"reason": "not-yet"})
         assert ended >= 10
         assert "one a day" not in daemon.job(job).reason, "nobody refused anything"
-        assert not daemon.service.core.controller.backing_off_s(daemon.service.core.clock.now())
+        assert not daemon.service.core.controller.gaps.backing_off_s(
+            daemon.service.core.clock.now()
+        )
         machine.paced = False
         until(lambda: len(machine.of("ann")) == 2, "both leases are taken")
     finally:

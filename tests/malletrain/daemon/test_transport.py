@@ -61,3 +61,22 @@ def test_what_is_sent_after_its_end_is_heard_by_nobody(made):
     made.bind("tcp://127.0.0.1:0")
     made.stop()
     assert not made.send(b"peer", messages.Alive("boot"))
+
+
+def test_however_much_is_sent_in_one_turn_it_looks_for_messages_once(made):
+    async def busy():
+        made.bind("tcp://127.0.0.1:0")
+        made.serve(Deaf())
+        await asyncio.sleep(0)
+        loop, due = asyncio.get_running_loop(), []
+        soon = loop.call_soon
+        loop.call_soon = lambda what, *rest, **options: (
+            due.append(what) or soon(what, *rest, **options)
+        )
+        for _ in range(50):
+            made.send(b"nobody", messages.Goodbye("Nobody is there."))
+        del loop.call_soon
+        made.stop()
+        return len(due)
+
+    assert asyncio.run(busy()) == 1

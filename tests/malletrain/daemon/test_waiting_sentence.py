@@ -16,3 +16,22 @@ from malletrain.daemon.job_views import short_of
 )
 def test_what_a_job_lacks_is_said_in_numbers(needed, held, coming, said):
     assert short_of(needed, held, coming) == said
+
+
+@pytest.mark.parametrize(
+    ("alone", "said"),
+    [
+        ({}, "needs 1 node, none is held"),
+        (
+            {"n3": 89.2},
+            "needs 1 node, none is held; n3 is left alone after failures, for 90 s more",
+        ),
+        (
+            {"n3": 240.0, "n1": 60.0},
+            "needs 1 node, none is held; 2 idle nodes are left alone after failures, the first for "
+            "1 min more",
+        ),
+    ],
+)
+def test_idle_nodes_that_are_left_alone_are_said(alone, said):
+    assert short_of(1, 0, 0, alone) == said

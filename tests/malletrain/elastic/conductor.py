@@ -23,6 +23,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
+from tests.last_words import tail
 from tests.waiting import PATIENCE_S
 
 _context = multiprocessing.get_context("forkserver")
@@ -192,8 +193,7 @@ class Conductor:
     def outputs(self) -> str:
         known = [w for w in self.workers if w.output.exists()]
         return "\n".join(
-            f"--- {w.output.name} (exit {w.process.exitcode})\n{w.output.read_text()[-3000:]}"
-            for w in known
+            f"--- {w.output.name} (exit {w.process.exitcode})\n{tail(w.output)}" for w in known
         )
 
     # --- rounds ---

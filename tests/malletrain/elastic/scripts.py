@@ -15,6 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import malletrain.elastic as elastic
 from malletrain import ElasticSampler
+from malletrain.elastic import group, membership
+
+# A worker that stands still for a while is neither lost nor beyond help.
+group.CONNECT_TIMEOUT_S, membership.LAST_RESORT_S = 60.0, 120.0
 
 
 def data(samples: int) -> TensorDataset:

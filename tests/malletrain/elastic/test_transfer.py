@@ -4,19 +4,20 @@ The ranks are threads here, and what they send goes by queues.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
-import resource
+import subprocess
+import sys
 import threading
 from collections import defaultdict
+from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
 
-from malletrain.elastic import transfer
+from malletrain.elastic import rooms, transfer
 from malletrain.elastic.rooms import LEAST_BYTES, Rooms, described, keep_freed
 from malletrain.elastic.state import Holder
 from tests import waiting
@@ -137,26 +138,26 @@ def test_a_joiner_takes_the_state_into_memory_that_was_made_ready(monkeypatch):
         return taken
 
     monkeypatch.setattr(joiner.rooms, "take", seen)
-    skeleton, rooms = joiner.destinations(packed)
+    skeleton, taken = joiner.destinations(packed)
     assert len(ready) == 2  # exp_avg and exp_avg_sq of the weight; the bias is not worth it
     assert take((200, 200), torch.float32, False) is None
-    for room, tensor in zip(rooms, tensors, strict=True):
+    for room, tensor in zip(taken, tensors, strict=True):
         room.copy_(tensor)
-    joiner.put_back(skeleton, rooms)
+    joiner.put_back(skeleton, taken)
     assert joiner.digest() == source.digest()
     assert {its.state[mine.weight][name].data_ptr() for name in ("exp_avg", "exp_avg_sq")} == ready
 
 
 def test_memory_for_what_does_not_come_is_given_back():
-    rooms = Rooms(torch.device("cpu"))
+    one = Rooms(torch.device("cpu"))
     side = LEAST_BYTES // 4
-    rooms.make(f'[[[{side}], "float32", false]]')
-    assert rooms.take((side,), torch.float64, False) is None
-    assert rooms.take((side,), torch.float32, False).shape == (side,)
-    assert rooms.take((side,), torch.float32, False) is None
-    rooms.make(f'[[[{side}], "float32", false]]')
-    rooms.clear()
-    assert rooms.take((side,), torch.float32, False) is None
+    one.make(f'[[[{side}], "float32", false]]')
+    assert one.take((side,), torch.float64, False) is None
+    assert one.take((side,), torch.float32, False).shape == (side,)
+    assert one.take((side,), torch.float32, False) is None
+    one.make(f'[[[{side}], "float32", false]]')
+    one.clear()
+    assert one.take((side,), torch.float32, False) is None
 
 
 def test_an_optimizer_before_its_first_step_needs_no_memory():
@@ -164,44 +165,42 @@ def test_an_optimizer_before_its_first_step_needs_no_memory():
     assert described([optimizer]) == "[]"
 
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Of mallopt(3)."""
+FAULTS = """
+import ctypes, resource, sys
+from unittest.mock import MagicMock
+if sys.argv[1] == "keep":
+    sys.modules["torch"] = MagicMock()  # which is not what this is about
+    sys.path.insert(0, sys.argv[2])
+    import rooms
+    assert rooms.keep_freed()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+for _ in range(2):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    pieces = [libc.malloc(1 << 20) for _ in range(40)]
+    for piece in pieces:
+        ctypes.memset(piece, 1, 1 << 20)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    for piece in pieces:
+        libc.free(piece)
+print(faults)
+"""
 
 
-def _faults_of_a_second_use(keep):
-    """Page faults when 40 MB are allocated that were freed before; in a process of its own."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        libc = ctypes.CDLL(None)
-        # As in a process that has just begun: what this one freed before has moved its thresholds.
-        libc.malloc_trim(0)
-        libc.mallopt(M_TRIM_THRESHOLD, 128 << 10)
-        libc.mallopt(M_MMAP_THRESHOLD, 128 << 10)
-        kept = keep_freed() if keep else True
-        libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
-        for _ in range(2):
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            pieces = [libc.malloc(1 << 20) for _ in range(40)]
-            for piece in pieces:
-                ctypes.memset(piece, 1, 1 << 20)
-            faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-            for piece in pieces:
-                libc.free(piece)
-        os.write(writing, str(faults if kept else -1).encode())
-        os._exit(0)
-    os.waitpid(pid, 0)
-    os.close(writing)
-    with open(reading) as told:
-        return int(told.read())
+def _faults_of_a_second_use(what):
+    """Page faults when 40 MB are allocated that were freed before, in a process that has freed
+    nothing else.
+    """
+    argv = [sys.executable, "-c", FAULTS, what, str(Path(rooms.__file__).parent)]
+    return int(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
 
 
 def test_freed_memory_is_kept_for_what_comes_next(monkeypatch):
     """Known answer: 40 MB are some ten thousand pages."""
     for name in [n for n in os.environ if n.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD"))]:
         monkeypatch.delenv(name)
-    assert 0 <= _faults_of_a_second_use(keep=True) < 1000
-    assert _faults_of_a_second_use(keep=False) > 5000
+    assert _faults_of_a_second_use("keep") < 1000
+    assert _faults_of_a_second_use("give back") > 5000
 
 
 def test_a_user_who_manages_memory_is_left_to_it(monkeypatch):

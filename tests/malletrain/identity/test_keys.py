@@ -15,6 +15,7 @@ from malletrain.identity.keys import (
     user_name,
     write_key,
 )
+from tests.waiting import PATIENCE_S
 
 
 def test_keys_are_made_once_and_kept(tmp_path):
@@ -194,7 +195,7 @@ def test_the_authenticator_lets_in_whom_the_ring_knows(tmp_path):
             sender.send(word)
         heard = {}
         while len(heard) < 2:
-            assert server.poll(10_000), "the authenticator let nobody in"
+            assert server.poll(int(PATIENCE_S * 1000)), "the authenticator let nobody in"
             frame = server.recv(copy=False)
             heard[frame.bytes] = ring.identity(frame.get("User-Id"))
         assert heard == {b"client": f"client:{user_name()}", b"lease": "lease:l1"}

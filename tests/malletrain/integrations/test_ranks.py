@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from malletrain.protocol.worker_channel import DrainDone, WorkerProgress
+from tests.last_words import tail
 from tests.malletrain.agent.node_side import alive, eventually
 from tests.malletrain.training.worker_side import FakeAgent
 from tests.ports import free_ports
@@ -81,7 +82,7 @@ class Ranks:
 
     def logs(self) -> str:
         return "\n".join(
-            f"--- rank {rank}\n{(self.folder / f'log-{rank}').read_text()[-4000:]}"
+            f"--- rank {rank}\n{tail(self.folder / f'log-{rank}')}"
             for rank in range(len(self.agents))
         )
 

@@ -5,6 +5,8 @@ checkpoint asked for can be resumed from.
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import subprocess
 import sys
 import threading
@@ -18,30 +20,32 @@ from malletrain.protocol.worker_channel import Capable, DrainDone, WorkerProgres
 from malletrain.training import report
 from tests.malletrain.integrations.samples import BATCH, SAMPLES, Net, Numbers
 from tests.malletrain.training.worker_side import as_plain_script, as_worker
+from tests.waiting import PATIENCE_S
 
 
 class Launcher:
     """Asks for a drain after a number of reported steps, and stops the training, as MalleTrain's
-    would, once it was answered.
+    would, once it was answered. ``asked``: it has asked.
     """
 
     def __init__(self, agent, at_step):
-        self.heard, self.answered = [], threading.Event()
+        self.heard, self.asked, self.answered = [], threading.Event(), threading.Event()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(agent, at_step), daemon=True)
         self._thread.start()
 
     def _run(self, agent, at_step):
-        asked = False
         while True:
             over = self._over.is_set()
             new = agent.received()
             self.heard += new
             if over:
                 return
-            if not asked and any(isinstance(m, WorkerProgress) and m.steps >= at_step for m in new):
-                asked = True
+            if not self.asked.is_set() and any(
+                isinstance(m, WorkerProgress) and m.steps >= at_step for m in new
+            ):
                 agent.flags.request_drain(7)
+                self.asked.set()
             if any(isinstance(m, DrainDone) for m in new):
                 self.answered.set()
                 agent.flags.request_drain(0)
@@ -57,14 +61,27 @@ class Launcher:
 
 @contextlib.contextmanager
 def launched(monkeypatch, at_step=3):
+    """A run that hears a drain asked for soon after ``at_step``: it makes two steps more at most
+    before.
+    """
     monkeypatch.setattr("malletrain.training.report.SEND_INTERVAL_S", 0.0)
     with as_worker(monkeypatch) as agent:
         launcher = Launcher(agent, at_step)
-        try:
-            yield launcher
-        finally:
-            report.flush()
-            launcher.stop()
+        forward, begun = Net.forward, itertools.count(1)
+
+        @functools.wraps(forward)  # a trainer looks at what a model takes
+        def held(net, *args, **kwargs):
+            if next(begun) > at_step + 2:
+                assert launcher.asked.wait(PATIENCE_S), "no drain was asked for"
+            return forward(net, *args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Net, "forward", held)
+            try:
+                yield launcher
+            finally:
+                report.flush()
+                launcher.stop()
 
 
 def check(launcher, steps, samples):

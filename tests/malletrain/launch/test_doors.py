@@ -69,6 +69,7 @@ def owner_of(caller, called):
 def test_the_front_door_lets_a_process_of_this_user_in(front, family):
     with socket.socket(family) as call:
         call.connect((FRONT if family == socket.AF_INET else f"::ffff:{FRONT}", front.port))
+        assert readable(front)
         own = front.accept()
         assert own is not None
         caller = own.getpeername()
@@ -82,6 +83,7 @@ def test_the_front_door_lets_a_process_of_this_user_in(front, family):
 def test_the_front_door_asks_the_kernel_who_calls(front, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
     with socket.create_connection((FRONT, front.port)) as call:
+        assert readable(front)
         assert front.accept() is None
         assert call.recv(1) == b"", "hung up on"
 
@@ -90,6 +92,7 @@ def test_where_the_kernel_looks_nothing_up_its_table_is_read(monkeypatch):
     monkeypatch.setattr("malletrain.launch.callers._NETLINK_SOCK_DIAG", 4711)
     door = FrontDoor()
     with socket.create_connection((FRONT, door.port)):
+        assert readable(door)
         own = door.accept()
         assert own is not None
         own.close()
@@ -104,6 +107,7 @@ def fill(taken):
 
 def test_a_caller_for_whom_there_is_no_descriptor_waits_and_comes_in_later(front):
     with socket.create_connection((FRONT, front.port)) as call:
+        assert readable(front)
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (call.fileno() + 1, before[1]))
         taken = []
@@ -116,6 +120,7 @@ def test_a_caller_for_whom_there_is_no_descriptor_waits_and_comes_in_later(front
             for number in taken:
                 os.close(number)
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert readable(front)
         own = front.accept()
         assert own is not None
         own.sendall(b"come in")

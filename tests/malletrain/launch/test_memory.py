@@ -10,11 +10,14 @@ import pytest
 from malletrain.memory.folder import SHARED_MEMORY
 from malletrain.protocol import messages
 from tests.malletrain.launch.test_restart import Cluster
+from tests.waiting import NEVER_S
 
 pytest.importorskip("torch")
 
 TRAIN = """
 import os, time, malletrain, torch.distributed as dist
+from malletrain.training import drain, memory_snapshots
+drain.DRAIN_WAIT_S = memory_snapshots.HEIR_SILENCE_S = 3600.0
 dist.init_process_group("gloo")
 facts = {"steps": 0}
 path = f"disk-{os.environ['MALLETRAIN_NODE']}/x.pt"
@@ -44,7 +47,7 @@ def test_a_leaver_hands_its_state_to_the_node_that_goes_on(tmp_path):
         daemon.expect("n0", messages.Phase, phase="ready")
         first = ("j1", cluster.form("n0"), "rank0")
         daemon.until(lambda: b"step 3\n" in daemon.logs.get(first, b""), "it trains")
-        daemon.send("n0", messages.Drain("j1", first[1], 1, 60.0, heirs=(heir,)))
+        daemon.send("n0", messages.Drain("j1", first[1], 1, NEVER_S, heirs=(heir,)))
         assert daemon.expect("n0", messages.Drained, generation=first[1]).saved
         cluster.agents["n0"].process.kill()
         daemon.until(lambda: not folders(cluster.agents["n0"]), "nothing is left in memory")

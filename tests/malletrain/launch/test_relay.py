@@ -12,7 +12,7 @@ from malletrain.launch import relay
 from malletrain.launch.doors import FRONT, FrontDoor, pair_of_doors
 from malletrain.launch.relay import RoundKeys, ServingRelay
 from malletrain.protocol import host_door
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import NEVER_S, PATIENCE_S, until
 
 KEYS = RoundKeys(b"secret", "j1/1")
 
@@ -83,15 +83,45 @@ def test_no_more_connections_than_any_job_has(serving, monkeypatch):
     served(one, inside)
 
 
+class Clock:
+    """The door's, which goes on when the test says so."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def monotonic(self):
+        return self.now_s
+
+
 def test_strangers_that_hold_the_port_are_sent_off_and_members_get_in(monkeypatch):
+    clock = Clock()
     monkeypatch.setattr(host_door, "MOST_STRANGERS", 6)
-    monkeypatch.setattr(host_door, "_SHOW_KEY_MS", 3000)
+    monkeypatch.setattr(host_door, "_SHOW_KEY_MS", int(NEVER_S * 1000))
+    monkeypatch.setattr(host_door, "time", clock)
     context = zmq.Context()
     router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
     router.curve_server = True
     router.curve_secretkey, router.curve_publickey = KEYS.server_secret, KEYS.server_public
     door = host_door.HostDoor(router, FRONT)
-    strangers = []
+    strangers, told = [], []
+    parsed = host_door.parse_monitor_message
+
+    def tapped(frames):
+        told.append(parsed(frames)["event"])
+        return parsed(frames)
+
+    monkeypatch.setattr(host_door, "parse_monitor_message", tapped)
+
+    def known(event):
+        door.noticed()
+        return told.count(event)
+
+    def come_in(count):
+        """So many strangers more, of whom the door knows."""
+        before = known(zmq.EVENT_ACCEPTED)
+        for _ in range(count):
+            strangers.append(socket.create_connection((FRONT, door.port)))
+        until(lambda: known(zmq.EVENT_ACCEPTED) == before + count, "they are noticed")
 
     def refused():
         try:
@@ -100,25 +130,26 @@ def test_strangers_that_hold_the_port_are_sent_off_and_members_get_in(monkeypatc
             return True
         return False
 
-    def shut():
-        door.noticed()
-        return not door.open
-
     try:
-        for _ in range(6):
-            strangers.append(socket.create_connection((FRONT, door.port)))
-        until(shut, "nobody is let in any more")
+        come_in(5)
+        assert door.open
+        come_in(1)
+        assert not door.open, "nobody is let in any more"
         until(refused, "nobody can connect")
+        clock.now_s = 2 * NEVER_S
         dealer.curve_serverkey = KEYS.server_public
         dealer.curve_secretkey, dealer.curve_publickey = KEYS.client_secret, KEYS.client_public
         dealer.connect(f"tcp://{FRONT}:{door.port}")
         dealer.send(b"hello")
-        until(lambda: not shut() and router.poll(0), "a member comes in all the same")
+        until(
+            lambda: known(zmq.EVENT_HANDSHAKE_SUCCEEDED) and router.poll(0),
+            "a member comes in all the same",
+        )
         assert router.recv_multipart()[1] == b"hello"
-        for _ in range(5):  # the member is none of them
-            strangers.append(socket.create_connection((FRONT, door.port)))
-        strangers.append(socket.create_connection((FRONT, door.port)))
-        until(shut, "only strangers count")
+        come_in(5)
+        assert door.open, "the member is none of them"
+        come_in(1)
+        assert not door.open, "only strangers count"
     finally:
         for call in strangers:
             call.close()

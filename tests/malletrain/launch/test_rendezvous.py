@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from malletrain.launch.doors import BackDoor, FrontDoor  # noqa: E402
 from malletrain.launch.relay import RoundKeys, ServingRelay  # noqa: E402
 from malletrain.launch.rendezvous import DaemonRendezvous  # noqa: E402
+from malletrain.launch.round_store import ReachedStore  # noqa: E402
 from tests.waiting import NEVER_S, PATIENCE_S  # noqa: E402
 
 KEY = "5e" * 32
@@ -251,13 +252,34 @@ def test_a_newer_round_makes_one_void_whose_store_dies_while_it_is_connected_to(
     relay.close()
 
 
-def test_a_store_that_cannot_be_reached_ends_with_a_sentence(agent, make):
-    waiting = Waiting(make(timeout_s=0.3))
+class Clock:
+    """The handler's, which goes on when the test says so."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def monotonic(self):
+        return self.now_s
+
+
+def test_a_store_that_cannot_be_reached_ends_with_a_sentence(agent, make, monkeypatch):
+    clock, tried = Clock(), []
+
+    class Reached(ReachedStore):
+        def __init__(self, *where):
+            tried.append(self)
+            super().__init__(*where)
+
+    monkeypatch.setattr("malletrain.launch.rendezvous.time", clock)
+    monkeypatch.setattr("malletrain.launch.rendezvous.ReachedStore", Reached)
+    waiting = Waiting(make())
     agent.hear()
     agent.say(messages.Alive(""))
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         agent.say(messages.Round("j1", 1, 1, 2, "127.0.0.1", nobody.getsockname()[1]))
+        eventually(lambda: tried and tried[0].trouble, "it has been tried")
+        clock.now_s = 2 * NEVER_S
         with pytest.raises(
             RendezvousTimeoutError,
             match=r"store of round 1 of job j1 at 127\.0\.0\.1:\d+ cannot be reached .* --host",

@@ -21,6 +21,7 @@ from tests.malletrain.agent.node_side import (
     processes_with,
     spec,
 )
+from tests.waiting import NEVER_S
 
 pytest.importorskip("torch")
 
@@ -82,7 +83,7 @@ class Cluster:
             messages.Assign(
                 *("j1", self.spec),
                 stop_grace_s=1.0,
-                join_timeout_s=60.0,
+                join_timeout_s=NEVER_S,
                 key="5e" * 32,
                 memory_share=0.1,
             ),

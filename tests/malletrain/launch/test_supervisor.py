@@ -10,7 +10,7 @@ import pytest
 
 from malletrain.launch import supervisor
 from tests.malletrain.agent.node_side import alive, eventually, processes_with
-from tests.waiting import PATIENCE_S
+from tests.waiting import NEVER_S, PATIENCE_S
 
 SUPERVISOR = [sys.executable, "-I", "-S", supervisor.__file__]
 SLEEP = "import time; time.sleep(600)"
@@ -46,7 +46,7 @@ def start(mark, *command, **options):
     return subprocess.Popen(command, env={**os.environ, name: value}, **options)
 
 
-def middle_man(mark, tmp_path, *options_and_command):
+def middle_man(mark, tmp_path, *options_and_command, supervisor=SUPERVISOR):
     """A process that starts a tied one, as an agent does; returns it and the tied pid."""
     note = tmp_path / "child"
     code = (
@@ -62,7 +62,7 @@ def middle_man(mark, tmp_path, *options_and_command):
         "-c",
         code,
         str(note),
-        *SUPERVISOR,
+        *supervisor,
         "--parent",
         "PARENT",
         *options_and_command,
@@ -216,10 +216,24 @@ def test_a_keeper_whose_parent_is_suspended_leaves_the_node(mark, tmp_path):
     eventually(lambda: not alive(watcher), "the supervisor has ended")
 
 
+def with_long_patience(tmp_path):
+    """The supervisor, for which every stop of this test is short."""
+    room = tmp_path / "malletrain" / "launch"
+    room.mkdir(parents=True)
+    source = Path(supervisor.__file__)
+    (room.parent / "protocol").symlink_to(source.parents[1] / "protocol")
+    limit = f"SUSPENDED_S = {supervisor.SUSPENDED_S}\n"
+    assert limit in source.read_text()
+    copy = room / "supervisor.py"
+    copy.write_text(source.read_text().replace(limit, f"SUSPENDED_S = {NEVER_S}\n"))
+    return [*SUPERVISOR[:-1], str(copy)]
+
+
 def test_a_short_stop_is_no_suspension(mark, tmp_path):
     helper = tmp_path / "helper"
     parent, _ = middle_man(
-        mark, tmp_path, "--keep", "--", sys.executable, "-c", FAMILY, str(helper)
+        *(mark, tmp_path, "--keep", "--", sys.executable, "-c", FAMILY, str(helper)),
+        supervisor=with_long_patience(tmp_path),
     )
     eventually(lambda: helper.exists() and helper.read_text(), "the helper runs")
     os.kill(parent.pid, signal.SIGSTOP)

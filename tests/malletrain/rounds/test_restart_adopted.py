@@ -105,3 +105,12 @@ def test_a_round_that_nobody_formed_does_not_count():
 def test_a_job_without_a_round_is_not_running():
     r, actions = adopt((), {}, generation=0)
     assert (actions, r.stage) == ([], RoundStage.IDLE)
+
+
+@pytest.mark.parametrize("phase", ["exited", "ready", "starting"])
+def test_a_job_whose_first_round_was_not_formed_waits_for_a_plan(phase):
+    """Found by the simulation (tests/dst, seed 55): the launcher had ended before the first round,
+    and its node passed for a round that goes on, for ever.
+    """
+    r, _ = adopt(("a",), holds(a=(phase, 0)), generation=0)
+    assert r.stage is RoundStage.IDLE

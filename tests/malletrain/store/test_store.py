@@ -345,3 +345,9 @@ def test_rescales_are_counted_by_job(store):
         store.put_rescale(RescaleRow("j2", generation, "up", 1, 2, 0.0))
     store.put_rescale(RescaleRow("j1", 4, "start", 0, 2, 0.0))  # which is no rescale
     assert store.rescale_counts() == {"j2": 3}
+
+
+@pytest.mark.parametrize("text", ["x" * 70_000, "%" * 9_000, "%" * 70_000])
+def test_a_text_that_is_too_long_for_a_pattern_finds_nothing(store, text):
+    """SQLite refused it, and a daemon whose database refuses ends: any user could end it."""
+    assert store.find_jobs(text) == []

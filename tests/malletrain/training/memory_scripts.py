@@ -14,10 +14,13 @@ from torch.distributed.fsdp import fully_shard
 
 from malletrain import ElasticSampler, Snapshot, SnapshotError
 from malletrain.protocol.worker_channel import DrainDone
-from malletrain.training import report
+from malletrain.training import memory_snapshots, report
 from tests.malletrain.training.sharded_scripts import WORDS, Transformer, killer, mesh_of, whole
 from tests.malletrain.training.worker_side import FakeAgent
-from tests.waiting import until
+from tests.waiting import NEVER_S, until
+
+# An heir may stand still for as long as the machine likes.
+memory_snapshots.HEIR_SILENCE_S = NEVER_S
 
 
 class Training:

@@ -20,7 +20,7 @@ from tests.scavenger.embedded.leases import (
     wait_clean,
     wait_ready,
 )
-from tests.waiting import until
+from tests.waiting import NEVER_S, until
 
 
 def test_all_nodes_are_gaps_without_a_trace(cluster):
@@ -116,12 +116,22 @@ def test_what_ignores_sigterm_is_killed_after_the_grace_time(cluster):
     lease = take(scavenger, "a", "n1", STUBBORN)
     wait_ready(scavenger, "a")
     scavenger.give_back([lease])
+    record = wait_clean(scavenger, "a")
+    assert (record["exit_status"], record["killed_after_grace"]) == (-signal.SIGKILL, 1)
+    assert record["ended"] >= record["leaving_by"]
+
+
+def test_what_is_given_back_runs_until_it_has_left(cluster):
+    running = cluster(grace_s=NEVER_S)
+    scavenger = running.scavenger()
+    lease = take(scavenger, "a", "n1", STUBBORN)
+    wait_ready(scavenger, "a")
+    assert lease_of(scavenger, "a").leaving_by is None
+    scavenger.give_back([lease])
     leaving = lease_of(scavenger, "a")
     assert leaving.state is LeaseState.RUNNING
     assert leaving.leaving_by is not None
-    record = wait_clean(scavenger, "a")
-    assert (record["exit_status"], record["killed_after_grace"]) == (-signal.SIGKILL, 1)
-    assert record["ended"] >= leaving.leaving_by
+    running.stop(0.0)
 
 
 def test_a_time_limit_ends_a_lease(cluster):

@@ -74,11 +74,13 @@ def test_a_lease_that_ignores_its_signal_is_killed_although_it_is_polled(world):
     assert len(made.tools.calls("qdel")) == 1
 
 
-def test_of_several_leases_gone_at_one_poll_each_is_understood(world):
-    made = world(hosts=3)
+def test_of_several_leases_gone_at_one_poll_each_is_understood(world, tmp_path):
+    made, enough = world(hosts=3), tmp_path / "enough"
     one = made.scavenger(hold_s=20.0)
-    one.take([request(k, "sh", "-c", f"sleep 3; exit {k}") for k in (1, 2, 3)])
+    wait = f"until [ -e {enough} ]; do sleep 0.1; done"
+    one.take([request(k, "sh", "-c", f"{wait}; exit {k}") for k in (1, 2, 3)])
     running(made, one, "l1", "l2", "l3")
+    enough.touch()
     made.pbs.until(lambda: not made.pbs.leases(), "they end")
     look, seen = ended(one, "l1", "l2", "l3")
     assert look()

@@ -1,0 +1,136 @@
+"""The jobs of benchmarks/chaos.py, and what each of them promises to the sample.
+
+A training gives every sample a parameter of its own, off which each step takes the same amount:
+what the model is in the end says how often each sample was trained on (tests/hosts/exact.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from malletrain import ElasticSampler
+from tests.hosts import exact
+
+SAMPLES = 100_000
+"""Of a training: it is told to end long before."""
+KINDS = ("restart", "live", "sharded", "service")
+SERVICE = """
+import os, threading, time
+from malletrain import membership
+
+group = membership.join(str(os.getpid()))
+
+def listen():
+    for change in group.changes():
+        if change.kind == "leaving" and change.member == group.me:
+            group.drained()
+
+threading.Thread(target=listen, daemon=True).start()
+with open(f"alive-{os.getpid()}", "w") as file:
+    while not os.path.exists("enough"):
+        time.sleep(0.05)
+"""
+_SHARDED_HEAD = """
+from malletrain import elastic
+from torch.distributed.fsdp import fully_shard
+"""
+_SHARDED_LOOP = """
+def made():
+    return Tally()
+
+def shard(model, mesh):
+    fully_shard(model, mesh=mesh)
+
+run = elastic.Run(
+    build=made, parallelize=shard,
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1.0),
+    sampler=sampler, snapshot="run.pt", snapshot_every_s=2, replicate_every=2,
+)
+loader = torch.utils.data.DataLoader(range(SAMPLES), batch_sampler=sampler)
+for epoch in sampler.epochs(1):
+    for numbers in run.batches(loader):
+        with run.step() as step:
+            run.optimizer.zero_grad()
+            (run.model(numbers) * run.loss_weight).backward()
+            run.optimizer.step()
+            time.sleep(0.05)
+        if step.aborted:
+            continue
+        trace(run.rank, run.world_size)
+        if os.path.exists("enough"):
+            run.request_stop()
+    break
+whole = run.model.parameter.full_tensor()
+class model:
+    parameter = whole
+tell(run.rank)
+"""
+
+
+def script(kind: str) -> str:
+    """The text of a job's script."""
+    if kind == "service":
+        return SERVICE
+    if kind == "restart":
+        text = exact.RESTART
+    elif kind == "live":
+        text = exact.LIVE.replace('if os.path.exists("enough"):\n    tell', "if True:\n    tell")
+    else:
+        common = exact.LIVE[: exact.LIVE.index("path = os.environ")]
+        common = common.replace("model = Tally()\n", "").replace(
+            "optimizer = torch.optim.SGD(model.parameters(), lr=1.0)\n", ""
+        )
+        text = _SHARDED_HEAD + common + _SHARDED_LOOP
+    text = text.replace("time.sleep(0.02)", "time.sleep(0.05)")
+    text = text.replace(str(exact.SAMPLES), str(SAMPLES)).replace(
+        "range(SAMPLES)", f"range({SAMPLES})"
+    )
+    return "import torch\ntorch.set_num_threads(1)\n" + text
+
+
+@dataclass(frozen=True)
+class ChaosJob:
+    """One job. ``folder``: where it runs."""
+
+    id: str
+    kind: str
+    folder: Path
+
+    def end(self) -> None:
+        """Have it end by itself."""
+        (self.folder / "enough").touch()
+
+    def account(self) -> dict[str, Any]:
+        """What became of its samples: how many were trained on twice or more, how many never of
+        those that its position says; and how many steps were done again.
+        """
+        if self.kind == "service":
+            return {"twice": 0, "never": 0, "replayed": 0, "samples": 0}
+        said = json.loads((self.folder / "said").read_text())
+        order = ElasticSampler(
+            SAMPLES,
+            global_batch_size=exact.BATCH,
+            seed=exact.SEED,
+            rank=0,
+            world_size=1,
+            max_world_size=1,
+        )
+        due = set(itertools.islice(itertools.chain.from_iterable(order), said["where"]))
+        once, more = set(said["once"]), set(said["more"])
+        lines = (self.folder / "trace").read_text().splitlines()
+        places = [int(line.split()[0]) for line in lines if len(line.split()) == 3]
+        back = sum(
+            max(0, old - new + exact.BATCH) // exact.BATCH
+            for old, new in itertools.pairwise(places)
+            if new <= old
+        )
+        return {
+            "twice": len(more) + len(once - due),
+            "never": len(due - once - more),
+            "replayed": back,
+            "samples": said["where"],
+        }

@@ -1,0 +1,42 @@
+"""For which class of nodes a job's forecasts are made, and who else is reckoned to want them.
+
+Decides that of jobs without nodes: the class that is most usual among those that their trainer may
+use. The parts of trainers are not counted: how much of a class each has is its plan's, at every
+moment anew.
+"""
+
+from __future__ import annotations
+
+from malletrain.core.node_history import NodeHistory
+from malletrain.core.records import JobRecord
+from malletrain.core.state import ControllerState
+from malletrain.core.trainers import Trainers
+
+
+class GoalPlaces:
+    """The classes of one controller's jobs."""
+
+    def __init__(self, state: ControllerState, history: NodeHistory, trainers: Trainers) -> None:
+        self._state = state
+        self._history = history
+        self._trainers = trainers
+
+    def class_of(self, job: JobRecord) -> str:
+        """That of its nodes, else the one it is likely to have."""
+        nodes = self._state.nodes
+        held = (nodes[n].info.node_class for n in job.nodes if n in nodes)
+        trainer = self._trainers.of(job.submitted.trainer)
+        return next(held, None) or self._history.usual_class(trainer.may_use if trainer else None)
+
+    def rivals(self, node_class: str) -> list[int]:
+        """The most nodes of every unfinished job that may use the class, ascending."""
+        able = {}
+        for trainer in self._trainers:
+            if trainer is not None:
+                able[trainer.name] = trainer.may_use(node_class)
+        jobs = self._state.unfinished.values()
+        return sorted(
+            job.submitted.max_nodes
+            for job in jobs
+            if (trainer := self._trainers.of(job.submitted.trainer)) is None or able[trainer.name]
+        )

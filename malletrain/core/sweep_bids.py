@@ -1,0 +1,65 @@
+"""What the trials of a sweep count in a plan: together as one job. Pure.
+
+Many trials on a node each process more than one job on as many, so that side by side with another
+job they would get nearly every node. Decides the factor by which that is taken back: the trials'
+bids are worth together what one job with their curve would bid for the nodes that they have
+together. How trials stand to each other is not changed by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from malletrain.core.planning import Candidate
+
+_ROUNDED = 4
+"""Decimals of a factor."""
+
+
+def as_one(
+    candidates: Sequence[Candidate], sweeps: Mapping[str, str], nodes: int, exponent: float
+) -> list[Candidate]:
+    """The candidates, those of each sweep with a weight that makes one job of them.
+
+    Args:
+        candidates: of one plan.
+        sweeps: job → its sweep; jobs of none are left as they are.
+        nodes: how many nodes the plan has: more trials than can run at all count no further.
+        exponent: a job whose scaling is not known speeds up as nodes**exponent.
+    """
+    groups: dict[str, list[Candidate]] = {}
+    for c in candidates:
+        if c.job in sweeps:
+            groups.setdefault(sweeps[c.job], []).append(c)
+    factors = {
+        sweep: factor(group, nodes, exponent) for sweep, group in groups.items() if len(group) > 1
+    }
+    if not factors:
+        return list(candidates)
+    return [
+        replace(c, weight=c.weight * factors[sweeps[c.job]]) if sweeps.get(c.job) in factors else c
+        for c in candidates
+    ]
+
+
+def factor(trials: Sequence[Candidate], nodes: int, exponent: float) -> float:
+    """What is left of each trial's weight: the mean of what a node brings each of them as one of so
+    many of one job, against a node of its smallest size.
+    """
+    found = []
+    for c in trials:
+        least = c.smallest or c.min_nodes
+        count = max(1, min(len(trials), nodes // least))
+        found.append(_per_node(c, count * least, exponent) / _per_node(c, least, exponent))
+    return round(min(1.0, sum(found) / len(found)), _ROUNDED)
+
+
+def _per_node(c: Candidate, nodes: int, exponent: float) -> float:
+    """Throughput a node, in any unit; beyond its largest size it goes on as an unknown curve."""
+    if c.curve is None:
+        return float(nodes ** (exponent - 1.0))
+    most = max(c.max_nodes, 1)
+    known = min(nodes, most)
+    rate = max(c.curve.at(known), 1e-300) / known
+    return float(rate * (nodes / known) ** (exponent - 1.0))

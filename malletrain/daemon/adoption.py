@@ -1,0 +1,39 @@
+"""What agents report of jobs between the start of the daemon and the first plan.
+
+Decides nothing of a job: its rounds know of no node before they adopt all of them together, and
+would have each of them let go. So whatever is heard meanwhile is kept here, the newest of each node.
+"""
+
+from __future__ import annotations
+
+from malletrain.daemon.agents import Agents
+from malletrain.protocol.messages import Assignment
+
+
+class Adoption:
+    """Of one start of the daemon."""
+
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
+        self._found: dict[str, dict[str, Assignment]] = {}
+
+    def reported(self, node: str, held: Assignment) -> None:
+        """An agent has said Hello, and that it holds this."""
+        self._found.setdefault(held.job, {})[node] = held
+
+    def changed(self, node: str, held: Assignment) -> bool:
+        """One that had said so says how it stands now. False: it had not."""
+        known = node in self._found.get(held.job, {})
+        if known:
+            self._found[held.job][node] = held
+        return known
+
+    def of(self, job: str) -> dict[str, Assignment]:
+        """Node → what it holds of the job: those that hold it yet, and were not lost meanwhile."""
+        found = self._found.get(job, {})
+        agents = {node: self._agents.on(node) for node in found}
+        return {
+            node: found[node]
+            for node, agent in agents.items()
+            if agent is not None and agent.holds == job and not agent.releasing
+        }

@@ -1,0 +1,47 @@
+"""Leases that the main scheduler has and the daemon does not want.
+
+A lease is stored before it is asked for, so one that is not among those that have not ended has
+ended for the daemon: it was refused by a main scheduler that took it all the same and could not say
+so, or was missing from a poll. Its agent cannot report any more, and would hold its node to the end
+of its time. The scavenger remembers what it gave up, until the daemon starts again. Decides which
+are to be ended now; ending them is done by :mod:`malletrain.daemon.leases`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from scavenger.interface import Lease, LeaseState
+
+AGAIN_S = 30.0
+"""Ending a lease takes its grace time; it is asked for again where it has not ended by then."""
+
+
+class Strays:
+    """Of one daemon."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, float] = {}
+        """Lease → when its end was asked for last."""
+
+    def to_end(self, found: Iterable[Lease], wanted: Container[str], now: float) -> list[Lease]:
+        """Those to be ended now.
+
+        Args:
+            found: the leases that a poll has found.
+            wanted: the ids of those that have not ended for the daemon.
+            now: seconds.
+        """
+        strays = {
+            lease.id: lease
+            for lease in found
+            if lease.state is not LeaseState.ENDED and lease.id not in wanted
+        }
+        self._asked = {lease: at for lease, at in self._asked.items() if lease in strays}
+        due = [
+            lease
+            for lease in strays.values()
+            if now - self._asked.get(lease.id, -AGAIN_S) >= AGAIN_S
+        ]
+        self._asked.update((lease.id, now) for lease in due)
+        return due

@@ -1,0 +1,170 @@
+"""What goes wrong in a world, when, and how often: drawn from the seed, of the kinds that are
+allowed. After a while nothing more goes wrong, and everything is whole again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.dst.world import World
+
+LASTS_S = 6.0, 20.0
+"""The shortest and the longest time in which something goes wrong."""
+
+
+def _node(world: World) -> str:
+    return world.rng.choice(sorted(world.machine.nodes))
+
+
+def notice(world: World) -> None:
+    """The main scheduler takes a node back, with notice."""
+    world.machine.want(_node(world), world.rng.uniform(1.0, 10.0), notice=True)
+
+
+def no_notice(world: World) -> None:
+    """It takes a node back at once."""
+    world.machine.want(_node(world), world.rng.uniform(1.0, 10.0), notice=False)
+
+
+def power(world: World) -> None:
+    """A node's power fails."""
+    world.machine.power_fails(_node(world), world.rng.uniform(2.0, 10.0))
+
+
+def reset(world: World) -> None:
+    """A connection breaks."""
+    connections = sorted(world.network.connections)
+    if connections:
+        peer = world.rng.choice(connections)
+        connection = world.network.connections[peer]
+        world.say("fault", f"the connection of {connection.caller.place} breaks")
+        connection.reset()
+
+
+def cut(world: World) -> None:
+    """No packet passes between a host and the head for a while."""
+    place = world.rng.choice([*sorted(world.machine.nodes), "login"])
+    if not world.network.cut(place):
+        for_s = world.rng.choice((0.5, 2.0, 4.0, 8.0, 15.0)) * world.rng.uniform(0.5, 1.2)
+        world.say("fault", f"{place} is cut off for {for_s:.1f} s")
+        world.network.cut_off(place)
+        world.network.later(for_s, world.mend, place)
+
+
+def slow(world: World) -> None:
+    """Messages of a host take long."""
+    place = _node(world)
+    world.say("fault", f"the messages of {place} take long")
+    world.network.slow[place] = world.rng.choice((0.1, 0.5, 2.0))
+    world.network.later(world.rng.uniform(1.0, 8.0), world.network.slow.pop, place, None)
+
+
+def daemon_killed(world: World) -> None:
+    """The daemon is killed, and started again after a while."""
+    if world.head.alive:
+        world.say("fault", "the daemon is killed")
+        world.head.kill()
+
+
+def daemon_killed_telling(world: World) -> None:
+    """The daemon is killed when it has saved something, before it has told all of it."""
+    world.head.sends_left = world.rng.randrange(4)
+
+
+def agent_killed(world: World) -> None:
+    """An agent is killed."""
+    agents = [each.agent for each in world.machine.leases.values() if each.agent]
+    living = [agent for agent in agents if agent.process.alive]
+    if living:
+        agent = world.rng.choice(living)
+        world.say("fault", f"the agent of {agent.lease.request.id} is killed")
+        agent.kill()
+
+
+def launcher_killed(world: World) -> None:
+    """A launcher is killed, as by the kernel that lacks memory."""
+    launchers = [each for node in world.machine.nodes.values() for each in node.launchers]
+    if launchers:
+        launcher = world.rng.choice(launchers)
+        world.say("fault", f"the launcher of {launcher.job} on {launcher.node.name} is killed")
+        launcher.truth.crashes += 1
+        launcher.kill()
+
+
+def script_fails(world: World) -> None:
+    """A worker fails by itself."""
+    launchers = [each for node in world.machine.nodes.values() for each in node.launchers]
+    if launchers:
+        launcher = world.rng.choice(launchers)
+        world.say("fault", f"the script of {launcher.job} fails on {launcher.node.name}")
+        launcher.crash()
+
+
+def scheduler_trouble(world: World) -> None:
+    """The main scheduler fails its callers for a while."""
+    trouble = world.rng.choice(("down", "deaf", "refuses"))
+    world.say("fault", f"the main scheduler is {trouble}")
+    world.machine.trouble = trouble
+    world.network.later(world.rng.uniform(1.0, 10.0), setattr, world.machine, "trouble", "")
+
+
+def scheduler_slow(world: World) -> None:
+    """Its answers take seconds."""
+    usual = world.loop.thread_s
+    if usual is world.usual_thread_s:
+        world.say("fault", "the main scheduler is slow")
+        mean = world.rng.choice((0.5, 3.0))
+        world.loop.thread_s = lambda: world.rng.expovariate(1 / mean)
+        world.network.later(
+            world.rng.uniform(2.0, 10.0), setattr, world.loop, "thread_s", world.usual_thread_s
+        )
+
+
+def cancel(world: World) -> None:
+    """The user cancels a job."""
+    if world.user.jobs:
+        submission = world.rng.choice(sorted(world.user.jobs))
+        world.say("user", f"cancels {world.user.jobs[submission]}")
+        world.user.cancel(submission)
+
+
+KINDS: dict[str, Callable[[World], None]] = {
+    kind.__name__: kind
+    for kind in (
+        notice,
+        no_notice,
+        power,
+        reset,
+        cut,
+        slow,
+        daemon_killed,
+        daemon_killed_telling,
+        agent_killed,
+        launcher_killed,
+        script_fails,
+        scheduler_trouble,
+        scheduler_slow,
+        cancel,
+    )
+}
+
+
+def plan(world: World) -> float:
+    """Draw what goes wrong in this world: some kinds, each some times. Returns when that is over,
+    seconds from now.
+    """
+    rng = world.rng
+    until_s = rng.uniform(*LASTS_S)
+    allowed = sorted(KINDS if world.kinds is None else world.kinds)
+    kinds = [kind for kind in allowed if rng.random() < 0.4]
+    for kind in kinds:
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            world.network.later(rng.uniform(0.0, until_s), _happens, world, kind)
+    return until_s
+
+
+def _happens(world: World, kind: str) -> None:
+    world.happened[kind] = world.happened.get(kind, 0) + 1
+    KINDS[kind](world)

@@ -1,0 +1,265 @@
+"""The head node: the daemon as it is, its store in memory, and its end of the network.
+
+Killed, the daemon leaves what it had committed. It may be killed between two steps, and within one:
+when it is about to tell what it has just saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from sqlalchemy import create_engine, event
+from sqlalchemy.pool import StaticPool
+
+from malletrain.config.model import Config, parse_config
+from malletrain.daemon import main as daemon_main
+from malletrain.daemon.backends import Backend
+from malletrain.protocol import messages, wire
+from malletrain.store.session import Session
+from malletrain.store.store import Store
+from scavenger.interface import Scavenger
+from tests.dst.loop import Killed, Process, VirtualLoop
+from tests.dst.network import Connection, Network
+
+CONFIG = """
+[daemon]
+state_dir = "{folder}/state"
+listen = "tcp://127.0.0.1:7443"
+metrics_listen = ""
+request_rate = 1000000.0
+[scheduler]
+kind = "slurm"
+poll_interval = "{poll}"
+[jobs]
+join_timeout = "10 s"
+drain_timeout = "3 s"
+warmup_timeout = "20 s"
+stop_grace = "1 s"
+log_wait = "3 s"
+max_tries = 3
+[allocation]
+min_interval = "3 s"
+give_back_after = "{give_back}"
+lease_wait = "15 s"
+[nodes]
+keep_warm = "0 s"
+[profiling]
+enabled = false
+"""
+GRACE_S = 4.0
+_MEMORY = sqlite3.connect(":memory:", check_same_thread=False)
+_ENGINE = create_engine("sqlite://", creator=lambda: _MEMORY, poolclass=StaticPool)
+_EMPTY = sqlite3.connect(":memory:", check_same_thread=False)
+"""One database and one engine for all worlds of a process: statements are compiled once."""
+
+
+@event.listens_for(_ENGINE, "connect")
+def _plain(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None
+
+
+@event.listens_for(_ENGINE, "begin")
+def _begin(connection: Any) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def empty_store() -> Store:
+    """The store of a site that begins."""
+    if not _EMPTY.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        _MEMORY.execute("PRAGMA foreign_keys=ON")
+        Session(_ENGINE).migrate()
+        _MEMORY.backup(_EMPTY)
+    _EMPTY.backup(_MEMORY)
+    return Store(Session(_ENGINE))
+
+
+class VirtualTransport:
+    """What :class:`malletrain.daemon.transport.Transport` is to the daemon, over the virtual
+    network.
+    """
+
+    def __init__(
+        self, network: Network, process: Process, lookup: Callable[[str], str | None], head: Head
+    ) -> None:
+        self._network, self._process, self._lookup = network, process, lookup
+        self._head = head
+        self._receiver: Any = None
+        self._waiting: list[tuple[Connection, list[bytes]]] = []
+
+    def bind(self, listen: str) -> str:
+        self._network.listens(self)
+        return listen
+
+    def serve(self, receiver: Any) -> None:
+        self._receiver = receiver
+        waiting, self._waiting = self._waiting, []
+        for connection, frames in waiting:
+            self.arrived(connection, frames)
+
+    def hold(self) -> None:
+        self._receiver = None
+
+    def stop(self) -> None:
+        if self._process.alive and self._network.server is self:
+            self._network.head_gone()
+
+    def send(self, peer: bytes, message: messages.Message) -> bool:
+        self._process.check()
+        self._head.about_to_send(message)
+        connection = self._network.connections.get(peer)
+        if connection is None or not connection.there:
+            return False
+        connection.down.put(wire.encode(message))
+        self._head.say("daemon", f"tells {connection.caller.place} {short(message)}")
+        return True
+
+    # --- the network's side ---
+
+    def admits(self, key: bytes) -> bool:
+        return self._process.alive and self._lookup(key.decode()) is not None
+
+    def broken(self, connection: Connection) -> None:
+        self._in_process(lambda: self._receiver and self._receiver.disconnected())
+
+    def arrived(self, connection: Connection, frames: list[bytes]) -> None:
+        self._in_process(lambda: self._take(connection, frames))
+
+    def _in_process(self, call: Callable[[], object]) -> None:
+        if self._process.alive:
+            with contextlib.suppress(Killed):
+                self._process.context.copy().run(call)
+
+    def _take(self, connection: Connection, frames: list[bytes]) -> None:
+        if self._receiver is None:
+            self._waiting.append((connection, frames))
+            return
+        who = self._lookup(connection.caller.key.decode())
+        if who is None:
+            self._receiver.invalid("A message came from a peer whose key is not valid any more.")
+            self.send(connection.peer, messages.Goodbye("The lease has ended."))
+            return
+        message = wire.decode(frames)
+        self._head.say("daemon", f"hears {connection.caller.place} {short(message)}")
+        self._head.heard(message)
+        self._receiver.message(connection.peer, who, message)
+
+
+def short(message: Any) -> str:
+    """A message in the trace: nothing that differs between two runs of one seed."""
+    held = getattr(message, "assignment", None)
+    parts = [type(message).__name__]
+    if held is not None:
+        parts.append(f"{held.job} {held.phase} {held.generation}")
+    for name in ("job", "op", "generation", "group_rank", "group_size", "number", "samples"):
+        value = getattr(message, name, None)
+        if value not in (None, "", ()):
+            parts.append(f"{name}={value}")
+    return " ".join(parts)
+
+
+class Head:
+    """The daemon, from start to start. ``crash_at`` may kill it when it is about to tell."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        rng: Random,
+        network: Network,
+        scheduler: Scavenger,
+        folder: Path,
+        say: Callable[[str, str], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        self.loop, self._rng, self.network = loop, rng, network
+        self._scheduler, self.say, self._failed = scheduler, say, failed
+        self.config: Config = parse_config(
+            CONFIG.format(
+                folder=folder,
+                poll=rng.choice(("1 s", "2 s", "5 s")),
+                give_back=rng.choice(("2 s", "5 s")),
+            )
+        )
+        self.store = empty_store()
+        self.process: Process | None = None
+        self.daemon: Any = None
+        self.restarts = 0
+        self.sends_left: int | None = None
+        """So many messages more it tells, then it is killed; None: as many as it likes."""
+        self.heard: Callable[[Any], None] = lambda message: None
+        """Is called with every message that it hears."""
+
+    @property
+    def service(self) -> Any:
+        """The daemon's parts; None while there are none."""
+        return self.daemon.service if self.alive and self.daemon is not None else None
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.alive
+
+    def start(self) -> None:
+        """The service manager starts the daemon."""
+        assert not self.alive
+        self.restarts += 1
+        self.sends_left = None
+        backend = Backend(
+            lambda config: self._scheduler,
+            lambda config: None,
+            lambda config: iter(()),
+            lambda config: GRACE_S,
+            lambda config: iter(()),
+        )
+        self.store = Store(Session(_ENGINE))
+
+        async def main() -> int:
+            with self._transport():
+                self.daemon = daemon_main.Daemon(self.config, self.store, backend)
+            return await self.daemon.serve()
+
+        self.say("head", "the daemon starts")
+        self.daemon = None
+        self.process = self.loop.spawn("daemon", main, self._ended)
+
+    @contextlib.contextmanager
+    def _transport(self) -> Iterator[None]:
+        real = daemon_main.Transport
+        process = self.process
+
+        def make(keys: Any, lookup: Callable[[str], str | None]) -> Any:
+            assert process is not None
+            return VirtualTransport(self.network, process, lookup, self)
+
+        daemon_main.Transport = make  # type: ignore[assignment,misc]
+        try:
+            yield
+        finally:
+            daemon_main.Transport = real  # type: ignore[misc]
+
+    def _ended(self, task: Any) -> None:
+        if self.loop.ending:
+            return
+        if task.cancelled() or task.exception() is not None:
+            self._failed(f"the daemon ended: {task.exception() if not task.cancelled() else ''!r}")
+        self.process = None
+
+    def about_to_send(self, message: messages.Message) -> None:
+        """Kill it here, when that is wished for."""
+        if self.sends_left is None or isinstance(message, messages.Alive):
+            return
+        if self.sends_left == 0:
+            self.say("fault", f"the daemon is killed before it tells {short(message)}")
+            self.kill()
+            raise Killed("daemon")
+        self.sends_left -= 1
+
+    def kill(self) -> None:
+        """SIGKILL to the daemon: what it has committed is left."""
+        if self.process is not None:
+            self.process.kill()
+        self.network.head_gone()
+        self.daemon = None

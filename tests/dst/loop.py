@@ -1,0 +1,206 @@
+"""An event loop whose clock is virtual, and the processes on it.
+
+Time passes only when nothing is ready: then the clock stands at the next timer. A process is
+what runs in one context; one that was killed takes no further step, and nothing of it is unwound,
+as after SIGKILL. Calls for a worker thread are made within the loop, after a time that is drawn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import selectors
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+STARTED = 1000.0
+"""What the clock shows at the start, seconds."""
+EPOCH = 1.7e9
+"""What the wall clock is ahead of it, seconds."""
+CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+class Killed(BaseException):
+    """The process that makes this call was killed in it."""
+
+
+class Stuck(AssertionError):
+    """Nothing is ready and nothing is due: the world has come to a stand."""
+
+
+class Process:
+    """One process of the world: a name, whether it lives, what its signals do."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive = True
+        self.signals: dict[int, Callable[[], None]] = {}
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.context = contextvars.copy_context()
+        self.context.run(CURRENT.set, self)
+
+    def call(self, callback: Callable[..., object], *args: Any) -> None:
+        """Make the call, if the process lives."""
+        if self.alive:
+            callback(*args)
+
+    def kill(self) -> None:
+        """SIGKILL: it takes no further step."""
+        self.alive = False
+
+    def check(self) -> None:
+        """To be called where the world can kill it in the middle of something."""
+        if not self.alive:
+            raise Killed(self.name)
+
+
+class _NoFiles(selectors.BaseSelector):
+    """Nothing comes from outside: where the loop would sleep, the clock is put forward."""
+
+    def __init__(self) -> None:
+        self.now = STARTED
+        self._keys: dict[Any, selectors.SelectorKey] = {}
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise Stuck("nothing is ready and nothing is due")
+        if timeout > 0:
+            self.now += timeout
+        return []
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        self._keys[fileobj] = key = selectors.SelectorKey(fileobj, int(fileobj), events, data)
+        return key
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._keys.pop(fileobj)
+
+    def get_map(self) -> dict[Any, selectors.SelectorKey]:
+        return self._keys
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """``rng``: what the time of calls in worker threads is drawn from; ``failed`` hears of what
+    was raised where nobody awaits it.
+    """
+
+    def __init__(self, rng: Random, failed: Callable[[str], None]) -> None:
+        self._clock = _NoFiles()
+        super().__init__(self._clock)
+        self._rng, self._failed = rng, failed
+        self.thread_s: Callable[[], float] = lambda: rng.expovariate(1 / 0.01)
+        """How long a call in a worker thread takes."""
+        self.processes: list[Process] = []
+        self.ending = False
+        self.set_exception_handler(self._unhandled)
+
+    def time(self) -> float:
+        return self._clock.now
+
+    def wall(self) -> float:
+        """What the wall clock shows."""
+        return self._clock.now + EPOCH
+
+    # --- processes ---
+
+    def spawn(self, name: str, main: Callable[[], Any], ended: Callable[[Any], None]) -> Process:
+        """Start the process ``main``; ``ended`` gets its task when it is over, unless it was
+        killed.
+        """
+        process = Process(name)
+        self.processes.append(process)
+
+        def begin() -> None:
+            task = self.create_task(main())
+            task.add_done_callback(ended)
+
+        process.context.run(begin)
+        return process
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        task = super().create_task(coro, **options)
+        process = CURRENT.get()
+        if process is not None:
+            process.tasks.append(task)  # what was killed must not be unwound by the collector
+        return task
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        process = CURRENT.get() if context is None else context.get(CURRENT)
+        if process is None:
+            return super().call_soon(callback, *args, context=context)
+        return super().call_soon(process.call, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        process = CURRENT.get() if context is None else context.get(CURRENT)
+        if process is None:
+            return super().call_at(when, callback, *args, context=context)
+        return super().call_at(when, process.call, callback, *args, context=context)
+
+    def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> None:
+        process = CURRENT.get()
+        assert process is not None
+        process.signals[sig] = lambda: process.context.copy().run(self.call_soon, callback, *args)
+
+    def signal(self, process: Process, number: int) -> None:
+        """Send a signal that the process handles."""
+        if process.alive and number in process.signals:
+            process.signals[number]()
+
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+        if hasattr(fd, "on_ready"):
+            context = contextvars.copy_context()
+            fd.on_ready = lambda: self.call_soon(callback, *args, context=context.copy())
+        else:
+            super().add_reader(fd, callback, *args)
+
+    def remove_reader(self, fd: Any) -> bool:
+        if hasattr(fd, "on_ready"):
+            fd.on_ready = None
+            return True
+        return super().remove_reader(fd)
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+        """What the call does is done at one moment of the time that it takes."""
+        future = self.create_future()
+        whole = self.thread_s()
+        first = whole * self._rng.random()
+
+        def told(result: Any, error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        def do() -> None:
+            result, error = None, None
+            try:
+                result = func(*args)
+            except Exception as raised:
+                error = raised
+            self.call_later(whole - first, told, result, error)
+
+        self.call_later(first, do)
+        return future
+
+    # --- the end ---
+
+    def _unhandled(self, loop: Any, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if self.ending or isinstance(error, Killed):
+            return
+        self._failed(f"{context.get('message')}: {error!r}")
+
+    def finish(self) -> None:
+        """Unwind what is left, so that the collector has nothing to do."""
+        self.ending = True
+        tasks = [task for process in self.processes for task in process.tasks if not task.done()]
+        for process in self.processes:
+            process.alive = True
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.run_until_complete(asyncio.wait(tasks, timeout=60.0))
+        self.close()

@@ -1,0 +1,107 @@
+"""A user on a login node: submits jobs, asks again where no answer comes, cancels some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import msgspec
+
+from malletrain.protocol import messages, wire
+from tests.dst.network import Connection, Network
+
+PATIENCE_S = 3.0
+"""After so long without an answer a request is made again, under the name of its submission."""
+
+
+class User:
+    """One user of the site, with the daemon's own key. ``failed`` hears of refusals."""
+
+    def __init__(
+        self,
+        network: Network,
+        rng: Random,
+        key: Callable[[], bytes],
+        failed: Callable[[str], None],
+    ) -> None:
+        self.place = "login"
+        self._network, self._rng, self._key, self._failed = network, rng, key, failed
+        self._connection: Connection | None = None
+        self._dialling = False
+        self._count = 0
+        self._asked: dict[str, tuple[str, dict[str, Any], Callable[[Any], None]]] = {}
+        self.jobs: dict[str, str] = {}
+        """Submission → job."""
+        self.cancelled: set[str] = set()
+        """Jobs that were to be cancelled."""
+
+    @property
+    def key(self) -> bytes:
+        return self._key()
+
+    @property
+    def waits(self) -> bool:
+        """Whether an answer is to come yet."""
+        return bool(self._asked)
+
+    def submit(self, spec: messages.JobSpec) -> None:
+        """Submit until there is an answer."""
+
+        def answered(data: Any) -> None:
+            job = data["job"]["id"]
+            known = self.jobs.setdefault(spec.key, job)
+            if known != job:
+                self._failed(f"submission {spec.key} is two jobs, {known} and {job}")
+
+        self._ask("submit", {"spec": msgspec.to_builtins(spec)}, answered)
+
+    def cancel(self, submission: str) -> None:
+        """Cancel what was submitted, if an answer has come."""
+        if job := self.jobs.get(submission):
+            self.cancelled.add(job)
+            self._ask("cancel", {"jobs": [job]}, lambda data: None)
+
+    def _ask(self, op: str, params: dict[str, Any], answered: Callable[[Any], None]) -> None:
+        self._count += 1
+        number = f"r{self._count}"
+        self._asked[number] = op, params, answered
+        self._send(number)
+
+    def _send(self, number: str) -> None:
+        if number not in self._asked:
+            return
+        if self._connection is not None:
+            op, params, _ = self._asked[number]
+            self._connection.up.put(wire.encode(messages.Request(number, op, params)))
+        elif not self._dialling:
+            self._dialling = True
+            self._network.dial(self)
+        self._network.later(PATIENCE_S, self._send, number)
+
+    # --- the network's side ---
+
+    def connected(self, connection: Connection) -> None:
+        self._connection, self._dialling = connection, False
+        for number in list(self._asked):
+            op, params, _ = self._asked[number]
+            connection.up.put(wire.encode(messages.Request(number, op, params)))
+
+    def refused(self) -> None:
+        self._network.later(0.5, self._network.dial, self)
+
+    def broken(self, connection: Connection) -> None:
+        if connection is self._connection:
+            self._connection = None
+
+    def arrived(self, connection: Connection, frames: list[bytes]) -> None:
+        reply = wire.decode(frames)
+        if not isinstance(reply, messages.Reply) or reply.id not in self._asked:
+            return
+        if not reply.ok and reply.code == "internal":
+            self._failed(f"the daemon failed at a request: {reply.error}")
+        elif not reply.ok:
+            self._failed(f"a request was refused: {reply.error}")
+        _, _, answered = self._asked.pop(reply.id)
+        if reply.ok:
+            answered(reply.data)

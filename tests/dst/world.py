@@ -1,0 +1,212 @@
+"""One day of a site, from one seed: its parts put together, its end, and what must hold."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from malletrain.core.events import JobState
+from malletrain.protocol import messages
+from malletrain.protocol.event_kinds import LeaseStatus
+from tests.dst import faults
+from tests.dst.head import Head
+from tests.dst.loop import Stuck, VirtualLoop
+from tests.dst.machine import Machine
+from tests.dst.network import Network
+from tests.dst.promises import Promises
+from tests.dst.site import Site
+from tests.dst.training import BATCH, Trainings
+from tests.dst.users import User
+
+QUIET_S = 600.0
+"""Within so long after the last fault every job has ended and every lease is back."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a seed."""
+
+    seed: int
+    broken: tuple[str, ...]
+    """Promises that did not hold, the first one first."""
+    trace: str
+    """The hash of everything that happened."""
+    lasted_s: float
+    """Seconds of virtual time."""
+    happened: dict[str, int] = field(default_factory=dict)
+    """Kind of fault → how often."""
+    jobs: dict[str, str] = field(default_factory=dict)
+    """Job → its last state."""
+
+
+class World:
+    """A site. ``kinds``: of faults that may happen, None: all. ``shown`` takes the lines of the
+    trace.
+    """
+
+    def __init__(self, seed: int, kinds: Collection[str] | None = None, shown: Any = None) -> None:
+        self.seed, self.kinds, self._shown = seed, kinds, shown
+        self.rng = rng = Random(seed)
+        self.broken: list[str] = []
+        self.happened: dict[str, int] = {}
+        self._trace = hashlib.sha256()
+        self.folder = Path(tempfile.mkdtemp(prefix="dst-", dir=_memory()))
+        (self.folder / "train.py").write_text("")
+        self.loop = VirtualLoop(rng, self.fail)
+        self.usual_thread_s = self.loop.thread_s
+        self.network = Network(self.loop, rng, self.say)
+        self.site = Site(self.loop, rng, self.network, self.folder, self.say, self.fail)
+        self.machine = self.site.machine = Machine(
+            self.loop, rng, self.network, rng.randint(2, 4), self.site.start_agent, self.say
+        )
+        self.trainings = self.site.trainings = Trainings(
+            self.loop, rng, self.network.later, self.say, self.fail, self._excused
+        )
+        self.head = Head(
+            self.loop, rng, self.network, self.machine, self.folder, self.say, self.fail
+        )
+        self.user = User(
+            self.network, rng, lambda: self.head.daemon.keys.client.public.encode(), self.fail
+        )
+        self.promises = Promises(self)
+        self.specs = [self._spec(number) for number in range(rng.choice((1, 1, 2, 3)))]
+        self._over = self.loop.create_future()
+        self._quiet = False
+        self._until_s = 0.0
+
+    def _spec(self, number: int) -> messages.JobSpec:
+        rng, name = self.rng, f"job{number}"
+        least = rng.choice((1, 1, 1, 2))
+        self.trainings.lengths[name] = BATCH * rng.randint(20, 120)
+        return messages.JobSpec(
+            name,
+            "",
+            str(self.folder / "train.py"),
+            str(self.folder),
+            sys.executable,
+            min_nodes=least,
+            max_nodes=rng.randint(least, len(self.machine.nodes)),
+            profile=False,
+            key=f"submission-{number}",
+        )
+
+    # --- what happened ---
+
+    def say(self, who: str, what: str) -> None:
+        """A line of the trace."""
+        line = f"{self.loop.time() - 1000.0:10.6f} {who}: {what}"
+        self._trace.update(line.encode())
+        if self._shown is not None:
+            self._shown(line)
+
+    def fail(self, sentence: str) -> None:
+        """A promise does not hold."""
+        if not self.loop.ending:
+            self.say("BROKEN", sentence)
+            self.broken.append(f"at {self.loop.time() - 1000.0:.3f} s: {sentence}")
+
+    def _excused(self, launcher: Any) -> bool:
+        """Whether the daemon cannot know that the workers of this launcher train on: its node is
+        cut off from it, or was a moment ago.
+        """
+        return self.promises.out_of_touch(launcher.node.name)
+
+    def mend(self, place: str) -> None:
+        """A way that was cut is whole again."""
+        if self.machine.nodes.get(place) is None or self.machine.nodes[place].up:
+            self.network.mend(place)
+
+    # --- the day ---
+
+    def run(self) -> Outcome:
+        """Live through it."""
+        gc_was = gc.isenabled()
+        gc.disable()
+        try:
+            with self.site.in_place():
+                self.head.start()
+                for spec in self.specs:
+                    at = self.rng.choice((0.1, 0.1, self.rng.uniform(0.0, 10.0)))
+                    self.network.later(at, self.user.submit, spec)
+                self._until_s = faults.plan(self)
+                self.network.later(self._until_s, self._all_well)
+                self.network.later(0.0, self._look)
+                try:
+                    self.loop.run_until_complete(self._over)
+                except Stuck as error:
+                    self.fail(str(error))
+                lasted_s = self.loop.time() - 1000.0
+                jobs = {row.id: row.state for row in self.head.store.list_jobs()}
+                self.loop.finish()
+        finally:
+            if gc_was:
+                gc.enable()
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return Outcome(
+            self.seed,
+            tuple(self.broken),
+            self._trace.hexdigest(),
+            lasted_s,
+            self.happened,
+            jobs,
+        )
+
+    def _all_well(self) -> None:
+        """Nothing goes wrong any more."""
+        self._quiet = True
+        self.say("world", "nothing goes wrong any more")
+        self.machine.trouble = ""
+        self.loop.thread_s = self.usual_thread_s
+        self.network.slow.clear()
+        self.head.sends_left = None
+        for place in [*self.machine.nodes, "login"]:
+            self.mend(place)
+
+    def _look(self) -> None:
+        """Once in a while: what must hold at any time, and whether the day is over."""
+        if not self.head.alive and self.rng.random() < 0.3:
+            self.head.start()
+        self.promises.look()
+        at = self.loop.time() - 1000.0
+        if self.broken:
+            self._over.set_result(None)
+        elif self._quiet and self._settled():
+            self.promises.at_the_end()
+            self._over.set_result(None)
+        elif at > self._until_s + QUIET_S:
+            self.fail("the world does not come to rest: " + self._left())
+            self._over.set_result(None)
+        else:
+            self.network.later(0.5, self._look)
+
+    def _settled(self) -> bool:
+        if self.machine.held or self.user.waits or not self.head.alive:
+            return False
+        rows = self.head.store.list_jobs()
+        ended = len(rows) >= len(self.specs) and all(JobState(row.state).ended for row in rows)
+        return ended and not self.head.store.active_leases()
+
+    def _left(self) -> str:
+        rows = self.head.store.list_jobs()
+        jobs = [f"{r.id} is {r.state} ({r.reason})" for r in rows if not JobState(r.state).ended]
+        held = [f"lease {lease} is held" for lease in self.machine.held]
+        for row in self.head.store.active_leases():
+            held.append(f"lease {row.id} of {row.node} is {LeaseStatus(row.state).value}")
+        return "; ".join([*jobs, *held])
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def live(seed: int, kinds: Collection[str] | None = None, shown: Any = None) -> Outcome:
+    """The day of this seed."""
+    return World(seed, kinds, shown).run()

@@ -1,0 +1,83 @@
+"""A lease that was to leave and whose end was never asked for, or refused, does not hold its node
+until its time limit.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from malletrain.protocol import messages
+from scavenger.interface import SchedulerError
+from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
+
+SOON = 'give_back_after = "0 s"\n'
+WAIT = SOON + 'lease_wait = "1 s"'
+
+
+class Deaf(Imagined):
+    """A main scheduler that ends nothing while it is ``busy``."""
+
+    busy = False
+
+    def __init__(self, *nodes):
+        super().__init__(*nodes)
+        self.asked = []
+
+    def give_back(self, leases):
+        self.asked += [lease.id for lease in leases]
+        if self.busy:
+            raise SchedulerError("scancel failed: try again later.")
+        super().give_back(leases)
+
+
+def given_up(daemon, machine):
+    """A lease whose agent has gone, and of which no job has any use: its end was asked for in
+    vain.
+    """
+    job = daemon.submit("ann")
+    [lease] = until(lambda: machine.of("ann"), "ann has a lease")
+    with closing(Agent(daemon, lease)) as agent:
+        agent.hello()
+        agent.work(job)
+        with daemon.client("ann") as client:
+            client.cancel([job])
+        agent.hear(messages.Release)
+        agent.say(messages.Released(job))
+        agent.hear(messages.Goodbye)
+        agent.say(messages.LogsShipped(job))
+        until(lambda: machine.asked, "its end was asked for")
+    return lease
+
+
+def test_a_release_that_was_refused_is_asked_for_again(tmp_path):
+    machine = Deaf("n0")
+    machine.busy = True
+    daemon = RunningDaemon(tmp_path, machine, allocation=WAIT)
+    try:
+        lease = given_up(daemon, machine)
+        until(lambda: machine.asked.count(lease) >= 2, "it was asked for again")
+        machine.busy = False
+        until(lambda: lease not in machine.leases, "it has ended")
+        until(lambda: not daemon.service.leases.active, "the daemon knows")
+    finally:
+        daemon.stop()
+
+
+def test_a_release_that_was_lost_with_the_daemon_is_asked_for_by_the_next(tmp_path):
+    machine = Deaf("n0")
+    machine.busy = True
+    daemon = RunningDaemon(tmp_path, machine, allocation=SOON + 'lease_wait = "10 min"')
+    try:
+        lease = given_up(daemon, machine)
+    finally:
+        daemon.stop()
+    machine.busy, machine.asked = False, []
+    assert lease in machine.leases
+    # nothing is heard of its agent any more
+    daemon = RunningDaemon(tmp_path, machine, allocation=WAIT)
+    try:
+        until(lambda: lease not in machine.leases, "it has ended")
+        assert machine.asked[0] == lease
+        until(lambda: not daemon.service.leases.active, "the daemon knows")
+    finally:
+        daemon.stop()

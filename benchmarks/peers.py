@@ -169,7 +169,9 @@ def show(rows: Sequence[dict[str, Any]], args: argparse.Namespace, say: Console)
     """The table."""
     events = [f"{number} {move}" for number, move in enumerate(args.trace, 1)]
     table = Table(
-        "contender", *(f"{e}, s" for e in events), "goodput", "repeated", "lost", "step s"
+        "contender",
+        *(f"{e}, s" for e in events),
+        *("goodput", "good time", "repeated", "lost", "step s"),
     )
     for row in rows:
         if "why" in row:
@@ -217,12 +219,15 @@ def main() -> None:
     say.print(f"undisturbed: {plain['samples_per_s']:.1f} samples/s", highlight=False)
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in args.contenders}
     why: dict[str, str] = {}
+    begun = time.monotonic()
     for _ in range(args.repeats):
         for name in args.contenders:
             if name in why:
                 continue
             try:
                 runs[name].append(trace(name, args, plain["samples_per_s"], say))
+                show([summary(name, runs[name])], args, say)
+                say.print(f"{time.monotonic() - begun:.0f} s by now", highlight=False)
             except (NotInstalled, RuntimeError) as error:
                 why[name] = str(error).splitlines()[0]
                 print(error, file=sys.stderr)

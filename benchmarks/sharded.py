@@ -311,7 +311,7 @@ def main() -> None:
     say = Console(stderr=True)
     root = str(Path(__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    load = os.getloadavg()[0]
+    load, begun = os.getloadavg()[0], time.monotonic()
     plain = undisturbed(args) if args.loss_steps else {}
     rows: list[dict[str, Any]] = []
     for name in args.modes:
@@ -320,6 +320,8 @@ def main() -> None:
             continue
         try:
             rows.append(measure(name, args, plain, say))
+            show(rows[-1:], say)
+            say.print(f"{time.monotonic() - begun:.0f} s by now", highlight=False)
         except RuntimeError as error:
             print(error, file=sys.stderr)
             rows.append({"mode": name, "why": str(error).splitlines()[0]})

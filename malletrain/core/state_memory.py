@@ -20,7 +20,7 @@ _REMEDY = "With Snapshot(replicate_every=…) another node has a copy beforehand
 
 
 @dataclass(frozen=True)
-class Notice:
+class HandOverTime:
     """The time that a node has for its hand-over, and how fast that goes."""
 
     drain_s: float
@@ -57,7 +57,7 @@ class Notice:
         )
 
 
-def late(newest: Mapping[str, Any], notice: Notice) -> str:
+def late(newest: Mapping[str, Any], notice: HandOverTime) -> str:
     """Why a node that leaves will not have handed over its part of a snapshot in time; empty: it
     will, or a copy is elsewhere already.
 
@@ -84,7 +84,7 @@ def late(newest: Mapping[str, Any], notice: Notice) -> str:
     )
 
 
-def in_memory(taken: Sequence[int], newest: Mapping[str, Any], notice: Notice) -> str:
+def in_memory(taken: Sequence[int], newest: Mapping[str, Any], notice: HandOverTime) -> str:
     """A sentence for ``malletrain show``; empty where nothing is in memory.
 
     Args:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from malletrain.config.model import Config
 from malletrain.config.schedulers import BatchScheduler
-from malletrain.core.state_memory import Notice
+from malletrain.core.state_memory import HandOverTime
 from malletrain.daemon import batch
 from malletrain.daemon.advertise import advertised
 from scavenger.embedded.cluster_process import start_cluster
@@ -60,14 +60,14 @@ def backend(config: Config) -> Backend:
     return _BACKENDS[config.scheduler.kind]
 
 
-def notice_of(config: Config, mbit: float = 0.0) -> Notice:
+def notice_of(config: Config, mbit: float = 0.0) -> HandOverTime:
     """What a node that leaves has for handing over what it has of a snapshot.
 
     Args:
         config: the site's. Where it says nothing of the main scheduler's notice its default counts.
         mbit: of the network, as measured; 0: it was not.
     """
-    return Notice(config.jobs.drain_timeout, backend(config).grace_s(config), mbit)
+    return HandOverTime(config.jobs.drain_timeout, backend(config).grace_s(config), mbit)
 
 
 def _connect_local(config: Config) -> LocalScavenger:

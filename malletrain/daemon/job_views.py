@@ -16,7 +16,7 @@ from malletrain.core import state_memory
 from malletrain.core.events import JobState
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.shares import PartyStanding
-from malletrain.core.state_memory import Notice, in_memory
+from malletrain.core.state_memory import HandOverTime, in_memory
 from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.backends import notice_of
 from malletrain.daemon.core import Core
@@ -248,7 +248,7 @@ class JobViews:
         agents = (self._core.agents.on(node) for node in run.rounds.members)
         return [agent for agent in agents if agent is not None and agent.memory_bytes]
 
-    def _notice(self, run: ActiveJob) -> Notice:
+    def _notice(self, run: ActiveJob) -> HandOverTime:
         """What its nodes have for a hand-over."""
         agents = [self._core.agents.on(node) for node in run.rounds.members]
         classes = {agent.node_class for agent in agents if agent is not None}

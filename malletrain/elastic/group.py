@@ -23,10 +23,10 @@ import torch
 import torch.distributed as dist
 
 from malletrain.elastic import sockets
-from malletrain.elastic.answer import Answer
 from malletrain.elastic.checkin import RoundStore
 from malletrain.elastic.errors import Interrupted
 from malletrain.elastic.link import Place
+from malletrain.elastic.wishes import StepWishes
 from malletrain.training.torch_private import (
     forget_failed_group,
     require,
@@ -114,7 +114,7 @@ class Group:
         """A peer is lost: nothing more can be done together."""
         self.exchanges = 0
         """Averages of gradients that were begun."""
-        self._flag = torch.zeros(len(Answer._fields), dtype=torch.int32)
+        self._flag = torch.zeros(len(StepWishes._fields), dtype=torch.int32)
         self._flag_work: Any = None
         self._begun = False
         self._lock = threading.Lock()
@@ -256,9 +256,9 @@ class Group:
         computes.
         """
         if not self._begun:  # else a call that others did not make has begun it: meet()
-            self._ask(Answer(go, stop, save, step=True))
+            self._ask(StepWishes(go, stop, save, step=True))
 
-    def meet(self, asked: Answer) -> bool:
+    def meet(self, asked: StepWishes) -> bool:
         """Whether all ranks have come to the same call, ``asked``, outside of a step. If not the
         others are in their step, which has begun for this rank, too. Raises what :meth:`wait`
         raises.
@@ -270,24 +270,24 @@ class Group:
         self._begun = answer.step
         return not answer.step and answer.save == asked.save and answer.hash == asked.hash
 
-    def end_step(self) -> Answer:
+    def end_step(self) -> StepWishes:
         """The answers, the same on all ranks. Raises what :meth:`wait` raises."""
         self._begun = False
         return self._answer()
 
-    def _ask(self, asked: Answer) -> None:
+    def _ask(self, asked: StepWishes) -> None:
         self._begun = True
         self._flag.copy_(torch.tensor(asked))
         if self.several and not self.broken:
             self._flag_work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, async_op=True)
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> StepWishes:
         work, self._flag_work = self._flag_work, None
         if work is not None:
             self.wait(work)
         elif self.broken:
             raise Interrupted("A peer is lost.")
-        return Answer(*map(bool, self._flag.tolist()))
+        return StepWishes(*map(bool, self._flag.tolist()))
 
     # --- its end ---
 

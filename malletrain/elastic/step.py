@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from malletrain.elastic.answer import Answer
 from malletrain.elastic.errors import ElasticError, Interrupted, is_peer_loss
 from malletrain.elastic.membership import GroupMembership
+from malletrain.elastic.wishes import StepWishes
 from malletrain.protocol.fault_points import FaultPoint, reached
 
 
@@ -55,7 +55,7 @@ class Steps:
         membership = self.membership
         if self.now is not None or not membership.group.several:
             return True
-        asked = Answer(membership.ready_to_go, self.stop_wanted, save, digest)
+        asked = StepWishes(membership.ready_to_go, self.stop_wanted, save, digest)
         try:
             return membership.group.meet(asked)
         except RuntimeError as error:

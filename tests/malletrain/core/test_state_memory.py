@@ -2,12 +2,12 @@
 
 import pytest
 
-from malletrain.core.state_memory import Notice, in_memory, late
+from malletrain.core.state_memory import HandOverTime, in_memory, late
 
 GB = 10**9
 SAID = "Its snapshots take 1.5 GB on 2 nodes, 1 GB at most on one."
 TAKEN = [GB, GB // 2]
-TEN = Notice(drain_s=10.0, grace_s=30.0)
+TEN = HandOverTime(drain_s=10.0, grace_s=30.0)
 
 
 def test_nothing_where_nothing_is():
@@ -41,8 +41,8 @@ def test_one_that_cannot_get_done_is_said_before_it_is_tried():
     said = late(newest, TEN)
     assert "hands over 7 GB, which takes 20 s at 350 MB/s" in said
     assert "the 10 s of drain_timeout" in said
-    assert late(newest, Notice(60.0, 60.0)) == ""
-    slow = Notice(60.0, 20.0, mbit=1000.0)
+    assert late(newest, HandOverTime(60.0, 60.0)) == ""
+    slow = HandOverTime(60.0, 20.0, mbit=1000.0)
     said = late({**newest, "nodes": 2}, slow)
     assert "hands over 3.5 GB, which takes 28 s at 125 MB/s" in said
     assert "the 20 s between the main scheduler's notice" in said
@@ -52,4 +52,4 @@ def test_one_that_cannot_get_done_is_said_before_it_is_tried():
 def test_how_much_fits_is_said_before_there_is_a_job():
     assert "hand over 3.5 GB" in TEN.room()
     assert "which encryption allows" in TEN.room()
-    assert "at 125 MB/s, as measured" in Notice(10.0, 10.0, 1000.0).room()
+    assert "at 125 MB/s, as measured" in HandOverTime(10.0, 10.0, 1000.0).room()

@@ -76,6 +76,10 @@ def threads_of_zmq():
 def test_a_node_of_which_nobody_wants_anything_costs_a_port_and_a_thread_that_sleeps(
     tmp_path, source
 ):
+    first = Node(tmp_path, "n0")
+    with first.peer() as peer:  # the first monitor in a process makes a context that stays
+        peer.push(source, NAME)
+    first.keeper.close()
     before = threads_of_zmq()
     node = Node(tmp_path, "n1")
     try:

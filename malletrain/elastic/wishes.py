@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Answer(NamedTuple):
+class StepWishes(NamedTuple):
     """What one rank asks for, or at least one of all."""
 
     go: bool

@@ -4,6 +4,7 @@ hand its part over in the time it has. Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,13 +69,13 @@ def late(newest: Mapping[str, Any], notice: HandOverTime) -> str:
     """
     if newest.get("replicated"):
         return ""
-    size, seconds = float(newest.get("bytes", 0)), float(newest.get("seconds", 0.0))
+    size, seconds = _number(newest, "bytes"), _number(newest, "seconds")
     if newest.get("path") == IN_MEMORY and seconds > notice.seconds / 2:
         return (
             f"The last hand-over of {shown(size)} took {seconds:.3g} s of {notice.told}: a node "
             f"that leaves may not get it done. {_REMEDY}"
         )
-    part = size / max(1, int(newest.get("nodes", 1)))
+    part = size / max(1.0, _number(newest, "nodes"))
     needed = part / notice.rate
     if needed <= notice.seconds:
         return ""
@@ -82,6 +83,12 @@ def late(newest: Mapping[str, Any], notice: HandOverTime) -> str:
         f"A node that leaves hands over {shown(part)}, which takes {needed:.3g} s at "
         f"{shown(notice.rate)}/s and does not fit into {notice.told}. {_REMEDY}"
     )
+
+
+def _number(newest: Mapping[str, Any], name: str) -> float:
+    """What a job's own processes say: 0 for whatever is no size."""
+    said = newest.get(name)
+    return float(said) if isinstance(said, int | float) and 0 <= said < math.inf else 0.0
 
 
 def in_memory(taken: Sequence[int], newest: Mapping[str, Any], notice: HandOverTime) -> str:

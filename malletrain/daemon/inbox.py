@@ -343,7 +343,7 @@ class Inbox:
                         f"The job went on meanwhile on {len(members)} nodes.",
                         job=job,
                     )
-                elif phases:
+                else:  # nothing happens to jobs without nodes by it
                     self.core.feed(RoundInterrupted(job))
 
     # --- how their jobs stand ---

@@ -109,6 +109,8 @@ class LeaseLedger:
         """Lease id → its job, of the last look and of what was taken since."""
         self.given_up: dict[str, tuple[float, str]] = {}
         """Lease id → when we gave it up and why: should its job turn up, it is cancelled."""
+        self._missed: dict[str, str] = {}
+        """Lease id → its job, which the looks since have not shown."""
         self._users: dict[str, tuple[str, float]] = {}
         """Lease id → whose it is, and when that was last of use."""
         self._nodes: dict[str, str] = {}
@@ -154,13 +156,20 @@ class LeaseLedger:
         asked for; ``kept``: node → why this one may not.
         """
         for lease_id in self.jobs.keys() - jobs.keys():
+            if lease_id not in self.given_up:
+                self._missed[lease_id] = self.jobs[lease_id].id
             self.give_up(lease_id, "the main scheduler ended it", now)
+        for lease_id in self._missed.keys() & jobs.keys():
+            job, before = jobs[lease_id], self._missed.pop(lease_id)
+            if job.alive and job.id == before:  # the answer before was cut short
+                del self.given_up[lease_id]
         self.jobs = dict(jobs)
         self.given_up = {
             lease: known
             for lease, known in self.given_up.items()
             if now - known[0] < REMEMBERED_S or lease in jobs
         }
+        self._missed = {i: job for i, job in self._missed.items() if i in self.given_up}
         users = {
             lease: (user, now if lease in jobs else last)
             for lease, (user, last) in self._users.items()

@@ -118,7 +118,7 @@ class VirtualTransport:
         return self._process.alive and self._lookup(key.decode()) is not None
 
     def broken(self, connection: Connection) -> None:
-        self._in_process(lambda: self._receiver and self._receiver.disconnected())
+        self._in_process(lambda: self._receiver and self._receiver.disconnected(connection.peer))
 
     def arrived(self, connection: Connection, frames: list[bytes]) -> None:
         self._in_process(lambda: self._take(connection, frames))

@@ -256,9 +256,7 @@ def planner(*nodes, jobs, settings=None, gaps=()):
     runner = ProfileRunner(state, settings)
     goals = GoalKeeper(state, seen, settings)
     shares, quotas = Shares(state, None), Quotas(state)
-    bidders = Bidders(
-        state, seen, queue, runner, goals, shares, quotas, Trainers(), settings.min_interval_s
-    )
+    bidders = Bidders(state, seen, queue, runner, goals, shares, quotas, Trainers(), settings)
 
     def plan(shares):
         def imagine(candidates, everything, settings, favoured=()):

@@ -23,6 +23,8 @@ def test_nothing_where_nothing_is():
         {"path": "memory", "bytes": GB, "seconds": 8.0, "replicated": True},
         {"path": "/home/x.pt", "bytes": 40 * GB, "replicated": True},
         {"path": "/home/x.pt", "bytes": 40 * GB, "nodes": 16},
+        {"path": "memory", "bytes": "x", "seconds": None, "nodes": float("inf")},
+        {"path": None, "bytes": float("nan"), "seconds": -1, "nodes": [3]},
     ],
 )
 def test_what_they_take(newest):

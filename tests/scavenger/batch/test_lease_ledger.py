@@ -132,12 +132,16 @@ def test_a_limit_of_one_user_stops_no_other():
     assert made.room(0, NOW, "bob")[0] == 3
 
 
-@pytest.mark.parametrize("meanwhile", [{"l1": job(ENDED)}, {}])
-def test_what_ended_once_stays_ended(meanwhile):
+@pytest.mark.parametrize(
+    ("meanwhile", "then"),
+    [({"l1": job(ENDED)}, job(RUNNING)), ({}, job(RUNNING, handle="7_2"))],
+    ids=["said to have ended", "another task of the array"],
+)
+def test_what_ended_once_stays_ended(meanwhile, then):
     made = books()
-    made.look({"l1": job(RUNNING)}, "", {}, NOW)
+    made.look({"l1": job(RUNNING, handle="7_1")}, "", {}, NOW)
     made.look(meanwhile, "", {}, NOW + 5)
-    [lease], unwanted = made.look({"l1": job(RUNNING)}, "", {}, NOW + 10)
+    [lease], unwanted = made.look({"l1": then}, "", {}, NOW + 10)
     assert (lease.state, len(unwanted)) == (ENDED, 1)
 
 
@@ -253,3 +257,28 @@ def test_refused_submissions_have_a_back_off_of_their_own_and_one_refusal_may_be
     made.not_taken("l5", UnsureError("timed out"), NOW + 40)
     assert made.backing_off_s(NOW + 40) == 0, "neither is a refusal"
     assert list(made.given_up) == ["l5"]
+
+
+def test_a_job_that_one_answer_lacked_is_a_lease_still():
+    ledger = books()
+    ledger.look({"l1": job(RUNNING)}, "", {}, NOW)
+    assert ledger.look({}, "", {}, NOW + 1)[0] == ()
+    leases, cancelled = ledger.look({"l1": job(RUNNING)}, "", {}, NOW + 2)
+    assert [lease.state for lease in leases] == [RUNNING]
+    assert cancelled == []
+
+
+def test_another_job_in_its_place_is_none_and_neither_is_one_that_was_given_up():
+    ledger = books()
+    ledger.look({"l1": job(RUNNING)}, "", {}, NOW)
+    ledger.look({}, "", {}, NOW + 1)
+    other = job(RUNNING)._replace(handle="8")
+    leases, cancelled = ledger.look({"l1": other}, "", {}, NOW + 2)
+    assert [lease.state for lease in leases] == [ENDED]
+    assert cancelled == [other]
+    ledger = books()
+    ledger.look({"l1": job(RUNNING)}, "", {}, NOW)
+    ledger.give_up("l1", "it was given back", NOW)
+    ledger.look({}, "", {}, NOW + 1)
+    [lease] = ledger.look({"l1": job(RUNNING)}, "", {}, NOW + 2)[0]
+    assert (lease.state, lease.reason) == (ENDED, "it was given back")

@@ -18,6 +18,9 @@ from allocator import NodeInfo
 from malletrain.core.parts import Wish, part_of, shares_of
 from malletrain.core.planning import Candidate
 
+MOST_MOVES = 64
+"""Jobs that move in one plan: each is chosen among all."""
+
 
 @dataclass(frozen=True)
 class _Guest:
@@ -140,7 +143,11 @@ class _Homes:
         trainer has fewer by it.
         """
         left = list(movable)
-        while left and any(self._room(pool) > 0 for pool in self._sizes):
+        while (
+            left
+            and len(movable) - len(left) < MOST_MOVES
+            and any(self._room(pool) > 0 for pool in self._sizes)
+        ):
             moves = [
                 (gain, not guest.job.nodes, number, pool)
                 for number, guest in enumerate(left)

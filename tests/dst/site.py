@@ -38,6 +38,7 @@ from tests.dst.machine import Machine, MachineLease, Node
 from tests.dst.network import Network
 from tests.dst.sockets import DealerSocket, RouterSocket, virtual_zmq
 from tests.dst.training import Trainings
+from tests.waiting import NEVER_S
 
 WATCH_EVERY_S, STEP_S = 1.0, 0.2
 """The rhythm of the daemon and of agents that only look whether something is due: half the usual,
@@ -52,8 +53,12 @@ async def _nobody_told(notices: Notices) -> None:
 
 
 def _impatient(config: Config) -> ControllerSettings:
-    """A node that a job has rejected is tried again sooner than at a site."""
-    return replace(controller_settings(config), rejected_s=REJECTED_S)
+    """A node that a job has rejected is tried again sooner than at a site; the solver's time limit
+    is real time, and may not decide.
+    """
+    found = controller_settings(config)
+    planning = replace(found.planning, time_limit_s=NEVER_S)
+    return replace(found, planning=planning, rejected_s=REJECTED_S)
 
 
 class VirtualWorkers:

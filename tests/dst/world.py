@@ -58,7 +58,11 @@ class World:
         self.broken: list[str] = []
         self.happened: dict[str, int] = {}
         self._trace = hashlib.sha256()
-        self.folder = Path(tempfile.mkdtemp(prefix="dst-", dir=_memory()))
+        self.folder = Path(
+            tempfile.mkdtemp(
+                prefix="dst-",
+            )
+        )
         (self.folder / "train.py").write_text("")
         self.loop = VirtualLoop(rng, self.fail)
         self.usual_thread_s = self.loop.thread_s
@@ -201,10 +205,6 @@ class World:
         for row in self.head.store.active_leases():
             held.append(f"lease {row.id} of {row.node} is {LeaseStatus(row.state).value}")
         return "; ".join([*jobs, *held])
-
-
-def _memory() -> str | None:
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def live(seed: int, kinds: Collection[str] | None = None, shown: Any = None) -> Outcome:

@@ -26,6 +26,10 @@ EXPORTED = ("jobs", "leases", "events")
 SIDE_FILES = ("-wal", "-shm")
 
 
+LEAP = 1_000
+"""Numbers of leases left out after a restore: those younger than the copy have theirs still."""
+
+
 class CopyError(RuntimeError):
     """It cannot be done; the message is a sentence for the operator."""
 
@@ -71,6 +75,12 @@ def restore(url: str, copy: Path) -> Path | None:
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         with _opened(copy) as from_, _opened(part) as to:
             from_.backup(to)
+            to.execute(
+                "INSERT INTO meta (key, value) VALUES ('last_lease', ?1) "
+                "ON CONFLICT (key) DO UPDATE SET value = CAST(value + ?1 AS TEXT)",
+                (LEAP,),
+            )
+            to.commit()
         _on_disk(part)
         if target.exists():
             kept = target.with_name(f"{target.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")

@@ -27,7 +27,8 @@ class StatementRefused(StoreError):
 
 _RESTORE = (
     "It is damaged: stop the daemon, and put the newest copy in its place with `malletrain db "
-    "restore --config FILE COPY`; running jobs go on meanwhile."
+    "restore --config FILE COPY`. Jobs that the copy knows go on; leases taken since are given "
+    "back."
 )
 _ADVICE = (
     ("malformed", _RESTORE),

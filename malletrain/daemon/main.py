@@ -27,6 +27,7 @@ from malletrain.daemon.backends import Backend, backend
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.compose import Service, agent_command, compose
 from malletrain.daemon.core import Core
+from malletrain.daemon.heap import Heap
 from malletrain.daemon.metrics import NODE_USES, Metrics, MetricsError
 from malletrain.daemon.mishaps import Mishaps, cause_of
 from malletrain.daemon.retention import Retention
@@ -76,14 +77,7 @@ def run(config: Config, path: Path | None = None) -> int:
                 return 1
             with Store.open(config.database_url) as store:
                 return asyncio.run(Daemon(config, store, backend(config), path, file).serve())
-    except (
-        StateDirError,
-        StoreError,
-        SchedulerError,
-        MetricsError,
-        AddressError,
-        OSError,
-    ) as e:
+    except (StateDirError, StoreError, SchedulerError, MetricsError, AddressError, OSError) as e:
         print(f"malletraind: {e}", file=sys.stderr)
         return 1
 
@@ -145,6 +139,7 @@ class Daemon:
         self.metrics = Metrics()
         self.mishaps = Mishaps(self.metrics, self._clock.now)
         self._retention = Retention(store, config.accounting.keep)
+        self._heap = Heap()
         self._transport = Transport(self.keys.server, self.keys.identity)
 
     async def serve(self) -> int:
@@ -321,6 +316,7 @@ class Daemon:
             with service.core.step():
                 service.core.goals.keep()
             self._retention.look(self._clock.now())
+            self._heap.look(self._clock.now())
             self._gauges(service)
 
     async def _reload(self, service: Service, again: asyncio.Event) -> None:

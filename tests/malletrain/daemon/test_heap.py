@@ -1,0 +1,41 @@
+"""What a process has freed goes back to the machine."""
+
+import subprocess
+import sys
+
+from malletrain.daemon.heap import EVERY_S, Heap
+
+HOLES = """
+import os
+from malletrain.daemon.heap import Heap
+
+def held():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+heap = Heap()
+kept = [os.urandom(100_000) for _ in range(1000)]
+full = held()
+del kept[:-1]  # the last one stays above the holes
+freed = held()
+assert heap.look(0.0)
+print(full - freed, full - held())
+"""
+
+
+def test_it_looks_once_a_minute():
+    heap = Heap()
+    assert [heap.look(at) for at in (0.0, 1.0, EVERY_S - 1, EVERY_S, EVERY_S + 1)] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_holes_go_back_to_the_machine():
+    said = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
+    before, after = map(int, said.stdout.split())
+    assert before < 30e6, "without it they stay"
+    assert after > 80e6

@@ -150,7 +150,8 @@ class StandIn:
 
 class Site:
     """A daemon, its main scheduler and ``fleets`` processes of agents. ``offered``: of the
-    ``nodes``, how many are idle at first; ``config``: more of it.
+    ``nodes``, how many are idle at first; ``agent_timeout_s``: 6 heartbeats; ``patience_s``: of
+    every wait; ``config``: more of it.
     """
 
     def __init__(
@@ -161,11 +162,13 @@ class Site:
         *,
         fleets: int = 2,
         heartbeat_s: float = 10.0,
+        agent_timeout_s: float | None = None,
+        patience_s: float = 900.0,
         settle_s: float = 0.0,
         running: int = 1000,
         config: str = "",
     ) -> None:
-        self.root, self.state = root, root / "state"
+        self.root, self.state, self._patience_s = root, root / "state", patience_s
         self.state.mkdir(parents=True, mode=0o700)
         self.seen: list[Seen] = []
         self.welcome = [0] * fleets
@@ -187,7 +190,7 @@ class Site:
             state_dir = "{self.state}"
             metrics_listen = ""
             heartbeat = "{heartbeat_s:g} s"
-            agent_timeout = "{6 * heartbeat_s:g} s"
+            agent_timeout = "{agent_timeout_s or 6 * heartbeat_s:g} s"
             adopt_wait = "60 s"
             [scheduler]
             kind = "local"
@@ -292,14 +295,13 @@ class Site:
         self,
         condition: Callable[[], Any],
         what: str,
-        patience_s: float = 900.0,
         pause_s: float = 0.1,
     ) -> None:
         """Wait for what must happen, looking every ``pause_s`` seconds."""
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + self._patience_s
         while not condition():
             if time.monotonic() > deadline:
-                raise SystemExit(f"Not within {patience_s:g} s: {what}.\n{self.log()}")
+                raise SystemExit(f"Not within {self._patience_s:g} s: {what}.\n{self.log()}")
             time.sleep(pause_s)
 
     def at_work(self) -> dict[str, list[str]]:

@@ -33,6 +33,14 @@ hang_after = "1 h"
 """Of jobs: none that a machine which stands still for a while reaches."""
 
 
+def gone(process: psutil.Process) -> bool:
+    """Whether it has ended, whoever takes note of it and when."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 class Site:
     """One embedded cluster and one daemon below ``root``. ``environment``: the daemon's, None: this
     process's. ``cluster``: more options of its main scheduler, such as a trace.

@@ -13,17 +13,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import psutil
-
 from malletrain.client import ClientError
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import STRUCK, FaultPoint
 from scavenger.interface import LeaseState
-from tests.integration.embedded import Site
+from tests.integration.embedded import Site, gone
 
 CONFIG = 'give_back_after = "0 s"\nrejected_for = "2 s"\n[nodes]\nwarm_wait = "0 s"\n'
-LEASE_WAIT = 'lease_wait = "1 h"', 'lease_wait = "20 s"'
-"""An agent that is killed before it reports is waited for so long."""
 SERVICE = """
 import os
 from malletrain import membership
@@ -41,6 +37,9 @@ class FaultySite(Site):
     limits = 'max_tries = 2\ndrain_timeout = "120 s"\n'
     """The product's own else: they are what helps where something was killed."""
 
+    lease_wait = "20 s"
+    """An agent that is killed before it reports is waited for so long."""
+
     def __init__(self, root: Path, nodes: int = 2, config: str = CONFIG, **more: Any) -> None:
         self.nodes = nodes
         self.faults = root / "faults"
@@ -49,13 +48,17 @@ class FaultySite(Site):
         with mock.patch.dict(os.environ, self.environment):
             super().__init__(root, nodes, config=config, **more)
         text = self.config.read_text().replace("max_tries = 2", "max_tries = 10000")
-        self.config.write_text(text.replace(*LEASE_WAIT))
+        self.config.write_text(
+            text.replace('lease_wait = "1 h"', f'lease_wait = "{self.lease_wait}"')
+        )
 
     # --- a fault ---
 
     def arm(self, point: FaultPoint, order: str = "kill") -> None:
         """Have the first process that comes there killed."""
-        (self.faults / point.name).write_text(order)
+        new = self.faults / f"{point.name}.new"
+        new.write_text(order)
+        new.replace(self.faults / point.name)  # nobody may find it empty
 
     def struck(self, point: FaultPoint) -> int:
         """Wait until one was; returns its pid, and has a daemon that was it started again."""
@@ -119,8 +122,7 @@ class FaultySite(Site):
 
     def pids(self, script: Path) -> list[int]:
         """The processes that run the script, all told."""
-        alive = [p for p in self.workers(script) if p.status() != psutil.STATUS_ZOMBIE]
-        return sorted(p.pid for p in alive)
+        return sorted(p.pid for p in self.workers(script) if not gone(p))
 
     def until_whole(self, job: str, script: Path) -> dict[str, int]:
         """Wait until the service runs on all nodes, by one process each, on leases that daemon and

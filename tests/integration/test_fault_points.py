@@ -53,10 +53,16 @@ FEW = {
 SERVICES = {point for points in ALL.values() for point in points} | {P.DAEMON_SUBMITTED}
 
 
+class PatientSite(FaultySite):
+    """On which no agent is killed before it reports."""
+
+    lease_wait = "120 s"
+
+
 @pytest.fixture
-def faulty(tmp_path):
+def faulty(tmp_path, request):
     """A site with a service on all its nodes."""
-    made = FaultySite(tmp_path)
+    made = (FaultySite if request.node.get_closest_marker("sites") else PatientSite)(tmp_path)
     try:
         made.start_daemon()
         made.service = made.script("service.py", SERVICE)

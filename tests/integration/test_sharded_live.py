@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from tests.integration.embedded import gone
 from tests.malletrain.elastic.sharded.test_live import counts_as_if_undisturbed
 from tests.malletrain.elastic.test_run import records
 
@@ -38,9 +39,7 @@ def test_sharded_training_over_all_changes_equals_an_undisturbed_run(embedded):
     def agent_dies(signum: int) -> None:
         agent = embedded.agents()[embedded.job(job).nodes[0]]
         agent.send_signal(signum)
-        embedded.until(
-            lambda: not agent.is_running() or agent.status() == "zombie", "the agent has gone"
-        )
+        embedded.until(lambda: gone(agent), "the agent has gone")
 
     job = embedded.submit(script, nodes=(1, 3), mode="live")
     whole = trains_on(3)

@@ -62,11 +62,10 @@ class Imagined:
         self.refuses = ""
 
     def poll(self) -> PollResult:
-        held = {lease.node for lease in self.leases.values()}
+        leases = tuple(self.leases.values())  # a test may change them meanwhile
+        held = {lease.node for lease in leases}
         gaps = tuple(Gap(node, time.time()) for node in self.nodes if node not in held)
-        return PollResult(
-            time.time(), gaps, tuple(self.leases.values()), len(self.nodes), 0, (), 0.2
-        )
+        return PollResult(time.time(), gaps, leases, len(self.nodes), 0, (), 0.2)
 
     def take(self, requests: Any) -> list[Lease]:
         for r in requests:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from malletrain.protocol import messages
 from scavenger.interface import SchedulerError
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 from tests.waiting import PATIENCE_S
@@ -24,6 +25,7 @@ class Troubled(Imagined):
         super().__init__(*nodes)
         self.trouble = ""
         self.polls = 0
+        self.hung = 0
         self.released = threading.Event()
 
     def poll(self):
@@ -42,6 +44,7 @@ class Troubled(Imagined):
         if self.trouble == "fails":
             raise SchedulerError("slurmctld does not answer.")
         if self.trouble == "hangs":
+            self.hung += 1
             assert self.released.wait(PATIENCE_S)
 
 
@@ -72,14 +75,23 @@ def test_while_it_is_out_of_order_jobs_go_on_and_users_are_served(tmp_path, trou
     with training(tmp_path) as (daemon, machine, job, agent):
         machine.trouble = trouble
         asked = machine.polls
-        until(lambda: machine.polls > asked + (0 if trouble == "hangs" else 10), "it is asked")
+
+        def heard():
+            """The daemon hears of the agent whatever the main scheduler says."""
+            agent.say(messages.Heartbeat(""))
+            return True
+
+        def in_trouble():
+            return heard() and (machine.hung or machine.polls > asked + 10)
+
+        until(in_trouble, "it is asked")
         second = daemon.submit("bob")
         assert daemon.job(job).nodes == (agent.node,)
         assert daemon.job(second).state == "queued" or trouble == "half"
         assert not [e for e in daemon.events() if e.lease == agent.lease and e.kind in OVER]
         machine.trouble = ""
         machine.released.set()
-        until(lambda: machine.of("bob"), "bob has a lease when it is back")
+        until(lambda: heard() and machine.of("bob"), "bob has a lease when it is back")
         assert daemon.job(job).nodes == (agent.node,)
         assert not [e for e in daemon.events() if e.lease == agent.lease and e.kind in OVER]
 

@@ -15,7 +15,9 @@ import pytest
 from malletrain.store.store import Store, StoreError
 from tests.malletrain.store.conftest import new_job
 
-pytest.importorskip("psycopg", reason="needs pip install malletrain[postgres]")
+pytest.importorskip(
+    "psycopg", reason="needs pip install malletrain[postgres]", exc_type=ImportError
+)
 FOUND = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
 USER = "postgres"
 
@@ -26,7 +28,8 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder, self.bin = folder, FOUND[-1].parent
         self._as = ["runuser", "-u", USER, "--"] if os.geteuid() == 0 else []
-        self._do("initdb", "-A", "trust", "-U", USER, "-N", "-D", str(folder / "data"))
+        options = "-A", "trust", "-U", USER, "-N", "--no-locale", "-E", "UTF8"
+        self._do("initdb", *options, "-D", str(folder / "data"))
         self.url = f"postgresql+psycopg://{USER}@/postgres?host={folder}"
         self.start()
 
@@ -50,12 +53,16 @@ class Server:
 def server():
     if not FOUND:
         pytest.skip("needs PostgreSQL's server (Debian: postgresql)")
-    folder = Path(tempfile.mkdtemp(prefix="mt-pg-"))
-    if os.geteuid() == 0:
-        with contextlib.suppress(KeyError):
-            os.chown(folder, pwd.getpwnam(USER).pw_uid, -1)
+    uid = -1
+    if os.geteuid() == 0:  # as root it does not run
+        try:
+            uid = pwd.getpwnam(USER).pw_uid
+        except KeyError:
+            pytest.skip(f"needs a user {USER}")
+    folder = Path(tempfile.mkdtemp(prefix="mt-pg-", dir="/tmp"))  # a socket's path is short
     made = None
     try:
+        os.chown(folder, uid, -1)
         made = Server(folder)
         yield made
     finally:

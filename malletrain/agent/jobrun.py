@@ -196,19 +196,18 @@ class NodeJob:
         return entered is None or entered.group_rank == 0
 
     def save_alone(self, within_s: float) -> None:
-        """The node is wanted back and no daemon is there to move the job: have what the workers did
-        saved, if they can.
-        """
+        """The node goes and no daemon moves the job: save what the workers did, if possible."""
+        drain = Drain(self.job, self.generation, _OWN_DRAIN, max(0.0, within_s))
         if self._is_service:
-            self._tell(Drain(self.job, self.generation, _OWN_DRAIN, within_s))
+            self._tell(drain)
         elif self.phase is AssignmentPhase.RUNNING and self.generation in self.reports.capable:
-            self.drain(Drain(self.job, self.generation, _OWN_DRAIN, within_s))
+            self.drain(drain)
 
     def release(self, grace_s: float) -> None:
         """Stop everything: SIGTERM now, SIGKILL after the grace."""
         deadline = time.monotonic() + max(0.0, grace_s)
         if self._kill_at is None:
-            self._tell(Release(self.job, grace_s))
+            self._tell(Release(self.job, max(0.0, grace_s)))
             if self._process is not None:
                 self._process.terminate()
         self._kill_at = deadline if self._kill_at is None else min(self._kill_at, deadline)

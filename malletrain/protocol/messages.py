@@ -231,8 +231,8 @@ class Welcome(Message, frozen=True):
     """Answer to Hello: the daemon's boot id and the rhythm of heartbeats."""
 
     boot: Id
-    heartbeat_s: float
-    log_limit_bytes: int = 0
+    heartbeat_s: Duration
+    log_limit_bytes: Count = 0
 
 
 class WhoAreYou(Message, frozen=True):
@@ -250,13 +250,13 @@ class Alive(Message, frozen=True):
 class Assign(Message, frozen=True):
     """Start the launcher of this job (idempotent). ``key``: its nodes' secret; ``host``: itself."""
 
-    job: str
+    job: Id
     spec: JobSpec
-    stop_grace_s: float = 5.0
-    join_timeout_s: float = 60.0
+    stop_grace_s: Duration = 5.0
+    join_timeout_s: Duration = 60.0
     key: str = ""
     host: str = ""
-    memory_share: float = 0.0
+    memory_share: Amount = 0.0
 
 
 class Round(Message, frozen=True):
@@ -267,7 +267,7 @@ class Round(Message, frozen=True):
     serves a store.
     """
 
-    job: str
+    job: Id
     generation: int
     group_rank: int
     group_size: int
@@ -283,10 +283,10 @@ class Drain(Message, frozen=True):
     ``heirs``: keepers of the next round's nodes; with none it goes to disk.
     """
 
-    job: str
+    job: Id
     generation: int
     number: int
-    timeout_s: float
+    timeout_s: Duration
     heirs: tuple[str, ...] = ()
 
 
@@ -295,7 +295,7 @@ class Abort(Message, frozen=True):
     and wait for the next round.
     """
 
-    job: str
+    job: Id
     generation: int
 
 
@@ -313,28 +313,28 @@ class ProbeTo(Message, frozen=True):
     number: int
     token: str
     targets: tuple[ProbeTarget, ...]
-    seconds: float = 0.0
+    seconds: Duration = 0.0
 
 
 class Release(Message, frozen=True):
     """Stop every process of ``job`` here: SIGTERM, after the grace SIGKILL; answer Released."""
 
-    job: str
-    grace_s: float
+    job: Id
+    grace_s: Duration
 
 
 class Goodbye(Message, frozen=True):
     """The lease is given back: stop everything, send the logs and exit 0."""
 
     reason: str = ""
-    within_s: float = 0.0
+    within_s: Duration = 0.0
     """How long that may take in all; 0: a moment."""
 
 
 class LogAck(Message, frozen=True):
     """Everything of this log below ``offset`` is on the daemon's disk."""
 
-    job: str
+    job: Id
     generation: int
     stream: str
     node: str

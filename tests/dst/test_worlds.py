@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.daemon.adoption import Adoption
+from malletrain.core.state import ControllerState
 from malletrain.daemon.parts import StepOutbox
 from malletrain.daemon.strays import Strays
 from malletrain.rounds.holdings import Holdings
@@ -66,9 +66,9 @@ PLANTED = {
         *(Holdings, "belongs", _whatever_round),
         ("daemon_killed", "daemon_killed_telling", "launcher_killed"),
     ),
-    "who reports before the first plan is let go": (
-        *(Adoption, "changed", lambda *args: False),
-        ("daemon_killed", "launcher_killed", "reset"),
+    "a round that was interrupted is not formed anew": (
+        *(ControllerState, "break_round", lambda *args: None),
+        ("daemon_killed", "launcher_killed", "reset", "agent_killed"),
     ),
 }
 

@@ -33,7 +33,7 @@ test-sites: $(VENV)/.installed-test
 	    tests/malletrain/training/test_memory.py tests/slurm/test_usage.py \
 	    tests/integration/test_sweep.py tests/integration/test_nas.py \
 	    tests/integration/test_fault_points.py tests/integration/test_fault_points_training.py \
-	    tests/benchmarks/test_chaos.py $(ARGS)
+	    tests/benchmarks/test_chaos.py tests/benchmarks/test_load.py $(ARGS)
 
 # The random search, with a seed that it prints; FUZZ_SEED=7 does one pass again.
 FUZZ_SECONDS ?= 600

@@ -87,3 +87,40 @@ def test_a_node_whose_worker_fails_before_the_first_plan_is_not_let_go(tmp_path)
     finally:
         agent.close()
         second.stop()
+
+
+def test_a_job_whose_only_node_lets_go_of_it_meanwhile_is_planned_anew(tmp_path):
+    """The daemon before had told the node so, and was killed."""
+    machine = Imagined("n0", "n1")
+    first = RunningDaemon(tmp_path, machine)
+    jobs: dict[str, str] = {}
+    two: list[Agent] = []
+    try:
+        known = [first.submit("ann", max_nodes=1), first.submit("ann", max_nodes=1, name="other")]
+        until(lambda: len(machine.of("ann")) == 2, "ann has two leases")
+        two = [Agent(first, lease) for lease in machine.of("ann")]
+        for agent in two:
+            agent.hello()
+        for agent in two:
+            jobs[agent.lease] = agent.hear(messages.Assign).job
+            agent.say(messages.Phase(Assignment(jobs[agent.lease], AssignmentPhase.READY)))
+        until(lambda: all(first.job(job).state == "running" for job in known) or None, "they run")
+    finally:
+        first.stop()
+        for agent in two:
+            agent.close()
+    second = RunningDaemon(tmp_path, machine)
+    freed, other = two = [Agent(second, agent.lease) for agent in two]
+    try:
+        job = jobs[freed.lease]
+        freed.hello(assignment=Assignment(job, RUNNING, 1))
+        freed.hear(messages.Welcome)
+        freed.say(messages.Released(job))
+        freed.say(messages.Heartbeat(""))
+        freed.hear(messages.Alive)  # the daemon has taken that in
+        other.hello(assignment=Assignment(jobs[other.lease], RUNNING, 1))
+        assert freed.hear(messages.Assign).job == job
+    finally:
+        for agent in two:
+            agent.close()
+        second.stop()

@@ -73,6 +73,22 @@ class ScalingCurve:
         pairs = points.items() if isinstance(points, Mapping) else points
         return cls(tuple(sorted((int(n), float(r)) for n, r in pairs)))
 
+    @classmethod
+    def from_arrays(
+        cls, sizes: npt.NDArray[np.int64], rates: npt.NDArray[np.float64]
+    ) -> ScalingCurve:
+        """The curve with these points, sizes increasing: :meth:`of` for arrays, for plans that make
+        hundreds of curves.
+        """
+        points = tuple(zip(sizes.tolist(), rates.tolist(), strict=True))
+        sound = len(sizes) and sizes[0] >= 1 and (np.diff(sizes) > 0).all()
+        if not (sound and np.isfinite(rates).all() and (rates >= 0).all()):
+            return cls(points)  # which says what is wrong
+        made = object.__new__(cls)
+        sizes.flags.writeable = rates.flags.writeable = False
+        made.__dict__.update(points=points, known=(sizes, rates))
+        return made
+
     @property
     def largest(self) -> int:
         """The largest size with a known throughput, nodes."""
@@ -102,9 +118,18 @@ class ScalingCurve:
         return tuple(nodes for nodes, _ in self.points)
 
     @cached_property
+    def known(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """The sizes of the points and the throughput at each; not to be written to."""
+        sizes, rates = zip(*self.points, strict=True)
+        found = np.array(sizes, dtype=np.int64), np.array(rates, dtype=np.float64)
+        for each in found:
+            each.flags.writeable = False
+        return found
+
+    @cached_property
     def _knots(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        known = np.array([(0, 0.0), *self.points], dtype=np.float64)
-        return known[:, 0].copy(), known[:, 1].copy()
+        sizes, rates = self.known
+        return np.concatenate(([0.0], sizes)), np.concatenate(([0.0], rates))
 
     def rates(
         self, sizes: npt.NDArray[np.integer] | npt.NDArray[np.float64]

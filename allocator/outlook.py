@@ -8,6 +8,7 @@ end independently of each other, the nodes of one all at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -45,6 +46,12 @@ def _within(cohort: Cohort, window_s: float) -> Floats:
     return np.asarray(np.interp(window_s * _SHARES, cohort.times_s, cohort.survival))
 
 
+@lru_cache(maxsize=8192)
+def _stays(cohort: Cohort, window_s: float) -> float:
+    """The probability that its nodes are there still after so many seconds."""
+    return float(_within(cohort, window_s)[-1])
+
+
 class Outlook:
     """What a job may expect within ``window_s`` seconds, by the number of nodes it has.
 
@@ -66,11 +73,8 @@ class Outlook:
 
     def hit(self) -> float:
         """The probability that a job with all these nodes is hit within the window."""
-        left = 1.0
-        for cohort, _ in self._cohorts:
-            if cohort is not None:
-                left *= float(_within(cohort, self.window_s)[-1])
-        return 1.0 - left
+        window_s = self.window_s
+        return 1.0 - math.prod(_stays(c, window_s) for c, _ in self._cohorts if c is not None)
 
     def of(self, sizes: npt.NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
         """For each of ``sizes``: the seconds for which a job of that size is left alone, at most
@@ -82,7 +86,8 @@ class Outlook:
         if not self._cohorts:
             return np.full(len(sizes), self.window_s), np.zeros(len(sizes)), wanted
         window_s = self.window_s
-        rows = np.array([_STAYS if c is None else _within(c, window_s) for c, _ in self._cohorts])
+        each = [_STAYS if c is None else _within(c, window_s) for c, _ in self._cohorts]
+        rows = np.concatenate(each).reshape(len(each), len(_SHARES))
         counts = np.array([count for _, count in self._cohorts], dtype=np.float64)
         ends = counts.cumsum()
         k = np.minimum(ends.searchsorted(wanted), len(ends) - 1)

@@ -12,6 +12,8 @@ their names.
   FreeTrain, which believes what owners state, for hyperparameter and architecture search; by what
   owners state (their true curve, another model's, a linear one, nothing); once with the same ten
   jobs all the time (*long*) and once with jobs that end and make room for the next (*stream*);
+  ``--jobs FILE``: with the jobs of a workload instead, such as the trials of a sweep
+  (:mod:`benchmarks.sweep_simulated`), in an order of each seed's own;
 * ours, ``t_fwd``: samples over the forward-looking time, exact plans and equal shares;
 * ours, ``jobs``: samples over the number of jobs at a time;
 * ours, ``pauses``: samples over what a rescale costs, in restart and in live mode.
@@ -40,6 +42,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from benchmarks import gap_figures, model_figures
 from benchmarks.pictures import COLOURS, Mean, draw, finish, mean_of, tell
 from malletrain.sim.costs import CostModel
@@ -48,7 +52,7 @@ from malletrain.sim.nas import nas
 from malletrain.sim.policies import POLICIES
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.throughput import built_in
-from malletrain.sim.workload_files import read_curves
+from malletrain.sim.workload_files import read_curves, read_workload
 from malletrain.sim.workloads import Given, given, hpo
 from scavenger.trace.files import read, read_names
 from scavenger.trace.trace import Trace
@@ -69,6 +73,8 @@ class World:
     nodes: int
     begin_h: float
     hours: float
+    jobs: str | None = None
+    """A workload in the place of the two that are drawn."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,11 @@ def play(world: World, point: Point) -> dict[str, Any]:
     trace = _trace(world).sample(world.nodes, p.seed)
     curves = read_curves(world.curves) if world.curves else built_in()
     count = STREAM if p.length == "stream" else p.max_jobs
-    jobs = nas(count, p.seed) if p.workload == "nas" else hpo(curves, count, p.seed)
+    if world.jobs:
+        jobs = read_workload(world.jobs)
+        np.random.default_rng((p.seed, 11)).shuffle(jobs)
+    else:
+        jobs = nas(count, p.seed) if p.workload == "nas" else hpo(curves, count, p.seed)
     if p.length == "long":
         jobs = [replace(job, samples=ENDLESS) for job in jobs]
     costs = CostModel("real", p.up, p.down, p.start, mode="live" if p.mode == "live" else "restart")
@@ -119,13 +129,16 @@ def play(world: World, point: Point) -> dict[str, Any]:
     return {**simulate(trace, given(jobs, p.states, p.seed), settings).to_dict(), **asdict(p)}
 
 
-def against_freetrain() -> list[Point]:
+def against_freetrain(
+    lengths: Sequence[Literal["long", "stream"]] = ("long", "stream"),
+    workloads: Sequence[str] = ("hpo", "nas"),
+) -> list[Point]:
     """FreeTrain by what owners state; MalleTrain measures whatever they state, with and without
     turns for starving jobs.
     """
     points = []
-    for length in ("long", "stream"):
-        for workload in ("hpo", "nas"):
+    for length in lengths:
+        for workload in workloads:
             base = Point(
                 "FreeTrain",
                 f"{length} {workload}",
@@ -298,6 +311,7 @@ def main() -> None:
     parser.add_argument(
         "--curves", help="scaling curves of the hyperparameter search; default: built-in models"
     )
+    parser.add_argument("--jobs", type=Path, metavar="FILE", help="of 3.10; default: drawn ones")
     parser.add_argument("--nodes", type=int, default=512)
     parser.add_argument("--from", dest="begin_h", type=float, default=60.0, metavar="H")
     parser.add_argument("--hours", type=float, default=24.0)
@@ -320,7 +334,17 @@ def main() -> None:
     if not args.trace:
         parser.error("--trace is needed for this figure.")
     points, axis = FIGURES[args.figure]
-    world = World(args.trace, args.node_list, args.curves, args.nodes, args.begin_h, args.hours)
+    picture = picture_of(args.figure)
+    jobs = None
+    if args.jobs:
+        if args.figure != "3.10":
+            parser.error("--jobs goes with figure 3.10.")
+        jobs = str(args.jobs)
+        points = partial(against_freetrain, ["stream"], [args.jobs.stem])
+        picture = f"fig3-10-{args.jobs.stem}.png"
+    world = World(
+        args.trace, args.node_list, args.curves, args.nodes, args.begin_h, args.hours, jobs
+    )
     began = time.perf_counter()
     means = measure(world, points(), args.seeds, args.processes)
     if args.json:
@@ -335,7 +359,7 @@ def main() -> None:
         )
     else:
         print("\n".join(tell(args.figure, axis, means)))
-    draw(args.figure, axis, means, args.out / picture_of(args.figure))
+    draw(args.figure, axis, means, args.out / picture)
     print(
         f"{len(points()) * args.seeds} simulations in {time.perf_counter() - began:.0f} s",
         file=sys.stderr,

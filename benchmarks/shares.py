@@ -13,24 +13,30 @@ the beginning, so that each user wants more than there is all the time.
 A user's *target* is recounted from the outcome, apart from the product's own counters: every
 ``--every`` seconds the nodes that jobs held are shared out by weight, and no user gets more than
 the largest sizes of its unfinished jobs. ``off`` is how far the node-hours held are from it,
-relative to it. ``samples`` are relative to the plain plan.
+relative to it. ``samples`` are relative to the plain plan; so is ``work``, which counts single-node
+seconds, so that it does not depend on whose models are quick.
 
 ``--deadlines PART``: so many of the jobs that need ten minutes or more have a deadline, as in
 :mod:`benchmarks.deadlines`. The plain plan is not told of them; ``oracle`` is how many of those
 that come due could be held by who has the same nodes, knows everything and has no shares to keep.
+``--bound``: what is left of an oracle's samples when it holds the deadlines that were held, and
+keeps the shares to 5 % (:mod:`benchmarks.shares_bound`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.deadlines import idle_over_time, met, oracle
+from benchmarks.shares_bound import most_samples
 from malletrain.core.settings import ControllerSettings, ShareSettings
 from malletrain.sim.deadlines import with_deadlines
 from malletrain.sim.engine import Simulation
@@ -46,6 +52,7 @@ from scavenger.trace.trace import Trace
 
 DAY_S = 86400.0
 ORACLE_SPAN_S = 900.0
+BOUND_SPAN_S = 21600.0
 USERS = ("ada", "bob", "cyd", "dan", "eve")
 
 
@@ -55,8 +62,12 @@ class Outcome:
 
     result: Result
     due: Mapping[str, float]
-    met: int
-    """Of the deadlines that came due."""
+    held: frozenset[str]
+    """Jobs whose deadlines came due and were held."""
+    work: float
+    """Processed, in single-node seconds: a sample of a slow model counts as much as many of a quick
+    one.
+    """
 
 
 def level(
@@ -100,7 +111,10 @@ def run(
             done += 1
         for user, part in level(wanted, weights, held).items():
             due[user] += part * every / 3600.0
-    return Outcome(result, due, met(simulation, deadlines))
+    runs = simulation.runs
+    held = frozenset(name for name, at in deadlines.items() if met(simulation, {name: at}))
+    work = math.fsum(each.done / each.job.curve.at(1) for each in runs.values())
+    return Outcome(result, due, held, work)
 
 
 def account(plain: Outcome, fair: Outcome, weights: Mapping[str, float]) -> dict[str, Any]:
@@ -125,6 +139,7 @@ def account(plain: Outcome, fair: Outcome, weights: Mapping[str, float]) -> dict
         "users": found,
         "worst_off": {k: max(abs(u["off"]) for u in v.values()) for k, v in found.items()},
         "samples": fair.result.samples / plain.result.samples,
+        "work": fair.work / plain.work,
         "harvested": [plain.result.harvested_fraction, fair.result.harvested_fraction],
         "rescales": [plain.result.rescales, fair.result.rescales],
         "starts": [plain.result.starts, fair.result.starts],
@@ -147,9 +162,25 @@ def deadlines_held(
     return {
         "due": len(jobs),
         "oracle": best,
-        "met": fair.met,
-        "plain_met": plain.met,
-        "held": fair.met / max(1.0, best),
+        "met": len(fair.held),
+        "plain_met": len(plain.held),
+        "held": len(fair.held) / max(1.0, best),
+    }
+
+
+def bounds(trace: Trace, jobs: Sequence[SimJob], fair: Outcome) -> dict[str, float]:
+    """What the deadlines that were held, and then the shares too, leave of the samples that whoever
+    knows everything could process without them.
+    """
+    there = [job for job in jobs if job.submit_s < trace.duration_s]
+    idle, total = idle_over_time(trace, BOUND_SPAN_S), sum(fair.due.values())
+    most = partial(most_samples, there, idle, BOUND_SPAN_S)
+    free = most()
+    parts = {user: due / total for user, due in fair.due.items()}
+    return {
+        "deadlines": most(held=fair.held) / free,
+        "deadlines_and_shares": most(held=fair.held, parts=parts) / free,
+        "reached": fair.result.samples / free,
     }
 
 
@@ -199,6 +230,7 @@ def main() -> None:
     parser.add_argument("--double-after-hours", type=float, default=4.0)
     parser.add_argument("--every", type=float, default=60.0, help="seconds between two samples")
     parser.add_argument("--deadlines", type=float, default=0.0, help="part of jobs that have one")
+    parser.add_argument("--bound", action="store_true", help="what an oracle would lose of samples")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
@@ -222,6 +254,7 @@ def main() -> None:
     row = {
         **account(plain, fair, weights),
         "deadlines": deadlines_held(trace, [job for job in jobs if job.name in due], plain, fair),
+        "bound": bounds(trace, jobs, fair) if args.bound else {},
         "load": [round(before, 1), round(os.getloadavg()[0], 1)],
         "arguments": {k: str(v) for k, v in vars(args).items()},
     }
@@ -233,8 +266,8 @@ def main() -> None:
         before_share = row["users"]["plain"][user]["share"]
         cells = (found["weight"], found["due"], before_share, found["share"], found["off"])
         print(f"{user:>8} " + " ".join(f"{100 * cell:7.2f}%" for cell in cells))
-    names = ("samples", "harvested", "rescales", "starts", "jobs_completed", "jobs", "deadlines")
-    for name in (*names, "load"):
+    names = ("samples", "work", "harvested", "rescales", "starts", "jobs_completed", "jobs")
+    for name in (*names, "deadlines", "bound", "load"):
         print(f"{name}: {row[name]}")
     print(f"mean_decision_ms: {row['mean_decision_ms']}, wall_s: {row['wall_s']:.0f}")
 

@@ -93,7 +93,9 @@ def trials(table: Path, count: int, seed: int, samples: float) -> list[SimJob]:
                 work,
                 curve,
                 told=curve,
-                model=f"c{number}",
+                model="nas",
+                parameters=net.parameters,
+                flops=TRAINING_COST * net.flops,
                 user=USER,
             )
         )
@@ -143,10 +145,13 @@ def write(path: Path, jobs: Sequence[SimJob]) -> None:
     rows = [
         {
             "name": job.name,
+            "model": job.model,
             "samples": job.samples,
             "curve": {str(k): rate for k, rate in job.curve.points},
             "max_nodes": job.max_nodes,
             "told": "none",
+            "parameters": job.parameters,
+            "flops": job.flops,
             "user": job.user,
         }
         for job in jobs

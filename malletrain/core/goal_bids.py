@@ -128,16 +128,18 @@ def worth(
         ahead: what samples beyond that count, beside those of other jobs.
     """
     least, useful = need[0], max(need)
-    points: dict[int, float] = {}
-    for nodes in sorted({*(n for n, _ in curve.points), least, useful}):
-        plain = unit * curve.at(nodes)
-        if nodes <= useful:
-            early = max(0, nodes - least)
-            points[nodes] = max(plain, node_worth[0] * (nodes - early) + node_worth[1] * early)
-        else:
-            more = ahead * (plain - unit * curve.at(useful))
-            points[nodes] = max(0.0, points[useful] + more)
-    return ScalingCurve.of(points)
+    sizes, rates = curve.known
+    if least not in sizes or useful not in sizes:
+        sizes = np.union1d(sizes, (least, useful))
+        rates = curve.rates(sizes)
+    plain = unit * rates
+    early = np.maximum(0, sizes - least)
+    within = np.maximum(plain, node_worth[0] * (sizes - early) + node_worth[1] * early)
+    place = int(sizes.searchsorted(useful))
+    beyond = within[place] + ahead * (plain - plain[place])
+    return ScalingCurve.from_arrays(
+        sizes, np.where(sizes <= useful, within, np.maximum(0.0, beyond))
+    )
 
 
 def payable(candidate: Candidate, curve: ScalingCurve | None, purse: Purse) -> tuple[int, ...]:

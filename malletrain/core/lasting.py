@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from operator import attrgetter
 
 from allocator import Cohort, NodeInfo, Outlook
 
 Counted = list[tuple[Cohort | None, int]]
+_COHORT = attrgetter("cohort")
+_WHICH = attrgetter("node_class", "cohort")
 
 
 def counted(infos: Iterable[NodeInfo]) -> Counted:
     """How many of these nodes are of each cohort."""
-    return list(Counter(info.cohort for info in infos).items())
+    return list(Counter(map(_COHORT, infos)).items())
 
 
 def cohorts(
@@ -59,16 +62,17 @@ class Lasting:
         self._work_s = work_s
         self._free: dict[str, Counted] = {}
         self._taken: dict[str, Counted] = {}
-        self._lefts: dict[Cohort | None, float] = {}
+        self._rank: dict[Cohort | None, int] = {}
 
     def of_job(self, mine: Collection[str], pools: Iterable[str], most: int) -> dict[str, Outlook]:
         """Pool → what a job that holds ``mine`` and may have ``most`` nodes can expect in it."""
-        if not self._free:
+        if not self._rank:
             self._look()
         found = {}
+        infos = [self._nodes[n] for n in mine]
         for pool in pools:
-            own = [self._nodes[n] for n in mine if self._nodes[n].node_class == pool]
-            cohorts = self._longest(own)
+            own = [info for info in infos if info.node_class == pool]
+            cohorts = self._longest(counted(own))
             room, ours = most - len(own), dict(cohorts)
             for others, had in ((self._free, {}), (self._taken, ours)):
                 for cohort, count in others.get(pool, ()):
@@ -82,20 +86,26 @@ class Lasting:
         return found
 
     def _look(self) -> None:
-        free: dict[str, list[NodeInfo]] = {}
-        taken: dict[str, list[NodeInfo]] = {}
-        for name, info in self._nodes.items():
-            free.setdefault(info.node_class, [])
-            (taken if name in self._held else free).setdefault(info.node_class, []).append(info)
-        self._free = {pool: self._longest(infos) for pool, infos in free.items()}
-        self._taken = {pool: self._longest(infos)[::-1] for pool, infos in taken.items()}
+        every = Counter(map(_WHICH, self._nodes.values()))
+        cohorts = dict.fromkeys(cohort for _, cohort in every)
+        longest = sorted(cohorts, key=self._left_s, reverse=True)
+        self._rank = {cohort: rank for rank, cohort in enumerate(longest)}
+        held = Counter(map(_WHICH, map(self._nodes.__getitem__, self._held)))
+        free: dict[str, Counted] = {}
+        taken: dict[str, Counted] = {}
+        for (pool, cohort), count in every.items():
+            had = held[pool, cohort]
+            if had:
+                taken.setdefault(pool, []).append((cohort, had))
+            if count > had:
+                free.setdefault(pool, []).append((cohort, count - had))
+        self._free = {pool: self._longest(found) for pool, found in free.items()}
+        self._taken = {pool: self._longest(found)[::-1] for pool, found in taken.items()}
 
-    def _longest(self, infos: Iterable[NodeInfo]) -> Counted:
+    def _longest(self, found: Counted) -> Counted:
         """The cohorts, those that last longest first."""
-        return sorted(counted(infos), key=lambda item: -self._left(item[0]))
+        rank = self._rank
+        return sorted(found, key=lambda item: rank[item[0]])
 
-    def _left(self, cohort: Cohort | None) -> float:
-        if cohort not in self._lefts:
-            window_s = self._window_s
-            self._lefts[cohort] = cohort.expected_s(window_s) if cohort else 2.0 * window_s
-        return self._lefts[cohort]
+    def _left_s(self, cohort: Cohort | None) -> float:
+        return cohort.expected_s(self._window_s) if cohort else 2.0 * self._window_s

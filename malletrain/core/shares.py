@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from allocator import ScalingCurve
 from malletrain.core.events import JobState
 from malletrain.core.goal_bids import rounded
@@ -275,8 +277,12 @@ class Shares:
 def kept(curve: ScalingCurve, nodes: int, part: float) -> ScalingCurve:
     """The curve up to so many nodes; what more of them bring counts by ``part``."""
     have = curve.at(nodes)
-    points = {n: rate if n <= nodes else have + part * (rate - have) for n, rate in curve.points}
-    return ScalingCurve.of({**points, nodes: have})
+    sizes, rates = curve.known
+    rates = np.where(sizes <= nodes, rates, have + part * (rates - have))
+    if nodes not in sizes:
+        place = sizes.searchsorted(nodes)
+        sizes, rates = np.insert(sizes, place, nodes), np.insert(rates, place, have)
+    return ScalingCurve.from_arrays(sizes, rates)
 
 
 def _midway(job: JobRecord) -> bool:

@@ -54,7 +54,8 @@ def read_workload(
 
     ``name``, ``samples`` and either ``model`` (a name in ``curves``) or ``curve`` are needed;
     ``min_nodes`` (1), ``max_nodes`` (the end of the curve), ``submit_s`` (0), ``weight`` (1),
-    ``goal``, ``sizes``, ``told``, ``deadline_s``, ``budget_nh`` may be left out. A curve is an
+    ``goal``, ``sizes``, ``told``, ``deadline_s``, ``budget_nh``, ``user``, ``parameters``,
+    ``flops`` may be left out. A curve is an
     object such as ``{"1": 100, "2": 190}`` in JSON and ``1:100 2:190`` in CSV, sizes a list or ``1
     2 4``. Without ``told`` the owner states the true curve; with ``none``, no curve.
 
@@ -103,6 +104,8 @@ _FIELDS = (
     "deadline_s",
     "budget_nh",
     "user",
+    "parameters",
+    "flops",
 )
 
 
@@ -157,6 +160,8 @@ def _job(entry: Mapping[str, Any], where: str, curves: Mapping[str, ScalingCurve
             deadline_s=_maybe(entry, where, "deadline_s"),
             budget_nh=_maybe(entry, where, "budget_nh"),
             user=str(entry.get("user", "")).strip(),
+            parameters=_maybe(entry, where, "parameters"),
+            flops=_maybe(entry, where, "flops"),
         )
     except WorkloadError as error:
         raise WorkloadError(

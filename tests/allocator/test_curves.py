@@ -48,3 +48,29 @@ def test_a_single_point_is_a_curve() -> None:
 def test_arrays_are_read_as_single_sizes_are(curve: ScalingCurve) -> None:
     sizes = np.arange(0, 20)
     assert curve.rates(sizes) == pytest.approx(curve.many(sizes.tolist()), rel=1e-12)
+
+
+@given(curves())
+@settings(max_examples=50, deadline=None)
+def test_a_curve_made_of_arrays_is_the_same_curve(curve: ScalingCurve) -> None:
+    made = ScalingCurve.from_arrays(*(each.copy() for each in curve.known))
+    assert made == curve
+    assert hash(made) == hash(curve)
+    assert made.rates(np.arange(20)).tolist() == curve.rates(np.arange(20)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rates", "says"),
+    [
+        ([], [], "no points"),
+        ([0, 1], [1.0, 2.0], "sizes start at 1"),
+        ([1, 2], [1.0, math.nan], "throughput nan at 2 nodes"),
+        ([1, 2], [1.0, -3.0], "throughput -3.0 at 2 nodes"),
+        ([2, 2], [1.0, 1.0], "lists 2 nodes after 2"),
+    ],
+)
+def test_arrays_that_are_no_curve_are_refused_as_points_are(
+    sizes: list[int], rates: list[float], says: str
+) -> None:
+    with pytest.raises(CurveError, match=says):
+        ScalingCurve.from_arrays(np.array(sizes, dtype=np.int64), np.array(rates))

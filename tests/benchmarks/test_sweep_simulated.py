@@ -52,7 +52,9 @@ def test_trials_are_a_workload_of_the_simulator(tmp_path):
     assert sorted(job.samples for job in jobs) == [4.0, 4.0, 108.0]
     write(tmp_path / "jobs.json", jobs)
     read = read_workload(tmp_path / "jobs.json")
-    assert [(j.name, j.samples, j.max_nodes, j.user) for j in read] == [
-        (j.name, j.samples, j.max_nodes, j.user) for j in jobs
+    assert [(j.name, j.samples, j.max_nodes, j.user, j.model) for j in read] == [
+        (j.name, j.samples, j.max_nodes, j.user, j.model) for j in jobs
     ]
+    assert [(j.parameters, j.flops) for j in read] == [(j.parameters, j.flops) for j in jobs]
+    assert len({j.flops for j in read}) == 3, "by which alike cells are found"
     assert all(a.curve.points == b.curve.points for a, b in zip(read, jobs, strict=True))

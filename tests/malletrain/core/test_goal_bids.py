@@ -16,6 +16,7 @@ from malletrain.core.goal_bids import (
     worth,
 )
 from malletrain.core.planning import Candidate, PlanningSettings, make_plan
+from tests.allocator.strategies import curves
 
 FAST = ScalingCurve.of({1: 1000.0, 8: 8000.0})
 SLOW = ScalingCurve.of({1: 10.0, 8: 60.0})
@@ -147,3 +148,24 @@ def test_jobs_without_goals_bid_as_before():
     candidates = [fast(), slow()]
     assert with_goals(candidates, {}, 4.0, 0.9) == candidates
     assert best_yield(FALLING) == 10.0
+
+
+@given(
+    curves(),
+    st.floats(0.01, 100.0),
+    st.tuples(st.integers(1, 20), st.integers(0, 20)),
+    st.tuples(st.floats(0.0, 1e4), st.floats(0.0, 1e4)),
+    st.floats(0.0, 1.0),
+)
+def test_a_curve_with_a_deadline_is_worth_what_its_nodes_are(curve, unit, need, node, ahead):
+    least, useful = need[0], max(need)
+    found = worth(curve, unit, need, node, ahead)
+    assert {n for n, _ in found.points} == {n for n, _ in curve.points} | {least, useful}
+    for nodes, value in found.points:
+        plain = unit * curve.at(nodes)
+        if nodes <= useful:
+            early = max(0, nodes - least)
+            wanted = max(plain, node[0] * (nodes - early) + node[1] * early)
+        else:
+            wanted = found.at(useful) + ahead * (plain - unit * curve.at(useful))
+        assert value == pytest.approx(max(0.0, wanted), rel=1e-9, abs=1e-9)

@@ -17,7 +17,8 @@ from malletrain.core.goal_bids import EASY, best_yield
 from malletrain.core.goals import OwnerGoals
 from malletrain.core.planning import exact, make_plan
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ShareSettings
-from malletrain.core.shares import PartyService
+from malletrain.core.shares import PartyService, kept
+from tests.allocator.strategies import curves
 from tests.malletrain.core.controller_script import play
 
 HOUR = 3600.0
@@ -143,3 +144,14 @@ def test_a_budget_says_which_sizes_and_the_share_what_they_count():
     poor = site.shown["poor"]
     assert poor.sizes == (1, 2)
     assert poor.weight == pytest.approx(4.0, rel=0.01)
+
+
+@given(curves(), st.integers(1, 20), st.floats(0.0, 1.0))
+def test_only_what_a_job_has_counts_in_full(curve, nodes, part):
+    found = kept(curve, nodes, part)
+    have = curve.at(nodes)
+    for size, rate in found.points:
+        at = curve.at(size)
+        wanted = at if size <= nodes else have + part * (at - have)
+        assert rate == pytest.approx(wanted, rel=1e-9, abs=1e-9)
+    assert nodes in {size for size, _ in found.points}

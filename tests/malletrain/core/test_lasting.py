@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import groupby
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from allocator import Cohort, NodeInfo, RescaleCost
+from allocator import Cohort, NodeInfo, Outlook, RescaleCost
 from malletrain.core.commands import LossExpected
 from malletrain.core.controller import Controller
 from malletrain.core.events import Foretold, NodeJoined, RescaleFinished, Tick
@@ -112,3 +115,33 @@ def test_nothing_is_said_where_nothing_is_expected_or_foretold():
     assert not losses(started(c, a=STAYS))
     blind = Controller(ControllerSettings(PlanningSettings(cost=RescaleCost(1.0, 1.0, 1.0))))
     assert not losses(started(blind, a=HALF))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["", "ann", "bob"])), max_size=24),
+    st.integers(1, 30),
+)
+def test_the_order_of_nodes_is_that_of_how_long_they_last(drawn, most):
+    kinds = [Cohort((0.0, 100.0), (1.0, 0.2 * k)) for k in range(5)]
+    infos = {f"n{k}": NodeInfo(cohort=kinds[kind]) for k, (kind, _) in enumerate(drawn)}
+    owner = {f"n{k}": who for k, (_, who) in enumerate(drawn)}
+    kind_of = {f"n{k}": kind for k, (kind, _) in enumerate(drawn)}
+    mine = [n for n in infos if owner[n] == "ann"]
+    longest = sorted(infos, key=lambda n: -kind_of[n])
+    free = [n for n in longest if not owner[n]]
+    theirs = [n for n in reversed(longest) if owner[n] == "bob"]
+    order = [n for n in longest if owner[n] == "ann"] + (free + theirs)[: max(0, most - len(mine))]
+    lasting = Lasting(infos, {n for n in infos if owner[n]}, 100.0, 30.0)
+    found = lasting.of_job(mine, ["default"], most)["default"]
+    # The nodes one by one. A cohort that comes twice counts twice in both.
+    runs = [(infos[n].cohort, sum(1 for _ in same)) for n, same in _runs(order, owner, infos)]
+    sizes = np.arange(1, most + 3)
+    for one, other in zip(found.of(sizes), Outlook(runs, 100.0, 30.0).of(sizes), strict=True):
+        assert one.tolist() == pytest.approx(other.tolist())
+
+
+def _runs(order, owner, infos):
+    """Nodes that follow each other in one hand and one cohort, with the first of each."""
+    for _, group in groupby(order, key=lambda n: (owner[n], id(infos[n].cohort))):
+        same = list(group)
+        yield same[0], same

@@ -11,6 +11,8 @@ import pytest
 
 from allocator import RescaleCost, ScalingCurve
 from malletrain.core import defaults
+from malletrain.core.commands import Rescale
+from malletrain.core.events import JobCompleted
 from malletrain.core.settings import ControllerSettings, PlanningSettings
 from malletrain.sim.costs import CostModel
 from malletrain.sim.engine import Simulation, simulate
@@ -371,3 +373,26 @@ class TestForesight:
         for wall in ("wall_s", "mean_decision_ms", "p95_decision_ms", "max_decision_ms"):
             del a[wall], b[wall]
         assert a == b
+
+
+def test_a_command_for_a_job_that_ends_at_the_same_instant_comes_to_nothing():
+    """Another event of the instant may have the job moved before its own end is looked at."""
+    scene = Simulation(
+        trace_of(FOUR, 1000.0), [job("short", samples=400.0, most=4), job("long", most=4)]
+    )
+    handle = scene.controller.handle_all
+    moved = []
+
+    def handling(events, now):
+        ends = [e for e in events if isinstance(e, JobCompleted) and e.job == "short"]
+        nodes = scene.controller.jobs["short"].nodes if ends else ()
+        moved.extend(Rescale(e.job, nodes[:1]) for e in ends)
+        return [*(Rescale(e.job, nodes[:1]) for e in ends), *handle(events, now)]
+
+    scene.controller.handle_all = handling
+    found = scene.run()
+    assert len(moved) == 1
+    assert scene.runs["short"].done == 400.0
+    assert not scene.runs["short"].nodes
+    assert len(scene.runs["long"].nodes) == 4
+    assert found.jobs_completed == 1

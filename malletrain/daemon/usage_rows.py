@@ -18,6 +18,7 @@ from malletrain.store.records import JobRow, LeaseRow, RescaleRow
 MOVES = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
 AT_ONCE = 50
 """Jobs or leases that are read and added up in one go."""
+EVENTS_AT_ONCE = 500
 
 
 async def usage_views(
@@ -51,7 +52,7 @@ async def usage_views(
     last = 0
     while jobs := history.jobs(since, until, owner, last, AT_ONCE):
         last = int(jobs[-1].id[1:])
-        _add(sums, usage((), _histories(history, jobs, classes, now), since, until))
+        _add(sums, usage((), await _histories(history, jobs, classes, now), since, until))
         await asyncio.sleep(0)
     kwh = kwh_of(sums, watts)
     return [
@@ -92,7 +93,7 @@ def _spans(leases: Sequence[LeaseRow], until: float, own_user: str) -> list[Leas
     ]
 
 
-def _histories(
+async def _histories(
     history: HistoryTable, jobs: Sequence[JobRow], classes: Mapping[str, str], now: float
 ) -> list[JobHistory]:
     ids = [row.id for row in jobs]
@@ -101,11 +102,15 @@ def _histories(
         rescales[rescale.job].append(rescale)
     stops: defaultdict[str, list[float]] = defaultdict(list)
     moves: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
-    for event in history.events(ids, (*MOVES, EventKind.JOB_SUSPENDED)):
-        if event.kind == EventKind.JOB_SUSPENDED:
-            stops[event.job].append(event.time)
-        elif nodes := event.data.get("nodes"):
-            moves[event.job].append((event.time, classes.get(nodes[0], "default")))
+    last = 0
+    while events := history.events(ids, (*MOVES, EventKind.JOB_SUSPENDED), last, EVENTS_AT_ONCE):
+        last = events[-1].seq
+        for event in events:
+            if event.kind == EventKind.JOB_SUSPENDED:
+                stops[event.job].append(event.time)
+            elif nodes := event.data.get("nodes"):
+                moves[event.job].append((event.time, classes.get(nodes[0], "default")))
+        await asyncio.sleep(0)
     return [
         JobHistory(
             row.owner,

@@ -48,8 +48,13 @@ class HistoryTable:
         found = select(table).where(table.c.job.in_(list(jobs)))
         return self._db.all(found.order_by(table.c.job, table.c.generation), RescaleRow)
 
-    def events(self, jobs: Collection[str], kinds: Collection[str]) -> list[EventRow]:
-        """Those of these jobs and kinds, oldest first."""
+    def events(
+        self, jobs: Collection[str], kinds: Collection[str], after: int, limit: int
+    ) -> list[EventRow]:
+        """Those of these jobs and kinds, oldest first, ``limit`` at most with greater numbers than
+        ``after``.
+        """
         table = schema.events.c
         wanted = table.job.in_(list(jobs)) & table.kind.in_([str(kind) for kind in kinds])
-        return self._db.all(select(schema.events).where(wanted).order_by(table.seq), EventRow)
+        found = select(schema.events).where(wanted, table.seq > after)
+        return self._db.all(found.order_by(table.seq).limit(limit), EventRow)

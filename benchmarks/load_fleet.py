@@ -28,7 +28,7 @@ SAMPLES_A_S = 100.0
 """Of one node."""
 HELLO_AGAIN_S = 1.0
 CONNECT_MS = 5000
-"""An agent whose connection is not made by then tries anew (FIRST_ANSWER_S of its link)."""
+"""An agent whose connection is not made by then tries anew, as its link does."""
 COMMANDS = (
     messages.Assign,
     messages.Round,

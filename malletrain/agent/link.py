@@ -33,7 +33,8 @@ from malletrain.protocol.messages import (
 )
 from malletrain.protocol.wire import WireError, decode, encode
 
-FIRST_ANSWER_S = 5.0
+FIRST_ANSWER_S = (5.0, 20.0)
+"""Seconds for which the first answer over a connection is waited for, and the longest."""
 MISSED_HEARTBEATS = 3
 PAUSE_S = (0.1, 2.0)
 _HELLO_AGAIN_S = 1.0
@@ -51,6 +52,14 @@ def pause(attempt: int, chance: float) -> float:
     """
     longest = min(PAUSE_S[1], PAUSE_S[0] * 2.0 ** min(attempt, 16))
     return longest * (0.5 + 0.5 * chance)
+
+
+def first_answer_s(attempt: int) -> float:
+    """Seconds for which attempt number ``attempt`` (from 0) waits for its first answer: longer each
+    time, so that a daemon with thousands of agents at its door is not left by those whose turn is
+    about to come. What it has done for them by then would be in vain.
+    """
+    return min(FIRST_ANSWER_S[1], FIRST_ANSWER_S[0] * 2.0 ** min(attempt, 16))
 
 
 def send_now(socket: zmq.asyncio.Socket, frames: list[bytes]) -> bool:
@@ -118,7 +127,7 @@ class DaemonLink:
         quiet_since, complaint_s = time.monotonic(), _QUIET_COMPLAINT_S[0]
         try:
             while True:
-                if await self._one_connection():
+                if await self._one_connection(first_answer_s(attempt)):
                     attempt, quiet_since = 0, time.monotonic()
                     log.warning(
                         "the daemon at %s is silent; training goes on", self._config.endpoint
@@ -139,8 +148,10 @@ class DaemonLink:
             self._socket.close(linger_ms)
             self._socket = None
 
-    async def _one_connection(self) -> bool:
-        """Open a socket and use it until the daemon is silent. Returns whether it ever answered."""
+    async def _one_connection(self, first_answer_s: float) -> bool:
+        """Open a socket and use it until the daemon is silent, ``first_answer_s`` at first. Returns
+        whether it ever answered.
+        """
         socket = self._socket = self._context.socket(zmq.DEALER)
         socket.curve_secretkey = self._config.secret_key.encode()
         socket.curve_publickey = public_key(self._config.secret_key).encode()
@@ -149,6 +160,7 @@ class DaemonLink:
         socket.immediate = 1
         socket.ipv6 = "[" in self._config.endpoint
         socket.reconnect_ivl, socket.reconnect_ivl_max = _RECONNECT_MS
+        socket.connect_timeout = int(1000 * FIRST_ANSWER_S[0])
         monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         poller = zmq.asyncio.Poller()
         poller.register(socket, zmq.POLLIN)
@@ -182,7 +194,7 @@ class DaemonLink:
                     self._greeted_at is None or now - self._greeted_at > _HELLO_AGAIN_S
                 ):
                     self._greet()
-                patience = self._heartbeat_s * MISSED_HEARTBEATS if answered else FIRST_ANSWER_S
+                patience = self._heartbeat_s * MISSED_HEARTBEATS if answered else first_answer_s
                 if now - self._heard > max(patience, 1.0):
                     return answered
                 if answered and now - last_beat >= self._heartbeat_s:

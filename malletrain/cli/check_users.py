@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from malletrain.cli.check_gate import gate
+
 if TYPE_CHECKING:
     from malletrain.config.model import Config
 
@@ -106,6 +108,7 @@ def _submitting(config: Config, listed: list[str]) -> Iterator[tuple[bool | None
     slurm = config.scheduler.slurm
     if config.scheduler.kind == "slurm" and slurm.lease_shape == "block":
         yield from _as_others(config, listed, "scontrol", "give back single nodes of a block")
+    yield from gate(config, listed)
 
 
 def _as_others(

@@ -358,13 +358,13 @@ class Api:
             number(params, n, d, 0.0, LAST) for n, d in (("since", 0.0), ("until", now))
         )
         watts = core.config.accounting.watts_by_class
-        return usage_views(
-            core.store,
+        return await usage_views(
+            core.store.history,
             since,
             min(until, now),
             user_name(),
             {name: Drawn(*each) for name, each in watts.items()},
-            lambda owner: core.accounts.may_manage(user, owner),
+            None if core.accounts.operates(user) else user,
             now,
         )
 

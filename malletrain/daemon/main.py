@@ -18,17 +18,17 @@ import structlog
 
 from malletrain import __version__
 from malletrain.config.model import Config, ConfigError
-from malletrain.core.restraint import EVERY_NODE
 from malletrain.daemon import logs
 from malletrain.daemon.admission import RequestRefused
 from malletrain.daemon.advertise import AddressError
-from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.backends import Backend, backend
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.compose import Service, agent_command, compose
 from malletrain.daemon.core import Core
+from malletrain.daemon.descriptors import allow_many
+from malletrain.daemon.gauges import show_gauges
 from malletrain.daemon.heap import Heap
-from malletrain.daemon.metrics import NODE_USES, Metrics, MetricsError
+from malletrain.daemon.metrics import Metrics, MetricsError
 from malletrain.daemon.mishaps import Mishaps, cause_of
 from malletrain.daemon.retention import Retention
 from malletrain.daemon.startup import refusals
@@ -62,6 +62,7 @@ def run(config: Config, path: Path | None = None) -> int:
     not run). ``path``: the file of the configuration, which a reload reads again.
     """
     said = config.daemon
+    allow_many()
     try:
         with contextlib.ExitStack() as stack:
             file = None
@@ -100,13 +101,6 @@ def _all_reported(core: Core) -> bool:
     """Whether the agent of every lease that runs has said hello."""
     running = [row.id for row in core.lease_rows.active.values() if row.started]
     return all(core.agents.of_lease(lease) for lease in running)
-
-
-def _use(agent: LeasedAgent) -> str:
-    """What a leased node is used for now; one of NODE_USES."""
-    if agent.gone_at is not None:
-        return "leaving"
-    return "training" if agent.holds is not None else "free"
 
 
 class Daemon:
@@ -317,7 +311,7 @@ class Daemon:
                 service.core.goals.keep()
             self._retention.look(self._clock.now())
             self._heap.look(self._clock.now())
-            self._gauges(service)
+            show_gauges(service, self.metrics, WATCH_EVERY_S)
 
     async def _reload(self, service: Service, again: asyncio.Event) -> None:
         """Read the configuration again at each SIGHUP."""
@@ -331,32 +325,6 @@ class Daemon:
             else:
                 told = service.reload.apply(config, "SIGHUP")
                 log.info("configuration reloaded", **told)
-
-    def _gauges(self, service: Service) -> None:
-        agents, drawn_by = list(service.core.agents), service.core.config.accounting.watts_by_class
-        held = [(agent.node, agent.node_class, _use(agent)) for agent in agents]
-        training, free, leaving = (sum(use == each for *_, use in held) for each in NODE_USES)
-        self.metrics.nodes(training, free, leaving)
-        self.metrics.held(held)
-        restraint = service.leases.restraints.now
-        self.metrics.restrained(
-            restraint.paused is not None or EVERY_NODE in restraint.drained,
-            len(restraint.drained.keys() - {EVERY_NODE}),
-            len(restraint.excluded),
-        )
-        self.metrics.warm(sum(agent.warm_bytes for agent in agents))
-        for use, count in (("training", training), ("free", free), ("leaving", leaving)):
-            self.metrics.node_seconds(use, count * WATCH_EVERY_S)
-        for agent in agents:
-            if watts := drawn_by.get(agent.node_class):
-                drawn = watts.idle if agent.holds is None else watts.busy
-                self.metrics.energy(agent.node_class, drawn * WATCH_EVERY_S)
-        service.leases.notice()
-        states: dict[str, int] = {}
-        for job in service.core.controller.jobs.values():
-            states[job.state.value] = states.get(job.state.value, 0) + 1
-        self.metrics.jobs(states)
-        self.metrics.memory(service.core.agents.memory())
 
     # --- where it listens ---
 

@@ -1,8 +1,8 @@
 """How much of the daemon's time one user may have: requests wait for their turn.
 
-Decides when a request is answered, and when there are too many that wait. A client that waits for
-each answer, as ours do, is slowed down and never refused. The user who runs the daemon and its
-operators do not wait.
+Decides when a request is answered, and when there are too many that wait: so many a second, and so
+much of the processor's time. A client that waits for each answer, as ours do, is slowed down and
+never refused. The user who runs the daemon and its operators do not wait.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ MOST_WAITING = 200
 """Requests of one user that wait for their turn; more are refused."""
 BURST_S = 5.0
 """Turns of so many seconds are saved up while a user asks for nothing."""
+MOST_PART = 0.1
+"""Of a processor that the answers to one user may take in the long run."""
+MOST_SURPRISE_S = 2.0
+"""So long waits at most who asks once for what takes long."""
+MOST_USUAL_S = 0.05
+"""No request is taken, before its answer, for one that needs more of the processor."""
 MOST_USERS = 10_000
 
 
@@ -25,6 +31,10 @@ class _Account:
     turns: float
     at: float
     """When they were counted last."""
+    spent_s: float = 0.0
+    """Of the processor, less what it may have since."""
+    usual_s: float = 0.005
+    """What an answer usually takes of it: how many that wait will take is not known before."""
 
 
 class Rates:
@@ -44,7 +54,20 @@ class Rates:
         if account.turns <= 1.0 - MOST_WAITING:
             return None
         account.turns -= 1.0
-        return max(0.0, -account.turns / self._rate)
+        account.spent_s += account.usual_s
+        over_s = account.spent_s / MOST_PART - BURST_S
+        return max(0.0, -account.turns / self._rate, over_s)
+
+    def took(self, user: str, seconds: float) -> None:
+        """The answer to a request that had its turn took so much of the processor."""
+        if self._free(user):
+            return
+        account = self._account(user)
+        more = account.spent_s + seconds - account.usual_s
+        most = max(account.spent_s, MOST_PART * (BURST_S + MOST_SURPRISE_S))
+        account.spent_s = max(0.0, min(more, most))
+        usual = account.usual_s + (seconds - account.usual_s) / 5.0
+        account.usual_s = min(usual, MOST_USUAL_S)
 
     def at_once(self, user: str) -> bool:
         """Whether it is the turn of ``user`` now; if not, nothing is taken from later ones."""
@@ -62,7 +85,9 @@ class Rates:
         self._accounts[user] = account
         if len(self._accounts) > MOST_USERS:
             self._accounts.pop(next(iter(self._accounts)))
-        account.turns = min(most, account.turns + max(0.0, now - account.at) * self._rate)
+        since = max(0.0, now - account.at)
+        account.turns = min(most, account.turns + since * self._rate)
+        account.spent_s = max(0.0, account.spent_s - since * MOST_PART)
         account.at = now
         return account
 

@@ -18,6 +18,7 @@ from malletrain.daemon.inbox import Inbox
 from malletrain.daemon.login import Login
 from malletrain.daemon.mishaps import Mishap, Mishaps
 from malletrain.daemon.rates import Rates
+from malletrain.daemon.timed import TimedCall
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.store.database import StatementRefused, StoreError
@@ -114,7 +115,11 @@ class Switchboard:
 
     async def _in_turn(self, user: str, request: messages.Request) -> messages.Reply:
         if await self._rates.turn(user):
-            return await self._api.answer(user, request)
+            answer = TimedCall(self._api.answer(user, request))
+            try:
+                return await answer
+            finally:
+                self._rates.took(user, answer.seconds)
         sentence = (
             f"Too many of your requests wait; {self._core.config.daemon.request_rate:g} a second "
             "are answered. Wait for the answers."

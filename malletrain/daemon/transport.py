@@ -25,6 +25,11 @@ from malletrain.protocol.fault_points import FaultPoint, reached
 HARD_LIMIT_BYTES = 4 * wire.MAX_MESSAGE_BYTES
 """A peer that sends a larger frame is cut off by ZeroMQ before the frame is in memory."""
 
+IO_THREADS = 3
+"""Threads of ZeroMQ, which do the work of the keys: of one, thousands of agents that come at once
+take all (0.8 ms each), and those that are there are not heard meanwhile.
+"""
+
 BACKLOG = 4096
 """Connections that may wait to be taken; the system may allow fewer (net.core.somaxconn). After a
 restart all agents come within a second, and whom the system turns away tries again ever later.
@@ -73,7 +78,7 @@ class Transport:
         self._lookup = lookup
         self._receiver: Receiver | None = None
         self._due = False
-        self._context = zmq.Context()
+        self._context = zmq.Context(io_threads=IO_THREADS)
         self._auth = ThreadAuthenticator(self._context)
         self._auth.start()
         self._auth.configure_curve_callback("*", _KnownKeys(lookup))

@@ -1,55 +1,59 @@
 """Reads what :mod:`malletrain.daemon.usage` adds up, and makes of the sums what clients are shown.
-Decides nothing.
+
+Decides how much is read at a time: the past is long, and others are answered in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
-from malletrain.daemon.usage import Drawn, JobHistory, LeasedSpan, kwh_of, usage
+from malletrain.daemon.usage import Drawn, JobHistory, Key, LeasedSpan, Usage, kwh_of, usage
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import UsageView
-from malletrain.store.records import JobRow
-from malletrain.store.store import Store
+from malletrain.store.history_table import HistoryTable
+from malletrain.store.records import JobRow, LeaseRow, RescaleRow
 
 MOVES = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
+AT_ONCE = 50
+"""Jobs or leases that are read and added up in one go."""
+EVENTS_AT_ONCE = 500
 
 
-def usage_views(
-    store: Store,
+async def usage_views(
+    history: HistoryTable,
     since: float,
     until: float,
     own_user: str,
     watts: Mapping[str, Drawn],
-    visible: Callable[[str], bool],
+    owner: str | None,
     now: float,
 ) -> list[UsageView]:
     """A row for each month, user, class of nodes and account, in that order.
 
     Args:
-        store: where leases, jobs and rescales are.
+        history: where leases, jobs and rescales are.
         since: epoch seconds.
         until: epoch seconds; what has not ended is counted to then.
         own_user: whose the leases without a named owner are.
         watts: what nodes of each class draw.
-        visible: whether what a user used is to be told.
+        owner: the user who is told, of that user's own; None: of everybody's.
         now: epoch seconds, not before ``until``; to then count the samples of jobs that run.
     """
-    leases = store.leases_between(since, until)
-    classes = {lease.node: lease.node_class for lease in leases}
-    spans = [
-        LeasedSpan(
-            lease.owner or own_user,
-            lease.node_class,
-            lease.started,
-            until if lease.ended is None else lease.ended,
-            lease.account,
-        )
-        for lease in leases
-        if lease.started is not None
-    ]
-    histories = [_history(store, row, classes, now) for row in store.jobs_between(since, until)]
-    sums = usage(spans, histories, since, until)
+    sums: dict[Key, Usage] = {}
+    classes: dict[str, str] = {}
+    last = 0
+    while leases := history.leases(since, until, owner, last, AT_ONCE):
+        last = int(leases[-1].id[1:])
+        classes.update((lease.node, lease.node_class) for lease in leases)
+        _add(sums, usage(_spans(leases, until, own_user), (), since, until))
+        await asyncio.sleep(0)
+    last = 0
+    while jobs := history.jobs(since, until, owner, last, AT_ONCE):
+        last = int(jobs[-1].id[1:])
+        _add(sums, usage((), await _histories(history, jobs, classes, now), since, until))
+        await asyncio.sleep(0)
     kwh = kwh_of(sums, watts)
     return [
         UsageView(
@@ -67,16 +71,54 @@ def usage_views(
             key.account,
         )
         for key, each in sorted(sums.items())
-        if visible(key.user)
     ]
 
 
-def _history(store: Store, row: JobRow, classes: Mapping[str, str], now: float) -> JobHistory:
-    stops, moves = [], []
-    for event in store.job_events(row.id, (*MOVES, EventKind.JOB_SUSPENDED)):
-        if event.kind == EventKind.JOB_SUSPENDED:
-            stops.append(event.time)
-        elif nodes := event.data.get("nodes"):
-            moves.append((event.time, classes.get(nodes[0], "default")))
-    stops.append(now if row.ended is None else row.ended)
-    return JobHistory(row.owner, store.rescales(row.id), stops, moves, row.samples, row.account)
+def _add(sums: dict[Key, Usage], more: Mapping[Key, Usage]) -> None:
+    for key, each in more.items():
+        sums[key] = sums.get(key, Usage()) + each
+
+
+def _spans(leases: Sequence[LeaseRow], until: float, own_user: str) -> list[LeasedSpan]:
+    return [
+        LeasedSpan(
+            lease.owner or own_user,
+            lease.node_class,
+            lease.started,
+            until if lease.ended is None else lease.ended,
+            lease.account,
+        )
+        for lease in leases
+        if lease.started is not None
+    ]
+
+
+async def _histories(
+    history: HistoryTable, jobs: Sequence[JobRow], classes: Mapping[str, str], now: float
+) -> list[JobHistory]:
+    ids = [row.id for row in jobs]
+    rescales: defaultdict[str, list[RescaleRow]] = defaultdict(list)
+    for rescale in history.rescales(ids):
+        rescales[rescale.job].append(rescale)
+    stops: defaultdict[str, list[float]] = defaultdict(list)
+    moves: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
+    last = 0
+    while events := history.events(ids, (*MOVES, EventKind.JOB_SUSPENDED), last, EVENTS_AT_ONCE):
+        last = events[-1].seq
+        for event in events:
+            if event.kind == EventKind.JOB_SUSPENDED:
+                stops[event.job].append(event.time)
+            elif nodes := event.data.get("nodes"):
+                moves[event.job].append((event.time, classes.get(nodes[0], "default")))
+        await asyncio.sleep(0)
+    return [
+        JobHistory(
+            row.owner,
+            rescales[row.id],
+            [*stops[row.id], now if row.ended is None else row.ended],
+            moves[row.id],
+            row.samples,
+            row.account,
+        )
+        for row in jobs
+    ]

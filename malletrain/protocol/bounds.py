@@ -15,7 +15,9 @@ import msgspec
 MAX_NODES = 100_000
 """The most nodes that a job may ask for."""
 MOST_AT_ONCE = 256
-"""Values of one metric in one message."""
+"""Values of one metric in one message, and nodes that one trial of the network reaches."""
+MOST_FAILURES = 4096
+"""Workers of one node of which is said at once how they ended."""
 MOST_WORTHS = 64
 """Sizes of which a service says at once what they are worth."""
 JOB_ID = re.compile(r"j[0-9]+")

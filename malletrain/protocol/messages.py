@@ -215,7 +215,7 @@ class Probed(Message, frozen=True):
     """What came of a trial of the network."""
 
     number: Count
-    results: tuple[ProbeResult, ...]
+    results: Annotated[tuple[ProbeResult, ...], msgspec.Meta(max_length=MOST_AT_ONCE)]
 
 
 class LogsShipped(Message, frozen=True):

@@ -5,9 +5,12 @@ Decides their shape only.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from malletrain.protocol.bounds import (
+    MOST_FAILURES,
     Amount,
     Code,
     Count,
@@ -126,7 +129,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """starting → ready → running → succeeded | failed | exited, in live mode also lost."""
     generation: Count = 0
     """The round that its workers belong to, 0 before the first."""
-    failures: tuple[Failure, ...] = ()
+    failures: Annotated[tuple[Failure, ...], msgspec.Meta(max_length=MOST_FAILURES)] = ()
     """The workers that ended badly."""
     address: Name = ""
     """Where the process of a service can be reached."""

@@ -24,6 +24,7 @@ from malletrain.protocol.event_kinds import LeaseStatus
 from malletrain.store import schema
 from malletrain.store.database import StoreError, open_engine
 from malletrain.store.goal_table import GoalTable
+from malletrain.store.history_table import HistoryTable
 from malletrain.store.records import (
     STARTED,
     Boot,
@@ -73,6 +74,7 @@ class Store:
         self._db = session
         self.series = SeriesTable(session)
         self.goals = GoalTable(session)
+        self.history = HistoryTable(session)
         self.services = ServiceTable(session)
         """The metrics of jobs over time."""
 
@@ -183,12 +185,6 @@ class Store:
             query = query.where(schema.jobs.c.state.in_(list(states)))
         return self._db.all(query, JobRow)[:: 1 if newest is None else -1]
 
-    def jobs_between(self, since: float, until: float) -> list[JobRow]:
-        """The jobs that were there at some time between these two, in order of submission."""
-        table = schema.jobs
-        there = (table.c.submitted < until) & or_(table.c.ended.is_(None), table.c.ended > since)
-        return self._db.all(select(table).where(there).order_by(table.c.number), JobRow)
-
     def find_jobs(self, text: str) -> list[JobRow]:
         """The jobs that ``text`` may mean: the one with that id; else those of that name; else
         those whose id or name begin so.
@@ -263,12 +259,6 @@ class Store:
     def list_leases(self) -> list[LeaseRow]:
         """All leases, oldest first."""
         return self._db.all(select(schema.leases).order_by(schema.leases.c.number), LeaseRow)
-
-    def leases_between(self, since: float, until: float) -> list[LeaseRow]:
-        """The leases that ran at some time between these two, oldest first."""
-        table = schema.leases
-        ran = (table.c.started < until) & or_(table.c.ended.is_(None), table.c.ended > since)
-        return self._db.all(select(table).where(ran).order_by(table.c.number), LeaseRow)
 
     # --- the audit log ---
 

@@ -152,11 +152,16 @@ def shared_script(
         env = {AS_STEP: "1" if step else ""}
         parts = [one.part._replace(env={**one.env, **env}) for one in pack]
         return lease_script.shared_script(settings.template, NODE, parts)
-    chosen = "\n".join(lease_script.choice("$node", [one.part for one in pack]))
+    return block_script(settings.template, [one.part for one in pack])
+
+
+def block_script(template: str, parts: Sequence[lease_script.Part]) -> bytes:
+    """The batch script of a block. Raises SchedulerError."""
+    chosen = "\n".join(lease_script.choice(BLOCK_NODE, parts))
     # Everybody on the node can read a command line, and the leases' keys are in it.
     argv = ["/bin/sh", "-c", f'eval "${BLOCK_TEXT}"']
     env = {AS_STEP: "", BLOCK_TEXT: BLOCK.replace(CHOICE, chosen)}
-    return lease_script.lease_script(settings.template, lease_script.Part("", argv, env))
+    return lease_script.lease_script(template, lease_script.Part("", argv, env))
 
 
 def shrink(wanted: Shrink) -> list[str]:
@@ -165,6 +170,7 @@ def shrink(wanted: Shrink) -> list[str]:
 
 
 NODE = "$SLURMD_NODENAME"
+BLOCK_NODE = "$node"
 AS_STEP = "MALLETRAIN_AS_STEP"
 BLOCK_TEXT = "MALLETRAIN_BLOCK"
 CHOICE = "#CHOICE"

@@ -24,6 +24,10 @@ PAGE = Path(__file__).parents[2] / "docs/several-users.md"
 RULE = "malletrain ALL=(%users) NOPASSWD: /usr/bin/sbatch, /usr/bin/scancel"
 ACCOUNT = "useradd --system --home-dir /var/lib/malletrain malletrain"
 SUBMIT_AS = 'submit_as = ["sudo", "-n", "-u", "{owner}", "--"]'
+GATE_RULE = Path(__file__).parents[2] / "site-configs/sudoers.conf"
+GATE = "/usr/local/sbin/malletrain-lease"
+GATE_HERE = "/etc/malletrain-lease"
+GATED = f'submit_as = ["sudo", "-n", "-u", "{{owner}}", "--", "{GATE_HERE}"]'
 ANNOUNCED = "/etc/malletrain/daemon.json"
 ANN, BOB = FIRST_USER, FIRST_USER + 1
 VARIABLES = {"MALLETRAIN_DAEMON": ANNOUNCED}
@@ -32,13 +36,43 @@ VARIABLES = {"MALLETRAIN_DAEMON": ANNOUNCED}
 @pytest.fixture
 def site(hosts):
     """A daemon of its own account, set up by the page, and the users ann and bob."""
+    return made(hosts, RULE, SUBMIT_AS)
+
+
+@pytest.fixture
+def gated_site(hosts):
+    """The same with malletrain-lease, as the page has it but for where things lie."""
+    return made(hosts, GATE_RULE.read_text().replace(GATE, GATE_HERE), GATED, put_gate)
+
+
+def put_gate(etc):
+    """The program, its rules and the batch script, root's, in the head's own /etc."""
+    source = GATE_RULE.parent
+    program, rules, script = (etc / name for name in ("malletrain-lease", "gate.conf", "lease.sh"))
+    text = (source / "malletrain-lease.py").read_text()
+    text = text.replace("/opt/malletrain/bin/python", sys.executable)
+    text = text.replace("main(sys.argv[1:])", 'main(sys.argv[1:], Path("/etc/gate.conf"))')
+    program.write_text(text.replace("import sys\n", "import sys\nfrom pathlib import Path\n"))
+    program.chmod(0o755)
+    said = (source / "malletrain-lease.conf").read_text()
+    said = said.replace("/opt/malletrain/bin/python", sys.executable)
+    said = said.replace("/usr/local/lib/malletrain/lease.sh", "/etc/lease.sh")
+    rules.write_text(said.replace("least_uid = 1000", f"least_uid = {ANN}"))
+    script.write_text((source.parent / "jobscripts/slurm/lease.sh").read_text())
+    for path in (rules, script):
+        path.chmod(0o644)
+
+
+def made(hosts, rule_text, submit_as, more=lambda etc: None):
     if shutil.which("sudo") is None:
         pytest.skip("sudo is not installed; run tests/slurm/install.sh as root")
     page = PAGE.read_text()
-    assert all(line in page for line in (RULE, ACCOUNT, SUBMIT_AS, ANNOUNCED, "munge = true"))
+    known = (RULE, ACCOUNT, SUBMIT_AS, GATE, ANNOUNCED, "munge = true")
+    assert all(line in page for line in known)
     bed = hosts(4, users=("ann", "bob"))
+    more(bed.head.folder / "etc")
     rule = bed.head.folder / "etc" / "sudoers.d" / "malletrain"
-    rule.write_text(f"{RULE}\n")
+    rule.write_text(f"{rule_text}\n")
     rule.chmod(0o440)
     bed.head.run(*ACCOUNT.split())
     bed.head.run("install", "--directory", "--owner=malletrain", "/etc/malletrain")
@@ -51,7 +85,7 @@ def site(hosts):
         bed.root / "shared",
         "malletrain",
         daemon=f'munge = true\nannounce = "{ANNOUNCED}"',
-        slurm=SUBMIT_AS,
+        slurm=submit_as,
         # what a move costs must not decide: on a busy machine it is much
         allocation='recall_every = "1 s"\nt_fwd = "1 h"\nobjective = "efficiency"',
     ).start()
@@ -145,3 +179,33 @@ def test_another_user_of_a_jobs_node_reaches_nothing_of_it(site):
     job = training.finish()
     assert not training.back()
     assert job["samples"] == training.trace()[-1].position
+
+
+def test_through_the_gate_the_daemons_account_submits_and_ends_leases_and_nothing_else(gated_site):
+    """With real sudo: the daemon does all that it has to, its account no more."""
+    site = gated_site
+    ann = Account(site.bed, site.bed.home("ann"), "ann", VARIABLES)
+    training = Training(ann, "restart", "2:2")
+    training.trains(2)
+    assert set(leases(site).values()) == {"ann"}
+    mine = ann.shell("sbatch", "--parsable", "--wrap=sleep 3600", "--hold").stdout.strip()
+    assert mine.isdecimal()
+    as_ann = ("sudo", "-n", "-u", "ann", "--")
+    for words in (
+        (GATE_HERE, "scancel", mine),
+        (GATE_HERE, "scancel", "--user=ann"),
+        (GATE_HERE, "sbatch", "--parsable", "--wrap=id"),
+        (GATE_HERE, "sbatch", "/etc/lease.sh"),
+        (GATE_HERE, "/bin/sh", "-c", "id"),
+        ("/usr/bin/sbatch", "--version"),
+        ("/usr/bin/scancel", mine),
+        ("/bin/sh", "-c", "id"),
+    ):
+        refused = site.shell(*as_ann, *words)
+        assert refused.returncode, words
+        assert not refused.stdout, words
+    assert mine in site.bed.head.run("squeue", "-h", "-u", "ann", "-o", "%A").split()
+    assert site.shell("sudo", "-n", "-u", "root", "--", GATE_HERE, "sbatch").returncode
+    training.trains(2)
+    training.finish()
+    site.until(lambda: not leases(site), "every lease is given back through the gate")

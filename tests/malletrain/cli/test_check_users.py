@@ -1,6 +1,8 @@
 """``malletrain check`` of a daemon of several users, and ``malletrain key``."""
 
 import json
+import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from malletrain.cli import check_users
 from malletrain.config.model import ConfigError, parse_config
 from malletrain.identity.keys import new_pair, user_name
+from tests.scavenger.gate.gate_world import GateWorld
 
 SUBMIT_AS = '["env", "OWNER={owner}"]'
 
@@ -134,3 +137,31 @@ def test_blocks_need_scontrol_too(tmp_path, monkeypatch):
         "The daemon's user may not give back single nodes of a block as ada: sudo: scontrol of "
         "ada. Allow it (for sudo: a line in sudoers), or change submit_as."
     ]
+
+
+def test_whether_leases_get_through_the_gate(tmp_path, monkeypatch):
+    """A gate with the rules of another partition, then with those of this site."""
+    world = GateWorld(tmp_path / "gate", agent=[sys.executable, "-m", "malletrain.agent"])
+    world.tools.answers("sbatch", "slurm 22.05")
+    monkeypatch.setenv("PATH", f"{world.tools.root}:{os.environ['PATH']}")
+    program = world.root / "malletrain-lease"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(world.prefix()[2:])} "$@"\n')
+    program.chmod(0o755)
+    (tmp_path / "users").write_text(f"ada {new_pair().public}\n")
+
+    def said(*submit_as):
+        found = findings('users = "users"', tmp_path, json.dumps(["env", "A={owner}", *submit_as]))
+        return [(works, sentence) for works, sentence in found if "malletrain-lease" in sentence]
+
+    assert [works for works, _ in said()] == [None]
+    assert "can submit any job as the users" in said()[0][1]
+    assert "malletrain-lease must be the last word" in said(str(program), "--")[-1][1]
+    [(works, why)] = said(str(program))
+    assert works is False
+    assert 'sbatch must have "--partition=preemptable" too' in why
+    world.write(
+        agent=[sys.executable, "-m", "malletrain.agent"], options=["--exclusive", "--mem=0"]
+    )
+    only = "As others the daemon's account can submit and end leases only (malletrain-lease)."
+    assert said(str(program)) == [(True, only)]
+    assert not [call for call in world.tools.calls() if "--parsable" in call]

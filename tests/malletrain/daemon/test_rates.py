@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from malletrain.daemon.rates import BURST_S, MOST_USERS, MOST_WAITING, Rates
+import pytest
+
+from malletrain.daemon.rates import (
+    BURST_S,
+    MOST_PART,
+    MOST_SURPRISE_S,
+    MOST_USERS,
+    MOST_WAITING,
+    Rates,
+)
 
 
 class Clock:
@@ -63,3 +72,41 @@ def test_users_are_forgotten_and_those_that_ask_are_not():
 def test_there_is_a_turn_or_none():
     rates = Rates(1e6, lambda user: False, Clock())
     assert asyncio.run(rates.turn("ann"))
+
+
+def test_who_asks_for_what_takes_long_has_a_part_of_the_processor():
+    """As many requests as it likes at a time, of 25 ms each; and another user meanwhile."""
+    clock = Clock()
+    rates = Rates(200.0, {"olga"}.__contains__, clock)
+    spent, begun, due = 0.0, 0, []
+    while clock.now < 100.0:
+        while len(due) < 50:
+            due.append(clock.now + rates.wait_s("ann"))
+        due.sort()
+        clock.now = max(clock.now, due.pop(0))
+        rates.took("ann", 0.025)
+        spent, begun = spent + 0.025, begun + 1
+        if begun % 10 == 0:
+            assert rates.wait_s("bob") == rates.wait_s("olga") == 0.0
+            rates.took("bob", 0.001)
+            rates.took("olga", 10.0)
+    assert 0.9 * MOST_PART * 100 < spent < MOST_PART * (100 + BURST_S) + 50 * 0.025
+
+
+def test_who_asks_once_for_what_takes_very_long_waits_a_moment():
+    clock = Clock()
+    rates = Rates(200.0, lambda user: False, clock)
+    assert rates.wait_s("ann") == 0.0
+    rates.took("ann", 30.0)
+    assert MOST_SURPRISE_S <= rates.wait_s("ann") < 2 * MOST_SURPRISE_S
+    clock.now = 60.0
+    assert rates.wait_s("ann") == 0.0
+
+
+def test_what_takes_little_waits_for_nothing_but_its_turns():
+    clock = Clock()
+    rates = Rates(200.0, lambda user: False, clock)
+    for _ in range(2000):
+        clock.now += rates.wait_s("ann")
+        rates.took("ann", 0.0004)
+    assert clock.now == pytest.approx((2000 - 200 * BURST_S) / 200.0, rel=0.01)

@@ -1,7 +1,10 @@
 """What the store remembers, added up."""
 
+import asyncio
+
 import pytest
 
+from malletrain.daemon import usage_rows
 from malletrain.daemon.usage import Drawn
 from malletrain.daemon.usage_rows import usage_views
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
@@ -45,9 +48,9 @@ def store(tmp_path):
         yield opened
 
 
-def rows(store, since=0.0, until=T + 2 * HOUR, visible=lambda user: True):
-    watts = {"a100": Drawn(500, 1000)}
-    return usage_views(store, since, until, "daemon", watts, visible, now=T + 2 * HOUR)
+def rows(store, since=0.0, until=T + 2 * HOUR, owner=None):
+    watts, now = {"a100": Drawn(500, 1000)}, T + 2 * HOUR
+    return asyncio.run(usage_views(store.history, since, until, "daemon", watts, owner, now))
 
 
 def test_known_node_hours(store):
@@ -69,7 +72,8 @@ def test_known_node_hours(store):
 
 
 def test_others_are_not_shown_and_other_times_not_counted(store):
-    assert {row.user for row in rows(store, visible=lambda user: user == "daemon")} == {"daemon"}
+    assert rows(store, owner="ann") == [row for row in rows(store) if row.user == "ann"] != []
+    assert rows(store, owner="bob") == []
     assert [row.leased_nh for row in rows(store, until=T + 36.0)] == pytest.approx([0.02, 0.01])
     assert rows(store, until=T - 1) == []
 
@@ -84,3 +88,38 @@ def test_a_job_that_goes_on_has_in_a_time_that_is_over_what_it_trained_in_it(sto
     assert bob.samples == pytest.approx(360.0)
     halves = [rows(store), rows(store, since=T + HOUR)]
     assert [row.samples for half in halves for row in half if row.user == "bob"] == [720.0, 360.0]
+
+
+def test_a_long_past_is_added_up_piece_by_piece_and_others_go_on_meanwhile(store, monkeypatch):
+    """However little is read at a time, the sums are the same."""
+    for number in range(7, 30):
+        lease(store, number, f"n{number}", number, HOUR, owner="bob")
+        row = JobRow(f"j{number}", "j", "bob", "{}", "completed", submitted=T, ended=T + HOUR)
+        store.add_job(row)
+        store.put_rescale(RescaleRow(row.id, 1, "start", 0, 1, T, T + number, 0.0))
+    together = rows(store)
+    monkeypatch.setattr(usage_rows, "AT_ONCE", 1)
+    turns = 0
+
+    async def counted():
+        nonlocal turns
+        asked = asyncio.ensure_future(
+            usage_views(store.history, 0.0, T + HOUR * 2, "daemon", {}, None, T + 2 * HOUR)
+        )
+        while not asked.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return asked.result()
+
+    piece_by_piece = asyncio.run(counted())
+    assert turns > 40
+    assert [(r.user, r.node_class) for r in piece_by_piece] == [
+        (r.user, r.node_class) for r in together
+    ]
+    for one, other in zip(piece_by_piece, together, strict=True):
+        assert one.leased_nh == pytest.approx(other.leased_nh)
+        assert one.trained_nh == pytest.approx(other.trained_nh)
+    bob = next(r for r in together if r.user == "bob")
+    seconds = sum(HOUR - number for number in range(7, 30))
+    assert bob.leased_nh == pytest.approx(seconds / HOUR)
+    assert bob.trained_nh == pytest.approx(seconds / HOUR)

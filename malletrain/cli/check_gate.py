@@ -1,0 +1,76 @@
+"""The part of ``malletrain check`` that is about ``malletrain-lease``: whether it keeps the
+daemon's account to leases, and whether those of this site get through.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from malletrain.config.model import Config
+
+GATE = "malletrain-lease"
+TRY_S = 20.0
+
+
+def gate(config: Config, listed: Sequence[str]) -> Iterator[tuple[bool | None, str]]:
+    """Whether it stands in submit_as, and what it says of a lease. ``listed``: known users."""
+    at = [n for n, word in enumerate(config.submit_as) if Path(word).name == GATE]
+    if not at:
+        yield (
+            None,
+            "Whoever has the account of the daemon can submit any job as the users and end all of "
+            f"theirs; with {GATE} in submit_as, leases only (docs/several-users.md).",
+        )
+        return
+    if at != [len(config.submit_as) - 1]:
+        yield False, f"{GATE} must be the last word of submit_as: it is told the command."
+        return
+    if not listed:
+        yield None, f"Whether leases get through {GATE} was not tried, as no user is listed."
+        return
+    name = listed[0]
+    argv, script = submission(config, name)
+    prefix = [word.replace("{owner}", name) for word in config.submit_as]
+    try:
+        done = subprocess.run(
+            [*prefix, "--try", *argv], input=script, capture_output=True, timeout=TRY_S
+        )
+        said = " ".join(done.stderr.decode("utf-8", "replace").split())
+        why = (said or f"status {done.returncode}") if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = str(error)
+    if why:
+        yield False, f"A lease of {name} does not get through: {why} Change {GATE}.conf."
+    else:
+        yield True, f"As others the daemon's account can submit and end leases only ({GATE})."
+
+
+def submission(config: Config, owner: str) -> tuple[list[str], bytes]:
+    """A lease of ``owner`` as the scavenger would ask for it. Raises SchedulerError where the
+    site's batch script cannot be read.
+    """
+    from malletrain.daemon.batch import pbs_settings, slurm_settings
+    from malletrain.protocol import env
+    from scavenger.batch.lease_script import lease_script
+    from scavenger.batch.submission import Wanted
+    from scavenger.pbs.job import qsub
+    from scavenger.slurm.job import batch_script, sbatch
+
+    program = (sys.executable, "-m", "malletrain.agent")
+    agent = (*program, "--endpoint", "tcp://head:1", "--server-key", "x", "--lease", "l1")
+    told = {env.LEASE_KEY: "x", env.LEASE: "l1"}
+    if config.scheduler.kind == "slurm":
+        s = slurm_settings(config)
+        one = Wanted(f"{s.prefix}l1", "n1", agent, told, 3600.0, 30.0, None, True, "l1", owner)
+        return sbatch(s, one, False), batch_script(s.template, one.argv, one.env, False, True)
+    p = pbs_settings(config)
+    one = Wanted(f"{p.prefix}l1", "n1", agent, told, 3600.0, 30.0, None, True, "l1", owner)
+    select = ":".join(filter(None, ("1:host=n1:ncpus=1", p.lease.select)))
+    rerunnable = p.lease.rerunnable != "no"
+    words = qsub(p, name=one.name, select=select, limit_s=one.limit_s, rerunnable=rerunnable)
+    return words, lease_script(p.template, one.part)

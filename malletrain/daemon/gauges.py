@@ -1,0 +1,46 @@
+"""What the metrics show of the agents, the jobs and the leases at one moment. Decides nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from malletrain.core.restraint import EVERY_NODE
+from malletrain.daemon.agents import LeasedAgent
+from malletrain.daemon.compose import Service
+from malletrain.daemon.metrics import NODE_USES, Metrics
+
+
+def show_gauges(service: Service, metrics: Metrics, since_s: float) -> None:
+    """Tell the metrics how things stand. ``since_s``: seconds since they were told last, for what
+    is summed up over time.
+    """
+    agents, drawn_by = list(service.core.agents), service.core.config.accounting.watts_by_class
+    held = [(agent.node, agent.node_class, use_of(agent)) for agent in agents]
+    uses = Counter(use for *_, use in held)
+    metrics.nodes(*(uses[use] for use in NODE_USES))
+    metrics.held(held)
+    restraint = service.leases.restraints.now
+    metrics.restrained(
+        restraint.paused is not None or EVERY_NODE in restraint.drained,
+        len(restraint.drained.keys() - {EVERY_NODE}),
+        len(restraint.excluded),
+    )
+    metrics.warm(sum(agent.warm_bytes for agent in agents))
+    for use in NODE_USES:
+        metrics.node_seconds(use, uses[use] * since_s)
+    if drawn_by:
+        working = Counter((agent.node_class, agent.holds is not None) for agent in agents)
+        for (node_class, busy), count in working.items():
+            if watts := drawn_by.get(node_class):
+                drawn = count * (watts.busy if busy else watts.idle)
+                metrics.energy(node_class, drawn * since_s)
+    service.leases.notice()
+    metrics.jobs(Counter(job.state.value for job in service.core.controller.jobs.values()))
+    metrics.memory(service.core.agents.memory())
+
+
+def use_of(agent: LeasedAgent) -> str:
+    """What a leased node is used for now; one of NODE_USES."""
+    if agent.gone_at is not None:
+        return "leaving"
+    return "training" if agent.holds is not None else "free"

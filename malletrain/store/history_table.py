@@ -1,0 +1,60 @@
+"""What was, of many jobs and leases: some rows at a time, for sums over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import or_, select
+
+from malletrain.store import schema
+from malletrain.store.records import EventRow, JobRow, LeaseRow, RescaleRow
+from malletrain.store.session import Session
+
+
+class HistoryTable:
+    """Reads jobs, leases, and the rescales and events of jobs."""
+
+    def __init__(self, session: Session) -> None:
+        self._db = session
+
+    def jobs(
+        self, since: float, until: float, owner: str | None, after: int, limit: int
+    ) -> list[JobRow]:
+        """The jobs that were there at some time between ``since`` and ``until``, ``limit`` at most,
+        with greater numbers than ``after``, in order of their numbers. ``owner``: whose; None:
+        everybody's.
+        """
+        table = schema.jobs.c
+        there = (table.submitted < until) & or_(table.ended.is_(None), table.ended > since)
+        found = select(schema.jobs).where(there, table.number > after)
+        if owner is not None:
+            found = found.where(table.owner == owner)
+        return self._db.all(found.order_by(table.number).limit(limit), JobRow)
+
+    def leases(
+        self, since: float, until: float, owner: str | None, after: int, limit: int
+    ) -> list[LeaseRow]:
+        """As :meth:`jobs`, the leases that ran."""
+        table = schema.leases.c
+        ran = (table.started < until) & or_(table.ended.is_(None), table.ended > since)
+        found = select(schema.leases).where(ran, table.number > after)
+        if owner is not None:
+            found = found.where(table.owner == owner)
+        return self._db.all(found.order_by(table.number).limit(limit), LeaseRow)
+
+    def rescales(self, jobs: Collection[str]) -> list[RescaleRow]:
+        """Those of these jobs, of each the oldest first."""
+        table = schema.rescales
+        found = select(table).where(table.c.job.in_(list(jobs)))
+        return self._db.all(found.order_by(table.c.job, table.c.generation), RescaleRow)
+
+    def events(
+        self, jobs: Collection[str], kinds: Collection[str], after: int, limit: int
+    ) -> list[EventRow]:
+        """Those of these jobs and kinds, oldest first, ``limit`` at most with greater numbers than
+        ``after``.
+        """
+        table = schema.events.c
+        wanted = table.job.in_(list(jobs)) & table.kind.in_([str(kind) for kind in kinds])
+        found = select(schema.events).where(wanted, table.seq > after)
+        return self._db.all(found.order_by(table.seq).limit(limit), EventRow)

@@ -1,0 +1,153 @@
+"""``malletrain-lease``, the gate itself: reads the rules, checks a command, runs it.
+
+    malletrain-lease [--try] COMMAND ARGUMENT...
+
+With ``--try`` nothing is run: it says only whether the command would get through. Decides what is
+known of a job before it is ended: that its name is a lease's. No shell is anywhere; the commands
+are run by their full paths with an environment made anew.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from scavenger.gate.rules import KINDS, GateClosed, GateRules, read_rules
+from scavenger.gate.scripts import check_script
+from scavenger.gate.verbs import GatedCommand, gated
+from scavenger.interface import SchedulerError
+from scavenger.pbs.job import PBS
+from scavenger.pbs.json_text import decode
+from scavenger.slurm.job import SLURM
+
+TRY = "--try"
+RULES = Path("/etc/malletrain-lease.conf")
+MOST_SCRIPT_BYTES = 4 * 1024 * 1024
+CLOSED = 77
+"""Exit status where something does not get through (EX_NOPERM of sysexits.h)."""
+ASK_S = 15.0
+"""The scheduler has so long to name jobs."""
+
+
+class _PbsNamed(msgspec.Struct):
+    name: str = msgspec.field(name="Job_Name", default="")
+
+
+class _PbsJobs(msgspec.Struct):
+    jobs: dict[str, _PbsNamed] = msgspec.field(name="Jobs", default_factory=dict)
+
+
+def main(arguments: Sequence[str], path: Path = RULES, owner: int = 0) -> int:
+    """Run a command, in place of this process. Returns only when it does not get through, or was
+    only tried.
+
+    Args:
+        arguments: the command and what it is told.
+        path: the rules.
+        owner: who may write them, besides root.
+    """
+    words = list(arguments)
+    trial = words[:1] == [TRY]
+    try:
+        rules = read_rules(path, owner)
+        environment = environment_of(rules)
+        command = gated(words[1:] if trial else words, rules)
+        script = b""
+        if command.submits:
+            script = sys.stdin.buffer.read(MOST_SCRIPT_BYTES + 1)
+            if len(script) > MOST_SCRIPT_BYTES:
+                raise GateClosed(f"The batch script has more than {MOST_SCRIPT_BYTES:,} bytes.")
+            check_script(script, rules)
+        if trial:
+            return 0
+        if command.jobs:
+            check_jobs(command, rules, environment)
+        _become(command, script, environment)
+    except (GateClosed, SchedulerError) as error:
+        print(f"malletrain-lease: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"malletrain-lease: The command cannot be run: {error}.", file=sys.stderr)
+    return CLOSED
+
+
+def environment_of(rules: GateRules) -> dict[str, str]:
+    """What the commands get: nothing of what this process was given. Raises GateClosed for a user
+    who has no leases.
+    """
+    uid = os.getuid()
+    if uid != os.geteuid():
+        raise GateClosed("This program is for sudo, and must not be set-user-id.")
+    if uid < rules.least_uid:
+        raise GateClosed(f"User {uid} has no leases; least_uid of the rules is {rules.least_uid}.")
+    try:
+        account = pwd.getpwuid(uid)
+    except KeyError:
+        raise GateClosed(f"User {uid} has no account here.") from None
+    return {
+        "PATH": "/usr/bin:/bin",
+        "HOME": account.pw_dir,
+        "USER": account.pw_name,
+        "LOGNAME": account.pw_name,
+        "SHELL": "/bin/sh",
+        "LC_ALL": "C",
+        **rules.environment,
+    }
+
+
+def check_jobs(command: GatedCommand, rules: GateRules, environment: dict[str, str]) -> None:
+    """Whether these jobs are leases. One that the scheduler does not know may pass: there is
+    nothing to be ended. Raises GateClosed.
+    """
+    asks = KINDS[rules.kind][-1]
+    if asks not in rules.commands:
+        raise GateClosed(f"The rules name no {asks}, which is asked for the names of jobs.")
+    if rules.kind == "slurm":
+        whole = sorted({job.partition(".")[0] for job in command.jobs})
+        argv, ended = ["--noheader", "--format=%j", f"--jobs={','.join(whole)}"], SLURM.ended
+    else:
+        argv, ended = ["-f", "-F", "json", *command.jobs], PBS.ended
+    try:
+        done = subprocess.run(
+            [rules.commands[asks], *argv],
+            env=environment,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=ASK_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise GateClosed(f"{asks} gave no answer within {ASK_S:g} s.") from None
+    said, told = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+    bad = [line for line in told.splitlines() if line.strip() and not ended.search(line)]
+    if bad or (done.returncode and not told.strip()):
+        why = bad[0].strip()[:300] if bad else f"status {done.returncode}"
+        raise GateClosed(f"{asks} does not say what these jobs are: {why}")
+    for name in _names(said, rules.kind, asks):
+        if not name.startswith(rules.prefix):
+            raise GateClosed(f'"{name[:80]}" is the name of no lease: it is not ended.')
+
+
+def _names(said: str, kind: str, asks: str) -> list[str]:
+    if kind == "slurm":
+        return said.splitlines()
+    return [job.name for job in decode(said, _PbsJobs, asks).jobs.values()] if said.strip() else []
+
+
+def _become(command: GatedCommand, script: bytes, environment: dict[str, str]) -> None:
+    """Run the command in this process. What was checked is what it reads: nobody else has it."""
+    source = os.memfd_create("script") if command.submits else os.open(os.devnull, os.O_RDONLY)
+    if command.submits:
+        with open(source, "wb", closefd=False) as file:
+            file.write(script)
+        os.lseek(source, 0, os.SEEK_SET)
+    os.dup2(source, 0)
+    os.umask(0o022)
+    os.chdir("/")
+    sys.stdout.flush()
+    os.execve(command.argv[0], command.argv, environment)

@@ -1,0 +1,101 @@
+"""Whether a batch script is that of leases and of nothing else.
+
+It is taken apart, and what was found is put together again as :mod:`scavenger.batch.lease_script`
+and :mod:`scavenger.slurm.job` do it: only what comes out the same, byte for byte, is a script of
+leases. So how a script is taken apart may be crude. Decides also what a lease may run and which
+variables it may set. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from scavenger.batch.lease_script import PLACE, Part, lease_script, shared_script
+from scavenger.gate.rules import GateClosed, GateRules
+from scavenger.interface import SchedulerError
+from scavenger.slurm import job as slurm
+
+VARIABLE = re.compile(r"MALLETRAIN_[A-Z0-9_]+")
+OPTION = re.compile(r"--[a-z][a-z-]*")
+_RETURN = "$(printf '\\015')"
+"""How a carriage return is written in a script."""
+
+
+def check_script(script: bytes, rules: GateRules) -> None:
+    """Raises GateClosed when ``script`` is not that of leases."""
+    try:
+        text = script.decode("utf-8", "surrogateescape")
+        parts, made = _taken_apart(text, rules.template)
+    except (SchedulerError, ValueError, IndexError):
+        raise GateClosed("The batch script is not that of a lease.") from None
+    if made != script:
+        raise GateClosed("The batch script is not that of a lease, made of the rules' own script.")
+    for part in parts:
+        _check(part, rules)
+
+
+def _check(part: Part, rules: GateRules) -> None:
+    """What one lease runs."""
+    begins, rest = tuple(part.argv[: len(rules.agent)]), part.argv[len(rules.agent) :]
+    if begins != rules.agent:
+        raise GateClosed(
+            f"A lease runs {shlex.join(rules.agent)}, and not {shlex.join(part.argv)[:200]}."
+        )
+    if len(rest) % 2 or not all(OPTION.fullmatch(word) for word in rest[::2]):
+        raise GateClosed(f"An agent gets options with a value each, not {shlex.join(rest)[:200]}.")
+    for name in part.env:
+        if not VARIABLE.fullmatch(name):
+            raise GateClosed(f"A lease sets no variable {name[:80]}.")
+
+
+def _taken_apart(text: str, template: str) -> tuple[list[Part], bytes]:
+    """What the leases of a script run, and the script that would be made for them."""
+    middle = _between(text, *template.split(f"\n{PLACE}\n", 1))
+    words = _words(middle)
+    if "case" in words:
+        parts = list(_choice(words, slurm.NODE))
+        return parts, shared_script(template, slurm.NODE, parts)
+    part, end = _part("", words, 0)
+    if end != len(words):
+        raise ValueError("something follows")
+    if slurm.BLOCK_TEXT in part.env:
+        chosen = _between(part.env[slurm.BLOCK_TEXT], *slurm.BLOCK.split(slurm.CHOICE, 1))
+        parts = list(_choice(_words(chosen), slurm.BLOCK_NODE))
+        return parts, slurm.block_script(template, parts)
+    return [part], lease_script(template, part)
+
+
+def _between(text: str, before: str, after: str) -> str:
+    if not (text.startswith(before) and text.endswith(after)):
+        raise ValueError("it is made of something else")
+    return text[len(before) : len(text) - len(after)]
+
+
+def _words(text: str) -> list[str]:
+    return [word.replace(_RETURN, "\r") for word in shlex.split(text)]
+
+
+def _part(node: str, words: list[str], at: int) -> tuple[Part, int]:
+    """The lease whose variables begin ``at``, and where what follows it begins."""
+    env: dict[str, str] = {}
+    while words[at] == "export":
+        name, _, env[name] = words[at + 1].partition("=")
+        at += 2
+    kept = words[at] != "set"
+    at = words.index("set", at) + 2
+    end = words.index(";;", at) if ";;" in words[at:] else len(words)
+    return Part(node, words[at:end], env, keep_at_home=kept), end
+
+
+def _choice(words: list[str], node: str) -> Iterator[Part]:
+    """The leases of a script that chooses among several by ``node``."""
+    at, common = words.index("case"), {}
+    for said in words[1:at:2]:
+        name, _, common[name] = said.partition("=")
+    at += 3
+    while words[at] != "*)":
+        part, end = _part(words[at].removesuffix(")"), words, at + 1)
+        yield part._replace(env={**common, **part.env})
+        at = end + 1

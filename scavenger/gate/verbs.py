@@ -1,0 +1,154 @@
+"""The commands that get through the gate, and what each of them may be told.
+
+Tables: for each command the options that every lease has, as patterns. The site's own options
+(``options`` of the rules) are all there and nothing else is. Decides nothing about batch scripts
+and jobs that exist. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scavenger.gate.rules import GateClosed, GateRules
+
+NODES = r"[A-Za-z0-9_.,\[\]-]{1,60000}"
+SLURM_JOB = re.compile(r"[0-9]{1,12}(?:[_.][0-9]{1,9})?")
+PBS_JOB = re.compile(r"[0-9]{1,12}(?:\[[0-9]*\])?(?:\.[A-Za-z0-9_.-]{1,200})?")
+HOUR = r"[0-9]{2,5}:[0-9]{2}:[0-9]{2}"
+VERSION = ("--version",)
+"""Asked by ``malletrain check``; always let through."""
+
+SBATCH = (
+    r"--parsable",
+    r"--job-name={name}",
+    rf"--nodelist={NODES}",
+    rf"--exclude={NODES}",
+    r"--nodes=1(?:-[0-9]{1,4})?",
+    r"--ntasks=1",
+    r"--ntasks-per-node=1",
+    r"--no-kill",
+    r"--array=0-[0-9]{1,4}",
+    r"--no-requeue",
+    r"--open-mode=append",
+    r"--output=/dev/null",
+    r"--input=/dev/null",
+    r"--chdir=/",
+    r"--time=[0-9]{1,6}",
+    r"--time-min=[0-9]{1,6}",
+    r"--deadline=now\+[0-9]{1,9}seconds",
+    r"--signal=(?:B:)?TERM@[0-9]{1,5}",
+)
+QSUB = (
+    r"-f",
+    r"-N {name}",
+    r"-r [yn]",
+    r"-m n",
+    r"-j oe",
+    r"-o /dev/null",
+    r"-e /dev/null",
+    r"-R oe",
+    r"-l select=1:host=[A-Za-z0-9_.-]{1,255}(?::[A-Za-z0-9_.]+=[A-Za-z0-9_.+-]+)*",
+    rf"-l (?:min_|max_)?walltime={HOUR}",
+)
+NEEDED = {
+    "sbatch": ("--parsable", "--job-name", "--output", "--time", "--chdir"),
+    "qsub": ("-f", "-N", "-o", "-e", "-R"),
+}
+"""Options without which a submission would do something else."""
+ALONE = frozenset({"-f", "-h", "-I", "-V", "-z"})
+"""Options of qsub without a value."""
+
+
+@dataclass(frozen=True)
+class GatedCommand:
+    """What is to be run, checked but for its batch script and the names of its jobs."""
+
+    argv: tuple[str, ...]
+    """With the full path of the command."""
+    submits: bool = False
+    """A batch script comes with it."""
+    jobs: tuple[str, ...] = ()
+    """Jobs that it ends, signals or changes."""
+
+
+def gated(words: Sequence[str], rules: GateRules) -> GatedCommand:
+    """The command that ``words`` are. Its own path counts for nothing but its last part. Raises
+    GateClosed.
+    """
+    if not words:
+        raise GateClosed("Say which command is to be run.")
+    verb, rest = words[0].rpartition("/")[2], tuple(words[1:])
+    if verb not in VERBS or verb not in rules.commands:
+        known = ", ".join(sorted(VERBS.keys() & rules.commands.keys()))
+        raise GateClosed(f"{verb[:80]} is not let through; what is: {known}.")
+    argv = (rules.commands[verb], *rest)
+    if any("\0" in word or "\n" in word for word in rest):
+        raise GateClosed(f"A line break cannot stand in an argument of {verb}.")
+    return GatedCommand(argv) if rest == VERSION else VERBS[verb](verb, argv, rules)
+
+
+def _submit(verb: str, argv: tuple[str, ...], rules: GateRules) -> GatedCommand:
+    table = SBATCH if verb == "sbatch" else QSUB
+    name = re.escape(rules.prefix) + r"[A-Za-z0-9_.+-]{1,200}"
+    patterns = [re.compile(text.replace("{name}", name)) for text in table]
+    items = argv[1:] if verb == "sbatch" else _pairs(argv[1:])
+    left = list(rules.options)
+    for item in items:
+        if item in left:
+            left.remove(item)
+        elif not any(pattern.fullmatch(item) for pattern in patterns):
+            raise GateClosed(f'{verb} is not let through with "{item[:200]}".')
+    if left:
+        raise GateClosed(f'{verb} must have "{left[0]}" too, by the options of the rules.')
+    told = [re.split("[= ]", item)[0] for item in items]
+    if missing := [option for option in NEEDED[verb] if option not in told]:
+        raise GateClosed(f"{verb} must have {missing[0]} too.")
+    if twice := [option for option in told if told.count(option) > 1 and option != "-l"]:
+        raise GateClosed(f"{verb} may have {twice[0]} once.")
+    return GatedCommand(argv, submits=True)
+
+
+def _pairs(words: Sequence[str]) -> list[str]:
+    """Each option of qsub with its value."""
+    items, rest = [], iter(words)
+    for word in rest:
+        items.append(word if word in ALONE else f"{word} {next(rest, '')}")
+    return items
+
+
+def _end(verb: str, argv: tuple[str, ...], rules: GateRules) -> GatedCommand:
+    pattern = SLURM_JOB if rules.kind == "slurm" else PBS_JOB
+    for options in SIGNALS[verb]:
+        jobs = argv[1 + len(options) :]
+        said = argv[1 : 1 + len(options)]
+        if said == options and jobs and all(pattern.fullmatch(job) for job in jobs):
+            return GatedCommand(argv, jobs=jobs)
+    raise GateClosed(f'{verb} is not let through with "{" ".join(argv[1:])[:200]}".')
+
+
+def _shrink(verb: str, argv: tuple[str, ...], rules: GateRules) -> GatedCommand:
+    job = re.compile(r"JobId=([0-9]{1,12})")
+    match argv[1:]:
+        case ("update", which, nodes) if (found := job.fullmatch(which)) and re.fullmatch(
+            f"NodeList={NODES}", nodes
+        ):
+            return GatedCommand(argv, jobs=(found[1],))
+    raise GateClosed(f'{verb} is not let through with "{" ".join(argv[1:])[:200]}".')
+
+
+VERBS = {
+    "sbatch": _submit,
+    "qsub": _submit,
+    "scancel": _end,
+    "qdel": _end,
+    "qsig": _end,
+    "scontrol": _shrink,
+}
+SIGNALS: Mapping[str, Sequence[tuple[str, ...]]] = {
+    "scancel": ((), ("--signal=TERM",), ("--signal=TERM", "--batch")),
+    "qdel": ((),),
+    "qsig": (("-s", "SIGKILL"),),
+}
+"""The options with which jobs are ended or signalled."""

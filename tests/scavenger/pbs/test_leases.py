@@ -10,9 +10,8 @@ import pytest
 from scavenger.batch.lease_script import KEPT_AT_HOME
 from scavenger.interface import Lease, LeaseState, SchedulerError
 from scavenger.pbs.job import PbsLeaseOptions
-from tests.scavenger.pbs.fake_pbs import QUEUES
+from tests.scavenger.pbs.fake_pbs import PATIENT, QUEUES
 from tests.scavenger.pbs.pbs_world import PREFIX, names, request, running, states, why, worlds
-from tests.waiting import NEVER_S
 
 NASTY = [
     "a b",
@@ -44,8 +43,6 @@ open(sys.argv[1] + ".ready", "w").close()
 while True:
     time.sleep(0.05)
 """
-PATIENT = {**QUEUES, "preemptable": {**QUEUES["preemptable"], "kill_delay": NEVER_S}}
-"""Of a PBS that does not kill who leaves as it was told, however slowly."""
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from scavenger.batch.commands import CommandPolicy
 from scavenger.batch.rules import GapRules
 from scavenger.interface import LeaseState, SchedulerError
 from scavenger.pbs.job import PbsLeaseOptions
-from tests.scavenger.pbs.fake_pbs import QUEUES
+from tests.scavenger.pbs.fake_pbs import PATIENT, QUEUES
 from tests.scavenger.pbs.pbs_world import names, request, running, why, worlds
-from tests.waiting import PATIENCE_S
+from tests.waiting import NEVER_S, PATIENCE_S
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ def test_a_node_is_a_gap_after_its_turn(world):
 
 
 def test_while_pbs_takes_leases_back_no_other_is_asked_for(world):
-    made = world(hosts=2)
-    one = made.scavenger(hold_s=20.0)
+    made = world(hosts=2, queues=PATIENT)
+    one = made.scavenger(hold_s=NEVER_S)
     one.take([request(1, "sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")])
     running(made, one, "l1")
     made.pbs.submit("exit 0", "-l", "walltime=00:01:00", hosts=2)
@@ -63,7 +63,8 @@ def test_while_pbs_takes_leases_back_no_other_is_asked_for(world):
     assert one.poll_again_s(one.look(), 0.01) == 2.0, "it may soon be over"
     [refused] = one.take([request(2)])
     assert "took leases back" in refused.reason
-    made.later += 30
+    made.later += 2 * NEVER_S
+    made.pbs.edit(lambda state: state["jobs"][lease.scheduler_id].update(sigkill=True))
     made.pbs.until(
         lambda: "n2" in names(one.poll()) or made.pbs.jobs("F"), "it is over at some time"
     )

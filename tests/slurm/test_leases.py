@@ -296,36 +296,18 @@ def test_a_lease_in_part_of_a_node_has_the_gpus_that_slurm_gives_it(cluster, roo
     one.give_back([lease])
 
 
-class JobInBetween:
-    """Reads Slurm as ``source`` does, and submits a main job right after: what was read is out of
-    date when it is acted on.
-    """
-
-    name = "commands"
-
-    def __init__(self, source, slurm):
-        self.source, self.slurm, self.submit = source, slurm, ""
-
-    def read(self, prefix):
-        found = self.source.read(prefix)
-        if self.submit:
-            job = self.slurm.submit(
-                "sleep 600", f"--nodelist={self.submit}", "--exclusive", "--time=20"
-            )
-            self.slurm.until(lambda: self.slurm.jobs()[job][0] == "RUNNING", "the main job runs")
-            self.submit = ""
-        return found
-
-
 def test_a_lease_for_a_node_just_taken_is_withdrawn(cluster):
     slurm = cluster(2)
     one = scavenger(slurm, start_within_s=2.0)
-    one.source = between = JobInBetween(one.source, slurm)
     assert gaps(one) == ["n1", "n2"]
-    between.submit = "n1"
+    view = one.look()
+    main = slurm.submit("sleep 600", "--nodelist=n1", "--exclusive", "--time=20")
+    slurm.until(lambda: slurm.jobs()[main][0] == "RUNNING", "the main job runs")
+    one.look = lambda: view  # what was read is out of date when it is acted on
     leases = one.take(
         [LeaseRequest(name, node, ("sleep", "600")) for name, node in (("l1", "n1"), ("l2", "n2"))]
     )
+    del one.look
     assert [lease.state for lease in leases] == [LeaseState.PENDING] * 2, "nobody can know"
     # Only then is it looked whether they have started in time.
     slurm.until(

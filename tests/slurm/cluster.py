@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -199,7 +200,10 @@ class SlurmCluster:
                     lambda: not self.run("squeue", "-h").strip(),
                     "all jobs have ended",
                 )
-        left = [" ".join(p.cmdline())[:200] for p in self.jobs_processes()]
+        # A step of Slurm's says that it is over before it ends.
+        end = time.monotonic() + PATIENCE_S
+        while (left := self._left()) and time.monotonic() < end:
+            time.sleep(0.05)
         for key in [k for k in self.processes if k not in ("munged", "slurmctld")]:
             self.processes[key].terminate()
         for key in list(self.processes):
@@ -212,6 +216,14 @@ class SlurmCluster:
         if self.ports is not None:
             self.ports.close()
         return left
+
+    def _left(self) -> list[str]:
+        """The commands of what is left of jobs."""
+        found = []
+        for process in self.jobs_processes():
+            with contextlib.suppress(psutil.Error):
+                found.append(" ".join(process.cmdline())[:200])
+        return found
 
     def __enter__(self) -> SlurmCluster:
         try:

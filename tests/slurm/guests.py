@@ -42,7 +42,7 @@ def users(count: int) -> list[str]:
 @contextlib.contextmanager
 def view() -> Iterator[list[str]]:
     """The command to put before others so that what they start can be read by other users."""
-    script = "\n".join([opened(), "echo ready", "read end"])
+    script = "\n".join([opened(), "echo $stage", "read end"])
     argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
     holder = subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -50,15 +50,15 @@ def view() -> Iterator[list[str]]:
     assert holder.stdin is not None
     assert holder.stdout is not None
     assert holder.stderr is not None
+    stage = holder.stdout.readline().strip()
     try:
-        assert holder.stdout.readline() == "ready\n", holder.stderr.read()
+        assert stage, holder.stderr.read()
         yield ["nsenter", f"--mount=/proc/{holder.pid}/ns/mnt", "--"]
     finally:
         holder.stdin.close()
         holder.wait(PATIENCE_S)
-        for stage in Path("/tmp").glob("mt-view-*"):
-            with contextlib.suppress(OSError):
-                stage.rmdir()
+        with contextlib.suppress(OSError):
+            Path(stage).rmdir()
 
 
 def opened() -> str:

@@ -15,7 +15,7 @@ from tests.slurm.accounting import AccountedCluster, missing
 from tests.slurm.test_leases import LEAVE, gaps, scavenger, states
 
 QOS = (
-    "add qos scavenger preemptmode=cancel gracetime=6 maxsubmitjobsperuser=3",
+    "add qos scavenger preemptmode=cancel gracetime=3600 maxsubmitjobsperuser=3",
     "modify qos normal set preempt+=scavenger",
     "modify account root set qos=normal,scavenger",
 )
@@ -37,7 +37,8 @@ def test_leases_of_a_qos_that_others_preempt(slurm, root):
         for works, sentence in careless.check()
         if not works
     )
-    one = scavenger(slurm, lease=SlurmLeaseOptions(partition="batch", qos="scavenger"), grace_s=6.0)
+    options = SlurmLeaseOptions(partition="batch", qos="scavenger")
+    one = scavenger(slurm, lease=options, grace_s=3600.0)
     found = one.check()
     assert all(works for works, _ in found), found
     assert any("Jobs of QOS normal preempt those of scavenger" in sentence for _, sentence in found)

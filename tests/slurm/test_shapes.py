@@ -52,7 +52,7 @@ def here(one):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_one_submission_for_several_leases_each_on_its_own_node(cluster, root, shape):
-    slurm = cluster(5, grace=20)
+    slurm = cluster(5, grace=20, kill_wait=600)  # who is told leaves
     one = shared(slurm, shape)
     assert all(works for works, _ in one.check()), one.check()
     asked, told = requests(root, "n2", "n5", "n3")

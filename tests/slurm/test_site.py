@@ -77,8 +77,13 @@ def test_a_job_has_as_many_processes_on_a_node_as_its_lease_has_gpus(cluster, ro
         for job, processes in zip(jobs, (2, 3), strict=True):
             done = site.until_state(job, "completed", "failed")
             assert done.state == "completed", site.show(job).failure
-            with site.client() as client:
-                assert f"rank 0 of {processes}" in client.logs(job, stream="rank0").text
+
+            def printed(job=job, words=f"rank 0 of {processes}"):
+                with site.client() as client:
+                    return words in client.logs(job, stream="rank0").text
+
+            # What a worker printed may come after its end.
+            site.until(printed, f"its log is of {processes} processes")
 
 
 def test_troubles_of_the_machine_lose_no_job(cluster, root):

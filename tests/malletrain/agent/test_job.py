@@ -16,6 +16,12 @@ from tests.waiting import NEVER_S, PATIENCE_S
 HURRIED = "end.receive(0.0 if 5 < step < 1000 else 0.02)"
 """In place of the obedient launcher's pause."""
 
+LATE = """
+while not os.path.exists(os.path.join(order.spec.workdir, "come")):
+    time.sleep(0.02)
+"""
+"""Before a launcher that says nothing until the test lets it."""
+
 # --- a job's life ---
 
 
@@ -230,9 +236,12 @@ def test_releasing_what_is_not_here_is_answered(daemon, start):
 
 def test_old_rounds_are_dropped_and_the_newest_waits_for_the_launcher(daemon, start, tmp_path):
     start()
-    assign(daemon, tmp_path, OBEDIENT)
+    assign(daemon, tmp_path, LATE + OBEDIENT)
     for generation in (5, 3, 6, 4):  # before the launcher is up
         daemon.send("n0", messages.Round("j1", generation, 0, 1))
+    daemon.send("n0", messages.Release("j9", 0.0))
+    daemon.expect("n0", messages.Released, job="j9")  # and with it all before
+    (tmp_path / "come").touch()
     daemon.expect("n0", messages.Phase, phase="running", generation=6)
     daemon.send("n0", messages.Round("j1", 6, 1, 2))
     daemon.send("n0", messages.Round("j1", 2, 1, 2))

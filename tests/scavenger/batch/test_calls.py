@@ -4,6 +4,7 @@ import pytest
 
 from scavenger.batch.calls import CallLog, command_of, sign_in
 from scavenger.batch.commands import CommandError, CommandPolicy, Commands
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -48,31 +49,39 @@ def test_no_signs(line):
     assert sign_in(line) == ""
 
 
-WORDS_S = 4.0
-"""Time for a shell to say a word, then it is stopped."""
-
-
 class Asked:
     """Commands on a clock of their own."""
 
     def __init__(self):
         self.now = 0.0
         self.calls = CallLog(lambda: self.now)
-        self.commands = Commands(CommandPolicy(5.0, 1, 0.0), calls=self.calls)
+        self.commands = Commands(CommandPolicy(PATIENCE_S, 1, 0.0), calls=self.calls)
 
     def say(self, text, status=0):
         return self.commands.run(["sh", "-c", f"echo '{text}' >&2; exit {status}"])
 
 
-def test_calls_are_counted_with_their_outcome():
-    one = Asked()
+def stopped(tmp_path, words):
+    """A shell that says these words and is stopped then, and no earlier."""
+    said = tmp_path / "said"
+    for limit_s in (0.5, 5.0, 50.0, PATIENCE_S):
+        one = Asked()
+        script = f"echo '{words}' >&2; touch '{said}'; sleep 600"
+        with pytest.raises(CommandError) as error:
+            one.commands.run(["sh", "-c", script], timeout_s=limit_s)
+        if said.exists():
+            break
+    return one, str(error.value)
+
+
+def test_calls_are_counted_with_their_outcome(tmp_path):
+    one, told = stopped(tmp_path, "words")
+    assert "stopped: words" in told
     one.say("fine")
     one.say("wrong", 1)
     one.say("Slurm temporarily unable to accept job, sleeping and retrying.")
     with pytest.raises(CommandError):
         one.commands.run(["no-such-command"])
-    with pytest.raises(CommandError, match="stopped: words"):
-        one.commands.run(["sh", "-c", "echo words >&2; exec sleep 60"], timeout_s=WORDS_S)
     assert one.calls.counts() == {
         ("sh", "ok"): 1,
         ("sh", "failed"): 1,
@@ -82,11 +91,9 @@ def test_calls_are_counted_with_their_outcome():
     }
 
 
-def test_a_command_that_was_stopped_while_it_tried_again_says_so():
-    one = Asked()
-    script = "echo 'sbatch: error: Slurm temporarily unable to accept job, sleeping' >&2; sleep 60"
-    with pytest.raises(CommandError):
-        one.commands.run(["sh", "-c", script], timeout_s=WORDS_S)
+def test_a_command_that_was_stopped_while_it_tried_again_says_so(tmp_path):
+    words = "sbatch: error: Slurm temporarily unable to accept job, sleeping"
+    one, _ = stopped(tmp_path, words)
     assert one.calls.counts() == {("sh", "busy"): 1}
 
 

@@ -1,5 +1,6 @@
 """Commands are stopped, bounded, retried and never pass through a shell."""
 
+import gc
 import os
 import sys
 import threading
@@ -11,7 +12,7 @@ from scavenger.batch import commands
 from scavenger.batch.commands import CommandError, CommandPolicy, Commands, shorten, show
 from scavenger.interface import SchedulerError
 from tests.scavenger.batch.fake_tools import FakeTools
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 NASTY = ["a b", "$(touch hacked)", 'it\'s "q"', "new\nline", "", "ü\\", "\udcff"]
 
@@ -54,16 +55,14 @@ def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path):
             break
     assert isinstance(error.value, SchedulerError)
     child = int(pid.read_text())
-    gone = threading.Event()
-    for _ in range(200):
+
+    def state():
         try:
-            state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            state = "X"
-        if state in "XZ":
-            break
-        gone.wait(0.01)
-    assert state in "XZ"
+            return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return "X"
+
+    until(lambda: state() in "XZ", "what it started has ended")
 
 
 def test_a_command_that_closes_its_input_is_no_error():
@@ -85,7 +84,7 @@ def test_a_missing_command_is_a_sentence_and_is_not_tried_again():
 
 def test_asking_is_repeated_with_growing_pauses(tools):
     slept = []
-    asking = Commands(CommandPolicy(5.0, 3, 0.5), tools.environment, sleep=slept.append)
+    asking = Commands(CommandPolicy(PATIENCE_S, 3, 0.5), tools.environment, sleep=slept.append)
     tools.fails("tool", "slurm_load_jobs error: Unable to contact slurm controller")
     with pytest.raises(
         CommandError,
@@ -131,6 +130,7 @@ def test_many_threads_may_run_commands():
 
 
 def test_no_descriptor_is_left_open():
+    gc.collect()  # what other tests have dropped is not closed meanwhile
     before = len(os.listdir("/proc/self/fd"))
     one = Commands(CommandPolicy(tries=1))
     for argv in (["true"], ["false"], ["no-such-command"], ["sleep", "9"]):

@@ -102,7 +102,7 @@ def test_a_command_that_cannot_be_run_ends_its_lease_and_says_where_to_look(clus
 
 
 def test_giving_back_frees_the_node_and_twice_is_no_error(cluster):
-    scavenger = cluster().scavenger()
+    scavenger = cluster(grace_s=NEVER_S).scavenger()
     lease = take(scavenger, "a", "n1")
     scavenger.give_back([lease])
     assert wait_clean(scavenger, "a")["exit_status"] == -signal.SIGTERM
@@ -141,7 +141,7 @@ def test_a_time_limit_ends_a_lease(cluster):
 
 
 def test_processes_left_behind_are_killed_and_counted(cluster):
-    scavenger = cluster(grace_s=30).scavenger()
+    scavenger = cluster(grace_s=NEVER_S).scavenger()
     lease = take(scavenger, "a", "n1", PARENT)
     children = [int(pid) for pid in wait_ready(scavenger, "a").split()]
     scavenger.give_back([lease])

@@ -1,5 +1,6 @@
 """The process of an embedded cluster: started, stopped, killed, and refused."""
 
+import contextlib
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from scavenger.embedded.scavenger import LocalScavenger
 from scavenger.interface import LeaseRequest, LeaseState, SchedulerError
 from tests.scavenger.conftest import processes_of
 from tests.scavenger.embedded.leases import PARENT, PY, SLEEP, STUBBORN, lease_of, take, wait_ready
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 def test_stopping_preempts_everything_and_leaves_no_process(cluster):
@@ -118,7 +119,10 @@ def test_a_second_request_to_stop_skips_the_grace_time(cluster):
 
 
 def test_a_cluster_ends_after_its_lifetime(cluster):
-    running = cluster(lifetime_s=0.5)
-    take(running.scavenger(), "a", "n1")
+    for lifetime_s in (0.5, 5.0, 50.0, PATIENCE_S):  # until there is time for a lease
+        with contextlib.suppress(SchedulerError):
+            running = cluster(lifetime_s=lifetime_s)
+            if take(running.scavenger(), "a", "n1").state is LeaseState.RUNNING:
+                break
     until(lambda: not running.alive(), "the cluster to end by itself")
     assert json.loads(running.scavenger().layout.state.read_text())["state"] == "stopped"

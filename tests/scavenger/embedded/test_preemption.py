@@ -17,7 +17,7 @@ from tests.scavenger.embedded.leases import (
     wait_clean,
     wait_ready,
 )
-from tests.waiting import until
+from tests.waiting import NEVER_S, until
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def trace_file(tmp_path):
 
 
 def test_a_busy_node_is_preempted_with_notice(cluster, trace_file):
-    held = cluster(1, hold=True, **trace_file([(0, 0.0, 2.0)], nodes=1))
+    held = cluster(1, hold=True, grace_s=NEVER_S, **trace_file([(0, 0.0, 2.0)], nodes=1))
     scavenger = held.scavenger()
     take(scavenger, "a", "n1")
     held.go_on()
@@ -84,7 +84,9 @@ def test_a_busy_node_is_preempted_without_notice_and_swept(cluster, trace_file):
 
 
 def test_a_node_comes_back_after_a_preemption_and_the_history_tells_it(cluster, trace_file):
-    held = cluster(1, hold=True, **trace_file([(0, 0.0, 1.0), (0, 1.4, 1000.0)], nodes=1))
+    # Busy for longer than the cluster, and what has the lease, may stand still.
+    gaps = trace_file([(0, 0.0, 0.2), (0, 5.0, 1000.0)], nodes=1)
+    held = cluster(1, hold=True, grace_s=NEVER_S, **gaps)
     scavenger = held.scavenger()
     take(scavenger, "a", "n1")
     held.go_on()
@@ -106,10 +108,11 @@ def test_a_node_comes_back_after_a_preemption_and_the_history_tells_it(cluster, 
 
 
 def test_gaps_have_a_horizon_when_their_lengths_are_watched(cluster, trace_file):
-    running = cluster(2, **trace_file([(0, 0.0, 1.0), (1, 0.0, 1000.0)]))
+    running = cluster(2, hold=True, **trace_file([(0, 0.0, 1.0), (1, 0.0, 1000.0)]))
     estimator = SurvivalEstimator(prior_mean_s=50.0)
     scavenger = LocalScavenger(running.directory, estimator=estimator)
     horizons = [g.horizon_s for g in scavenger.poll().gaps]
     assert horizons[1] == pytest.approx(50.0, rel=0.2)
+    running.go_on()
     until(lambda: scavenger.poll() and estimator.observed, "the end of the first gap to be seen")
     assert [g.horizon_s for g in running.scavenger().poll().gaps] == [None]

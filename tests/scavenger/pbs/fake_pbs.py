@@ -14,7 +14,7 @@ from typing import Any
 from tests import waiting
 from tests.scavenger.batch.fake_tools import FakeTools
 from tests.scavenger.pbs import pbs_state
-from tests.waiting import PATIENCE_S
+from tests.waiting import NEVER_S, PATIENCE_S
 
 MACHINE = str(Path(__file__).with_name("pbs_machine.py"))
 NAMES = ("qstat", "pbsnodes", "pbs_rstat", "qmgr", "qsub", "qdel", "qsig")
@@ -23,6 +23,8 @@ QUEUES: dict[str, dict[str, Any]] = {
     "expressq": {"Priority": 200},
     "preemptable": {"Priority": 10, "kill_delay": 8},
 }
+PATIENT = {**QUEUES, "preemptable": {**QUEUES["preemptable"], "kill_delay": NEVER_S}}
+"""Of a PBS that does not kill who leaves as it was told, however slowly."""
 
 
 def hosts_of(count: int) -> dict[str, dict[str, dict[str, Any]]]:

@@ -10,7 +10,7 @@ import pytest
 from scavenger.batch.lease_script import KEPT_AT_HOME
 from scavenger.interface import Lease, LeaseState, SchedulerError
 from scavenger.pbs.job import PbsLeaseOptions
-from tests.scavenger.pbs.fake_pbs import QUEUES
+from tests.scavenger.pbs.fake_pbs import PATIENT, QUEUES
 from tests.scavenger.pbs.pbs_world import PREFIX, names, request, running, states, why, worlds
 
 NASTY = [
@@ -138,7 +138,7 @@ def test_the_words_of_a_lease(world):
 
 @pytest.mark.parametrize("order", ["D", "R"])
 def test_preempted_leases_leave_in_order_and_take_no_other_along(world, tmp_path, order):
-    made = world(hosts=2, preempt_order=order)
+    made = world(hosts=2, preempt_order=order, queues=PATIENT)
     one = made.scavenger()
     told = tmp_path / "told"
     one.take(
@@ -344,7 +344,7 @@ def test_a_lease_that_one_answer_lacks_goes_on(world):
 
 
 def test_a_node_is_free_as_soon_as_its_lease_has_left_wherever_pbs_would_copy_to(world, tmp_path):
-    made = world(hosts=1)
+    made = world(hosts=1, queues=PATIENT)
     made.pbs.edit(lambda state: state.update(copy_s=3600.0))
     one = made.scavenger()
     one.poll()

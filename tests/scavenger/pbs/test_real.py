@@ -93,7 +93,7 @@ def test_of_several_leases_gone_at_one_poll_each_is_understood(world, tmp_path):
 @pytest.mark.parametrize("what", ["offline", "reservation", "preempt_order"])
 def test_leases_leave_where_the_site_needs_it(world, what):
     made = world(hosts=2)
-    one = made.scavenger(spare_s=5.0)
+    one = made.scavenger(spare_s=900.0)
     one.take([request(1), request(2)])
     running(made, one, "l1", "l2")
 
@@ -101,7 +101,7 @@ def test_leases_leave_where_the_site_needs_it(world, what):
         if what == "offline":
             state["nodes"]["pbs0[1]"].update(state="offline", comment="bad\ndimm")
         elif what == "reservation":
-            start = state["jobs"][min(state["jobs"])]["began"] + 20
+            start = state["jobs"][min(state["jobs"])]["began"] + 900
             state["resv"] = {"M1.pbs0": {"start": start, "end": start + 900}}
             state["nodes"]["pbs0[1]"]["resv"].append("M1.pbs0")
         else:

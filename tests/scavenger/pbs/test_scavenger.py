@@ -10,8 +10,9 @@ from scavenger.batch.commands import CommandPolicy
 from scavenger.batch.rules import GapRules
 from scavenger.interface import LeaseState, SchedulerError
 from scavenger.pbs.job import PbsLeaseOptions
-from tests.scavenger.pbs.fake_pbs import QUEUES
+from tests.scavenger.pbs.fake_pbs import PATIENT, QUEUES
 from tests.scavenger.pbs.pbs_world import names, request, running, why, worlds
+from tests.waiting import NEVER_S, PATIENCE_S
 
 
 @pytest.fixture
@@ -43,8 +44,8 @@ def test_a_node_is_a_gap_after_its_turn(world):
 
 
 def test_while_pbs_takes_leases_back_no_other_is_asked_for(world):
-    made = world(hosts=2)
-    one = made.scavenger(hold_s=20.0)
+    made = world(hosts=2, queues=PATIENT)
+    one = made.scavenger(hold_s=NEVER_S)
     one.take([request(1, "sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")])
     running(made, one, "l1")
     made.pbs.submit("exit 0", "-l", "walltime=00:01:00", hosts=2)
@@ -62,7 +63,8 @@ def test_while_pbs_takes_leases_back_no_other_is_asked_for(world):
     assert one.poll_again_s(one.look(), 0.01) == 2.0, "it may soon be over"
     [refused] = one.take([request(2)])
     assert "took leases back" in refused.reason
-    made.later += 30
+    made.later += 2 * NEVER_S
+    made.pbs.edit(lambda state: state["jobs"][lease.scheduler_id].update(sigkill=True))
     made.pbs.until(
         lambda: "n2" in names(one.poll()) or made.pbs.jobs("F"), "it is over at some time"
     )
@@ -91,7 +93,7 @@ def test_reserved_planned_and_broken_nodes_are_left_alone(world):
     def change(state):
         state["resv"] = {
             "M1.pbs0": {"start": now - 9, "end": now + 900},
-            "R2.pbs0": {"start": now + 40, "end": now + 900},
+            "R2.pbs0": {"start": now + 80, "end": now + 900},
             "R3.pbs0": {"start": now + 7200, "end": now + 9000},
         }
         for i, name in enumerate(("M1.pbs0", "R2.pbs0", "R3.pbs0"), 1):
@@ -126,10 +128,9 @@ def test_expected_starts_are_respected_or_used(world):
     careful = made.scavenger()
     polled = careful.poll()
     assert names(polled) == []
-    assert (
-        "held for a waiting job, which is expected to start in 30 min"
-        in why(polled, "n2")["planned"]
-    )
+    held = "held for a waiting job, which is expected to start in "
+    minutes = why(polled, "n2")["planned"].partition(held)[2].partition(" min")[0]
+    assert 20 <= int(minutes) <= 30
     one = made.scavenger(backfill=True, time_min_s=300.0, spare_s=60.0)
     assert names(one.poll()) == ["n2"]
     one.take([request(2)])
@@ -226,6 +227,6 @@ def test_a_failed_poll_changes_nothing(world, tool, trouble):
         one.take([request(1)])
     assert made.tools.calls("qsub") == []
     made.pbs.works(tool)
-    one.commands.policy = CommandPolicy(20.0, 1, 0.0)
+    one.commands.policy = CommandPolicy(PATIENCE_S, 1, 0.0)
     one.settings.__dict__["idle_for_s"] = 0.1
     assert len(one.poll().gaps) == 2, "the nodes are as long idle as they were"

@@ -2,13 +2,11 @@
 
 import pytest
 
-from scavenger.batch.commands import CommandPolicy
 from scavenger.batch.hours import parse_hours
 from scavenger.batch.rules import GapRules
 from scavenger.interface import Lease, LeaseState, SchedulerError
 from tests.scavenger.slurm import slurm_world as world
 from tests.scavenger.slurm.slurm_world import PREFIX, World, request, why
-from tests.waiting import PATIENCE_S
 
 PENDING, NOT_YET = LeaseState.PENDING, LeaseState.NOT_YET
 
@@ -120,12 +118,17 @@ def test_one_refusal_does_not_fail_the_others(slurm):
 
 
 def test_a_submission_without_an_answer_is_cancelled_should_it_turn_up(slurm):
-    scavenger = slurm.ready(timeout_s=0.5)
+    scavenger = slurm.ready()
     slurm.tools.hangs("sbatch")
+    usual = scavenger.commands.run
+
+    def impatient(argv, **options):
+        return usual(argv, **options, **({"timeout_s": 0.5} if argv[0] == "sbatch" else {}))
+
+    scavenger.commands.run = impatient
     [lease] = scavenger.take([request(1)])
     assert lease.state is LeaseState.ENDED
     assert "gave no answer" in lease.reason
-    scavenger.commands.policy = CommandPolicy(PATIENCE_S, 1, 0.0)
     slurm.queue(world.job("RUNNING", 77, f"{PREFIX}l1", nodes="n1", end=slurm.now + 3600))
     polled = scavenger.poll()
     assert [(lease.id, lease.state) for lease in polled.leases] == [("l1", LeaseState.ENDED)]

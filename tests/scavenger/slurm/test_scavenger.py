@@ -172,7 +172,7 @@ def test_leases_are_asked_to_leave_for_a_job_that_slurm_lets_wait(slurm):
 @pytest.mark.parametrize("tool", ["squeue", "sinfo", "scontrol"])
 @pytest.mark.parametrize("trouble", ["fails", "hangs", "prints garbage"])
 def test_a_failed_poll_changes_nothing(slurm, tool, trouble):
-    scavenger = slurm.ready(timeout_s=0.5 if trouble == "hangs" else PATIENCE_S)
+    scavenger = slurm.ready()
     if tool == "scontrol":
         slurm.tools.runs(
             "scontrol",
@@ -184,6 +184,8 @@ def test_a_failed_poll_changes_nothing(slurm, tool, trouble):
         slurm.tools.hangs(tool)
     else:
         slurm.tools.answers(tool, "<html>504</html>")
+    if trouble == "hangs":
+        scavenger.commands.policy = CommandPolicy(0.5, 1, 0.0)
     slurm.now += 5
     with pytest.raises(SchedulerError) as error:
         scavenger.poll()

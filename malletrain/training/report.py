@@ -128,9 +128,7 @@ class _Worker:
             self.outbox.retry()
 
     def agent_is_slow(self) -> bool:
-        """Try once more what it has not taken; whether there is still something because its queue
-        is full.
-        """
+        """Try again what it has not taken; whether its queue is too full for that."""
         with self._lock:
             self.flush()
             return self.outbox.agent_is_slow()
@@ -217,7 +215,6 @@ def _at_exit() -> None:
     worker = _worker
     if worker is None:
         return
-    flush()
     # The last steps and metrics of a run are worth a wait when the agent's queue is full; nothing
     # is when there is no agent.
     deadline = time.monotonic() + EXIT_PATIENCE_S

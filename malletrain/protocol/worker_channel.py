@@ -345,14 +345,11 @@ class Outbox:
         return not self._kept
 
     def agent_is_slow(self) -> bool:
-        """Whether an attempt now fails only because the agent's queue is full, so that waiting a
-        little may help.
+        """Whether the last attempt, now where something is kept, failed only because the agent's
+        queue is full, so that waiting a little may help.
         """
-        return (
-            bool(self._kept)
-            and not self.retry()
-            and self._last_errno in (errno.EAGAIN, errno.ENOBUFS)
-        )
+        self.retry()
+        return self._last_errno in (errno.EAGAIN, errno.ENOBUFS)
 
     _last_errno: int | None = None
 
@@ -366,6 +363,7 @@ class Outbox:
         except OSError as error:
             self._last_errno = error.errno
             return False
+        self._last_errno = None
         return True
 
     def close(self) -> None:

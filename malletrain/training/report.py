@@ -39,7 +39,8 @@ _BUSY = "as busy_s the seconds that this process worked in the step"
 SEND_INTERVAL_S = 0.05
 QUIET_S = 0.01
 """A report after which so long no other follows is sent by itself."""
-_EXIT_PATIENCE_S = 0.2
+EXIT_PATIENCE_S = 5.0
+"""How long a process that ends waits for an agent that stands still to take its last reports."""
 _MOST_SAMPLES = 1e15
 
 told: set[str] = set()
@@ -107,7 +108,7 @@ class _Worker:
                 self.put(StartupMark(self.sender, "first", self.first))
             self.due = now + SEND_INTERVAL_S
             self.flush()
-        elif not self._late:
+        if self.sent_steps != self.steps and not self._late:
             self._wake()
 
     def flush(self) -> None:
@@ -127,7 +128,9 @@ class _Worker:
             self.outbox.retry()
 
     def agent_is_slow(self) -> bool:
+        """Try again what it has not taken; whether its queue is too full for that."""
         with self._lock:
+            self.flush()
             return self.outbox.agent_is_slow()
 
     def close(self) -> None:
@@ -212,13 +215,11 @@ def _at_exit() -> None:
     worker = _worker
     if worker is None:
         return
-    flush()
-    # The last metric of a run is worth a moment when the agent's queue is full; nothing is when
-    # there is no agent.
-    deadline = time.monotonic() + _EXIT_PATIENCE_S
+    # The last steps and metrics of a run are worth a wait when the agent's queue is full; nothing
+    # is when there is no agent.
+    deadline = time.monotonic() + EXIT_PATIENCE_S
     while worker.agent_is_slow() and time.monotonic() < deadline:
         time.sleep(0.005)
-    flush()
 
 
 def _usable(given: object, what: str = _SAMPLES) -> float | None:

@@ -47,6 +47,7 @@ def test_the_api_shows_and_does_what_the_command_line_does(tmp_path):
         script, stop = made.script("chatty.py", CHATTY), made.work / "stop"
         job = made.submit(script, str(stop), MARKUP, name=MARKUP, nodes=(1, 2), profile=False)
         made.until_samples(job, 8)
+        made.until(lambda: web.ask("jobs").status == 200, "the page has seen the daemon")
         made.until(lambda: web.get("jobs")[0]["samples"] > 0, "the page knows of the samples")
 
         # Looking.
@@ -90,6 +91,7 @@ def test_the_api_shows_and_does_what_the_command_line_does(tmp_path):
         assert web.ask("jobs", Host="evil.example").status == 421
         assert web.ask("jobs", Authorization="Bearer wrong").status == 401
         assert made.job(job).state == "running"
+        made.until(lambda: len(web.get("jobs")) == 2, "the page knows of both")
         with web.stream() as changes:
             first = next(changes)
             assert first["full"]

@@ -7,12 +7,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from infinicache import AsyncCache, CacheNode, connection, mover, server
+from infinicache import AsyncCache, CacheNode, connection, mover, proxy, server
 
 from tests.waiting import PATIENCE_S
 
 # All nodes are one process: where it stands still none of them is lost.
-connection.CONNECT_S = server.HANDSHAKE_S = mover.ANSWER_S = PATIENCE_S
+connection.CONNECT_S = server.HANDSHAKE_S = mover.ANSWER_S = proxy.SETTLE_S = PATIENCE_S
 KEY = b"a secret of the tests"
 MIB = 1 << 20
 
@@ -76,6 +76,16 @@ async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
         assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}"
         await asyncio.sleep(0.01)
     return found
+
+
+async def heard(cache: AsyncCache, pool: Pool) -> None:
+    """Wait until the proxy has heard of all nodes. It would wait for one that is lost before."""
+
+    async def done() -> bool:
+        known = {address for p in await cache.summary() for address in p["nodes"]}
+        return {n.address for n in pool.nodes} <= known
+
+    await until(done, "the proxy has heard of all nodes")
 
 
 async def whole(cache: AsyncCache, nodes: int) -> None:

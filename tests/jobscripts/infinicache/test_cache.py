@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from infinicache import AsyncCache, Cache, CacheError, TooLarge, Unavailable
 from infinicache.connection import CallFailed, Peers
 
-from tests.jobscripts.infinicache.pool import KEY, MIB, Pool, until, whole
+from tests.jobscripts.infinicache.pool import KEY, MIB, Pool, heard, until, whole
+from tests.waiting import NEVER_S
 
 
 def run(work):
@@ -111,7 +112,7 @@ def test_a_miss_loads_once():
 def test_damaged_chunks_are_not_believed_and_made_anew():
     async def work(make):
         pool = make(8)
-        async with pool.cache(code=(4, 2)) as cache:
+        async with pool.cache(code=(4, 2), hedge_s=NEVER_S) as cache:
             await cache.put("k", data(MIB))
             for node in pool.nodes:
                 for key, version, stripe, index in node.store.chunks():
@@ -378,6 +379,8 @@ def test_a_get_returns_the_right_bytes_or_a_miss(steps, rng):
                     if what == "leave":
                         await pool.leave(node)
                     else:
+                        if what == "lose unseen":
+                            await heard(cache, pool)
                         lost += 1
                         await pool.lose(node, told=what == "lose" or node is pool.nodes[0])
                         if lost == 2:  # p: before the next loss what is degraded has to be repaired

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,23 @@ def training(folder: str, method: str, options: dict[str, Any]) -> None:
 STEPS = "steps"
 
 
-def training_noted(folder: str, method: str, options: dict[str, Any]) -> None:
-    """Writes down each step that is tried: its number and on how many nodes."""
+def until_told(folder: str | Path, gate: int) -> None:
+    """Wait for the file ``go-GATE``."""
+    while not Path(folder, f"go-{gate}").exists():
+        time.sleep(0.005)
+
+
+def training_noted(
+    folder: str, method: str, gates: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    """Writes down each step that is tried: its number and on how many nodes. Before the steps
+    ``gates`` it waits until it is told to go on.
+    """
     update = windsr_train.update
 
     def noting(run: Any, *rest: Any) -> dict[str, float]:
+        if run.steps_done in gates:
+            until_told(folder, run.steps_done)
         losses = update(run, *rest)
         with (Path(folder) / STEPS).open("a") as file:
             file.write(f"{run.steps_done} {run.world_size}\n")
@@ -74,10 +87,23 @@ def training_held(folder: str, method: str, options: dict[str, Any]) -> None:
     training(folder, method, options)
 
 
+def results(folder: Path) -> list[str]:
+    """The names of the patches that are made."""
+    return sorted(p.name for p in (folder / queue.PATCHES).glob("[0-9]*.npy"))
+
+
 class Noting(queue.PatchQueue):
-    """Writes down, in a file of its process, which results became its own."""
+    """Writes down, in a file of its process, which results became its own. With so many results as
+    each of ``gates`` it waits until it is told to go on.
+    """
+
+    gates: tuple[int, ...] = ()
 
     def keep(self, number: int, members: Any) -> bool:
+        made = len(results(self.sampling.folder))
+        for gate in self.gates:
+            if made >= gate:
+                until_told(self.sampling.folder, gate)
         ours = super().keep(number, members)
         if ours:
             with (self.sampling.folder / f"stored-{os.getpid()}").open("a") as file:
@@ -85,8 +111,9 @@ class Noting(queue.PatchQueue):
         return ours
 
 
-def sampling(folder: str, options: dict[str, Any]) -> None:
+def sampling(folder: str, gates: tuple[int, ...], options: dict[str, Any]) -> None:
     queue.PatchQueue = Noting  # type: ignore[misc]
+    Noting.gates = gates
     method = untrained("srcnn")
     work = queue.Sampling(
         Path(folder), Draw(), overlap=8, per_step=2, snapshot_every=0.0, **options

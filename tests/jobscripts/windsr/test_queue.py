@@ -18,12 +18,9 @@ from windsr import WindsrError, output, queue
 from windsr.methods import Draw
 
 from tests.jobscripts.windsr import scripts
+from tests.jobscripts.windsr.scripts import results
 from tests.malletrain.elastic.conductor import conducted
 from tests.waiting import until
-
-
-def results(folder: Path) -> list[str]:
-    return sorted(p.name for p in (folder / queue.PATCHES).glob("[0-9]*.npy"))
 
 
 def stored(folder: Path) -> Counter:
@@ -46,15 +43,19 @@ def undisturbed(tmp_path_factory):
 
 def test_nodes_join_and_are_killed_and_every_patch_is_made_once(tmp_path, undisturbed):
     total = len(results(undisturbed))
-    with conducted(tmp_path, scripts.sampling, str(tmp_path), {"patch_delay": 0.05}) as c:
+    gates = total // 4, total // 2
+    with conducted(tmp_path, scripts.sampling, str(tmp_path), gates, {"patch_delay": 0.05}) as c:
         members = c.start(2)
         c.round(members)
         c.until(lambda: len(results(tmp_path)) >= 8, "some patches are done")
         members = c.lose(members[0])  # rank 0, in the middle of whatever it did
-        c.round(members)
+        c.round(members, wait=False)
+        (tmp_path / f"go-{gates[0]}").touch()
+        c.run()
         c.until(lambda: len(results(tmp_path)) >= total // 3, "a third is done")
         c.lose(*members)  # nobody is left
         assert len(results(tmp_path)) < total
+        (tmp_path / f"go-{gates[1]}").touch()
         others = c.start(2)
         c.round(others)
         c.finish()

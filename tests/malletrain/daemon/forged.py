@@ -8,6 +8,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,10 @@ class Imagined:
     """
 
     name = "imagined"
+    begins = LeaseState.RUNNING
+    """How a lease begins. A pending one begins to run when the test has it :meth:`run`: no wait for
+    its agent is counted before.
+    """
 
     def __init__(self, *nodes: str) -> None:
         self.nodes = nodes
@@ -71,11 +76,15 @@ class Imagined:
         for r in requests:
             self.requests[r.id] = r
             if r.owner != self.refuses:
-                self.leases[r.id] = Lease(r.id, r.id, LeaseState.RUNNING, r.node)
+                self.leases[r.id] = Lease(r.id, r.id, self.begins, r.node)
         return [
             self.leases.get(r.id) or Lease(r.id, "", LeaseState.ENDED, r.node, "invalid account")
             for r in requests
         ]
+
+    def run(self, lease: str) -> None:
+        """The lease begins to run."""
+        self.leases[lease] = replace(self.leases[lease], state=LeaseState.RUNNING)
 
     def give_back(self, leases: Any) -> None:
         for lease in leases:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from contextlib import closing
 
 from malletrain.protocol import messages
-from scavenger.interface import SchedulerError
+from scavenger.interface import LeaseState, SchedulerError
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
 SOON = 'give_back_after = "0 s"\n'
@@ -18,6 +18,7 @@ class Deaf(Imagined):
     """A main scheduler that ends nothing while it is ``busy``."""
 
     busy = False
+    begins = LeaseState.PENDING
 
     def __init__(self, *nodes):
         super().__init__(*nodes)
@@ -38,6 +39,8 @@ def given_up(daemon, machine):
     [lease] = until(lambda: machine.of("ann"), "ann has a lease")
     with closing(Agent(daemon, lease)) as agent:
         agent.hello()
+        agent.hear(messages.Welcome)
+        machine.run(lease)
         agent.work(job)
         with daemon.client("ann") as client:
             client.cancel([job])

@@ -1,20 +1,26 @@
 """A lease that runs without a word of its agent is cancelled, and its node left alone."""
 
 from malletrain.daemon.unheard import Unheard, last_words, likely_cause
+from malletrain.protocol import messages
+from scavenger.interface import LeaseState
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
 
 def test_a_lease_whose_agent_never_reports_is_cancelled_and_another_node_taken(tmp_path):
     machine = Imagined("n0", "n1")
+    machine.begins = LeaseState.PENDING
     daemon = RunningDaemon(tmp_path, machine, allocation='lease_wait = "5 s"')
     heard = None
     try:
         daemon.submit("ann")
         [silent] = until(lambda: machine.of("ann"), "ann has a lease")
+        machine.run(silent)
         until(lambda: silent not in machine.leases, "it is cancelled")
         [other] = until(lambda: machine.of("ann"), "ann has a lease on the other node")
         heard = Agent(daemon, other)
         heard.hello()
+        heard.hear(messages.Welcome)
+        machine.run(other)
         assert machine.requests[silent].node != machine.requests[other].node
         [told] = [e for e in daemon.events() if e.kind == "lease-unheard"]
         assert (told.node, told.lease) == (machine.requests[silent].node, silent)

@@ -108,7 +108,7 @@ def test_a_peer_lost_in_the_middle_costs_at_most_one_step(tmp_path, how):
         tmp_path,
         scripts.train,
         str(tmp_path),
-        {"samples": 200000, "digest": True, "kind": "dropout"},
+        {"samples": 200000, "epochs": 100, "digest": True, "kind": "dropout"},
     ) as c:
         members = c.start(3)
         c.round(members)
@@ -132,7 +132,10 @@ def test_a_peer_lost_in_the_middle_costs_at_most_one_step(tmp_path, how):
     # A step that only the lost one had finished was done again by the others: what it wrote down of
     # it does not count.
     counts = Counter(
-        n for r in found if r["generation"] == max(by_step[r["step"]]) for n in r["seen"]
+        (r["epoch"], n)
+        for r in found
+        if r["generation"] == max(by_step[r["step"]])
+        for n in r["seen"]
     )
     assert max(counts.values()) == 1
 
@@ -173,9 +176,8 @@ def test_a_state_that_is_behind_is_brought_up_to_the_one_ahead(tmp_path):
     """Kill a worker many times in a tight loop: now and then it dies between the exchange on one
     survivor and on the other.
     """
-    with conducted(
-        tmp_path, scripts.train, str(tmp_path), {"samples": 100000, "batch": 24, "digest": True}
-    ) as c:
+    options = {"samples": 100000, "epochs": 100, "batch": 24, "digest": True}
+    with conducted(tmp_path, scripts.train, str(tmp_path), options) as c:
         members = c.start(3)
         c.round(members)
         for _ in range(6):

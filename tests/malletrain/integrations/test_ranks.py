@@ -77,8 +77,14 @@ class Ranks:
         return False
 
     def ended(self) -> None:
-        """Wait until none of them lives."""
-        eventually(lambda: not any(map(alive, self.workers)), "they end", details=self.logs)
+        """Wait until none of them lives; their agents hear their last reports."""
+
+        def over() -> bool:
+            for agent in self.agents:
+                agent.received()
+            return not any(map(alive, self.workers))
+
+        eventually(over, "they end", details=self.logs)
 
     def logs(self) -> str:
         return "\n".join(

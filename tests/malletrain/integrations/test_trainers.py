@@ -20,7 +20,7 @@ from malletrain.protocol.worker_channel import Capable, DrainDone, WorkerProgres
 from malletrain.training import report
 from tests.malletrain.integrations.samples import BATCH, SAMPLES, Net, Numbers
 from tests.malletrain.training.worker_side import as_plain_script, as_worker
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 
 class Launcher:
@@ -54,6 +54,9 @@ class Launcher:
     def of(self, kind):
         return [m for m in self.heard if isinstance(m, kind)]
 
+    def knows_all(self):
+        return max((m.steps for m in self.of(WorkerProgress)), default=0) == report.totals()[1]
+
     def stop(self):
         self._over.set()
         self._thread.join()
@@ -81,6 +84,7 @@ def launched(monkeypatch, at_step=3):
                 yield launcher
             finally:
                 report.flush()
+                until(launcher.knows_all, "the last report is heard")
                 launcher.stop()
 
 

@@ -37,7 +37,7 @@ def test_work_counts(clock):
 
 def test_a_wait_does_not(clock):
     """As in a collective: the thread sleeps until its peers have come."""
-    before, began = clock.read(), time.monotonic()
+    began, before = time.monotonic(), clock.read()
     threading.Event().wait(0.3)
     assert clock.read() - before < time.monotonic() - began
 

@@ -17,6 +17,7 @@ from malletrain.protocol.worker_channel import ModelFacts, ScriptMetric, Startup
 from malletrain.training import report
 from tests.malletrain.agent.node_side import eventually
 from tests.malletrain.training.worker_side import as_plain_script, as_worker
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -61,6 +62,42 @@ def test_lost_datagrams_lose_nothing(agent, monkeypatch):
     last = agent.received(WorkerProgress)[-1]
     assert (last.samples, last.steps) == (4002, 2001)
     assert last.unsent > 0
+
+
+def test_what_an_agent_that_stands_still_does_not_take_comes_without_another_report(
+    agent, monkeypatch
+):
+    """The worker may wait for its peers by then, and be stopped there."""
+    monkeypatch.setattr(report, "SEND_INTERVAL_S", 0)
+    for _ in range(2000):
+        malletrain.report(2)
+    told = agent.received(WorkerProgress)
+    assert told[-1].steps < 2000
+    eventually(lambda: told.extend(agent.received(WorkerProgress)) or told[-1].steps == 2000, "all")
+
+
+ENDS = """
+import os, sys
+import malletrain
+from malletrain.training import report
+
+report.SEND_INTERVAL_S, report.EXIT_PATIENCE_S = 0, float(sys.argv[1])
+for _ in range(2000):
+    malletrain.report(2)
+os.write(1, b"over")
+"""
+
+
+def test_a_process_that_ends_waits_until_its_agent_has_taken_the_last_report(agent):
+    argv = [sys.executable, "-c", ENDS, str(PATIENCE_S)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.read(4) == b"over"
+        told = []
+        while child.poll() is None:
+            told += agent.received(WorkerProgress)
+    told += agent.received(WorkerProgress)
+    assert (told[-1].steps, told[-1].samples) == (2000, 4000)
 
 
 @pytest.mark.parametrize(

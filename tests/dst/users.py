@@ -57,10 +57,12 @@ class User:
         self._ask("submit", {"spec": msgspec.to_builtins(spec)}, answered)
 
     def cancel(self, submission: str) -> None:
-        """Cancel what was submitted, if an answer has come."""
+        """Cancel what was submitted, or will be, once an answer has come."""
         if job := self.jobs.get(submission):
             self.cancelled.add(job)
             self._ask("cancel", {"jobs": [job]}, lambda data: None)
+        else:
+            self._network.later(1.0, self.cancel, submission)
 
     def _ask(self, op: str, params: dict[str, Any], answered: Callable[[Any], None]) -> None:
         self._count += 1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FORGOTTEN_S = 20.0
 """So long after a node was out of touch its old workers may be there yet."""
-ORDERLY = frozenset(("notice", "cancel"))
+ORDERLY = frozenset(("notice", "cancel", "meddle"))
 """What may happen without a sample lost, or trained twice."""
 SETTLED_S = 15.0
 """So long after the last fault, and after the last plan for it, a job is where it was sent."""
@@ -110,7 +110,7 @@ class Promises:
             truth = world.trainings.jobs.get(row.id)
             state = JobState(row.state)
             if state is JobState.CANCELLED:
-                if row.id not in world.user.cancelled:
+                if not any(row.id in user.cancelled for user in world.users):
                     world.fail(f"{row.id} is cancelled, and nobody wished that")
             elif state is JobState.COMPLETED:
                 if truth is None or not truth.finished:

@@ -29,6 +29,7 @@ from malletrain.daemon import main as daemon_main
 from malletrain.daemon import parts
 from malletrain.daemon.notices import Notices
 from malletrain.daemon.settings import controller_settings
+from malletrain.identity.keys import user_name
 from malletrain.protocol import env
 from malletrain.protocol import worker_channel as local
 from tests.dst.head import GRACE_S
@@ -244,6 +245,9 @@ class Site:
         assert agent.router is not None
         workers = agent.workers
         assert workers is not None
+        owner = agent.lease.request.owner or user_name()
+        if assign.spec.owner != owner:
+            self.failed(f"a lease of {owner} runs {assign.job}, which is {assign.spec.owner}'s")
         process = agent.process
         self._launchers += 1
         log.write_text(f"launcher {self._launchers}\n")

@@ -27,9 +27,11 @@ from tests.dst.promises import Promises
 from tests.dst.site import Site
 from tests.dst.training import Trainings
 from tests.dst.truth import BATCH
-from tests.dst.users import User
+from tests.dst.users import OTHER_KEY, User, list_users
 
 MODES = ("restart", "restart", "live", "live", "live", "service")
+SEVERAL = 0.3
+"""How likely it is that the site serves a second user."""
 SERVES_S = 30.0
 """So long after the last fault a service without an end goes on, at most."""
 QUIET_S = 200.0
@@ -86,15 +88,23 @@ class World:
         self.trainings = self.site.trainings = Trainings(
             self.loop, rng, self.network.later, self.say, self.fail, self._excused
         )
+        several = rng.random() < SEVERAL
         self.head = Head(
-            self.loop, rng, self.network, self.machine, self.folder, self.say, self.fail
+            *(self.loop, rng, self.network, self.machine, self.folder, self.say, self.fail),
+            users=list_users(self.folder / "users") if several else None,
         )
-        self.user = User(
-            self.network, rng, lambda: self.head.daemon.keys.client.public.encode(), self.fail
-        )
+        self.users = [
+            User(self.network, rng, key, self.fail)
+            for key in (
+                lambda: self.head.daemon.keys.client.public.encode(),
+                *((OTHER_KEY.encode,) if several else ()),
+            )
+        ]
         self.promises = Promises(self)
         self._endless: list[str] = []
         """Submissions of services that go on until they are cancelled."""
+        self.submitter: dict[str, User] = {}
+        """Submission → whose."""
         self.specs = [self._spec(number) for number in range(rng.choice((1, 1, 2, 3)))]
         self._over = self.loop.create_future()
         self.quiet_since: float | None = None
@@ -108,6 +118,7 @@ class World:
         mode = rng.choice(MODES) if self.modes is None else rng.choice(sorted(self.modes))
         endless = mode == "service" and rng.random() < 0.5
         self.trainings.lengths[name] = math.inf if endless else BATCH * rng.randint(8, 30)
+        self.submitter[f"submission-{number}"] = rng.choice(self.users)
         if endless:
             self._endless.append(f"submission-{number}")
         return messages.JobSpec(
@@ -161,7 +172,7 @@ class World:
                 self.head.start()
                 for spec in self.specs:
                     at = self.rng.choice((0.1, 0.1, self.rng.uniform(0.0, 6.0)))
-                    self.network.later(at, self.user.submit, spec)
+                    self.network.later(at, self.submitter[spec.key].submit, spec)
                 self._until_s = faults.plan(self)
                 self.network.later(self._until_s, self._all_well)
                 self.network.later(0.0, self._look)
@@ -189,7 +200,8 @@ class World:
         """Nothing goes wrong any more."""
         self.quiet_since = self.loop.time()
         for key in self._endless:
-            self.network.later(self.rng.uniform(0.0, SERVES_S), self.user.cancel, key)
+            in_s = self.rng.uniform(0.0, SERVES_S)
+            self.network.later(in_s, self.submitter[key].cancel, key)
         self.say("world", "nothing goes wrong any more")
         self.machine.trouble = ""
         self.loop.thread_s = self.usual_thread_s
@@ -219,7 +231,7 @@ class World:
             self.network.later(1.0, self._look)
 
     def _settled(self) -> bool:
-        if self.machine.held or self.user.waits or not self.head.alive:
+        if self.machine.held or any(user.waits for user in self.users) or not self.head.alive:
             return False
         rows = self.head.store.list_jobs()
         ended = len(rows) >= len(self.specs) and all(JobState(row.state).ended for row in rows)

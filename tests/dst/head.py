@@ -57,7 +57,7 @@ enabled = false
 """
 SUBMIT_AS = """[scheduler.slurm]
 submit_as = ["sudo", "-u", "{owner}"]"""
-GRACE_S = 4.0
+GRACE_S = 6.0
 _MEMORY = sqlite3.connect(":memory:", check_same_thread=False, isolation_level="IMMEDIATE")
 _ENGINE = create_engine("sqlite://", creator=lambda: _MEMORY, poolclass=StaticPool)
 _EMPTY = sqlite3.connect(":memory:", check_same_thread=False)

@@ -123,8 +123,6 @@ class RestartLauncher(VirtualLauncher):
         assert self._group is not None
         assert self._round is not None
         self._state = "waiting"
-        if self._round.group_rank == 0:
-            self._workers(local.Capable(self._sender()))
         self._state = "training"
         self._trainings.up(self.job, self._group, self)
 
@@ -134,6 +132,9 @@ class RestartLauncher(VirtualLauncher):
         self._samples += BATCH
         self._steps += 1
         self._first = self._first if self._steps > 1 else now
+        assert self._round is not None
+        if self._steps == 1 and self._round.group_rank == 0:
+            self._workers(local.Capable(self._sender()))
         self._workers(
             local.WorkerProgress(
                 self._sender(), self._samples, self._steps, BATCH, self._first, now

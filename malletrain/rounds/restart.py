@@ -6,10 +6,9 @@ in, actions out; no I/O, no clock.
                       └── a member is lost: straight to FORMING with those that are left
     RUNNING ─all workers ended well─▶ COMPLETED
 
-A round has exactly the members that were planned and are ready; nobody waits for a last call. A
-joiner that does not come up in time is rejected (partial scale-up). Workers that fail because a
-peer vanished are no failure of the job: a failure waits a moment for the news of the loss. This
-module decides membership, ranks and the order of steps; the controller, which nodes a job gets.
+A round has exactly the members that were planned and are ready. A joiner that does not come up in
+time is rejected (partial scale-up). Workers that fail because a peer vanished are no failure of the
+job. This module decides membership, ranks and the order of steps; the controller, which nodes.
 """
 
 from __future__ import annotations

@@ -47,8 +47,6 @@ class LiveWorker:
         self.deaf: tuple[LiveGroup, bool] | None = None
         """What became of its group while it waits to be stopped: it does not notice."""
         self.rank = 0
-        self._announced = False
-        """It has said in this round that it saves on request."""
         self._aborted: set[int] = set()
         self._samples, self._steps, self._first = 0.0, 0, 0.0
 
@@ -174,7 +172,8 @@ class LiveWorker:
         if self.has_state and furthest == self.position + BATCH * self.lost_share > self.position:
             self._report()  # what it gave up counts after all
         self.has_state, self.lost_share, self.position = True, 0, furthest
-        self._announced = False
+        if rank == 0:
+            self.launcher.workers(local.Capable(self._sender()))
         self.launcher.in_while(0.0, 0.05, self.launcher.joined, self, group.generation)
 
     # --- steps ---
@@ -183,9 +182,6 @@ class LiveWorker:
         """A step counts: ``size`` processes have made it."""
         truth = self.launcher.truth
         self.position += BATCH * size
-        if self.rank == 0 and not self._announced:
-            self.launcher.workers(local.Capable(self._sender()))
-        self._announced = True
         truth.reached = max(truth.reached, self.position)
         self._report()
 

@@ -33,7 +33,7 @@ class ServiceNodeLauncher(VirtualLauncher):
         if self.truth.finished:
             self._succeed()
             return
-        self.up = self._holds = True
+        self.up = True
         self._address = f"{self.node.name}:{self.number}"
         known = AssignmentPhase.RUNNING if self._generation else AssignmentPhase.READY
         self._phase(known, self._generation, (), self._address)
@@ -79,6 +79,7 @@ class ServiceNodeLauncher(VirtualLauncher):
             self._phase(AssignmentPhase.RUNNING, self._generation, (), self._address)
             me = [m for m in view.members if m.node == self.node.name]
             leaving = any(m.leaving_in_s is not None for m in me)
+            self._holds |= not leaving  # it takes up work once it is seen
             if leaving != self._leaving:
                 self._leaving = leaving
                 in_s = self._rng.uniform(0.05, 0.6)

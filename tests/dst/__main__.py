@@ -24,7 +24,9 @@ def main() -> int:
     parser.add_argument("--first", type=int, help="the first of them (default: a fresh one)")
     parser.add_argument("--seconds", type=float, help="begin none after so long")
     parser.add_argument("--only", nargs="*", choices=sorted(KINDS), help="these faults only")
-    parser.add_argument("--modes", nargs="*", choices=sorted(set(MODES)), help="jobs of these modes only")
+    parser.add_argument(
+        "--modes", nargs="*", choices=sorted(set(MODES)), help="jobs of these modes only"
+    )
     options = parser.parse_args()
     if options.seed is not None:
         outcome = live(options.seed, options.only, print if options.trace else None, options.modes)

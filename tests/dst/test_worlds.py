@@ -81,8 +81,8 @@ PLANTED = {
         ("daemon_killed", "launcher_killed", "reset", "agent_killed"),
         ("restart",),
     ),
-    "the only worker that holds the state goes before it has handed it over": (
-        *(LiveRounds, "keeps_round", lambda self, *args: self.job.keeps_round(*args)),
+    "a live job that lets go of all its nodes is not saved": (
+        *(LiveRounds, "drain", lambda self, now: self.form(now)),
         ("notice",),
         ("live",),
     ),

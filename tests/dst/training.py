@@ -18,6 +18,7 @@ from tests.dst.live_groups import LiveGroups
 from tests.dst.loop import VirtualLoop
 from tests.dst.truth import BATCH, SNAPSHOT_EVERY, STEP_S, JobTruth
 
+
 @dataclass
 class Group:
     """The workers of one round of a job. ``size``: its members, as the daemon planned."""

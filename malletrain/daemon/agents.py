@@ -38,6 +38,8 @@ class LeasedAgent:
     """The job whose processes may be on it."""
     releasing: bool = False
     """It was told to stop that job."""
+    spare: bool = False
+    """Its lease ends as soon as it is free of that job."""
     following: messages.Assign | None = None
     """What it gets when it is free of that job."""
     shipping: set[str] = field(default_factory=set)

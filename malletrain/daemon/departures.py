@@ -20,6 +20,7 @@ SICK = "its node is not fit for jobs"
 """The stored end reasons of a lease that MalleTrain itself gave up: no job needs the node; another
 owner's job needs it more; its agent does not report; the node failed a health check.
 """
+SPARE_SENTENCE = "No job needs the node."
 RECLAIM_SENTENCE = "Jobs of another user have more use for the node."
 
 

@@ -354,6 +354,7 @@ class Inbox:
             core.agents.released(agent, job)
             if (run := core.runs.get(job)) is not None:
                 core.rounds.act(run, run.rounds.released(agent.node, now))
+            self.desk.free(agent)
             if agent.gone_at is not None and agent.holds is None:
                 core.agents.reach(
                     agent, messages.Goodbye("The main scheduler wants the node back.")

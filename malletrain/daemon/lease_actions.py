@@ -8,12 +8,19 @@ step of the core. The calls of the scheduler wait in a queue for :mod:`malletrai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from malletrain.core.events import LeaseNotTaken, LeaseUnheard, NodeLost
 from malletrain.daemon.agents import LeasedAgent
-from malletrain.daemon.departures import RECLAIM_SENTENCE, RELEASED, SICK, UNHEARD, Departures
+from malletrain.daemon.departures import (
+    RECLAIM_SENTENCE,
+    RELEASED,
+    SICK,
+    SPARE_SENTENCE,
+    UNHEARD,
+    Departures,
+)
 from malletrain.daemon.parts import Parts
 from malletrain.identity.keys import KeyPair, KeyRing, user_name
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
@@ -101,9 +108,26 @@ class LeaseDesk:
         parts.metrics.lease_requested(len(requests))
         self.calls.put_nowait(TakeCall(tuple(requests)))
 
-    def release(
-        self, nodes: tuple[str, ...], why: str = "No job needs the node.", reason: str = RELEASED
-    ) -> None:
+    def release(self, nodes: tuple[str, ...]) -> None:
+        """No job needs these nodes any more. One that a job has yet to leave, because its joiners
+        come up or it saves what is done, goes when it is free.
+        """
+        agents = (self._parts.agents.on(node) for node in nodes)
+        busy = {a.node: a for a in agents if a is not None and self._is_being_left(a)}
+        for agent in busy.values():
+            agent.spare = True
+        self._end([n for n in nodes if n not in busy], SPARE_SENTENCE, RELEASED)
+
+    def free(self, agent: LeasedAgent) -> None:
+        """The agent is free of its job: its lease ends if no other needs the node."""
+        if agent.spare and agent.holds is None and agent.gone_at is None:
+            self._end((agent.node,), SPARE_SENTENCE, RELEASED)
+
+    def _is_being_left(self, agent: LeasedAgent) -> bool:
+        run = self._parts.runs.get(agent.holds or "")
+        return run is not None and not agent.releasing and agent.node not in run.rounds.target
+
+    def _end(self, nodes: Collection[str], why: str, reason: str) -> None:
         """Nothing is to run on these nodes any more. ``reason``: what is stored of it."""
         parts, ending = self._parts, []
         active = parts.lease_rows.active
@@ -197,7 +221,7 @@ class LeaseDesk:
             self._take_back(agent.node, why)
 
     def _take_back(self, node: str, why: str = RECLAIM_SENTENCE, reason: str = RELEASED) -> None:
-        self.release((node,), why, reason)
+        self._end((node,), why, reason)
         self._parts.events.append(NodeLost(node))
 
 

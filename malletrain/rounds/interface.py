@@ -49,6 +49,10 @@ class Rounds(Protocol):
         """Where the rescale stands."""
 
     @property
+    def target(self) -> tuple[str, ...]:
+        """The nodes of the newest plan; others that hold the job are on their way out of it."""
+
+    @property
     def members(self) -> tuple[str, ...]:
         """The nodes of the newest round, in rank order."""
 

@@ -80,6 +80,11 @@ class LiveRounds:
         return self.job.stage
 
     @property
+    def target(self) -> tuple[str, ...]:
+        """The nodes of the newest plan."""
+        return self.job.target
+
+    @property
     def members(self) -> tuple[str, ...]:
         """The nodes of the newest round, in rank order."""
         return self.job.members

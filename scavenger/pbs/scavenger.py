@@ -21,7 +21,7 @@ from dataclasses import replace
 from scavenger.batch.commands import Commands
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.hold import TakenBack
-from scavenger.batch.lease_ledger import own_jobs
+from scavenger.batch.lease_ledger import LeaseJob, own_jobs
 from scavenger.batch.lease_script import Part, lease_script
 from scavenger.batch.look import Finding, SchedulerAnswer
 from scavenger.batch.scavenger import BatchScavenger
@@ -117,13 +117,14 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         nodes, jobs = self.source.read(s.prefix)
         reservations = self.reservations.of(nodes, now)
         own = own_jobs(jobs.ours, s.prefix, self.ledger.user_of, PENDING_STATES, ENDED_STATES)
+        ended = self._ask_of_missing(own)
         hosts = by_host(nodes)
         wants_features = bool(s.rules.features or s.node_classes)
         reading = Reading(hosts, jobs.pending, own, reservations)
         facts = describe(
             reading, site.queues_of(), self._idle_since, now, with_features=wants_features
         )
-        gone = self._find_gone(own, now)
+        gone = self._find_gone(own, ended, now)
         given_up = self.ledger.given_up
         if any(
             is_taken_back(job)
@@ -140,26 +141,41 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
             facts, found, gone, hold=self._closed(site) or taken, leave=leave, urgent=bool(taken)
         )
 
-    def _find_gone(self, own: Mapping[str, PbsJob], now: float) -> dict[str, Lease]:
-        """Leases that were there at the last look and are no more, with what PBS remembers of
-        them.
+    def _missing(self, own: Mapping[str, PbsJob]) -> dict[str, LeaseJob]:
+        """Leases that were there at the last look and are not among ``own``."""
+        known = self.ledger.jobs.items()
+        return {lease: job for lease, job in known if lease not in own and job.alive}
+
+    def _ask_of_missing(self, own: dict[str, PbsJob]) -> dict[str, PbsJob]:
+        """What PBS remembers of leases that are no more, by their jobs' ids. Those that it still
+        has, since its answer was cut short, come back among ``own``.
         """
-        left = {
-            lease: job for lease, job in self.ledger.jobs.items() if lease not in own and job.alive
-        }
         given_up = self.ledger.given_up
-        asked = [job.id for lease, job in left.items() if lease not in given_up][:ASKED_AT_ONCE]
-        found: dict[str, PbsJob] = {}
-        if asked:
-            try:
-                ask = ["qstat", "-x", "-f", "-F", "dsv", "-D", DSV_MARK]
-                result = self.commands.run([*ask, *asked])
-                ended = read_ended(result.stdout, self.settings.prefix).ours
-                found = {job.id: job for job in ended}
-            except SchedulerError:
-                pass  # a site without job_history_enable knows nothing of what has ended
+        lost = {job.id: lease for lease, job in self._missing(own).items() if lease not in given_up}
+        asked = list(lost)[:ASKED_AT_ONCE]
+        if not asked:
+            return {}
+        try:
+            ask = ["qstat", "-x", "-f", "-F", "dsv", "-D", DSV_MARK]
+            result = self.commands.run([*ask, *asked])
+        except SchedulerError:
+            return {}  # a site without job_history_enable knows nothing of what has ended
+        found = {job.id: job for job in read_ended(result.stdout, self.settings.prefix).ours}
+        for job_id in [i for i, job in found.items() if job.state not in ENDED_STATES]:
+            if lease := lost.get(job_id):
+                job = found.pop(job_id)
+                own[lease] = self._own.get(lease, job)
+        return found
+
+    def _find_gone(
+        self, own: Mapping[str, PbsJob], found: Mapping[str, PbsJob], now: float
+    ) -> dict[str, Lease]:
+        """Leases that were there at the last look and are no more. ``found``: what PBS remembers
+        of them.
+        """
+        given_up = self.ledger.given_up
         gone = {}
-        for lease, job in left.items():
+        for lease, job in self._missing(own).items():
             last = found.get(job.id) or self._own.get(lease)
             reason = (
                 given_up[lease][1]

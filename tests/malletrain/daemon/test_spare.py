@@ -1,0 +1,50 @@
+"""A node that no job needs any more goes when the job that leaves it has let go of it, and not
+sooner: it may train on while its joiners come up, and save what is done.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+
+from malletrain.protocol import messages
+from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
+
+AT_ONCE = 'give_back_after = "0 s"\nlease_wait = "1 h"'
+
+
+def is_spare(daemon, node):
+    agent = daemon.service.core.agents.on(node)
+    return agent is not None and agent.spare
+
+
+def test_a_peer_of_a_node_that_leaves_may_save_before_its_lease_is_given_back(tmp_path):
+    machine = Imagined("n0", "n1")
+    daemon = RunningDaemon(tmp_path, machine, allocation=AT_ONCE)
+    with ExitStack() as stack:
+        stack.callback(daemon.stop)
+        job = daemon.submit("ann", min_nodes=2, max_nodes=2)
+        until(lambda: len(machine.of("ann")) == 2, "ann has two leases")
+        agents = [stack.enter_context(closing(Agent(daemon, x))) for x in machine.of("ann")]
+        for agent in agents:
+            agent.hello()
+        for agent in agents:
+            agent.hear(messages.Assign)
+            agent.say(messages.Phase(messages.Assignment(job, "ready")))
+        members = until(lambda: daemon.service.core.runs[job].row.members, "a round is formed")
+        first, second = sorted(agents, key=lambda a: members.index(a.node))
+        first.say(messages.StoreUp(job, 1, "127.0.0.1", 5000))
+        for agent in agents:
+            agent.say(messages.Phase(messages.Assignment(job, "running", 1)))
+        until(lambda: daemon.service.core.runs[job].rounds.stage == "running", "it trains")
+
+        second.say(messages.Leaving(3600.0))
+        drain = first.hear(messages.Drain)
+        until(lambda: is_spare(daemon, first.node), "no job needs the node")
+        assert first.lease in machine.leases
+        first.say(messages.Drained(job, 1, True, "", drain.number))
+        first.hear(messages.Release)  # a Goodbye before would have ended the worker unsaved
+        assert first.lease in machine.leases
+        first.say(messages.Released(job))
+        first.hear(messages.Goodbye)
+        first.say(messages.LogsShipped(job))
+        until(lambda: first.lease not in machine.leases, "the lease is given back")

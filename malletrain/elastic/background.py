@@ -27,6 +27,12 @@ class BackgroundSnapshot(Snapshot):
     _refused: SnapshotError | None = None
     """What the thread met that ends the run."""
 
+    def round_entered(self) -> None:
+        """Another round, without a restart: the agent is to know anew that it saves on request,
+        and before the first step: the job may be suspended in it.
+        """
+        self._announce()
+
     def wait(self) -> None:
         """Wait for the one being written."""
         thread = self._thread

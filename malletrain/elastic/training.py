@@ -133,6 +133,8 @@ class Training:
         """All peers hold the same by now."""
         self.state.rooms.clear()
         self.has_state, self._torn, self._lost_share = True, False, 0
+        if self.snapshot is not None:
+            self.snapshot.round_entered()
 
     def _counted(self) -> dict[str, int]:
         return {"steps": self.steps, "samples": self.samples, "updates": self.updates}

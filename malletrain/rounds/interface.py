@@ -139,6 +139,9 @@ class Manner(Protocol):
     def survivors(self) -> tuple[str, ...]:
         """Those of the job's nodes that come first in the next round, in rank order."""
 
+    def keeps_round(self, now: float, within_s: float | None) -> bool:
+        """Whether the round that is being formed is completed before the target is gone to."""
+
     def broken(self) -> list[str]:
         """Members whose workers failed."""
 

@@ -63,6 +63,8 @@ class LiveRounds:
         self._failed_joins: dict[str, int] = {}
         self._blamed: dict[str, list[Action]] = {}
         """What is to be told of failures on nodes that are doubted."""
+        self._handed_by: float | None = None
+        """Until when a round is completed only because some get the state in it."""
         self._adrift_at: float | None = None
         """When workers that wait in a broken group get a new round, should no news of a loss come.
         """
@@ -129,6 +131,20 @@ class LiveRounds:
         order = dict.fromkeys((*self.members, *self._group, *self.job.target))
         return tuple(n for n in order if n in self.job.target and self._holds_state(n))
 
+    def keeps_round(self, now: float, within_s: float | None) -> bool:
+        """Whether a round that is being formed is completed first: where those that hold the state
+        go, those that stay get it in this round or never.
+        """
+        if self.job.keeps_round(now, within_s):
+            return True
+        stay = set(self.members) & set(self.job.target)
+        if self.survivors() or not stay or not any(map(self._holds_state, self.members)):
+            return False
+        if self._handed_by is None:
+            wait_s = self.job.settings.join_s if within_s is None else within_s / 3
+            self._handed_by = now + wait_s
+        return now < self._handed_by
+
     def broken(self) -> list[str]:
         """Members whose workers failed, in whatever round."""
         return [n for n in self.members if self._held.is_in(n, *BROKEN)]
@@ -139,7 +155,7 @@ class LiveRounds:
 
     def form(self, now: float) -> list[Action]:
         """A round of all that are ready."""
-        self._extended, self._adrift_at = 0, None
+        self._extended, self._adrift_at, self._handed_by = 0, None, None
         actions = self.job.form(now, because_lost=self.lost_member)
         self._rosters[self.generation] = self.members
         return actions
@@ -282,6 +298,11 @@ class LiveRounds:
 
     def tick(self, now: float) -> list[Action]:
         """Carry on where a time limit has passed."""
+        if self._handed_by is not None and now >= self._handed_by:
+            forming = self.stage is RoundStage.FORMING
+            actions = self.move(self.job.target, now) if forming else []
+            self._handed_by = None
+            return actions
         if self._adrift_at is not None and now >= self._adrift_at:
             self._adrift_at = None
             if self.stage is not RoundStage.COMPLETED and any(
@@ -320,11 +341,13 @@ class LiveRounds:
         self.job.postpone(by_s)
         if self._adrift_at is not None:
             self._adrift_at += by_s
+        if self._handed_by is not None:
+            self._handed_by += by_s
 
     def next_wakeup(self) -> float | None:
         """When :meth:`tick` is due."""
-        times = [t for t in (self.job.next_wakeup(), self._adrift_at) if t is not None]
-        return min(times, default=None)
+        times = (self.job.next_wakeup(), self._adrift_at, self._handed_by)
+        return min((t for t in times if t is not None), default=None)
 
     def stop(self) -> list[Action]:
         """The job has ended: release every node."""
@@ -346,6 +369,7 @@ class LiveRounds:
         formed = next((a for a in actions if isinstance(a, Formed)), None)
         if formed is None:
             return actions
+        self._handed_by = None
         # Not ``self.members``: the next round may be on its way already.
         self._group = formed.members
         self._rosters = {g: roster for g, roster in self._rosters.items() if g >= formed.generation}

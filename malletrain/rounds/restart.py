@@ -6,10 +6,9 @@ in, actions out; no I/O, no clock.
                       └── a member is lost: straight to FORMING with those that are left
     RUNNING ─all workers ended well─▶ COMPLETED
 
-A round has exactly the members that were planned and are ready; nobody waits for a last call. A
-joiner that does not come up in time is rejected (partial scale-up). Workers that fail because a
-peer vanished are no failure of the job: a failure waits a moment for the news of the loss. This
-module decides membership, ranks and the order of steps; the controller, which nodes a job gets.
+A round has exactly the members that were planned and are ready. A joiner that does not come up in
+time is rejected (partial scale-up). Workers that fail because a peer vanished are no failure of the
+job. This module decides membership, ranks and the order of steps; the controller, which nodes.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ class JobRounds:
     failure: FailureGrace = field(default_factory=FailureGrace)
     _store: tuple[str, int] | None = None
     _heirs: tuple[str, ...] = ()
-    _joiner_wait_s: float | None = None
-    """How long joiners are waited for because a node has to be gone by then; None: as ever."""
+    _joiners_until: float | None = None
+    """Until when joiners are waited for because a node has to be gone by then; None: as ever."""
 
     @property
     def _manner(self) -> Manner:
@@ -79,18 +78,19 @@ class JobRounds:
         self.target = tuple(nodes)
         self.failure.clear()
         self.drain_s = self.settings.drain_within(within_s)
-        self._joiner_wait_s = None
+        waited, self._joiners_until = self._joiners_until, None
         if within_s is not None and not set(self.members) <= set(self.target):
             enough = len(self._manner.survivors()) >= self.min_nodes
-            self._joiner_wait_s = 0.0 if enough else self.settings.joiners_within(within_s)
+            until = now + (0.0 if enough else self.settings.joiners_within(within_s))
+            self._joiners_until = min(waited or until, until)  # other joiners get no more time
         sound = not self.lost_member and not self._manner.broken()
         actions = self._manner.release(
             n for n in sorted(self.held.assigned) if n not in self.target and n not in self.members
         )
         for node in self.target:
             actions += self.held.assign(node)
-        if self.stage is RoundStage.FORMING and sound and set(self.members) <= set(self.target):
-            return actions  # more nodes join when this round is formed
+        if self.stage is RoundStage.FORMING and sound and self._manner.keeps_round(now, within_s):
+            return actions  # the target is gone to when this round is formed
         if self.stage is RoundStage.DRAINING and self.whole():
             self.deadline = min(self.deadline or now, now + self.drain_s)
             same = self.held.keepers(self._next()) == self._heirs
@@ -108,9 +108,8 @@ class JobRounds:
     def adopt(
         self, generation: int, members: Iterable[str], phases: dict[str, Assignment], now: float
     ) -> list[Action]:
-        """See :class:`malletrain.rounds.interface.Rounds`. Where the agents report the whole round
-        of the store, the stage is RUNNING (or WARMING, when others are to join) afterwards. Else it
-        is IDLE: have the controller plan a new round.
+        """Where the agents report the whole round of the store, the stage is RUNNING (or WARMING,
+        when others are to join) afterwards. Else it is IDLE: have the controller plan a new round.
         """
         self.generation, self.members = generation, tuple(members)
         strange = self.held.adopt(phases, generation)
@@ -177,8 +176,8 @@ class JobRounds:
         if node not in self.members or asked:
             return actions
         self.lost_member = True  # its agent began anew: a new round is needed, the job did not fail
-        draining = self.stage is RoundStage.DRAINING
-        return actions + (self._manner.form(now) if draining else self._await_joiners(now))
+        again = self._manner.form if self.stage is RoundStage.DRAINING else self._await_joiners
+        return actions + again(now)
 
     def gone(self, node: str, now: float) -> list[Action]:
         """The node is lost; only what was under way anyway goes on before the next plan."""
@@ -188,8 +187,8 @@ class JobRounds:
         if node in self.members:
             self.lost_member = True
             self.failure.clear()
-            warming = self.stage is RoundStage.WARMING and self.deadline is not None
-            if warming and len(self._manner.survivors()) >= self.min_nodes:
+            enough = len(self._manner.survivors()) >= self.min_nodes
+            if self.stage is RoundStage.WARMING and self.deadline is not None and enough:
                 # Those that are left cannot train now.
                 self.deadline = min(self.deadline or now, now + self.settings.warmup_broken_s)
         if self.stage is RoundStage.DRAINING and not self.whole():
@@ -268,6 +267,10 @@ class JobRounds:
             and all(self.is_in(n, _RUNNING, _SUCCEEDED) for n in self.members)
         )
 
+    def keeps_round(self, now: float, within_s: float | None) -> bool:
+        """Whether a round that is being formed is completed first: all its members stay."""
+        return set(self.members) <= set(self.target)
+
     def broken(self) -> list[str]:
         """Members whose workers failed, or whose launcher ended."""
         return [n for n in self.members if self.is_in(n, *BROKEN)]
@@ -279,15 +282,12 @@ class JobRounds:
         return self.held.release(nodes)
 
     def _await_joiners(self, now: float) -> list[Action]:
-        """Wait for the launchers of the target: briefly while those that could train cannot, else
-        longer. After a loss nobody is waited for; joiners come in a round of their own.
-        """
+        """Wait for the target's launchers: briefly while those that could train cannot."""
         idle = not self.whole() and len(self._manner.survivors()) >= max(1, self.min_nodes)
         if idle and self.lost_member:
             return self._manner.form(now)
-        wait = self.settings.warmup_broken_s if idle else self.settings.warmup_s
-        wait = wait if self._joiner_wait_s is None else self._joiner_wait_s
-        self.stage, self.deadline = RoundStage.WARMING, now + wait
+        until = now + (self.settings.warmup_broken_s if idle else self.settings.warmup_s)
+        self.stage, self.deadline = RoundStage.WARMING, self._joiners_until or until
         return self._warm(now)
 
     def _warm(self, now: float) -> list[Action]:
@@ -305,13 +305,13 @@ class JobRounds:
                 return self._break(broke)
             self.deadline = now + self.settings.warmup_s if coming else None
             return self.reject(ended, broke.sentence.rstrip("."), unfit=True)
-        if not ready and coming and self._joiner_wait_s is None:
+        if not ready and coming and self._joiners_until is None:
             return self._break(Broke((), f"No launcher came up in time on {', '.join(coming)}."))
-        if coming and self._joiner_wait_s is None:
+        if coming and self._joiners_until is None:
             actions += self.reject(coming, "the launcher did not come up there in time")
             coming = []
         self.deadline = None
-        if len(ready) < max(1, self.min_nodes) and self._joiner_wait_s is None:
+        if len(ready) < max(1, self.min_nodes) and self._joiners_until is None:
             return actions  # the controller hears of what is missing; its plan follows
         if set(ready) == set(self.members) and not coming and self.whole():
             self.stage = RoundStage.RUNNING
@@ -346,7 +346,7 @@ class JobRounds:
         actions = self._manner.release(
             n for n in sorted(self.held.assigned) if n not in self.target
         )
-        self.deadline = self._joiner_wait_s = None
+        self.deadline = self._joiners_until = None
         self.failure.clear()
         if self.target and len(ready) < max(1, self.min_nodes):
             return actions + self._await_joiners(now)
@@ -354,8 +354,8 @@ class JobRounds:
         if not ready:
             self.stage = RoundStage.IDLE
             return actions
-        self.generation += 1
-        self.stage, self.deadline = RoundStage.FORMING, now + self.settings.join_s
+        self.generation, self.stage = self.generation + 1, RoundStage.FORMING
+        self.deadline = now + self.settings.join_s
         return [*actions, SaveRound(self.generation, ready, because_lost), *self._invite(ready[0])]
 
     def _invite(self, node: str) -> list[Action]:

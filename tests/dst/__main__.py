@@ -12,7 +12,7 @@ import time
 from random import SystemRandom
 
 from tests.dst.faults import KINDS
-from tests.dst.world import live
+from tests.dst.world import MODES, live
 
 
 def main() -> int:
@@ -24,9 +24,12 @@ def main() -> int:
     parser.add_argument("--first", type=int, help="the first of them (default: a fresh one)")
     parser.add_argument("--seconds", type=float, help="begin none after so long")
     parser.add_argument("--only", nargs="*", choices=sorted(KINDS), help="these faults only")
+    parser.add_argument(
+        "--modes", nargs="*", choices=sorted(set(MODES)), help="jobs of these modes only"
+    )
     options = parser.parse_args()
     if options.seed is not None:
-        outcome = live(options.seed, options.only, print if options.trace else None)
+        outcome = live(options.seed, options.only, print if options.trace else None, options.modes)
         print(
             f"seed {outcome.seed}: {outcome.trace[:16]}, {outcome.lasted_s:.1f} s, "
             f"{outcome.jobs}, {outcome.happened}"
@@ -39,7 +42,7 @@ def main() -> int:
     for seed in range(first, first + options.seeds):
         if options.seconds is not None and time.monotonic() - began > options.seconds:
             break
-        outcome = live(seed, options.only)
+        outcome = live(seed, options.only, modes=options.modes)
         done, virtual_s = done + 1, virtual_s + outcome.lasted_s
         if outcome.broken:
             failed.append(seed)

@@ -136,11 +136,19 @@ def scheduler_slow(world: World) -> None:
 
 
 def cancel(world: World) -> None:
-    """The user cancels a job."""
-    if world.user.jobs:
-        submission = world.rng.choice(sorted(world.user.jobs))
-        world.say("user", f"cancels {world.user.jobs[submission]}")
-        world.user.cancel(submission)
+    """A user cancels one of their jobs."""
+    submitted = [(key, user) for user in world.users for key in sorted(user.jobs)]
+    if submitted:
+        key, user = world.rng.choice(submitted)
+        world.say("user", f"cancels {user.jobs[key]}")
+        user.cancel(key)
+
+
+def meddle(world: World) -> None:
+    """A user tries to cancel somebody else's job."""
+    others = sorted(job for job in world.users[0].jobs.values())
+    if len(world.users) > 1 and others:
+        world.users[1].meddle(world.rng.choice(others))
 
 
 KINDS: dict[str, Callable[[World], None]] = {
@@ -162,6 +170,7 @@ KINDS: dict[str, Callable[[World], None]] = {
         scheduler_refuses,
         scheduler_slow,
         cancel,
+        meddle,
     )
 }
 

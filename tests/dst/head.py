@@ -34,9 +34,11 @@ metrics_listen = ""
 agent_timeout = "3 s"
 adopt_wait = "3 s"
 request_rate = 1000000.0
+{users}
 [scheduler]
 kind = "slurm"
 poll_interval = "{poll}"
+{submit_as}
 [jobs]
 join_timeout = "6 s"
 drain_timeout = "3 s"
@@ -53,7 +55,9 @@ keep_warm = "0 s"
 [profiling]
 enabled = false
 """
-GRACE_S = 4.0
+SUBMIT_AS = """[scheduler.slurm]
+submit_as = ["sudo", "-u", "{owner}"]"""
+GRACE_S = 6.0
 _MEMORY = sqlite3.connect(":memory:", check_same_thread=False, isolation_level="IMMEDIATE")
 _ENGINE = create_engine("sqlite://", creator=lambda: _MEMORY, poolclass=StaticPool)
 _EMPTY = sqlite3.connect(":memory:", check_same_thread=False)
@@ -157,7 +161,9 @@ def short(message: Any) -> str:
 
 
 class Head:
-    """The daemon, from start to start. ``crash_at`` may kill it when it is about to tell."""
+    """The daemon, from start to start. ``users``: the list of those whom it serves besides the one
+    who runs it.
+    """
 
     def __init__(
         self,
@@ -168,6 +174,7 @@ class Head:
         folder: Path,
         say: Callable[[str, str], None],
         failed: Callable[[str], None],
+        users: Path | None = None,
     ) -> None:
         self.loop, self._rng, self.network = loop, rng, network
         self._scheduler, self.say, self.failed = scheduler, say, failed
@@ -176,6 +183,8 @@ class Head:
                 folder=folder,
                 poll=rng.choice(("1 s", "2 s", "4 s")),
                 give_back=rng.choice(("1 s", "3 s")),
+                users=f'users = "{users}"' if users else "",
+                submit_as=SUBMIT_AS if users else "",
             )
         )
         self.store = empty_store()

@@ -1,5 +1,6 @@
-"""A launcher with its worker on one node: restart mode, as :mod:`malletrain.launch.rendezvous` and
-TorchElastic do it, told in states and times.
+"""A launcher on one node, as a process and as one end of the agent's channel. What it makes of a
+round is that of its mode: :mod:`tests.dst.restart`, :mod:`tests.dst.live`,
+:mod:`tests.dst.service`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from malletrain.protocol import worker_channel as local
-from malletrain.protocol.launcher_channel import RoundInbox
 from malletrain.protocol.messages import (
     Alive,
     Assign,
@@ -18,13 +18,11 @@ from malletrain.protocol.messages import (
     Message,
     Phase,
     Release,
-    Round,
-    StoreUp,
 )
 from malletrain.protocol.phases import AssignmentPhase
 from malletrain.protocol.wire import decode, encode
 from tests.dst.machine import Node
-from tests.dst.training import BATCH, STEP_S, Group, Trainings
+from tests.dst.training import Trainings
 
 PEER_LOST = "RuntimeError: Connection closed by peer [10.0.0.7]:61234"
 CRASHED = "ValueError: the script has a mistake"
@@ -66,31 +64,40 @@ class VirtualLauncher:
         number: int,
     ) -> None:
         self.job, self.node, self.number = assign.job, node, number
-        self._assign, self._trainings = assign, trainings
+        self._trainings = trainings
         self._router, self._workers, self._flags = router, workers, flags
         self._rng, self._later = trainings.rng, trainings.later
-        self._inbox = RoundInbox()
         self._identity = f"launcher{number}".encode()
-        self._serves: set[int] = set()
         self._code: int | None = None
-        self._state = "starting"
-        """starting | lobby | joining | starting-workers | waiting | training | done | stopping"""
-        self._round: Round | None = None
-        self._group: Group | None = None
+        self._last_code = 0
+        """Which it ends with when it is told to."""
         self._epoch = 0
         """Counts what makes pending steps void."""
-        self._samples = 0.0
-        self._steps = 0
-        self._first = 0.0
-        self._pid = 0
-        self.truth = trainings.of(assign.job, assign.spec.name)
+        self.truth = trainings.of(assign.job, assign.spec)
         flags.on_drain = self._flagged
         node.launchers.append(self)
         if any(other.job != self.job for other in node.launchers):
             jobs = sorted({other.job for other in node.launchers})
             trainings.broken(f"{node.name} has processes of {' and '.join(jobs)}")
         router.join(self._identity, self._from_agent)
-        self._after(self._rng.uniform(0.1, 1.2), self._connect)
+        self._begin()
+
+    # --- what its mode does ---
+
+    def _begin(self) -> None:
+        """It has just been started."""
+
+    def _heard(self, message: Any) -> None:
+        """A message of the agent that is not the end."""
+
+    def _flagged(self, number: int) -> None:
+        """A drain is asked for, or (0) taken back."""
+
+    def _stop_worker(self) -> None:
+        """What it has started ends with it, or before it."""
+
+    def crash(self) -> None:
+        """The job's own script fails here."""
 
     # --- as a process ---
 
@@ -102,7 +109,7 @@ class VirtualLauncher:
         return self._code
 
     def terminate(self) -> None:
-        self._after(self._rng.uniform(0.0, 0.4), self._exit, 0)
+        self._after(self._rng.uniform(0.0, 0.4), self._exit, self._last_code)
 
     def forget(self) -> None:
         """The agent has swept everything."""
@@ -116,11 +123,6 @@ class VirtualLauncher:
             self._stop_worker()
             self._code = code
             self.node.launchers.remove(self)
-            for generation in self._serves:
-                group = self.truth.groups.get(generation)
-                if group is not None and group.store is self:
-                    for member in list(group.members):
-                        self._later(self._rng.uniform(0.0, 0.3), member.peer_lost, group)
 
     def _after(self, in_s: float, call: Callable[..., None], *args: Any) -> None:
         def do() -> None:
@@ -148,162 +150,22 @@ class VirtualLauncher:
             return
         self._router.hear(self._identity, encode(message))
 
-    def _phase(self, phase: AssignmentPhase, failures: tuple[Failure, ...] = ()) -> None:
-        self._say(Phase(Assignment(self.job, phase, self._inbox.generation, failures)))
+    def _phase(
+        self,
+        phase: AssignmentPhase,
+        generation: int,
+        failures: tuple[Failure, ...] = (),
+        address: str = "",
+    ) -> None:
+        self._say(Phase(Assignment(self.job, phase, generation, failures, address)))
 
     def _from_agent(self, frames: list[bytes]) -> None:
         if self._code is not None:
             return
         message = decode(frames)
-        if isinstance(message, Round):
-            self._inbox.add(message)
-            if self._state not in ("starting", "stopping"):
-                self._take_notice()
-        elif isinstance(message, Release):
+        if isinstance(message, Release):
             self.terminate()
         elif isinstance(message, Error):
             self._exit(1)
-        else:
-            assert isinstance(message, Alive), message
-
-    def _connect(self) -> None:
-        self._lobby(AssignmentPhase.READY)
-
-    def _lobby(self, phase: AssignmentPhase, failures: tuple[Failure, ...] = ()) -> None:
-        self._state = "lobby"
-        if self._inbox.pending() is None:
-            self._phase(phase, failures)
-        else:
-            self._take_notice()
-
-    # --- rounds ---
-
-    def _take_notice(self) -> None:
-        """A round waits: serve its store while the workers run, then stop them and join."""
-        pending = self._inbox.pending()
-        if pending is None:
-            return
-        if not pending.store_host:
-            self._serve(pending)
-        if self._state in ("starting-workers", "waiting", "training"):
-            self._state = "stopping"
-            self._next(self._rng.uniform(0.05, 0.5), self._stopped)
-        else:
-            self._join()
-
-    def _serve(self, pending: Round) -> None:
-        if pending.generation in self._serves:
-            return
-        self._serves.add(pending.generation)
-        group = self._trainings.group(self.job, pending.generation, pending.group_size)
-        group.store = self
-        self._say(StoreUp(self.job, pending.generation, self.node.name, 29500))
-
-    def _stopped(self) -> None:
-        self._stop_worker()
-        self._join()
-
-    def _join(self) -> None:
-        """Until the store of the newest round is reached."""
-        pending = self._inbox.pending()
-        if pending is None:
-            return
-        self._state = "joining"
-        group = self._trainings.group(self.job, pending.generation, pending.group_size)
-        if not pending.store_host:
-            self._serve(pending)
-        there = group.store is not None and group.store.alive
-        if there and self._reaches(group.store):
-            self._next(self._rng.uniform(0.01, 0.2), self._joined, pending, group)
-        else:
-            self._next(0.25, self._join)
-
-    def _reaches(self, other: VirtualLauncher) -> bool:
-        return other is self or (self.node.up and other.node.up)
-
-    def _joined(self, pending: Round, group: Group) -> None:
-        if self._inbox.pending() is not pending:
-            self._take_notice()
-            return
-        self._round, self._group = self._inbox.take(), group
-        self._phase(AssignmentPhase.RUNNING)
-        self._state = "starting-workers"
-        self._samples, self._steps, self._pid = 0.0, 0, self._pid + 1
-        self._next(self._rng.uniform(0.2, 1.5), self._worker_up)
-
-    # --- the worker ---
-
-    def _sender(self) -> local.Sender:
-        assert self._round is not None
-        rank, generation = self._round.group_rank, self._round.generation
-        return local.Sender(self.job, generation, rank, self.number * 1000 + self._pid)
-
-    def _worker_up(self) -> None:
-        assert self._group is not None
-        assert self._round is not None
-        self._state = "waiting"
-        if self._round.group_rank == 0:
-            self._workers(local.Capable(self._sender()))
-        self._state = "training"
-        self._trainings.up(self.job, self._group, self)
-
-    def stepped(self, group: Group) -> None:
-        """The group has made a step."""
-        now = self._trainings.loop.wall()
-        self._samples += BATCH
-        self._steps += 1
-        self._first = self._first if self._steps > 1 else now
-        self._workers(
-            local.WorkerProgress(
-                self._sender(), self._samples, self._steps, BATCH, self._first, now
-            )
-        )
-
-    def _flagged(self, number: int) -> None:
-        if self._code is None and self._group is not None and self._state == "training":
-            if number:
-                self._after(self._rng.uniform(0.0, STEP_S), self._drain, number, self._group)
-            else:
-                self._trainings.drain_over(self._group)
-
-    def _drain(self, number: int, group: Group) -> None:
-        if self._flags.number == number and group is self._group and group.training:
-            self._trainings.drained(self.job, group)
-            if group.halted:
-                self._after(
-                    self._rng.uniform(0.05, 0.5),
-                    lambda: self._workers(local.DrainDone(self._sender(), number, True)),
-                )
-
-    def succeeded(self) -> None:
-        """The training is over."""
-        self._state = "done"
-        self._after(self._rng.uniform(0.05, 0.4), self._well)
-
-    def _well(self) -> None:
-        if self._state == "done":
-            self._group = None
-            self._phase(AssignmentPhase.SUCCEEDED)
-            self._take_notice()
-
-    def peer_lost(self, group: Group) -> None:
-        """A member of the group is gone: the worker's collective fails."""
-        if self._code is None and group is self._group and self._state == "training":
-            self._failed(PEER_LOST)
-
-    def crash(self) -> None:
-        """The job's own script fails here."""
-        if self._code is None and self._state == "training":
-            self.truth.crashes += 1
-            self._failed(CRASHED)
-
-    def _failed(self, words: str) -> None:
-        assert self._round is not None
-        rank, now = self._round.group_rank, self._trainings.loop.wall()
-        self._stop_worker()
-        self._lobby(AssignmentPhase.FAILED, (Failure(rank, 1, now, words),))
-
-    def _stop_worker(self) -> None:
-        group, self._group = self._group, None
-        if group is not None:
-            self._trainings.left(self.job, group, self)
+        elif not isinstance(message, Alive):
+            self._heard(message)

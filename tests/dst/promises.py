@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING
 from malletrain.core.events import JobState
 from malletrain.protocol import messages
 from tests.dst.head import GRACE_S
-from tests.dst.training import BATCH, STEP_S
+from tests.dst.service import ServiceNodeLauncher
+from tests.dst.truth import BATCH, STEP_S, JobTruth
 
 if TYPE_CHECKING:
     from tests.dst.world import World
 
 FORGOTTEN_S = 20.0
 """So long after a node was out of touch its old workers may be there yet."""
+ORDERLY = frozenset(("notice", "cancel", "meddle"))
+"""What may happen without a sample lost, or trained twice."""
+SETTLED_S = 15.0
+"""So long after the last fault, and after the last plan for it, a job is where it was sent."""
 UNTOLD_S = 6.0
 """What a fault may cost of the counts: the samples of so many seconds (docs/concepts.md)."""
 
@@ -26,7 +31,8 @@ class Promises:
         self._touched: dict[str, float] = {}
         """Node → when it was cut off last, or the daemon was away."""
         self._heard: dict[str, dict[tuple[int, int, int], float]] = {}
-        self._counted: dict[str, float] = {}
+        self._sent: dict[str, tuple[frozenset[str], float]] = {}
+        """Job → the nodes that the controller gives it, and since when."""
         world.head.heard = self._hears
 
     def _hears(self, message: object) -> None:
@@ -53,8 +59,34 @@ class Promises:
         if daemon.mishaps.count:
             world.fail(daemon.mishaps.told())
         if daemon.service is not None:
-            for job, run in daemon.service.core.runs.items():
+            core = daemon.service.core
+            for job, run in core.runs.items():
                 self._count(job, run.monitor.total)
+                self._where_it_was_sent(job, frozenset(core.controller.state.jobs[job].nodes))
+
+    def _where_it_was_sent(self, job: str, nodes: frozenset[str]) -> None:
+        """A job has processes on the nodes that it was given, and nowhere else; of a service each
+        of them has the same members in view.
+        """
+        world, now = self._world, self._world.loop.time()
+        known, since = self._sent.get(job, (None, now))
+        if known != nodes or world.quiet_since is None:
+            self._sent[job] = nodes, now
+            return
+        truth = world.trainings.jobs.get(job)
+        if truth is None or truth.finished or now - since < SETTLED_S:
+            return
+        if any(self.out_of_touch(node) for node in nodes):
+            return
+        here = [n for n in world.machine.nodes.values() if any(x.job == job for x in n.launchers)]
+        if {node.name for node in here} != nodes:
+            names = ", ".join(node.name for node in here)
+            world.fail(f"{job} was given {', '.join(sorted(nodes))}, and is on {names or 'none'}")
+        for launcher in (each for node in here for each in node.launchers):
+            view = launcher.view if isinstance(launcher, ServiceNodeLauncher) else None
+            if view is not None and {member.node for member in view.members} != nodes:
+                members = ", ".join(member.node for member in view.members)
+                world.fail(f"{launcher.node.name} takes {members} for the members of {job}")
 
     def _count(self, job: str, counted: float) -> None:
         world = self._world
@@ -78,7 +110,7 @@ class Promises:
             truth = world.trainings.jobs.get(row.id)
             state = JobState(row.state)
             if state is JobState.CANCELLED:
-                if row.id not in world.user.cancelled:
+                if not any(row.id in user.cancelled for user in world.users):
                     world.fail(f"{row.id} is cancelled, and nobody wished that")
             elif state is JobState.COMPLETED:
                 if truth is None or not truth.finished:
@@ -86,11 +118,29 @@ class Promises:
             elif truth is None or truth.crashes == 0:
                 world.fail(f"{row.id} failed, and not by itself: {row.reason}")
             self._count(row.id, row.samples)
-            if state is JobState.COMPLETED and truth is not None:
+            if state is JobState.COMPLETED and truth is not None and truth.spec.mode != "service":
                 self._not_too_few(row.id, row.samples, truth.trained)
+            if truth is not None and world.happened.keys() <= ORDERLY:
+                self._nothing_lost(row.id, truth, state)
         for node in world.machine.nodes.values():
             if node.launchers:
                 world.fail(f"a launcher is left on {node.name}")
+
+    def _nothing_lost(self, job: str, truth: JobTruth, state: JobState) -> None:
+        """Where nodes go with notice every sample is trained exactly once, and each process of a
+        service hands over what it holds. In restart mode the first step of a round may be lost:
+        before it is over nobody has said that it saves on request.
+        """
+        world = self._world
+        steps = sum(world.happened.values()) if truth.spec.mode == "restart" else 0
+        allowed = steps * BATCH * len(world.machine.nodes)
+        if truth.spec.mode != "service" and abs(truth.trained - truth.reached) > allowed + 1e-6:
+            world.fail(
+                f"{job} trained {truth.trained:g} samples for the {truth.reached:g} that its "
+                "state has seen, and nodes were only taken with notice"
+            )
+        if truth.cut_short and state is not JobState.CANCELLED:
+            world.fail(f"{truth.cut_short} processes of {job} could not hand over")
 
     def _not_too_few(self, job: str, counted: float, trained: float) -> None:
         world = self._world

@@ -29,13 +29,17 @@ from malletrain.daemon import main as daemon_main
 from malletrain.daemon import parts
 from malletrain.daemon.notices import Notices
 from malletrain.daemon.settings import controller_settings
+from malletrain.identity.keys import user_name
 from malletrain.protocol import env
 from malletrain.protocol import worker_channel as local
 from tests.dst.head import GRACE_S
 from tests.dst.launcher import VirtualFlags, VirtualLauncher
+from tests.dst.live import LiveNodeLauncher
 from tests.dst.loop import CURRENT, Process, VirtualLoop
 from tests.dst.machine import Machine, MachineLease, Node
 from tests.dst.network import Network
+from tests.dst.restart import RestartLauncher
+from tests.dst.service import ServiceNodeLauncher
 from tests.dst.sockets import DealerSocket, RouterSocket, virtual_zmq
 from tests.dst.training import Trainings
 from tests.waiting import NEVER_S
@@ -45,6 +49,11 @@ WATCH_EVERY_S, STEP_S = 1.0, 0.2
 for twice the seeds.
 """
 REJECTED_S = 15.0
+LAUNCHERS: dict[str, type[VirtualLauncher]] = {
+    "restart": RestartLauncher,
+    "live": LiveNodeLauncher,
+    "service": ServiceNodeLauncher,
+}
 
 
 async def _nobody_told(notices: Notices) -> None:
@@ -236,6 +245,9 @@ class Site:
         assert agent.router is not None
         workers = agent.workers
         assert workers is not None
+        owner = agent.lease.request.owner or user_name()
+        if assign.spec.owner != owner:
+            self.failed(f"a lease of {owner} runs {assign.job}, which is {assign.spec.owner}'s")
         process = agent.process
         self._launchers += 1
         log.write_text(f"launcher {self._launchers}\n")
@@ -244,7 +256,7 @@ class Site:
             if process.alive:
                 workers.take(datagram)
 
-        return VirtualLauncher(
+        return LAUNCHERS[assign.spec.mode](
             assign,
             agent.node,
             self.trainings,

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from malletrain.core.records import NodeRecord
 from malletrain.core.state import ControllerState
 from malletrain.daemon.parts import StepOutbox
+from malletrain.daemon.round_shell import RoundShell
 from malletrain.daemon.strays import Strays
+from malletrain.rounds import service
 from malletrain.rounds.holdings import Holdings
+from malletrain.rounds.live import LiveRounds
+from malletrain.rounds.restart import JobRounds
 from tests.dst.world import live
 
-PARTS, SEEDS_EACH = 20, 10
+PARTS, SEEDS_EACH = 16, 10
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_nothing_is_lost_whatever_goes_wrong(part, any_seed):
-    """One of 200 seeds that fails is done again, to the last message, by the command that it
+    """One of 160 seeds that fails is done again, to the last message, by the command that it
     names.
     """
     first = any_seed(part * 1000)
@@ -53,22 +58,53 @@ def _whatever_round(self, node, generation):
     return said is not None and said.generation == generation
 
 
+_peers = RoundShell.peers
+
 PLANTED = {
     "a lease that is not wanted is not released": (
         *(Strays, "to_end", lambda *args: []),
         ("scheduler_deaf", "daemon_killed", "agent_killed"),
+        ("restart", "live"),
     ),
     "what is decided is told before it is saved": (
         *(StepOutbox, "post", _sent_at_once),
         ("daemon_killed",),
+        ("restart", "live"),
     ),
     "the round that a launcher is of is not checked": (
         *(Holdings, "belongs", _whatever_round),
         ("daemon_killed", "daemon_killed_telling", "launcher_killed"),
+        ("restart",),
     ),
     "a round that was interrupted is not formed anew": (
         *(ControllerState, "break_round", lambda *args: None),
         ("daemon_killed", "launcher_killed", "reset", "agent_killed"),
+        ("restart",),
+    ),
+    "a live job that lets go of all its nodes is not saved": (
+        *(LiveRounds, "drain", lambda self, now: self.form(now)),
+        ("notice",),
+        ("live",),
+    ),
+    "a job goes on with fewer nodes than its least": (
+        *(JobRounds, "min_nodes", property(lambda self: 1, lambda self, number: None)),
+        ("no_notice",),
+        ("live",),
+    ),
+    "a service's process gets no time to hand over": (
+        *(service, "drain_limit", lambda *args: 0.01),
+        ("notice",),
+        ("service",),
+    ),
+    "a service's last member is kept from the others": (
+        *(RoundShell, "peers", lambda self, view: _peers(self, view)[:-1]),
+        ("notice",),
+        ("service",),
+    ),
+    "a node's owner does not count": (
+        *(NodeRecord, "pool", property(lambda self: self.info.node_class)),
+        ("notice",),
+        ("live", "restart"),
     ),
 }
 
@@ -76,6 +112,6 @@ PLANTED = {
 @pytest.mark.parametrize("defect", PLANTED)
 def test_a_planted_defect_is_found(defect, monkeypatch):
     """By one of 50 seeds."""
-    room, name, wrong, kinds = PLANTED[defect]
+    room, name, wrong, kinds, modes = PLANTED[defect]
     monkeypatch.setattr(room, name, wrong)
-    assert any(live(seed, kinds).broken for seed in range(50)), defect
+    assert any(live(seed, kinds, modes=modes).broken for seed in range(50)), defect

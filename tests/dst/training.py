@@ -1,8 +1,9 @@
-"""The jobs' own work, as it truly is: launchers, workers, groups, samples, snapshots on the disk.
+"""The jobs' own work, as it truly is: groups of workers in restart mode, samples, snapshots on the
+disk.
 
-A launcher says and does what :mod:`malletrain.launch.rendezvous` and TorchElastic do. The workers
-of a round train once all its members are up; when one is lost the others notice and fail. Whatever
-the daemon believes is compared with this.
+The workers of a round train once all its members are up; when one is lost the others notice and
+fail. Whatever the daemon believes is compared with this. Groups of live mode are
+:mod:`tests.dst.live_groups`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from malletrain.protocol.messages import JobSpec
+from tests.dst.live_groups import LiveGroups
 from tests.dst.loop import VirtualLoop
-
-STEP_S = 0.4
-"""Of all groups: a step trains BATCH samples on each node."""
-BATCH = 20.0
-SNAPSHOT_EVERY = 4
-"""Steps."""
+from tests.dst.truth import BATCH, SNAPSHOT_EVERY, STEP_S, JobTruth
 
 
 @dataclass
@@ -41,22 +39,6 @@ class Group:
     """The launcher that serves the round's store; None: nobody does yet."""
 
 
-@dataclass
-class JobTruth:
-    """One job: how long it is, what is on disk, what was trained."""
-
-    name: str
-    length: float
-    saved: float = 0.0
-    """The position of the newest snapshot."""
-    trained: float = 0.0
-    """Samples trained in all, repetitions included."""
-    finished: bool = False
-    groups: dict[int, Group] = field(default_factory=dict)
-    crashes: int = 0
-    """How often its own script failed."""
-
-
 class Trainings:
     """All jobs' work. ``broken`` hears of promises that do not hold."""
 
@@ -70,16 +52,18 @@ class Trainings:
         excused: Callable[[Any], bool],
     ) -> None:
         self.loop, self.rng, self.later = loop, rng, later
-        self.say, self.broken, self._excused = say, broken, excused
+        self.say, self.broken, self.excused = say, broken, excused
         self.jobs: dict[str, JobTruth] = {}
         self.lengths: dict[str, float] = {}
         """Job's name → its samples."""
+        self.live = LiveGroups(self)
+        """Of the jobs in live mode."""
         self._step_due = False
 
-    def of(self, job: str, name: str) -> JobTruth:
+    def of(self, job: str, spec: JobSpec) -> JobTruth:
         """The job, which begins where it was not there."""
         if job not in self.jobs:
-            self.jobs[job] = JobTruth(name, self.lengths[name])
+            self.jobs[job] = JobTruth(spec, self.lengths[spec.name])
         return self.jobs[job]
 
     def group(self, job: str, generation: int, size: int) -> Group:
@@ -98,16 +82,23 @@ class Trainings:
         group.members.append(launcher)
         if len(group.members) < group.size:
             return
+        self.enough(job, group.size)
         group.training, group.position = True, truth.saved
         self.say("training", f"{job} round {group.generation} trains from {group.position:g}")
         for other in truth.groups.values():
             trains = other.training and not other.broken and not other.halted
-            if other is group or not trains or all(map(self._excused, other.members)):
+            if other is group or not trains or all(map(self.excused, other.members)):
                 continue
             self.broken(f"{job} trains in rounds {other.generation} and {group.generation} at once")
         if not self._step_due:
             self._step_due = True
             self.later(STEP_S, self._step)
+
+    def enough(self, job: str, nodes: int) -> None:
+        """A round of so many nodes begins to train."""
+        least = self.jobs[job].spec.min_nodes
+        if nodes < least:
+            self.broken(f"{job} trains on {nodes} nodes, and its least are {least}")
 
     def left(self, job: str, group: Group, launcher: Any) -> None:
         """The workers of one member have ended; its peers notice."""
@@ -135,6 +126,7 @@ class Trainings:
         group.position += gained
         group.done += gained
         truth.trained += gained
+        truth.reached = max(truth.reached, group.position)
         over = group.position >= truth.length
         if over or group.steps % SNAPSHOT_EVERY == 0:
             self.save(truth, group)

@@ -1,13 +1,17 @@
-"""A user on a login node: submits jobs, asks again where no answer comes, cancels some."""
+"""Users on a login node: each submits jobs, asks again where no answer comes, cancels some. A site
+may serve another user besides the one who runs the daemon.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import msgspec
 
+from malletrain.identity.keys import new_pair
 from malletrain.protocol import messages, wire
 from tests.dst.network import Connection, Network
 
@@ -15,8 +19,21 @@ PATIENCE_S = 3.0
 """After so long without an answer a request is made again, under the name of its submission."""
 
 
+OTHER, OTHER_KEY = "bob", new_pair().public
+"""A user besides the one who runs the daemon."""
+
+
+def list_users(path: Path) -> Path:
+    """Write the site's list of users."""
+    path.write_text(f"{OTHER} {OTHER_KEY}\n", "utf-8")
+    path.chmod(0o644)
+    return path
+
+
 class User:
-    """One user of the site, with the daemon's own key. ``failed`` hears of refusals."""
+    """One user of the site, with the daemon's own key or that of the list. ``failed`` hears of
+    refusals.
+    """
 
     def __init__(
         self,
@@ -57,10 +74,16 @@ class User:
         self._ask("submit", {"spec": msgspec.to_builtins(spec)}, answered)
 
     def cancel(self, submission: str) -> None:
-        """Cancel what was submitted, if an answer has come."""
+        """Cancel what was submitted, or will be, once an answer has come."""
         if job := self.jobs.get(submission):
             self.cancelled.add(job)
             self._ask("cancel", {"jobs": [job]}, lambda data: None)
+        else:
+            self._network.later(1.0, self.cancel, submission)
+
+    def meddle(self, job: str) -> None:
+        """Try to cancel somebody else's job."""
+        self._ask("cancel", {"jobs": [job]}, lambda data: None)
 
     def _ask(self, op: str, params: dict[str, Any], answered: Callable[[Any], None]) -> None:
         self._count += 1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import math
 import shutil
 import sys
 import tempfile
+import traceback
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +25,15 @@ from tests.dst.machine import Machine
 from tests.dst.network import Network
 from tests.dst.promises import Promises
 from tests.dst.site import Site
-from tests.dst.training import BATCH, Trainings
-from tests.dst.users import User
+from tests.dst.training import Trainings
+from tests.dst.truth import BATCH
+from tests.dst.users import OTHER_KEY, User, list_users
 
+MODES = ("restart", "restart", "live", "live", "live", "service")
+SEVERAL = 0.3
+"""How likely it is that the site serves a second user."""
+SERVES_S = 30.0
+"""So long after the last fault a service without an end goes on, at most."""
 QUIET_S = 200.0
 """Within so long after the last fault every job has ended and every lease is back."""
 
@@ -49,11 +57,17 @@ class Outcome:
 
 class World:
     """A site. ``kinds``: of faults that may happen, None: all. ``shown`` takes the lines of the
-    trace.
+    trace; ``modes``: of the jobs, None: any.
     """
 
-    def __init__(self, seed: int, kinds: Collection[str] | None = None, shown: Any = None) -> None:
-        self.seed, self.kinds, self._shown = seed, kinds, shown
+    def __init__(
+        self,
+        seed: int,
+        kinds: Collection[str] | None = None,
+        shown: Any = None,
+        modes: Collection[str] | None = None,
+    ) -> None:
+        self.seed, self.kinds, self._shown, self.modes = seed, kinds, shown, modes
         self.rng = rng = Random(seed)
         self.broken: list[str] = []
         self.happened: dict[str, int] = {}
@@ -74,22 +88,39 @@ class World:
         self.trainings = self.site.trainings = Trainings(
             self.loop, rng, self.network.later, self.say, self.fail, self._excused
         )
+        several = rng.random() < SEVERAL
         self.head = Head(
-            self.loop, rng, self.network, self.machine, self.folder, self.say, self.fail
+            *(self.loop, rng, self.network, self.machine, self.folder, self.say, self.fail),
+            users=list_users(self.folder / "users") if several else None,
         )
-        self.user = User(
-            self.network, rng, lambda: self.head.daemon.keys.client.public.encode(), self.fail
-        )
+        self.users = [
+            User(self.network, rng, key, self.fail)
+            for key in (
+                lambda: self.head.daemon.keys.client.public.encode(),
+                *((OTHER_KEY.encode,) if several else ()),
+            )
+        ]
         self.promises = Promises(self)
+        self._endless: list[str] = []
+        """Submissions of services that go on until they are cancelled."""
+        self.submitter: dict[str, User] = {}
+        """Submission → whose."""
         self.specs = [self._spec(number) for number in range(rng.choice((1, 1, 2, 3)))]
         self._over = self.loop.create_future()
-        self._quiet = False
+        self.quiet_since: float | None = None
+        """When the last thing has gone wrong; None: more is to come."""
         self._until_s = 0.0
 
     def _spec(self, number: int) -> messages.JobSpec:
         rng, name = self.rng, f"job{number}"
         least = rng.choice((1, 1, 1, 2))
-        self.trainings.lengths[name] = BATCH * rng.randint(8, 30)
+        nodes = len(self.machine.nodes)
+        mode = rng.choice(MODES) if self.modes is None else rng.choice(sorted(self.modes))
+        endless = mode == "service" and rng.random() < 0.5
+        self.trainings.lengths[name] = math.inf if endless else BATCH * rng.randint(8, 30)
+        self.submitter[f"submission-{number}"] = rng.choice(self.users)
+        if endless:
+            self._endless.append(f"submission-{number}")
         return messages.JobSpec(
             name,
             "",
@@ -97,7 +128,9 @@ class World:
             str(self.folder),
             sys.executable,
             min_nodes=least,
-            max_nodes=rng.randint(least, len(self.machine.nodes)),
+            max_nodes=rng.randint(least, nodes),
+            curve={str(n): 40.0 * n for n in range(1, nodes + 1)} if mode == "service" else None,
+            mode=mode,
             profile=False,
             key=f"submission-{number}",
         )
@@ -139,7 +172,7 @@ class World:
                 self.head.start()
                 for spec in self.specs:
                     at = self.rng.choice((0.1, 0.1, self.rng.uniform(0.0, 6.0)))
-                    self.network.later(at, self.user.submit, spec)
+                    self.network.later(at, self.submitter[spec.key].submit, spec)
                 self._until_s = faults.plan(self)
                 self.network.later(self._until_s, self._all_well)
                 self.network.later(0.0, self._look)
@@ -165,7 +198,10 @@ class World:
 
     def _all_well(self) -> None:
         """Nothing goes wrong any more."""
-        self._quiet = True
+        self.quiet_since = self.loop.time()
+        for key in self._endless:
+            in_s = self.rng.uniform(0.0, SERVES_S)
+            self.network.later(in_s, self.submitter[key].cancel, key)
         self.say("world", "nothing goes wrong any more")
         self.machine.trouble = ""
         self.loop.thread_s = self.usual_thread_s
@@ -178,11 +214,14 @@ class World:
         """Once in a while: what must hold at any time, and whether the day is over."""
         if not self.head.alive and self.rng.random() < 0.4:
             self.head.start()
-        self.promises.look()
+        try:
+            self.promises.look()
+        except Exception as error:  # a mistake of the world's own
+            self.fail("the world itself fails:\n" + "".join(traceback.format_exception(error)))
         at = self.loop.time() - 1000.0
         if self.broken:
             self._over.set_result(None)
-        elif self._quiet and self._settled():
+        elif self.quiet_since is not None and self._settled():
             self.promises.at_the_end()
             self._over.set_result(None)
         elif at > self._until_s + QUIET_S:
@@ -192,7 +231,7 @@ class World:
             self.network.later(1.0, self._look)
 
     def _settled(self) -> bool:
-        if self.machine.held or self.user.waits or not self.head.alive:
+        if self.machine.held or any(user.waits for user in self.users) or not self.head.alive:
             return False
         rows = self.head.store.list_jobs()
         ended = len(rows) >= len(self.specs) and all(JobState(row.state).ended for row in rows)
@@ -207,6 +246,11 @@ class World:
         return "; ".join([*jobs, *held])
 
 
-def live(seed: int, kinds: Collection[str] | None = None, shown: Any = None) -> Outcome:
+def live(
+    seed: int,
+    kinds: Collection[str] | None = None,
+    shown: Any = None,
+    modes: Collection[str] | None = None,
+) -> Outcome:
     """The day of this seed."""
-    return World(seed, kinds, shown).run()
+    return World(seed, kinds, shown, modes).run()

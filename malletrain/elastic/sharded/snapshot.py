@@ -24,6 +24,7 @@ class RunSnapshot(Snapshot):
         self._team = self._agreement = None
         self._looked = False
         self._asked = 0
+        self._announced = False  # the agent is to know anew that it saves on request
 
     def _all_ranks(self) -> Team:
         if self._team is None:

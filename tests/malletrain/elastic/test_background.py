@@ -4,6 +4,7 @@ a time, and what is written is whole.
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -11,8 +12,10 @@ import torch
 
 from malletrain import SnapshotError
 from malletrain.elastic.background import BackgroundSnapshot
-from malletrain.training import snapshot_file
-from tests.malletrain.training.worker_side import as_plain_script
+from malletrain.elastic.training import Training
+from malletrain.protocol.worker_channel import Capable
+from malletrain.training import report, snapshot_file
+from tests.malletrain.training.worker_side import as_plain_script, as_worker
 from tests.waiting import PATIENCE_S
 
 
@@ -74,6 +77,22 @@ def test_a_snapshot_on_demand_waits_for_the_one_being_written_and_is_newer(tmp_p
     assert len(writers) == 2
     assert writers[1] is threading.main_thread()
     assert snapshot_file.read(str(tmp_path / "run.pt"))["objects"]["run"]["steps"] == 2
+
+
+def test_every_round_s_first_rank_says_that_it_saves_on_request(tmp_path, monkeypatch):
+    """Else the drain before a suspension is refused, and what was trained since the last snapshot
+    is lost.
+    """
+    with as_worker(monkeypatch, generation=3) as agent:
+        cpu, path = torch.device("cpu"), tmp_path / "run.pt"
+        training = Training({"model": torch.nn.Linear(1, 1)}, cpu, path, math.inf)
+        for generation, rank in ((3, 0), (4, 0), (5, 1), (6, 0)):
+            report.entered(generation, rank, 2)
+            training.settled()
+            training.snapshot_step()
+            training.snapshot_step()
+        said = [message.sender.generation for message in agent.received(Capable)]
+    assert said == [3, 4, 6]
 
 
 def test_a_disk_that_is_full_stops_no_training(tmp_path, monkeypatch, capsys):

@@ -102,6 +102,32 @@ def test_a_lost_node_in_the_group_breaks_it_and_a_lost_joiner_does_not():
     assert rounds(actions) == [("a",)]
 
 
+def test_a_node_that_goes_while_a_round_is_formed_hands_its_state_over_in_it():
+    """The only one that holds the state is wanted back, and who is to stay has none yet: found by
+    a simulated day (docs/simulation-testing.md).
+    """
+    live = Live("a")
+    live.rounds.move(("a", "b"), live.now)
+    assert rounds(live.says("b", "ready", 0)) == [("a", "b")]
+    assert not live.rounds.move(("b",), live.now, within_s=6.0)
+    actions = live.run()
+    assert of(Formed, actions)
+    assert rounds(actions) == [("b",)]
+    assert of(Formed, live.run())
+    assert live.rounds.members == ("b",)
+
+
+def test_a_round_that_hands_the_state_over_is_not_waited_for_for_long():
+    live = Live("a")
+    live.rounds.move(("a", "b"), live.now)
+    live.says("b", "ready", 0)
+    live.rounds.move(("b",), live.now, within_s=6.0)
+    assert not live.rounds.tick(live.now + 1.9)
+    live.now += 2.0
+    assert live.rounds.next_wakeup() == live.now
+    assert rounds(live.rounds.tick(live.now)) == [("b",)]
+
+
 def test_a_joiner_may_fail_a_few_times_before_its_node_is_rejected():
     live = Live("a", "b")
     live.rounds.move(("a", "b", "c"), live.now)

@@ -254,3 +254,13 @@ def test_a_rejected_node_that_the_minimum_needs_leaves_the_rest_to_the_controlle
     assert r.next_wakeup() is None
     assert r.move(("a", "c"), 61.0) == [SendAssign("c")]
     assert says(r, 62.0, "ready", "c")[0] == SaveRound(1, ("a", "c"))
+
+
+def test_a_second_notice_gives_other_joiners_no_time_of_their_own():
+    """The first node has to be gone when it had to: found by a simulated day."""
+    r = running("a")
+    assert r.move(("b",), 110.0, within_s=10.0) == [SendAssign("b")]
+    assert r.next_wakeup() == 111.0
+    assert SendAssign("c") in r.move(("c",), 110.9, within_s=9.1)
+    assert r.next_wakeup() == 111.0
+    assert SendDrain("a", 1, 1) in r.tick(111.0)

@@ -7,6 +7,7 @@ sequence.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,14 @@ TEXTS = ("", "\0", "x" * 64, "x" * 256, "x" * 70_000, "../../etc", "j1", "١", "
 
 MOST_GROWN = 10_000
 """Bytes of a list that is still repeated; 300 times that is above what a receiver takes."""
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[msgspec.inspect.Field, ...]:
+    """Read once: resolving the annotations of a type takes milliseconds."""
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return info.fields
 
 
 class Mutator:
@@ -60,9 +69,9 @@ class Mutator:
     def fields(self, kind: type) -> dict[str, Any]:
         """What a valid message of this kind may hold; optional fields now and then."""
         made = {}
-        for field in msgspec.structs.fields(kind):
+        for field in _fields(kind):
             if field.required or self.rng.random() < 0.4:
-                made[field.encode_name] = self._value(msgspec.inspect.type_info(field.type))
+                made[field.encode_name] = self._value(field.type)
         return made
 
     def _value(self, info: Any, depth: int = 0) -> Any:

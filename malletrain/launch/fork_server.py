@@ -254,10 +254,18 @@ def _leave(code: int) -> None:
 
 
 def preload() -> None:
-    """Import what workers need."""
-    for name in PRELOADED:
-        importlib.import_module(name)
-    _preload_more(os.environ.get(env.PRELOAD, ""))
+    """Import what workers need, and have no collection of garbage walk through it: not meanwhile,
+    which would be a sixth of the time, and not later, which would copy its pages in every fork.
+    """
+    gc.disable()
+    try:
+        for name in PRELOADED:
+            importlib.import_module(name)
+        _preload_more(os.environ.get(env.PRELOAD, ""))
+    finally:
+        gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 def _preload_more(names: str) -> None:
@@ -293,8 +301,6 @@ def main() -> int:
     # Before the launcher says that this node is ready: until then the others train on and lose
     # nothing by the imports here.
     preload()
-    gc.collect()
-    gc.freeze()
     pid = os.fork()
     if pid == 0:
         listener.close()

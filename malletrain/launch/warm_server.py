@@ -14,7 +14,6 @@ Decides nothing else: which Python is warm, and for how long, is the agent's bus
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -147,11 +146,9 @@ def main(note: str = "") -> int:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     listener.bind(path)
     listener.listen(4)
-    fork_server.preload()
     importlib.import_module("malletrain.launch.restart")
+    fork_server.preload()
     reached(FaultPoint.FORK_SERVER_WARM)
-    gc.collect()
-    gc.freeze()
     with open(path + READY + "-", "w") as file:
         file.write(str(os.getpid()))
     os.replace(path + READY + "-", path + READY)

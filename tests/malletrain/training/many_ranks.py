@@ -4,6 +4,7 @@
 that many ranks of a process group and returns what each returned.
 """
 
+import gc
 import os
 import pickle
 import signal
@@ -97,6 +98,8 @@ def _launch(world, function, arguments):
 def main():
     """Serve requests from standard input until it is closed."""
     import_module(f"tests.malletrain.training.{sys.argv[1]}")
+    gc.collect()
+    gc.freeze()  # as a fork server does: no rank walks through what was imported
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what ranks print is no answer
     while True:

@@ -12,11 +12,12 @@ from tests.integration.web_page import CHATTY, COLD, MARKUP, TOKEN, page
 from tests.waiting import PATIENCE_S
 
 pytest.importorskip("fastapi")
-schemathesis = pytest.importorskip("schemathesis")
 
 
 def conforms(web):
     """Whatever a program sends, the answers are those that the OpenAPI description promises."""
+    # Here: it takes a second to import, which every process of the tests would spend.
+    import schemathesis
     from schemathesis.specs.openapi.checks import positive_data_acceptance
 
     no_say = [positive_data_acceptance]  # no description can say which scripts there are

@@ -40,7 +40,7 @@ def test_a_day_on_which_nothing_goes_wrong():
 
 def test_the_same_seed_is_the_same_day():
     lines: list[list[str]] = [[], []]
-    days = [live(4, shown=lines[i].append) for i in range(2)]
+    days = [live(20, shown=lines[i].append) for i in range(2)]
     assert lines[0] == lines[1]
     assert days[0] == days[1]
     assert len(lines[0]) > 100

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from malletrain import __version__
 from malletrain.protocol import env
@@ -37,6 +38,9 @@ os.environ[env.TIMEOUT] = f"{PATIENCE_S:g}"
 settings.register_profile("check", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("fuzz", database=None, deadline=None, print_blob=True)
 settings.load_profile("check")
+# Numbers and texts of whatever modules of this project are loaded would be drawn, too: other cases
+# in each worker and run.
+providers._get_local_constants = lambda: providers._local_constants  # type: ignore[attr-defined] # noqa: SLF001
 
 
 SLOW = (

@@ -165,6 +165,7 @@ class Agents:
                 lease=agent.lease,
             )
             return
+        agent.spare = False
         if agent.holds is None or (agent.holds == message.job and not agent.releasing):
             agent.holds, agent.following = message.job, None
             agent.shipping.add(message.job)

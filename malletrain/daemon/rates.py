@@ -13,6 +13,10 @@ from dataclasses import dataclass
 
 MOST_WAITING = 200
 """Requests of one user that wait for their turn; more are refused."""
+MOST_WAIT_S = 30.0
+"""Who would wait longer for what the requests before took of the processor is refused: else a flood
+of them would be answered for hours after its end.
+"""
 BURST_S = 5.0
 """Turns of so many seconds are saved up while a user asks for nothing."""
 MOST_PART = 0.1
@@ -51,11 +55,12 @@ class Rates:
         if self._free(user):
             return 0.0
         account = self._account(user)
-        if account.turns <= 1.0 - MOST_WAITING:
+        spent_s = account.spent_s + account.usual_s
+        over_s = spent_s / MOST_PART - BURST_S
+        if account.turns <= 1.0 - MOST_WAITING or over_s > MOST_WAIT_S:
             return None
         account.turns -= 1.0
-        account.spent_s += account.usual_s
-        over_s = account.spent_s / MOST_PART - BURST_S
+        account.spent_s = spent_s
         return max(0.0, -account.turns / self._rate, over_s)
 
     def took(self, user: str, seconds: float) -> None:

@@ -65,6 +65,8 @@ class LiveRounds:
         """What is to be told of failures on nodes that are doubted."""
         self._handed_by: float | None = None
         """Until when a round is completed only because some get the state in it."""
+        self._leaves_at: float | None = None
+        """When a node that has the state meanwhile has to be gone."""
         self._adrift_at: float | None = None
         """When workers that wait in a broken group get a new round, should no news of a loss come.
         """
@@ -140,9 +142,10 @@ class LiveRounds:
         stay = set(self.members) & set(self.job.target)
         if self.survivors() or not stay or not any(map(self._holds_state, self.members)):
             return False
-        if self._handed_by is None:
-            wait_s = self.job.settings.join_s if within_s is None else within_s / 3
-            self._handed_by = now + wait_s
+        until = now + (self.job.settings.join_s if within_s is None else within_s / 3)
+        self._handed_by = min(until, self._handed_by or until)
+        if within_s is not None:
+            self._leaves_at = min(now + within_s, self._leaves_at or now + within_s)
         return now < self._handed_by
 
     def broken(self) -> list[str]:
@@ -155,7 +158,8 @@ class LiveRounds:
 
     def form(self, now: float) -> list[Action]:
         """A round of all that are ready."""
-        self._extended, self._adrift_at, self._handed_by = 0, None, None
+        self._extended, self._adrift_at = 0, None
+        self._handed_by = self._leaves_at = None
         actions = self.job.form(now, because_lost=self.lost_member)
         self._rosters[self.generation] = self.members
         return actions
@@ -300,8 +304,9 @@ class LiveRounds:
         """Carry on where a time limit has passed."""
         if self._handed_by is not None and now >= self._handed_by:
             forming = self.stage is RoundStage.FORMING
-            actions = self.move(self.job.target, now) if forming else []
-            self._handed_by = None
+            within_s = None if self._leaves_at is None else max(0.0, self._leaves_at - now)
+            actions = self.move(self.job.target, now, within_s) if forming else []
+            self._handed_by = self._leaves_at = None
             return actions
         if self._adrift_at is not None and now >= self._adrift_at:
             self._adrift_at = None
@@ -369,7 +374,7 @@ class LiveRounds:
         formed = next((a for a in actions if isinstance(a, Formed)), None)
         if formed is None:
             return actions
-        self._handed_by = None
+        self._handed_by = self._leaves_at = None
         # Not ``self.members``: the next round may be on its way already.
         self._group = formed.members
         self._rosters = {g: roster for g, roster in self._rosters.items() if g >= formed.generation}

@@ -78,11 +78,11 @@ class JobRounds:
         self.target = tuple(nodes)
         self.failure.clear()
         self.drain_s = self.settings.drain_within(within_s)
-        waited, self._joiners_until = self._joiners_until, None
+        waited, self._joiners_until = self._joiners_until or 0.0, None
         if within_s is not None and not set(self.members) <= set(self.target):
             enough = len(self._manner.survivors()) >= self.min_nodes
             until = now + (0.0 if enough else self.settings.joiners_within(within_s))
-            self._joiners_until = min(waited or until, until)  # other joiners get no more time
+            self._joiners_until = min(waited, until) if waited > now else until  # and no longer
         sound = not self.lost_member and not self._manner.broken()
         actions = self._manner.release(
             n for n in sorted(self.held.assigned) if n not in self.target and n not in self.members

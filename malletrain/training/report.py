@@ -128,10 +128,11 @@ class _Worker:
             self.outbox.retry()
 
     def agent_is_slow(self) -> bool:
-        """Try again what it has not taken; whether its queue is too full for that."""
+        """Try again what it has not taken; whether its queue is too full."""
+        self.flush()
         with self._lock:
-            self.flush()
-            return self.outbox.agent_is_slow()
+            is_left = self.sent_steps != self.steps or not self.outbox.retry()
+            return is_left and self.outbox.agent_is_slow()
 
     def close(self) -> None:
         self.outbox.close()
@@ -215,8 +216,7 @@ def _at_exit() -> None:
     worker = _worker
     if worker is None:
         return
-    # The last steps and metrics of a run are worth a wait when the agent's queue is full; nothing
-    # is when there is no agent.
+    # Last steps and metrics are worth a wait where the agent's queue is full.
     deadline = time.monotonic() + EXIT_PATIENCE_S
     while worker.agent_is_slow() and time.monotonic() < deadline:
         time.sleep(0.005)

@@ -27,7 +27,7 @@ from scavenger.batch.look import Finding, SchedulerAnswer
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Wanted
-from scavenger.interface import Lease, LeaseState, SchedulerError
+from scavenger.interface import Lease, LeaseState
 from scavenger.pbs.check import PbsChecked, findings
 from scavenger.pbs.job import PBS, PbsLeaseOptions, qsub, select_of
 from scavenger.pbs.parse import DSV_MARK, PbsJob, read_ended
@@ -155,11 +155,9 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         asked = list(lost)[:ASKED_AT_ONCE]
         if not asked:
             return {}
-        try:
-            ask = ["qstat", "-x", "-f", "-F", "dsv", "-D", DSV_MARK]
-            result = self.commands.run([*ask, *asked])
-        except SchedulerError:
-            return {}  # a site without job_history_enable knows nothing of what has ended
+        # A site without job_history_enable says nothing. Where there is no answer the look fails.
+        ask = ["qstat", "-x", "-f", "-F", "dsv", "-D", DSV_MARK]
+        result = self.commands.run([*ask, *asked])
         found = {job.id: job for job in read_ended(result.stdout, self.settings.prefix).ours}
         for job_id in [i for i, job in found.items() if job.state not in ENDED_STATES]:
             if lease := lost.get(job_id):

@@ -12,18 +12,13 @@ from tests.integration.embedded import site
 TALKATIVE = """
 import os, time, malletrain
 line = "rank " + os.environ["RANK"] + " " + "x" * 80 + " {:08d} \\u00e9\\n"
-lines = int(os.environ["LINES"])
-first = int(os.environ.get("FIRST", lines))
-print("".join(line.format(i) for i in range(first)), end="", flush=True)
-while first < lines and not os.path.exists("go"):
-    time.sleep(0.02)
-print("".join(line.format(i) for i in range(first, lines)), end="", flush=True)
+print("".join(line.format(i) for i in range(int(os.environ["LINES"]))), end="", flush=True)
 open("printed-" + os.environ["RANK"], "w").close()
 malletrain.report(8)
 while os.path.exists("wait"):
     time.sleep(0.02)
 """
-"""Prints as many lines as it is told to as fast as it can, all but the first of them on a sign."""
+"""Prints as many lines as it is told to as fast as it can."""
 
 
 def printed(rank: int, lines: int) -> str:
@@ -65,11 +60,10 @@ def test_a_log_whose_end_was_lost_with_its_node_says_how_much_is_missing(tmp_pat
     with site(tmp_path, nodes=1, grace_s=2.0) as made:
         script = made.script("talkative.py", TALKATIVE)
         (made.work / "wait").touch()
-        job = made.submit(script, env={"LINES": str(lines), "FIRST": "1000"}, profile=False)
+        job = made.submit(script, env={"LINES": str(lines)}, profile=False)
         made.until((made.root / "state" / "logs" / job).exists, "the first lines have arrived")
         assert made.daemon is not None
         made.daemon.send_signal(signal.SIGSTOP)  # takes nothing while the node is preempted
-        (made.work / "go").touch()
         made.until((made.work / "printed-0").exists, "the job has printed everything")
         (agent,) = made.agents().values()
         agent.send_signal(signal.SIGTERM)

@@ -11,6 +11,7 @@ from malletrain.daemon.rates import (
     MOST_PART,
     MOST_SURPRISE_S,
     MOST_USERS,
+    MOST_WAIT_S,
     MOST_WAITING,
     Rates,
 )
@@ -110,3 +111,19 @@ def test_what_takes_little_waits_for_nothing_but_its_turns():
         clock.now += rates.wait_s("ann")
         rates.took("ann", 0.0004)
     assert clock.now == pytest.approx((2000 - 200 * BURST_S) / 200.0, rel=0.01)
+
+
+def test_a_flood_of_dear_requests_is_refused_and_soon_forgotten():
+    clock = Clock()
+    rates = Rates(20.0, lambda user: False, clock)
+    waits = []
+    for second in range(600):
+        clock.now = float(second)
+        for _ in range(20):
+            waits.append(rates.wait_s("ann"))
+            if waits[-1] is not None:
+                rates.took("ann", 0.05)
+    assert None in waits
+    assert max(wait for wait in waits if wait is not None) <= MOST_WAIT_S
+    clock.now += MOST_WAIT_S + BURST_S
+    assert rates.wait_s("ann") == 0.0

@@ -174,6 +174,8 @@ class RoundsWorld:
         self.broke = []
         self.rejected = []
         self.formed = []
+        self.adopted = 0
+        """The round that was whole when the daemon took it over last."""
         self.finished = False
         self.ended = False
 
@@ -315,6 +317,7 @@ class RoundsWorld:
         held = {n: a.assignment() for n, a in self.agents.items() if a.phase is not None}
         generation, members = self.saved[-1]
         self.act(self.rounds.adopt(generation, members, held, self.now))
+        self.adopted = generation if self.rounds.stage is RoundStage.RUNNING else self.adopted
         planned, self.wanted = self.wanted, tuple(held)
         self.plan_at = None
         if (

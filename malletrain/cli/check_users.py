@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from malletrain.cli.check_gate import gate
+from malletrain.cli.check_gate import TRY_S, gate
 
 if TYPE_CHECKING:
     from malletrain.config.model import Config
@@ -128,7 +128,7 @@ def _as_others(
     argv = [*(word.replace("{owner}", name) for word in config.submit_as), command, "--version"]
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL
+            argv, capture_output=True, text=True, timeout=TRY_S, stdin=subprocess.DEVNULL
         )
         why = " ".join((done.stderr or done.stdout).split()) if done.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -336,7 +336,9 @@ class _Complaints(logging.Handler):
 
 def clocks(loop: VirtualLoop) -> Iterator[tuple[ModuleType, str, Any]]:
     """Every name in the daemon's and the agent's modules that tells the time."""
-    here = SimpleNamespace(monotonic=loop.time, time=loop.wall, perf_counter=loop.time)
+    here = SimpleNamespace(
+        monotonic=loop.time, time=loop.wall, perf_counter=loop.time, thread_time=lambda: 0.0
+    )
     for name, module in sorted(sys.modules.items()):
         if not name.startswith(("malletrain.", "scavenger.", "allocator", "jpa")):
             continue
@@ -344,6 +346,7 @@ def clocks(loop: VirtualLoop) -> Iterator[tuple[ModuleType, str, Any]]:
             ("time", time),
             ("monotonic", time.monotonic),
             ("perf_counter", time.perf_counter),
+            ("thread_time", time.thread_time),
         ):
             if getattr(module, attribute, None) is real:
                 value = here if attribute == "time" else getattr(here, attribute)

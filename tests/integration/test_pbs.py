@@ -190,8 +190,8 @@ def test_two_users_share_the_hosts_each_on_leases_of_their_own(tmp_path):
         second = submit(bob, "two")
         site.until(lambda: site.job(second.id).nodes, "Bob's job has hosts")
         site.until_samples(second.id, 10)
-        assert owners(first.id) == {"ann"}
-        assert owners(second.id) == {"bob"}
+        site.until(lambda: owners(first.id) == {"ann"}, "Ann's job is on leases of hers")
+        site.until(lambda: owners(second.id) == {"bob"}, "Bob's job is on leases of his")
         assert "Jobs of another user have more use for the node." in {
             e.sentence for e in site.events("node-leaving")
         }

@@ -86,19 +86,20 @@ def test_on_changing_numbers_of_nodes_in_live_mode_the_gan_becomes_the_same(tmp_
         lines = path.read_text().splitlines() if path.exists() else []
         return [int(step) for step, size in map(str.split, lines) if int(size) == nodes]
 
-    gates = 3, 8
+    gates = 3, 11
     with conducted(many, scripts.training_noted, str(many), "esrgan", gates, {"steps": 16}) as c:
         members = c.start(2)
         c.until(lambda: all(worker.heard("ready") for worker in members), "both could train")
         c.round(members[:1])
         c.until(lambda: done_on(1), "a step alone")
         c.round(members, wait=False)
+        c.until(c.all_checked_in, "both have checked in")
         (many / "go-3").touch()
         c.run()
         c.until(lambda: len(set(done_on(2))) >= 3, "three steps on two nodes")
         members = c.lose(members[1])
         c.round(members, wait=False)
-        (many / "go-8").touch()
+        (many / "go-11").touch()
         c.run()
         c.finish()
     last = max(done_on(2))

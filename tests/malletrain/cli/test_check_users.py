@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from malletrain.cli import check_users
+from malletrain.cli import check_gate, check_users
 from malletrain.config.model import ConfigError, parse_config
 from malletrain.identity.keys import new_pair, user_name
 from tests.scavenger.gate.gate_world import GateWorld
+from tests.waiting import PATIENCE_S
 
 SUBMIT_AS = '["env", "OWNER={owner}"]'
 
@@ -141,6 +142,8 @@ def test_blocks_need_scontrol_too(tmp_path, monkeypatch):
 
 def test_whether_leases_get_through_the_gate(tmp_path, monkeypatch):
     """A gate with the rules of another partition, then with those of this site."""
+    monkeypatch.setattr(check_gate, "TRY_S", PATIENCE_S)
+    monkeypatch.setattr(check_users, "TRY_S", PATIENCE_S)
     world = GateWorld(tmp_path / "gate", agent=[sys.executable, "-m", "malletrain.agent"])
     world.tools.answers("sbatch", "slurm 22.05")
     monkeypatch.setenv("PATH", f"{world.tools.root}:{os.environ['PATH']}")

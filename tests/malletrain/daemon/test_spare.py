@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
-AT_ONCE = 'give_back_after = "0 s"\nlease_wait = "1 h"'
+AT_ONCE = 'give_back_after = "0 s"\nlease_wait = "1 h"\n[jobs]\ndrain_timeout = "1 h"'
 
 
 def is_spare(daemon, node):

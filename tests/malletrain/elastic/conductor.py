@@ -231,6 +231,10 @@ class Conductor:
             lambda: all(w.heard("running", number) for w in self.members), f"round {number} runs"
         )
 
+    def all_checked_in(self) -> bool:
+        """Whether all members have found the newest round's store, and one another there."""
+        return bool(self._stores[-1].check(["all"]))
+
     def abort(self) -> None:
         """Say that a member of the newest round is lost."""
         for worker in self.members:

@@ -82,9 +82,9 @@ def launched(monkeypatch, at_step=3):
             patch.setattr(Net, "forward", held)
             try:
                 yield launcher
-            finally:
                 report.flush()
                 until(launcher.knows_all, "the last report is heard")
+            finally:
                 launcher.stop()
 
 

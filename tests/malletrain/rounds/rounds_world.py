@@ -174,8 +174,7 @@ class RoundsWorld:
         self.broke = []
         self.rejected = []
         self.formed = []
-        self.adopted = 0
-        """The round that was whole when the daemon took it over last."""
+        self.adopted = 0  # the round that was whole when a daemon took it over
         self.finished = False
         self.ended = False
 

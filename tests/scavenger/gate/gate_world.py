@@ -60,6 +60,7 @@ class GateWorld:
         (root / "bin").chmod(0o755)
         self.script = root / "lease.sh"
         self.script.write_text(TEMPLATES[kind])
+        self.script.chmod(0o644)
         self.path = root / "malletrain-lease.conf"
         self.write(**more)
 

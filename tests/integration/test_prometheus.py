@@ -259,7 +259,9 @@ def test_every_panel_returns_data(installed, tmp_path):
         asked = stack.enter_context(
             prometheus(tmp_path / "prometheus", targets, {"node": {"instance": "n1:9100"}})
         )
-        made.until(lambda: asked.ask("malletrain_samples_total"), "the daemon is scraped")
+        # Before its first plan: what was counted before the first look is no increase.
+        of_it = 'malletrain_samples_total{job="malletrain"}'
+        made.until(lambda: asked.ask(of_it), "the daemon is scraped")
         script, stop = made.script("chatty.py", CHATTY), made.work / "stop"
         job = made.submit(script, str(stop), "loss", nodes=(1, 1), profile=False)
         missing = queries()

@@ -113,10 +113,16 @@ PLANTED: dict[str, tuple[list[tuple[Any, str, Any]], str, tuple[str, ...], tuple
         ("notice",),
         ("live",),
     ),
+    "who is left out of its next round trains on": (
+        [(JobRounds, "_next", lambda self: _next(self)[1:] or _next(self))],
+        "trains in rounds",
+        ("notice",),
+        ("live",),
+    ),
     "a job goes on with fewer nodes than its least": (
         [(JobRounds, "min_nodes", property(lambda self: 1, lambda self, number: None))],
         "and its least are",
-        ("no_notice",),
+        ("no_notice", "power", "agent_killed"),
         ("live",),
     ),
     "a service's process gets no time to hand over": (

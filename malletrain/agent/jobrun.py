@@ -150,6 +150,8 @@ class NodeJob:
             return
         message = self._rounds[message.generation] = network_kept(message, self._assign.spec.env)
         self._waited_s = 0.0
+        if self._assign.spec.mode == "live":
+            self._no_drain()  # its workers go to it themselves, and not while they wait for an end
         if self._process is None and self.phase is AssignmentPhase.SUCCEEDED:
             self._start()  # torchrun left when its workers were done; they are needed again
         self._tell(message)
@@ -164,8 +166,7 @@ class NodeJob:
         """Have the worker here take a snapshot and wait; answered by Drained."""
         if message.number == 0:
             self._no_drain()
-            return
-        if self.phase is not AssignmentPhase.RUNNING or message.generation != self.generation:
+        elif self.phase is not AssignmentPhase.RUNNING or message.generation != self.generation:
             why = f"The job's workers here do not run (they are {self.phase})."
             self._send(Drained(self.job, message.generation, False, why))
         elif self.generation not in self.reports.capable:

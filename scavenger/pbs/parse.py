@@ -40,6 +40,7 @@ DSV_MARK = "\x1f"
 _VNODE = re.compile(r"\(([^():+]+)|\+([^():+]+)")
 _HOST = re.compile(r"(?:^|[:+])host=([^:+]+)")
 _MONTHS = {month: number for number, month in enumerate(calendar.month_abbr) if month}
+_UNKNOWN = re.compile(r"Unknown Job Id (\d+)")
 _DATE = re.compile(r"\w{3} (\w{3}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})")
 
 
@@ -159,6 +160,16 @@ def read_ended(text: str, prefix: str, mark: str = DSV_MARK) -> PbsJobTable:
                 values[name] = value
         found[job_id] = msgspec.convert(values, RawJob)
     return job_table(found, prefix)
+
+
+def read_unknown(text: str) -> set[str]:
+    """The numbers of the jobs that PBS does not know, by what qstat complains of."""
+    return set(_UNKNOWN.findall(text))
+
+
+def number_in(job_id: str) -> str:
+    """``99`` of ``99.pbs0``: a server has several names."""
+    return job_id.partition(".")[0]
 
 
 def job_table(raw: Mapping[str, RawJob], prefix: str) -> PbsJobTable:

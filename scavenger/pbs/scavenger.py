@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from scavenger.batch.commands import Commands
+from scavenger.batch.commands import Commands, failure
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.hold import TakenBack
 from scavenger.batch.lease_ledger import LeaseJob, own_jobs
@@ -30,7 +30,7 @@ from scavenger.batch.submission import Wanted
 from scavenger.interface import Lease, LeaseState
 from scavenger.pbs.check import PbsChecked, findings
 from scavenger.pbs.job import PBS, PbsLeaseOptions, qsub, select_of
-from scavenger.pbs.parse import DSV_MARK, PbsJob, read_ended
+from scavenger.pbs.parse import DSV_MARK, PbsJob, number_in, read_ended, read_unknown
 from scavenger.pbs.site import KILL_DELAY_S, PbsSite, ask_site
 from scavenger.pbs.source import (
     Api,
@@ -152,17 +152,25 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         """
         given_up = self.ledger.given_up
         lost = {job.id: lease for lease, job in self._missing(own).items() if lease not in given_up}
-        asked = list(lost)[:ASKED_AT_ONCE]
-        if not asked:
-            return {}
-        # A site without job_history_enable says nothing. Where there is no answer the look fails.
-        ask = ["qstat", "-x", "-f", "-F", "dsv", "-D", DSV_MARK]
-        result = self.commands.run([*ask, *asked])
-        found = {job.id: job for job in read_ended(result.stdout, self.settings.prefix).ours}
+        ids, found = list(lost), dict[str, PbsJob]()
+        for first in range(0, len(ids), ASKED_AT_ONCE):
+            found |= self._remembered(ids[first : first + ASKED_AT_ONCE])
         for job_id in [i for i, job in found.items() if job.state not in ENDED_STATES]:
             if lease := lost.get(job_id):
                 job = found.pop(job_id)
                 own[lease] = self._own.get(lease, job)
+        return found
+
+    def _remembered(self, ids: Sequence[str]) -> dict[str, PbsJob]:
+        """What PBS remembers of these jobs. Raises SchedulerError where it neither shows one nor
+        says that it does not know it; a site without job_history_enable answers well, and with
+        nothing.
+        """
+        result = self.commands.run(["qstat", "-x", "-f", "-F", "dsv", "-D", DSV_MARK, *ids])
+        found = {job.id: job for job in read_ended(result.stdout, self.settings.prefix).ours}
+        answered = {number_in(job_id) for job_id in found} | read_unknown(result.stderr)
+        if result.status and not answered >= {number_in(job_id) for job_id in ids}:
+            raise failure(result)
         return found
 
     def _find_gone(

@@ -27,9 +27,13 @@ def main() -> int:
     parser.add_argument(
         "--modes", nargs="*", choices=sorted(set(MODES)), help="jobs of these modes only"
     )
+    parser.add_argument(
+        "--profiles", action=argparse.BooleanOptionalAction, help="of sites that profile only"
+    )
     options = parser.parse_args()
     if options.seed is not None:
-        outcome = live(options.seed, options.only, print if options.trace else None, options.modes)
+        shown = print if options.trace else None
+        outcome = live(options.seed, options.only, shown, options.modes, options.profiles)
         print(
             f"seed {outcome.seed}: {outcome.trace[:16]}, {outcome.lasted_s:.1f} s, "
             f"{outcome.jobs}, {outcome.happened}"
@@ -42,7 +46,7 @@ def main() -> int:
     for seed in range(first, first + options.seeds):
         if options.seconds is not None and time.monotonic() - began > options.seconds:
             break
-        outcome = live(seed, options.only, modes=options.modes)
+        outcome = live(seed, options.only, None, options.modes, options.profiles)
         done, virtual_s = done + 1, virtual_s + outcome.lasted_s
         if outcome.broken:
             failed.append(seed)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from malletrain.protocol.messages import JobSpec
+    from tests.dst.users import User
     from tests.dst.world import World
 
 LASTS_S = 4.0, 11.0
@@ -144,6 +146,27 @@ def cancel(world: World) -> None:
         user.cancel(key)
 
 
+def scale(world: World) -> None:
+    """A user gives one of their jobs other limits, and thinks better of it now and then."""
+    submitted = [(key, user) for user in world.users for key in sorted(user.jobs)]
+    if not submitted:
+        return
+    key, user = world.rng.choice(submitted)
+    spec = next(spec for spec in world.specs if spec.key == key)
+    nodes = len(world.machine.nodes)
+    least = world.rng.randint(1, nodes)
+    world.trainings.least[spec.name] = min(world.trainings.least[spec.name], least)
+    world.say("user", f"wants {least} nodes for {user.jobs[key]}")
+    user.scale(key, least, world.rng.randint(least, nodes))
+    if world.rng.random() < 0.7:
+        world.network.later(world.rng.uniform(0.1, 2.0), _scale_back, world, user, spec)
+
+
+def _scale_back(world: World, user: User, spec: JobSpec) -> None:
+    world.happened["scale"] += 1
+    user.scale(spec.key, spec.min_nodes, spec.max_nodes)
+
+
 def meddle(world: World) -> None:
     """A user tries to cancel somebody else's job."""
     others = sorted(job for job in world.users[0].jobs.values())
@@ -170,6 +193,7 @@ KINDS: dict[str, Callable[[World], None]] = {
         scheduler_refuses,
         scheduler_slow,
         cancel,
+        scale,
         meddle,
     )
 }

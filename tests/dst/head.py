@@ -53,8 +53,18 @@ lease_wait = "15 s"
 [nodes]
 keep_warm = "0 s"
 [profiling]
-enabled = false
+enabled = {profiles}
+min_time = "1 s"
+max_time = "3 s"
+max_profile = "{max_profile:g} s"
+rescale_timeout = "5 s"
+silence = "4 s"
+lease_patience = "1 s"
+patience = "3 s"
+donor_quiet = "2 s"
+observe_every = "3 s"
 """
+MAX_PROFILE_S = 15.0
 SUBMIT_AS = """[scheduler.slurm]
 submit_as = ["sudo", "-u", "{owner}"]"""
 GRACE_S = 6.0
@@ -161,8 +171,8 @@ def short(message: Any) -> str:
 
 
 class Head:
-    """The daemon, from start to start. ``users``: the list of those whom it serves besides the one
-    who runs it.
+    """The daemon, from start to start. ``profiles``: whether it profiles jobs; ``users``: the list
+    of those whom it serves besides the one who runs it.
     """
 
     def __init__(
@@ -174,6 +184,7 @@ class Head:
         folder: Path,
         say: Callable[[str, str], None],
         failed: Callable[[str], None],
+        profiles: bool = False,
         users: Path | None = None,
     ) -> None:
         self.loop, self._rng, self.network = loop, rng, network
@@ -185,6 +196,8 @@ class Head:
                 give_back=rng.choice(("1 s", "3 s")),
                 users=f'users = "{users}"' if users else "",
                 submit_as=SUBMIT_AS if users else "",
+                profiles=str(profiles).lower(),
+                max_profile=MAX_PROFILE_S,
             )
         )
         self.store = empty_store()

@@ -19,6 +19,8 @@ from tests.dst.truth import BATCH
 
 LAST_RESORT_S = 10.0
 """So long after a loss a worker that has not given up its step ends itself."""
+SAVES_S = 1.8
+"""A snapshot takes so long at the longest."""
 DRAIN_WAIT_S = 60.0
 """So long a worker waits to be stopped after a snapshot that was asked for."""
 
@@ -200,7 +202,7 @@ class LiveWorker:
     def drain(self, number: int) -> None:
         """Its snapshot is on disk; it waits to be stopped."""
         self.draining = self.served = number
-        self.launcher.in_while(0.05, 0.5, self._drained, number)
+        self.launcher.in_while(0.05, SAVES_S, self._drained, number)
         self.launcher.in_while(DRAIN_WAIT_S, DRAIN_WAIT_S, self.trains_on, number)
 
     def _drained(self, number: int) -> None:

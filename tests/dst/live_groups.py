@@ -105,9 +105,9 @@ class LiveGroups:
         members = [group.came[rank] for rank in range(group.size)]
         trainings.enough(group.job, group.size)
         furthest = max((m.position for m in members if m.has_state), default=None)
-        self._none_is_further(group, -1.0 if furthest is None else furthest)
         if furthest is None:
             furthest = truth.saved
+        self._none_is_further(group, furthest)
         known = self._workers.setdefault(group.job, [])
         group.members, group.entering = members, []
         trainings.say("training", f"{group.job} round {group.generation} goes on at {furthest:g}")
@@ -136,7 +136,8 @@ class LiveGroups:
     def _alone(self, group: LiveGroup) -> None:
         for other in self._groups[group.job].values():
             living = [m for m in other.members if m.alive and m.group is other]
-            if other is group or not other.trains or all(map(self._away, living)):
+            waits = any(m.draining for m in living)  # to be stopped
+            if other is group or not other.trains or waits or all(map(self._away, living)):
                 continue
             self._trainings.broken(
                 f"{group.job} trains in rounds {other.generation} and {group.generation} at once"

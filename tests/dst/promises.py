@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from malletrain.core.events import JobState
 from malletrain.protocol import messages
 from tests.dst.head import GRACE_S
+from tests.dst.profiles import ProfilePromises
 from tests.dst.service import ServiceNodeLauncher
 from tests.dst.truth import BATCH, STEP_S, JobTruth
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 FORGOTTEN_S = 20.0
 """So long after a node was out of touch its old workers may be there yet."""
-ORDERLY = frozenset(("notice", "cancel", "meddle"))
+ORDERLY = frozenset(("notice", "cancel", "scale", "meddle"))
 """What may happen without a sample lost, or trained twice."""
 SETTLED_S = 15.0
 """So long after the last fault, and after the last plan for it, a job is where it was sent."""
@@ -33,6 +34,9 @@ class Promises:
         self._heard: dict[str, dict[tuple[int, int, int], float]] = {}
         self._sent: dict[str, tuple[frozenset[str], float]] = {}
         """Job → the nodes that the controller gives it, and since when."""
+        self._trained: dict[str, tuple[float, float]] = {}
+        """Job → the samples that it has trained, and when that was seen first."""
+        self._profiles = ProfilePromises(world)
         world.head.heard = self._hears
 
     def _hears(self, message: object) -> None:
@@ -60,6 +64,8 @@ class Promises:
             world.fail(daemon.mishaps.told())
         if daemon.service is not None:
             core = daemon.service.core
+            if world.profiles:
+                self._profiles.look(core)
             for job, run in core.runs.items():
                 self._count(job, run.monitor.total)
                 self._where_it_was_sent(job, frozenset(core.controller.state.jobs[job].nodes))
@@ -82,11 +88,20 @@ class Promises:
         if {node.name for node in here} != nodes:
             names = ", ".join(node.name for node in here)
             world.fail(f"{job} was given {', '.join(sorted(nodes))}, and is on {names or 'none'}")
+        self._goes_on(job, truth, now)
         for launcher in (each for node in here for each in node.launchers):
             view = launcher.view if isinstance(launcher, ServiceNodeLauncher) else None
             if view is not None and {member.node for member in view.members} != nodes:
                 members = ", ".join(member.node for member in view.members)
                 world.fail(f"{launcher.node.name} takes {members} for the members of {job}")
+
+    def _goes_on(self, job: str, truth: JobTruth, now: float) -> None:
+        """Who has had the same nodes for a while trains."""
+        trained, since = self._trained.get(job, (-1.0, now))
+        if trained != truth.trained:
+            self._trained[job] = truth.trained, now
+        elif now - since > SETTLED_S and self._sent[job][0]:
+            self._world.fail(f"{job} has trained nothing for {now - since:.0f} s")
 
     def _count(self, job: str, counted: float) -> None:
         world = self._world
@@ -102,6 +117,7 @@ class Promises:
     def at_the_end(self) -> None:
         """What holds once nothing goes wrong any more and everything has come to rest."""
         world = self._world
+        self._profiles.at_the_end()
         rows = world.head.store.list_jobs()
         keys = [spec.key for spec in world.specs]
         if len(rows) != len(keys):

@@ -56,6 +56,8 @@ class Trainings:
         self.jobs: dict[str, JobTruth] = {}
         self.lengths: dict[str, float] = {}
         """Job's name → its samples."""
+        self.least: dict[str, int] = {}
+        """Job's name → the fewest nodes that its user ever said it may have."""
         self.live = LiveGroups(self)
         """Of the jobs in live mode."""
         self._step_due = False
@@ -96,7 +98,7 @@ class Trainings:
 
     def enough(self, job: str, nodes: int) -> None:
         """A round of so many nodes begins to train."""
-        least = self.jobs[job].spec.min_nodes
+        least = self.least[self.jobs[job].spec.name]
         if nodes < least:
             self.broken(f"{job} trains on {nodes} nodes, and its least are {least}")
 

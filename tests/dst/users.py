@@ -1,5 +1,5 @@
-"""Users on a login node: each submits jobs, asks again where no answer comes, cancels some. A site
-may serve another user besides the one who runs the daemon.
+"""Users on a login node: each submits jobs, asks again where no answer comes, cancels some, gives
+some other limits. A site may serve another user besides the one who runs the daemon.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class User:
         self._dialling = False
         self._count = 0
         self._asked: dict[str, tuple[str, dict[str, Any], Callable[[Any], None]]] = {}
+        self._refusable: set[str] = set()
+        """Requests that the daemon may have reasons to refuse."""
         self.jobs: dict[str, str] = {}
         """Submission → job."""
         self.cancelled: set[str] = set()
@@ -81,15 +83,22 @@ class User:
         else:
             self._network.later(1.0, self.cancel, submission)
 
+    def scale(self, submission: str, least: int, most: int) -> None:
+        """Give what was submitted other limits, if its job is there and may have them."""
+        if job := self.jobs.get(submission):
+            params = {"job": job, "min_nodes": least, "max_nodes": most}
+            self._refusable.add(self._ask("scale", params, lambda data: None))
+
     def meddle(self, job: str) -> None:
         """Try to cancel somebody else's job."""
         self._ask("cancel", {"jobs": [job]}, lambda data: None)
 
-    def _ask(self, op: str, params: dict[str, Any], answered: Callable[[Any], None]) -> None:
+    def _ask(self, op: str, params: dict[str, Any], answered: Callable[[Any], None]) -> str:
         self._count += 1
         number = f"r{self._count}"
         self._asked[number] = op, params, answered
         self._send(number)
+        return number
 
     def _send(self, number: str) -> None:
         if number not in self._asked:
@@ -123,7 +132,7 @@ class User:
             return
         if not reply.ok and reply.code == "internal":
             self._failed(f"the daemon failed at a request: {reply.error}")
-        elif not reply.ok:
+        elif not reply.ok and reply.id not in self._refusable:
             self._failed(f"a request was refused: {reply.error}")
         _, _, answered = self._asked.pop(reply.id)
         if reply.ok:

@@ -32,6 +32,10 @@ from tests.dst.users import OTHER_KEY, User, list_users
 MODES = ("restart", "restart", "live", "live", "live", "service")
 SEVERAL = 0.3
 """How likely it is that the site serves a second user."""
+PROFILED = 0.2
+"""How likely it is that it profiles its jobs, of which each can use all nodes."""
+LENGTHS = {False: (8, 30), True: (40, 120)}
+"""Of jobs, the least and the most batches, by whether they are profiled."""
 SERVES_S = 30.0
 """So long after the last fault a service without an end goes on, at most."""
 QUIET_S = 200.0
@@ -57,7 +61,8 @@ class Outcome:
 
 class World:
     """A site. ``kinds``: of faults that may happen, None: all. ``shown`` takes the lines of the
-    trace; ``modes``: of the jobs, None: any.
+    trace; ``modes``: of the jobs, None: any; ``profiles``: whether they are profiled, None: as
+    drawn.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class World:
         kinds: Collection[str] | None = None,
         shown: Any = None,
         modes: Collection[str] | None = None,
+        profiles: bool | None = None,
     ) -> None:
         self.seed, self.kinds, self._shown, self.modes = seed, kinds, shown, modes
         self.rng = rng = Random(seed)
@@ -88,9 +94,11 @@ class World:
         self.trainings = self.site.trainings = Trainings(
             self.loop, rng, self.network.later, self.say, self.fail, self._excused
         )
-        several = rng.random() < SEVERAL
+        several, drawn = rng.random() < SEVERAL, rng.random() < PROFILED
+        self.profiles = drawn if profiles is None else profiles
         self.head = Head(
             *(self.loop, rng, self.network, self.machine, self.folder, self.say, self.fail),
+            profiles=self.profiles,
             users=list_users(self.folder / "users") if several else None,
         )
         self.users = [
@@ -100,12 +108,15 @@ class World:
                 *((OTHER_KEY.encode,) if several else ()),
             )
         ]
+        self.profiles_begun = self.donated = 0
+        """Profiles, and how often a job gave nodes to one."""
         self.promises = Promises(self)
         self._endless: list[str] = []
         """Submissions of services that go on until they are cancelled."""
         self.submitter: dict[str, User] = {}
         """Submission → whose."""
-        self.specs = [self._spec(number) for number in range(rng.choice((1, 1, 2, 3)))]
+        jobs = rng.choice((2, 3) if self.profiles else (1, 1, 2, 3))
+        self.specs = [self._spec(number) for number in range(jobs)]
         self._over = self.loop.create_future()
         self.quiet_since: float | None = None
         """When the last thing has gone wrong; None: more is to come."""
@@ -113,11 +124,14 @@ class World:
 
     def _spec(self, number: int) -> messages.JobSpec:
         rng, name = self.rng, f"job{number}"
-        least = rng.choice((1, 1, 1, 2))
         nodes = len(self.machine.nodes)
+        least = 1 if self.profiles else rng.choice((1, 1, 1, 2))
+        most = nodes if self.profiles else rng.randint(least, nodes)
         mode = rng.choice(MODES) if self.modes is None else rng.choice(sorted(self.modes))
         endless = mode == "service" and rng.random() < 0.5
-        self.trainings.lengths[name] = math.inf if endless else BATCH * rng.randint(8, 30)
+        length = BATCH * rng.randint(*LENGTHS[self.profiles])
+        self.trainings.lengths[name] = math.inf if endless else length
+        self.trainings.least[name] = least
         self.submitter[f"submission-{number}"] = rng.choice(self.users)
         if endless:
             self._endless.append(f"submission-{number}")
@@ -128,10 +142,11 @@ class World:
             str(self.folder),
             sys.executable,
             min_nodes=least,
-            max_nodes=rng.randint(least, nodes),
+            max_nodes=most,
             curve={str(n): 40.0 * n for n in range(1, nodes + 1)} if mode == "service" else None,
             mode=mode,
-            profile=False,
+            profile=self.profiles,
+            profile_key=name,
             key=f"submission-{number}",
         )
 
@@ -251,6 +266,7 @@ def live(
     kinds: Collection[str] | None = None,
     shown: Any = None,
     modes: Collection[str] | None = None,
+    profiles: bool | None = None,
 ) -> Outcome:
     """The day of this seed."""
-    return World(seed, kinds, shown, modes).run()
+    return World(seed, kinds, shown, modes, profiles).run()

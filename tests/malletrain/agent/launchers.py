@@ -82,9 +82,9 @@ def assign(daemon, tmp_path, body, job="j1", node="n0", **fields):
     )
 
 
-def running(daemon, tmp_path, body=OBEDIENT, job="j1", generation=1, node="n0"):
+def running(daemon, tmp_path, body=OBEDIENT, job="j1", generation=1, node="n0", **fields):
     """Bring a job into its first round."""
-    assign(daemon, tmp_path, body, job, node)
+    assign(daemon, tmp_path, body, job, node, **fields)
     daemon.expect(node, messages.Phase, phase="ready", job=job)
     daemon.send(node, messages.Round(job, generation, 0, 1))
     daemon.expect(node, messages.Phase, phase="running", job=job, generation=generation)

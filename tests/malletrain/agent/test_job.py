@@ -296,6 +296,25 @@ def test_a_drain_is_served_by_the_worker(daemon, start, tmp_path):
     assert daemon.expect("n0", messages.Drained, generation=1).saved
 
 
+GOES_BY_ITSELF = OBEDIENT.replace("served = 0", "served, told = 0, []").replace(
+    "        if newer:\n",
+    "        told = newer or told\n"
+    "        if told and not flags.drain_request():\n"
+    "            newer, told = told, []\n",
+)
+"""As live workers do, and not while they wait to be stopped."""
+
+
+def test_a_round_of_live_workers_takes_back_the_drain_that_it_overtakes(daemon, start, tmp_path):
+    start()
+    running(daemon, tmp_path, GOES_BY_ITSELF, mode="live")
+    daemon.expect("n0", messages.Metric)
+    daemon.send("n0", messages.Drain("j1", 1, 1, NEVER_S))
+    assert daemon.expect("n0", messages.Drained, generation=1).saved
+    daemon.send("n0", messages.Round("j1", 2, 0, 1))
+    daemon.expect("n0", messages.Phase, phase="running", generation=2)
+
+
 def test_the_worker_hears_how_soon_a_loss_is_expected(daemon, start, tmp_path):
     start()
     running(daemon, tmp_path)

@@ -6,10 +6,21 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 
+from malletrain.daemon.agents import Agents, LeasedAgent
 from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
 AT_ONCE = 'give_back_after = "0 s"\nlease_wait = "1 h"\n[jobs]\ndrain_timeout = "1 h"'
+
+
+def test_a_spare_node_that_a_job_gets_after_all_is_kept():
+    agents = Agents(lambda peer, message: True)
+    agent = LeasedAgent("l1", "n1", b"1", "n1", 0.0, holds="j1", releasing=True, spare=True)
+    agents.add(agent)
+    spec = messages.JobSpec("job", "", "train.py", "/", "python")
+    agents.assign("n1", messages.Assign("j2", spec))
+    agents.released(agent, "j1")
+    assert (agent.holds, agent.spare) == ("j2", False)
 
 
 def is_spare(daemon, node):

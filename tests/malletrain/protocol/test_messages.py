@@ -193,6 +193,26 @@ def test_what_no_honest_process_sends_is_refused(kind, fields):
 
 
 @pytest.mark.parametrize(
+    ("say", "most", "field"),
+    [
+        (lambda n: messages.Probed(1, (messages.ProbeResult("n1", True),) * n), 256, "results"),
+        (
+            lambda n: messages.Phase(
+                messages.Assignment("j1", "failed", 3, (messages.Failure(2, -9, 1.0),) * n)
+            ),
+            4096,
+            "failures",
+        ),
+    ],
+    ids=["probed", "failures"],
+)
+def test_no_more_is_said_at_once_than_a_node_can_have(say, most, field):
+    assert wire.decode(wire.encode(say(most))) == say(most)
+    with pytest.raises(wire.WireError, match=field):
+        wire.decode(wire.encode(say(most + 1)))
+
+
+@pytest.mark.parametrize(
     "message",
     [{"type": "heartbeat", "boot": "b", "x" * 10**6: 1}, {"type": "x" * 10**6}],
     ids=["field", "type"],

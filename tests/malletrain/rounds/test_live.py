@@ -128,6 +128,40 @@ def test_a_round_that_hands_the_state_over_is_not_waited_for_for_long():
     assert rounds(live.rounds.tick(live.now)) == [("b",)]
 
 
+def test_a_second_shorter_notice_shortens_the_wait_for_the_state():
+    live = Live("a")
+    live.rounds.move(("a", "b"), live.now)
+    live.says("b", "ready", 0)
+    live.rounds.move(("b",), live.now, within_s=6.0)
+    live.now += 0.5
+    live.rounds.move(("b",), live.now, within_s=1.5)
+    assert live.rounds.next_wakeup() == live.now + 0.5
+    live.now += 0.5
+    assert rounds(live.rounds.tick(live.now)) == [("b",)]
+
+
+def test_joiners_get_no_more_time_after_a_wait_for_the_state_than_the_node_that_goes_has():
+    live = Live("a")
+    live.rounds.move(("a", "b"), live.now)
+    live.says("b", "ready", 0)
+    live.rounds.move(("b", "c"), live.now, within_s=6.0)
+    live.now += 2.0
+    assert not rounds(live.rounds.tick(live.now)), "c is waited for"
+    live.now += live.rounds.job.settings.joiner_grace_s
+    assert rounds(live.rounds.tick(live.now)) == [("b",)]
+
+
+def test_a_wait_for_joiners_that_is_over_is_not_that_of_a_later_notice():
+    live = Live("a")
+    live.rounds.move(("a", "b"), live.now)
+    live.says("b", "ready", 0)
+    live.rounds.move(("b", "c"), live.now, within_s=30.0)
+    live.now += live.rounds.job.settings.joiner_grace_s + 1.0
+    live.rounds.move(("b", "d"), live.now, within_s=28.0)
+    assert not rounds(live.run()), "d may come up now"
+    assert rounds(live.says("d", "ready", 0)) == [("b", "d")]
+
+
 def test_a_joiner_may_fail_a_few_times_before_its_node_is_rejected():
     live = Live("a", "b")
     live.rounds.move(("a", "b", "c"), live.now)

@@ -78,6 +78,18 @@ def test_what_an_agent_that_stands_still_does_not_take_comes_without_another_rep
     eventually(lambda: told.extend(agent.received(WorkerProgress)) or told[-1].steps == 2000, "all")
 
 
+def test_what_was_not_taken_in_a_round_that_is_over_keeps_nobody_waiting(agent, monkeypatch):
+    monkeypatch.setattr(report, "SEND_INTERVAL_S", 0)
+    for _ in range(2000):
+        malletrain.report(2)
+    worker = report._worker  # noqa: SLF001
+    assert worker is not None
+    assert worker.agent_is_slow()
+    report.entered(4, 2, 4)
+    agent.received()
+    assert not worker.agent_is_slow()
+
+
 ENDS = """
 import os, sys
 import malletrain

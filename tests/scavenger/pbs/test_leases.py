@@ -323,26 +323,6 @@ def test_what_became_of_a_lease_is_asked_for_once(world):
     assert one.poll().leases == ()
 
 
-def test_a_lease_that_one_answer_lacks_goes_on(world):
-    made = world(hosts=2)
-    one = made.scavenger()
-    one.poll()
-    one.take([request(1, "sleep", "600"), request(2, "sleep", "600")])
-    running(made, one, "l1", "l2")
-    whole = one.source.read
-    cut = {"l1"}
-
-    def read(prefix):
-        nodes, jobs = whole(prefix)
-        ours = [job for job in jobs.ours if job.name.removeprefix(prefix) not in cut]
-        return nodes, jobs._replace(ours=ours)
-
-    one.source.read = read
-    assert states(one) == {"l1": LeaseState.RUNNING, "l2": LeaseState.RUNNING}
-    cut.clear()
-    assert states(one) == {"l1": LeaseState.RUNNING, "l2": LeaseState.RUNNING}
-
-
 def test_a_node_is_free_as_soon_as_its_lease_has_left_wherever_pbs_would_copy_to(world, tmp_path):
     made = world(hosts=1, queues=PATIENT)
     made.pbs.edit(lambda state: state.update(copy_s=3600.0))

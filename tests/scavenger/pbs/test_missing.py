@@ -1,0 +1,88 @@
+"""Leases that an answer of PBS lacks: whether they have ended is what it remembers of them."""
+
+import pytest
+
+from scavenger.interface import LeaseState, SchedulerError
+from scavenger.pbs import scavenger
+from tests.scavenger.pbs.pbs_world import request, running, states, worlds
+
+RUN = LeaseState.RUNNING
+
+
+@pytest.fixture
+def world(tmp_path):
+    with worlds(tmp_path) as make:
+        yield make
+
+
+@pytest.fixture
+def lacking(world):
+    """Two leases that run, and the function that has the usual answers lack those of a set."""
+    made = world(hosts=2)
+    one = made.scavenger()
+    one.poll()
+    one.take([request(1, "sleep", "600"), request(2, "sleep", "600")])
+    running(made, one, "l1", "l2")
+    whole, cut = one.source.read, set()
+
+    def read(prefix):
+        nodes, jobs = whole(prefix)
+        ours = [job for job in jobs.ours if job.name.removeprefix(prefix) not in cut]
+        return nodes, jobs._replace(ours=ours)
+
+    one.source.read = read
+    return made, one, cut
+
+
+def when_asked_of_ended(made, script):
+    """``qstat -x`` does this first."""
+    usual = (made.tools.root / "qstat.sh").read_text()
+    made.tools.runs("qstat", f'case "$*" in -x*) {script};; esac\n{usual}')
+
+
+def test_a_lease_that_one_answer_lacks_goes_on(lacking):
+    _, one, cut = lacking
+    cut.add("l1")
+    assert states(one) == {"l1": RUN, "l2": RUN}
+    cut.clear()
+    assert states(one) == {"l1": RUN, "l2": RUN}
+
+
+def test_however_many_are_missing_each_is_asked_for(lacking, monkeypatch):
+    made, one, cut = lacking
+    monkeypatch.setattr(scavenger, "ASKED_AT_ONCE", 1)
+    cut |= {"l1", "l2"}
+    assert states(one) == {"l1": RUN, "l2": RUN}
+    assert len(made.tools.calls("qstat -x")) == 2
+
+
+@pytest.mark.parametrize(
+    "silence",
+    [
+        "kill -9 $$",
+        "echo 'qstat: cannot connect to server pbs0 (errno=15010)' >&2; exit 255",
+        "echo 'qstat: Unknown Job Id 77777.pbs0' >&2; exit 153",
+    ],
+)
+def test_a_look_that_cannot_tell_what_became_of_a_lease_fails(lacking, silence):
+    made, one, cut = lacking
+    cut.add("l1")
+    when_asked_of_ended(made, silence)
+    with pytest.raises(SchedulerError, match="qstat -x"):
+        one.poll()
+    cut.clear()
+    assert states(one) == {"l1": RUN, "l2": RUN}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        'for i; do case $i in [0-9]*) echo "qstat: Unknown Job Id $i" >&2;; esac; done; exit 153',
+        "echo 'qstat: job_history_enable is set to false' >&2; exit 0",
+    ],
+)
+def test_a_lease_that_pbs_does_not_know_any_more_has_ended(lacking, answer):
+    made, one, cut = lacking
+    cut.add("l1")
+    when_asked_of_ended(made, answer)
+    assert states(one) == {"l1": LeaseState.ENDED, "l2": RUN}

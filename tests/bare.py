@@ -7,12 +7,15 @@ installing there needs neither a network nor a minute.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from malletrain.protocol import env
 
@@ -24,6 +27,24 @@ LEFT_OUT = shutil.ignore_patterns(
 OURS = ("malletrain", "infinicache", "windsr", "__editable__", "__pycache__")
 """What the names of MalleTrain's own entries in a folder of packages begin with."""
 BUILD = "import sys; from setuptools import build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])"
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """The folder that ``make`` has filled: once for all processes of a test run, by the first one
+    that needs it, while the others wait. Made anew where it failed.
+    """
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # of the run; each process has a folder of its own in it
+    folder, made = root / name, root / f"{name}.made"
+    with open(root / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            made.touch()
+    return folder
 
 
 def source_tree(target: Path) -> Path:

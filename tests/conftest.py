@@ -20,7 +20,7 @@ from hypothesis.internal.conjecture import providers
 
 from malletrain import __version__
 from malletrain.protocol import env
-from tests.bare import build, files_of, install, source_tree
+from tests.bare import build, files_of, install, made_once, source_tree
 from tests.last_words import (  # noqa: F401 (hooks)
     pytest_runtest_makereport,
     pytest_terminal_summary,
@@ -120,24 +120,26 @@ def tree(tmp_path_factory):
 @pytest.fixture(scope="session")
 def sdist(tree, tmp_path_factory):
     """The unpacked source package."""
-    target = tmp_path_factory.mktemp("sdist")
-    before = files_of(tree)
-    build("sdist", tree, target)
-    with tarfile.open(target / f"malletrain-{__version__}.tar.gz") as archive:
-        archive.extractall(target, filter="data")
-    unpacked = target / f"malletrain-{__version__}"
-    (unpacked / "before.txt").write_text("\n".join(sorted(before)))
-    return unpacked
+
+    def make(target):
+        before = files_of(tree)
+        build("sdist", tree, target)
+        with tarfile.open(target / f"malletrain-{__version__}.tar.gz") as archive:
+            archive.extractall(target, filter="data")
+        unpacked = target / f"malletrain-{__version__}"
+        (unpacked / "before.txt").write_text("\n".join(sorted(before)))
+
+    return made_once(tmp_path_factory, "sdist", make) / f"malletrain-{__version__}"
 
 
 @pytest.fixture(scope="session")
 def wheel(sdist, tmp_path_factory):
-    target = tmp_path_factory.mktemp("wheel")
-    build("wheel", sdist, target)
-    return target / f"malletrain-{__version__}-py3-none-any.whl"
+    folder = made_once(tmp_path_factory, "wheel", lambda target: build("wheel", sdist, target))
+    return folder / f"malletrain-{__version__}-py3-none-any.whl"
 
 
 @pytest.fixture(scope="session")
 def installed(wheel, tmp_path_factory):
     """A virtual environment in which nothing but the wheel is installed."""
-    return install(wheel, tmp_path_factory.mktemp("installed"))
+    folder = made_once(tmp_path_factory, "installed", lambda target: install(wheel, target))
+    return folder / "environment"

@@ -57,6 +57,19 @@ class ReclaimOver:
     why: str = RECLAIM_SENTENCE
 
 
+@dataclass(frozen=True)
+class SpareLook:
+    """It is time to see whether a spare node has been left. ``told``: at the last look its agent
+    had been told to let go of the job.
+    """
+
+    lease: str
+    told: bool = False
+
+
+Call = TakeCall | ReleaseCall | ReclaimOver | SpareLook
+
+
 class LeaseDesk:
     """What the controller's commands do to leases."""
 
@@ -67,7 +80,7 @@ class LeaseDesk:
         self._departures = departures
         self._keys = keys
         self._command = command
-        self.calls: asyncio.Queue[TakeCall | ReleaseCall | ReclaimOver] = asyncio.Queue()
+        self.calls: asyncio.Queue[Call] = asyncio.Queue()
         self.being_taken: set[str] = set()
         """Leases stored of which the scheduler may not have heard yet."""
 
@@ -116,12 +129,32 @@ class LeaseDesk:
         busy = {a.node: a for a in agents if a is not None and self._is_being_left(a)}
         for agent in busy.values():
             agent.spare = True
+            self._look_in(SpareLook(agent.lease))
         self._end([n for n in nodes if n not in busy], SPARE_SENTENCE, RELEASED)
 
     def free(self, agent: LeasedAgent) -> None:
         """The agent is free of its job: its lease ends if no other needs the node."""
         if agent.spare and agent.holds is None and agent.gone_at is None:
             self._end((agent.node,), SPARE_SENTENCE, RELEASED)
+
+    def spare_look(self, look: SpareLook) -> None:
+        """A spare node whose agent was told to let go, and has not for so long that it hangs, or
+        its job's processes do, goes all the same; so does one whose agent is lost.
+        """
+        agent = self._parts.agents.of_lease(look.lease)
+        row = self._parts.lease_rows.active.get(look.lease)
+        if agent is None:
+            if row is not None and row.state is not LeaseStatus.LEAVING:
+                self._end((row.node,), SPARE_SENTENCE, RELEASED)
+        elif agent.spare and agent.holds is not None and agent.gone_at is None:
+            if look.told and agent.releasing:
+                self._end((agent.node,), f"{SPARE_SENTENCE} Its job does not leave it.", RELEASED)
+            else:
+                self._look_in(SpareLook(look.lease, agent.releasing))
+
+    def _look_in(self, look: SpareLook) -> None:
+        within_s = self._parts.controller.settings.reclaim_s
+        asyncio.get_running_loop().call_later(within_s, self.calls.put_nowait, look)
 
     def _is_being_left(self, agent: LeasedAgent) -> bool:
         run = self._parts.runs.get(agent.holds or "")

@@ -19,7 +19,7 @@ from malletrain.core.restraint import Restraint
 from malletrain.daemon.batch import output_dir
 from malletrain.daemon.core import Core, CoreOver
 from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, UNHEARD, Departures
-from malletrain.daemon.lease_actions import LeaseDesk, ReclaimOver, ReleaseCall, TakeCall
+from malletrain.daemon.lease_actions import Call, LeaseDesk, ReleaseCall, SpareLook, TakeCall
 from malletrain.daemon.manners import Manners
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.restraints import Restraints
@@ -99,14 +99,17 @@ class Leases:
             task.add_done_callback(self._tasks.discard)
             task.add_done_callback(self._core.task_ended)
 
-    async def _make(self, call: TakeCall | ReleaseCall | ReclaimOver) -> None:
+    async def _make(self, call: Call) -> None:
         if isinstance(call, TakeCall):
             await self._take(call.requests)
         elif isinstance(call, ReleaseCall):
             await self._release(call.leases)
         else:
             with self._core.step():
-                self._desk.reclaim_over(call.lease, call.why)
+                if isinstance(call, SpareLook):
+                    self._desk.spare_look(call)
+                else:
+                    self._desk.reclaim_over(call.lease, call.why)
 
     async def _take(self, requests: tuple[LeaseRequest, ...]) -> None:
         refused: dict[str, str] = {

@@ -6,11 +6,16 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 
+import pytest
+
+from malletrain.daemon import settings
 from malletrain.daemon.agents import Agents, LeasedAgent
 from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
 AT_ONCE = 'give_back_after = "0 s"\nlease_wait = "1 h"\n[jobs]\ndrain_timeout = "1 h"'
+SOON = AT_ONCE.replace('drain_timeout = "1 h"', 'drain_timeout = "1 s"\nstop_grace = "1 s"')
+SOON += '\nlog_wait = "1 s"'
 
 
 def test_a_spare_node_that_a_job_gets_after_all_is_kept():
@@ -28,34 +33,57 @@ def is_spare(daemon, node):
     return agent is not None and agent.spare
 
 
-def test_a_peer_of_a_node_that_leaves_may_save_before_its_lease_is_given_back(tmp_path):
-    machine = Imagined("n0", "n1")
-    daemon = RunningDaemon(tmp_path, machine, allocation=AT_ONCE)
+@pytest.fixture
+def pair(tmp_path):
+    """Makes a daemon whose job trains on two nodes: the machine, the daemon, the job, and its
+    agents in the order of ranks.
+    """
     with ExitStack() as stack:
-        stack.callback(daemon.stop)
-        job = daemon.submit("ann", min_nodes=2, max_nodes=2)
-        until(lambda: len(machine.of("ann")) == 2, "ann has two leases")
-        agents = [stack.enter_context(closing(Agent(daemon, x))) for x in machine.of("ann")]
-        for agent in agents:
-            agent.hello()
-        for agent in agents:
-            agent.hear(messages.Assign)
-            agent.say(messages.Phase(messages.Assignment(job, "ready")))
-        members = until(lambda: daemon.service.core.runs[job].row.members, "a round is formed")
-        first, second = sorted(agents, key=lambda a: members.index(a.node))
-        first.say(messages.StoreUp(job, 1, "127.0.0.1", 5000))
-        for agent in agents:
-            agent.say(messages.Phase(messages.Assignment(job, "running", 1)))
-        until(lambda: daemon.service.core.runs[job].rounds.stage == "running", "it trains")
 
-        second.say(messages.Leaving(3600.0))
-        drain = first.hear(messages.Drain)
-        until(lambda: is_spare(daemon, first.node), "no job needs the node")
-        assert first.lease in machine.leases
-        first.say(messages.Drained(job, 1, True, "", drain.number))
-        first.hear(messages.Release)  # a Goodbye before would have ended the worker unsaved
-        assert first.lease in machine.leases
-        first.say(messages.Released(job))
-        first.hear(messages.Goodbye)
-        first.say(messages.LogsShipped(job))
-        until(lambda: first.lease not in machine.leases, "the lease is given back")
+        def make(allocation):
+            machine = Imagined("n0", "n1")
+            daemon = RunningDaemon(tmp_path, machine, allocation=allocation)
+            stack.callback(daemon.stop)
+            job = daemon.submit("ann", min_nodes=2, max_nodes=2)
+            until(lambda: len(machine.of("ann")) == 2, "ann has two leases")
+            agents = [stack.enter_context(closing(Agent(daemon, x))) for x in machine.of("ann")]
+            for agent in agents:
+                agent.hello()
+            for agent in agents:
+                agent.hear(messages.Assign)
+                agent.say(messages.Phase(messages.Assignment(job, "ready")))
+            members = until(lambda: daemon.service.core.runs[job].row.members, "a round is formed")
+            first, second = sorted(agents, key=lambda a: members.index(a.node))
+            first.say(messages.StoreUp(job, 1, "127.0.0.1", 5000))
+            for agent in agents:
+                agent.say(messages.Phase(messages.Assignment(job, "running", 1)))
+            until(lambda: daemon.service.core.runs[job].rounds.stage == "running", "it trains")
+            return machine, daemon, job, first, second
+
+        yield make
+
+
+def test_a_peer_of_a_node_that_leaves_may_save_before_its_lease_is_given_back(pair):
+    machine, daemon, job, first, second = pair(AT_ONCE)
+    second.say(messages.Leaving(3600.0))
+    drain = first.hear(messages.Drain)
+    until(lambda: is_spare(daemon, first.node), "no job needs the node")
+    assert first.lease in machine.leases
+    first.say(messages.Drained(job, 1, True, "", drain.number))
+    first.hear(messages.Release)  # a Goodbye before would have ended the worker unsaved
+    assert first.lease in machine.leases
+    first.say(messages.Released(job))
+    first.hear(messages.Goodbye)
+    first.say(messages.LogsShipped(job))
+    until(lambda: first.lease not in machine.leases, "the lease is given back")
+
+
+def test_a_spare_node_that_its_job_does_not_leave_is_given_back_all_the_same(pair, monkeypatch):
+    """A worker resists SIGKILL, on a file system that hangs, say: the agent lives on."""
+    monkeypatch.setattr(settings, "MOVING_S", 0.1)
+    machine, _, job, first, second = pair(SOON)
+    second.say(messages.Leaving(3600.0))
+    drain = first.hear(messages.Drain)
+    first.say(messages.Drained(job, 1, True, "", drain.number))
+    first.hear(messages.Release)
+    until(lambda: first.lease not in machine.leases, "the lease is given back")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch._dynamo  # what an optimizer imports first: it is no state
 import torch.distributed.checkpoint.state_dict
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 import malletrain.elastic as elastic
@@ -37,6 +38,14 @@ def made(width: int, layers: int) -> Decoder:
     return model
 
 
+def held(run: elastic.Run) -> int:
+    """Bytes of this rank's shards of the model and the optimizer."""
+    states = run.optimizer.state_dict()["state"].values()
+    tensors = [*run.model.parameters(), *(t for state in states for t in state.values())]
+    local = (t.to_local() if isinstance(t, DTensor) else t for t in tensors)
+    return sum(t.numel() * t.element_size() for t in local)
+
+
 def main() -> None:
     args = arguments(__doc__)
     torch.set_num_threads(1)
@@ -61,6 +70,8 @@ def main() -> None:
         options["replicate_every"] = args.replicate_every
     run = elastic.Run(**options)
     facts, log = Facts(args.folder), Log(args.folder)
+    # What the process has beside its shards when a change begins is the training's.
+    rest = before
 
     @run.on_change
     def tell(run: elastic.Run) -> None:
@@ -71,7 +82,7 @@ def main() -> None:
             seconds=sum(run.change_parts.values()),
             parts=run.change_parts,
             moved=run.change_bytes,
-            peak=memory("VmHWM") - before,
+            peak=memory("VmHWM") - rest,
         )
 
     for _ in sampler.epochs(1):
@@ -91,6 +102,7 @@ def main() -> None:
             del loss
             # From here on it is the peak of a change, if one comes.
             forget_peak()
+            rest = memory("VmRSS") - held(run)
 
 
 if __name__ == "__main__":

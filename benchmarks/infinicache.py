@@ -130,6 +130,8 @@ def _client(name: str, where: list[str], seconds: float) -> None:
     took.
     """
     client = contender(name, where)
+    for i in range(4):  # connections, memory and, where there is one, the near cache
+        client.get(f"shared {i}")
     print("ready", flush=True)
     sys.stdin.readline()
     end, count, cpu = time.perf_counter() + seconds, 0, time.process_time()
@@ -155,6 +157,7 @@ def clients(nodes: int, quick: bool) -> list[dict[str, Any]]:
             "3+1, 1 proxy": ("3+1", cache),
             "3+1, 3 proxies": ("3+1", shared),
             "10+1 and near": ("10+1 near", cache),
+            "10+1, near, views": ("10+1 near views", cache),
         }
         for kind, servers in contenders.values():
             client = contender(kind, servers.addresses)

@@ -153,12 +153,20 @@ class RedisClient:
             server.close()
 
 
+class ViewingCache(Cache):
+    """A cache whose gets are views."""
+
+    def get(self, key: str, loader: Any = None) -> Any:
+        return self.get_view(key, loader)
+
+
 def contender(name: str, where: list[str]) -> Any:
-    """A client by name: ``redis``, or a code such as ``10+1``, or ``10+1 near`` with a near cache
-    of 64 MB.
+    """A client by name: ``redis``, or a code such as ``10+1``, ``10+1 near`` with a near cache of
+    64 MB, or ``10+1 near views``, which copies nothing out of it.
     """
     if name == "redis":
         return RedisClient([int(port) for port in where])
     code, *near = name.split()
     data, parity = map(int, code.split("+"))
-    return Cache(where, KEY, code=(data, parity), near_bytes=64_000_000 if near else 0)
+    made = ViewingCache if "views" in near else Cache
+    return made(where, KEY, code=(data, parity), near_bytes=64_000_000 if near else 0)

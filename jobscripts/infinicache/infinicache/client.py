@@ -22,7 +22,7 @@ from infinicache.codec import STRIPE_BYTES, Code, code_for, encode
 from infinicache.connection import CallFailed, ConnectionLost, Peers
 from infinicache.isal import Buffer
 from infinicache.near import NearCache, NearObject
-from infinicache.objects import CacheError, Receipt, Shape, Stat, Unavailable
+from infinicache.objects import CacheError, ObjectPlace, Receipt, Shape, Stat, Unavailable
 from infinicache.proxies import Proxies
 from infinicache.stripes import StripeLost, StripeReader
 
@@ -31,21 +31,6 @@ CALL_S = 30.0
 log = logging.getLogger("infinicache")
 
 Loader = Callable[[str], Buffer | Awaitable[Buffer]]
-
-
-class ObjectPlace(msgspec.Struct, frozen=True):
-    """Where an object, or a copy of it, can be read; other fields are passed over."""
-
-    version: int
-    shape: Shape
-    at: dict[int, str]
-    """Chunk → node."""
-    name: str
-    """What the nodes call it."""
-    of: int
-    """The version of the object; a copy has one of its own, too."""
-    copy: str
-    """What a further copy would be called; empty where none is wanted."""
 
 
 class AsyncCache:
@@ -157,7 +142,17 @@ class AsyncCache:
         """The object under ``key``, None on a miss. With a ``loader``, a miss calls it, puts what
         it returns and returns that; calls for one key at one time share one load.
         """
-        found = await self._get(key)
+        return await self._get_or_load(key, loader, own=True)
+
+    async def get_view(self, key: str, loader: Loader | None = None) -> memoryview | None:
+        """As :meth:`get`, to be read only: what is near is not copied. As long as the view is held
+        its memory is, whether or not the near cache still counts it.
+        """
+        found = await self._get_or_load(key, loader, own=False)
+        return None if found is None else memoryview(found).toreadonly()
+
+    async def _get_or_load(self, key: str, loader: Loader | None, own: bool) -> bytearray | None:
+        found = await self._get(key, own)
         if found is not None or loader is None:
             return found
         loading = self._loading.get(key)
@@ -166,7 +161,8 @@ class AsyncCache:
             loading.add_done_callback(
                 lambda done: (self._loading.pop(key, None), done.cancelled() or done.exception())
             )
-        return await asyncio.shield(loading)
+        loaded = await asyncio.shield(loading)
+        return loaded if own else bytearray(loaded)  # a get of the same load may change its own
 
     async def get_stream(self, key: str) -> AsyncIterator[bytearray]:
         """The object stripe by stripe; nothing on a miss. Raises CacheError when it is lost or
@@ -334,19 +330,22 @@ class AsyncCache:
 
     # --- reading ---
 
-    async def _get(self, key: str) -> bytearray | None:
+    async def _get(self, key: str, own: bool) -> bytearray | None:
+        """The object; ``own``: for the caller to change, else perhaps what the near cache holds."""
         self.counts["gets"] += 1
         near = self._near.get(key)
         if near is not None and time.monotonic() - near.checked_at < self._near_s:
             self.counts["near"] += 1
-            return bytearray(near.value)
+            return bytearray(near.value) if own else near.value
         read = self._near.reads(key)
         try:
-            return await self._get_far(key, near, read)
+            return await self._get_far(key, near, read, own)
         finally:
             self._near.done(key, read)
 
-    async def _get_far(self, key: str, near: NearObject | None, read: object) -> bytearray | None:
+    async def _get_far(
+        self, key: str, near: NearObject | None, read: object, own: bool
+    ) -> bytearray | None:
         for _ in range(ATTEMPTS):
             asked = time.monotonic()
             found = await self._find(key)
@@ -357,7 +356,7 @@ class AsyncCache:
             if near is not None and near.version == version:
                 near.checked_at = asked
                 self.counts["near"] += 1
-                return bytearray(near.value)
+                return bytearray(near.value) if own else near.value
             value = bytearray(shape.size)
             view = memoryview(value)
             start, good = 0, True
@@ -372,7 +371,7 @@ class AsyncCache:
             if good:
                 view.release()
                 if self._near.capacity and self._near.done(key, read):
-                    self._near.put(key, version, value, asked)
+                    self._near.put(key, version, bytearray(value) if own else value, asked)
                 if found.copy:
                     await self._copy(key, found.copy, value, shape.stripe_bytes)
                 return value

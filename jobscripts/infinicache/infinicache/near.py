@@ -16,8 +16,8 @@ class NearObject:
 
     version: int
     """Of the object in the cache."""
-    value: bytes
-    """What it is; never changed."""
+    value: bytearray
+    """What it is; never changed: views of it are given away."""
     checked_at: float
     """When the cache last said that this is its newest version."""
 
@@ -58,12 +58,12 @@ class NearCache:
         self.drop(key)
         self._reads.pop(key, None)
 
-    def put(self, key: str, version: int, value: bytes | bytearray, now: float) -> None:
-        """Keep a copy of what was read at ``now``."""
+    def put(self, key: str, version: int, value: bytearray, now: float) -> None:
+        """Keep what was read at ``now``, which nobody changes from now on."""
         self.drop(key)
         if len(value) > self.capacity:
             return
-        self._objects[key] = NearObject(version, bytes(value), now)
+        self._objects[key] = NearObject(version, value, now)
         self.used += len(value)
         while self.used > self.capacity:
             self.drop(next(iter(self._objects)))

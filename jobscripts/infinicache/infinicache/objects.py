@@ -52,6 +52,21 @@ class Shape(msgspec.Struct, frozen=True):
         return sum(chunk_bytes(stripe, self.d) for stripe in self.stripes)
 
 
+class ObjectPlace(msgspec.Struct, frozen=True):
+    """Where an object, or a copy of it, can be read; other fields are passed over."""
+
+    version: int
+    shape: Shape
+    at: dict[int, str]
+    """Chunk → node."""
+    name: str
+    """What the nodes call it."""
+    of: int
+    """The version of the object; a copy has one of its own, too."""
+    copy: str
+    """What a further copy would be called; empty where none is wanted."""
+
+
 class HeldObject(msgspec.Struct, frozen=True):
     """What a node holds of one object: ``indices`` whose chunks are there for every stripe;
     ``used``: when it was last read.

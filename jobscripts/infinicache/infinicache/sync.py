@@ -56,6 +56,10 @@ class Cache:
         """See :meth:`AsyncCache.get`."""
         return self._loop.run_until_complete(self._cache.get(key, loader))
 
+    def get_view(self, key: str, loader: Loader | None = None) -> memoryview | None:
+        """See :meth:`AsyncCache.get_view`."""
+        return self._loop.run_until_complete(self._cache.get_view(key, loader))
+
     def get_stream(self, key: str) -> Iterator[bytearray]:
         """See :meth:`AsyncCache.get_stream`."""
         stream = self._cache.get_stream(key)

@@ -2,7 +2,7 @@
 
 A reader says which variables it found by which names, and in which units; wind is at 10 m unless
 told otherwise. Kinds: NetCDF (CF, any model), WRF output and NREL's WIND Toolkit (both HDF5), HRRR
-(GRIB2, needs cfgrib). It decides nothing about training.
+and AROME (GRIB2, needs cfgrib). It decides nothing about training.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from windsr import WindsrError
-from windsr.datasets import Options, from_dataset, terrain_of
+from windsr.datasets import Options, from_dataset
 from windsr.fields import Fields
+from windsr.grib import read_grib
 from windsr.hdf5 import wrf_or_wtk
 
 __all__ = ["READERS", "Options", "from_dataset", "read"]
@@ -51,46 +52,13 @@ def _netcdf(path: Path, options: Options) -> Fields:
         return from_dataset(dataset.load(), str(path), options)
 
 
-# --- GRIB2 ---
-
-
-def _grib(path: Path, options: Options) -> Fields:
-    """HRRR and alike: u and v at ``height`` m above ground, surface orography. Needs cfgrib (``pip
-    install windsr[grib]``).
-    """
-    try:
-        import cfgrib  # noqa: F401
-        import xarray
-    except ImportError:
-        raise WindsrError(
-            f"{path} is GRIB2, which needs cfgrib: pip install 'windsr[grib]'."
-        ) from None
-    above = {"typeOfLevel": "heightAboveGround", "level": options.height}
-    wind = xarray.open_dataset(
-        path, engine="cfgrib", backend_kwargs={"filter_by_keys": above, "indexpath": ""}
-    )
-    ground = xarray.open_dataset(
-        path,
-        engine="cfgrib",
-        backend_kwargs={"filter_by_keys": {"typeOfLevel": "surface"}, "indexpath": ""},
-    )
-    both = wind.load().drop_vars(["heightAboveGround"], errors="ignore")
-    if (terrain := terrain_of(ground.load())) is not None:
-        both = both.assign(
-            orog=terrain.drop_vars([c for c in terrain.coords if c not in both.coords])
-        )
-    if f"u{options.height}" in both and options.height != 10:
-        both = both.rename({f"u{options.height}": "u10", f"v{options.height}": "v10"})
-    return from_dataset(both, str(path), options)
-
-
 READERS: dict[str, Callable[[Path, Options], Fields]] = {
     ".nc": _netcdf,
     ".nc4": _netcdf,
     ".cdf": _netcdf,
     ".h5": wrf_or_wtk,
     ".hdf5": wrf_or_wtk,
-    ".grib2": _grib,
-    ".grb2": _grib,
-    ".grib": _grib,
+    ".grib2": read_grib,
+    ".grb2": read_grib,
+    ".grib": read_grib,
 }

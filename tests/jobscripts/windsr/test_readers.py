@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import h5py
@@ -138,13 +137,6 @@ def test_wind_toolkit(tmp_path):
     assert str(found.times[1]) == "2012-01-01T01:00:00"
     with pytest.raises(WindsrError, match="windspeed_80m"):
         read(path, Options(spacing=2000.0, height=80))
-
-
-@pytest.mark.skipif(find_spec("cfgrib") is not None, reason="cfgrib is installed here")
-def test_grib_without_its_library_says_what_to_install(tmp_path):
-    (tmp_path / "hrrr.grib2").write_bytes(b"GRIB")
-    with pytest.raises(WindsrError, match=r"pip install 'windsr\[grib\]'"):
-        read(tmp_path / "hrrr.grib2")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,134 @@
+"""GRIB2 as ecCodes writes it, laid out as HRRR's and AROME's files are."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from windsr import WindsrError
+from windsr.readers import Options, read
+
+LAMBERT = {
+    "gridType": "lambert",
+    "Nx": 20,
+    "Ny": 16,
+    "latitudeOfFirstGridPointInDegrees": 35.0,
+    "longitudeOfFirstGridPointInDegrees": 262.5,
+    "LoVInDegrees": 262.5,
+    "DxInMetres": 3000.0,
+    "DyInMetres": 3000.0,
+    "Latin1InDegrees": 38.5,
+    "Latin2InDegrees": 38.5,
+    "LaDInDegrees": 38.5,
+    "jScansPositively": 1,
+}
+DEGREES = {
+    "gridType": "regular_ll",
+    "Ni": 20,
+    "Nj": 16,
+    "latitudeOfFirstGridPointInDegrees": 45.0,
+    "longitudeOfFirstGridPointInDegrees": 1.0,
+    "latitudeOfLastGridPointInDegrees": 45.0 - 15 * 0.025,
+    "longitudeOfLastGridPointInDegrees": 1.0 + 19 * 0.025,
+    "iDirectionIncrementInDegrees": 0.025,
+    "jDirectionIncrementInDegrees": 0.025,
+    "jScansPositively": 0,
+}
+"""From north to south."""
+ROWS, COLUMNS = np.mgrid[:16.0, :20.0]
+U, V, SPEED, GUST, OROGRAPHY, GEOPOTENTIAL, RAIN = (
+    (2, 2), (2, 3), (2, 1), (2, 22), (3, 5), (3, 4), (1, 8)
+)  # fmt: skip
+"""Category and number of WMO's table 4.2."""
+
+
+def message(file, what, values, grid, *, date=20170602, step=0, height=None, over=False):
+    """One field; ``height`` in m above ground, None: the surface; ``over``: of the hour before."""
+    import eccodes
+
+    handle = eccodes.codes_grib_new_from_samples("GRIB2")
+    keys = {"productDefinitionTemplateNumber": 8} if over else {}
+    keys |= {"shapeOfTheEarth": 6, **grid, "dataDate": date, "dataTime": 300}
+    keys |= {"parameterCategory": what[0], "parameterNumber": what[1]}
+    keys["typeOfFirstFixedSurface"] = 1 if height is None else 103
+    if height is not None:
+        keys |= {"scaleFactorOfFirstFixedSurface": 0, "scaledValueOfFirstFixedSurface": height}
+    if over:
+        keys |= {"typeOfStatisticalProcessing": 2, "stepRange": f"{step - 1}-{step}"}
+    else:
+        keys["step"] = step
+    for key, value in (keys | {"bitsPerValue": 16}).items():
+        eccodes.codes_set(handle, key, value)
+    eccodes.codes_set_values(handle, np.broadcast_to(values, ROWS.shape).astype(float).ravel())
+    eccodes.codes_write(handle, file)
+    eccodes.codes_release(handle)
+
+
+def test_a_file_like_hrrrs(tmp_path):
+    with open(tmp_path / "hrrr.grib2", "wb") as file:
+        for date in (20170602, 20170603):
+            message(file, GUST, 20, LAMBERT, date=date, step=1)
+            message(file, OROGRAPHY, 100 + 10 * COLUMNS, LAMBERT, date=date, step=1)
+            message(file, SPEED, 25, LAMBERT, date=date, step=1, height=10, over=True)
+            message(file, U, 30, LAMBERT, date=date, step=1, height=80)
+            message(file, V, 40, LAMBERT, date=date, step=1, height=80)
+            message(file, U, 0.3 * ROWS, LAMBERT, date=date, step=1, height=10)
+            message(file, V, 0.4 * ROWS, LAMBERT, date=date, step=1, height=10)
+    found = read(tmp_path / "hrrr.grib2", Options(spacing=3000.0))
+    assert [str(t)[:13] for t in found.times] == ["2017-06-02T04", "2017-06-03T04"]
+    middle = found.wind[:, 2:-2, 2:-2]  # the model's own grid, turned by less than half a degree
+    np.testing.assert_allclose(np.diff(middle, axis=1), 0.5, atol=0.03)
+    np.testing.assert_allclose(np.diff(found.terrain[2:-2, 2:-2], axis=1), 10.0, atol=0.5)
+    higher = read(tmp_path / "hrrr.grib2", Options(spacing=3000.0, height=80))
+    np.testing.assert_allclose(higher.wind, 50.0, rtol=1e-3)
+    with pytest.raises(WindsrError, match="no wind at 100 m"):
+        read(tmp_path / "hrrr.grib2", Options(spacing=3000.0, height=100))
+    with pytest.raises(WindsrError, match="--spacing"):
+        read(tmp_path / "hrrr.grib2")
+
+
+@pytest.mark.parametrize("others_first", [True, False])
+def test_a_file_like_aromes_whose_variables_are_of_different_steps(tmp_path, others_first):
+    with open(tmp_path / "arome.grib2", "wb") as file:
+
+        def others():
+            message(file, GUST, 20, DEGREES, step=1, height=10, over=True)
+            message(file, RAIN, 1, DEGREES, step=1, over=True)
+
+        if others_first:
+            others()
+        for step in range(3):
+            message(file, U, 3 + step, DEGREES, step=step, height=10)
+            message(file, V, 4, DEGREES, step=step, height=10)
+        message(file, GEOPOTENTIAL, 9.80665 * (500 - 10 * ROWS), DEGREES)
+        if not others_first:
+            others()
+    found = read(tmp_path / "arome.grib2", Options(spacing=2500.0))
+    assert [str(t)[11:13] for t in found.times] == ["03", "04", "05"]
+    for field, u in zip(found.wind, (3, 4, 5), strict=True):
+        np.testing.assert_allclose(field, np.hypot(u, 4), rtol=1e-3)
+    rise = np.diff(found.terrain, axis=0) * 0.025 * 111_200 / 2500  # m from row to row
+    np.testing.assert_allclose(rise, 10.0, atol=0.3)
+    assert found.terrain.max() <= 501, "the north, which comes first in the file, is highest"
+
+
+def test_wind_speed_without_terrain_is_refused_for_the_terrain(tmp_path):
+    with open(tmp_path / "speed.grib2", "wb") as file:
+        message(file, SPEED, 7, DEGREES, height=10)
+    with pytest.raises(WindsrError, match="no terrain"):
+        read(tmp_path / "speed.grib2", Options(spacing=2500.0))
+
+
+@pytest.mark.parametrize("content", [b"", b"GRIB", b"x" * 999])
+def test_what_is_no_grib_file_is_said_in_a_sentence(tmp_path, content):
+    (tmp_path / "bad.grib2").write_bytes(content)
+    with pytest.raises(WindsrError, match="no GRIB file, or a damaged one"):
+        read(tmp_path / "bad.grib2")
+
+
+def test_without_its_library_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cfgrib", None)
+    (tmp_path / "hrrr.grib2").write_bytes(b"GRIB")
+    with pytest.raises(WindsrError, match=r"pip install 'windsr\[grib\]'"):
+        read(tmp_path / "hrrr.grib2")

@@ -89,7 +89,7 @@ class ScalingCurve:
         cls, sizes: npt.NDArray[np.int64], rates: npt.NDArray[np.float64]
     ) -> ScalingCurve:
         """The curve with these points, sizes increasing: :meth:`of` for arrays, for plans that make
-        hundreds of curves.
+        hundreds of curves. Pairs are made of them when somebody asks.
         """
         sound = len(sizes) and sizes[0] >= 1 and (sizes[1:] > sizes[:-1]).all()
         if not (sound and rates.min() >= 0 and rates.max() < math.inf):
@@ -102,9 +102,7 @@ class ScalingCurve:
     @cached_property
     def points(self) -> tuple[tuple[int, float], ...]:
         """``((nodes, samples per second), ...)``."""
-        return _pairs(
-            *self.known
-        )  # hundreds of tuples a curve, which few of a plan's are asked for
+        return _pairs(*self.known)
 
     @property
     def largest(self) -> int:

@@ -31,7 +31,7 @@ longest.
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NodeInfo:
     """What placement knows of a node."""
 

@@ -8,7 +8,7 @@ from allocator.bids import Bid, BidError, SizeValues
 from allocator.curves import CurveError, ScalingCurve
 from allocator.milp import MonotonicClock, no_clock, solve
 from allocator.objectives import Beyond, Goal, RescaleCost, make_bid, multiples, powers_of_two
-from allocator.outlook import Cohort, Outlook
+from allocator.outlook import Cohort, Outlook, expected_s, survivals
 from allocator.placement import NodeInfo, PlacementError, place
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "ScalingCurve",
     "SizeValues",
     "equal_share",
+    "expected_s",
     "fcfs",
     "make_bid",
     "multiples",
@@ -34,4 +35,5 @@ __all__ = [
     "place",
     "powers_of_two",
     "solve",
+    "survivals",
 ]

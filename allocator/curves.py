@@ -7,11 +7,10 @@ Decides how a curve is checked and how it is read between and beyond its points.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,6 @@ class CurveError(ValueError):
     """A scaling curve that cannot be used; the message says which point and why."""
 
 
-@dataclass(frozen=True)
 class ScalingCurve:
     """Throughput by scale, piecewise linear between measured points.
 
@@ -34,13 +32,14 @@ class ScalingCurve:
     :meth:`at` holds the last value (a job is never credited with speed nobody measured) and
     :meth:`covers` says so.
 
+    Not to be written to.
+
     Raises:
         CurveError: on an empty, unsorted, negative or non-finite curve.
     """
 
-    points: tuple[tuple[int, float], ...]
-
-    def __post_init__(self) -> None:
+    def __init__(self, points: tuple[tuple[int, float], ...]) -> None:
+        self.points = points
         if not self.points:
             raise CurveError(
                 "The scaling curve has no points; give at least one 'nodes: samples/s' pair."
@@ -60,12 +59,24 @@ class ScalingCurve:
                     "each size once."
                 )
 
+    def __repr__(self) -> str:
+        return f"ScalingCurve(points={self.points!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ScalingCurve):
+            return NotImplemented
+        return self is other or all(map(np.array_equal, self.known, other.known))
+
     @cached_property
     def _hash(self) -> int:
-        return hash(self.points)
+        sizes, rates = self.known
+        return hash((len(sizes), (rates + 0.0).tobytes()))  # 0.0 and -0.0 are one
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"points": self.points}  # without the hash, which is of this process only
 
     @classmethod
     def of(cls, points: Mapping[int, float] | Iterable[tuple[int, float]]) -> ScalingCurve:
@@ -78,21 +89,25 @@ class ScalingCurve:
         cls, sizes: npt.NDArray[np.int64], rates: npt.NDArray[np.float64]
     ) -> ScalingCurve:
         """The curve with these points, sizes increasing: :meth:`of` for arrays, for plans that make
-        hundreds of curves.
+        hundreds of curves. Pairs are made of them when somebody asks.
         """
-        points = tuple(zip(sizes.tolist(), rates.tolist(), strict=True))
-        sound = len(sizes) and sizes[0] >= 1 and (np.diff(sizes) > 0).all()
-        if not (sound and np.isfinite(rates).all() and (rates >= 0).all()):
-            return cls(points)  # which says what is wrong
+        sound = len(sizes) and sizes[0] >= 1 and (sizes[1:] > sizes[:-1]).all()
+        if not (sound and rates.min() >= 0 and rates.max() < math.inf):
+            return cls(_pairs(sizes, rates))  # which says what is wrong
         made = object.__new__(cls)
         sizes.flags.writeable = rates.flags.writeable = False
-        made.__dict__.update(points=points, known=(sizes, rates))
+        made.known = sizes, rates
         return made
+
+    @cached_property
+    def points(self) -> tuple[tuple[int, float], ...]:
+        """``((nodes, samples per second), ...)``."""
+        return _pairs(*self.known)
 
     @property
     def largest(self) -> int:
         """The largest size with a known throughput, nodes."""
-        return self.points[-1][0]
+        return int(self.known[0][-1])
 
     def covers(self, nodes: int) -> bool:
         """Whether ``nodes`` lies within the known sizes (no extrapolation needed)."""
@@ -102,20 +117,17 @@ class ScalingCurve:
         """Throughput at ``nodes``, samples/s: linear between points, constant beyond the last."""
         if nodes <= 0:
             return 0.0
-        if nodes >= self.largest:
-            return self.points[-1][1]
-        right = bisect_left(self._sizes, nodes)
-        size, rate = self.points[right]
-        before = self.points[right - 1] if right else (0, 0.0)
+        sizes, rates = self.known
+        if nodes >= sizes[-1]:
+            return rates.item(-1)
+        right = int(sizes.searchsorted(nodes))
+        size, rate = sizes.item(right), rates.item(right)
+        before = (sizes.item(right - 1), rates.item(right - 1)) if right else (0, 0.0)
         return before[1] + (nodes - before[0]) / (size - before[0]) * (rate - before[1])
 
     def many(self, sizes: Sequence[int]) -> list[float]:
         """Throughput at each of ``sizes``, samples/s."""
         return [self.at(k) for k in sizes]
-
-    @cached_property
-    def _sizes(self) -> tuple[int, ...]:
-        return tuple(nodes for nodes, _ in self.points)
 
     @cached_property
     def known(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
@@ -138,3 +150,9 @@ class ScalingCurve:
         nodes, rates = self._knots
         found: npt.NDArray[np.float64] = np.interp(sizes, nodes, rates)
         return found
+
+
+def _pairs(
+    sizes: npt.NDArray[np.int64], rates: npt.NDArray[np.float64]
+) -> tuple[tuple[int, float], ...]:
+    return tuple(zip(sizes.tolist(), rates.tolist(), strict=True))

@@ -8,10 +8,8 @@ end independently of each other, the nodes of one all at once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +21,6 @@ _SHARES = np.array([0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0])
 _STEPS = np.diff(_SHARES)
 _MEAN = 0.5 * (np.append(_STEPS, 0.0) + np.append(0.0, _STEPS))
 """Weights of the trapezoidal rule over the window."""
-_STAYS = np.ones(len(_SHARES))
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,19 +34,39 @@ class Cohort:
 
     def expected_s(self, window_s: float) -> float:
         """How long they are there within the window, seconds, expected."""
-        return window_s * float(_within(self, window_s) @ _MEAN)
+        return float(expected_s(survivals([self], window_s), window_s)[0])
 
 
-@lru_cache(maxsize=8192)
-def _within(cohort: Cohort, window_s: float) -> Floats:
-    """The survival over the window; held after the last time known."""
-    return np.asarray(np.interp(window_s * _SHARES, cohort.times_s, cohort.survival))
+def survivals(cohorts: Sequence[Cohort | None], window_s: float) -> Floats:
+    """A row a cohort: its survival at the times within the window that are looked at; held after
+    the last time known. No cohort: the node stays.
+    """
+    rows = np.ones((len(cohorts), len(_SHARES)))
+    alike: dict[tuple[float, ...], list[tuple[int, Cohort]]] = {}
+    for place, cohort in enumerate(cohorts):
+        if cohort is not None:
+            alike.setdefault(cohort.times_s, []).append((place, cohort))
+    for times_s, found in alike.items():
+        known = np.array([cohort.survival for _, cohort in found])
+        rows[[place for place, _ in found]] = _read(known, np.array(times_s), window_s * _SHARES)
+    return rows
 
 
-@lru_cache(maxsize=8192)
-def _stays(cohort: Cohort, window_s: float) -> float:
-    """The probability that its nodes are there still after so many seconds."""
-    return float(_within(cohort, window_s)[-1])
+def _read(known: Floats, times_s: Floats, at_s: Floats) -> Floats:
+    """:func:`numpy.interp` for many rows of the same times."""
+    last = len(times_s) - 1
+    low = np.clip(times_s.searchsorted(at_s, side="right") - 1, 0, last)
+    high = np.minimum(low + 1, last)
+    span = times_s[high] - times_s[low]
+    slope = (known[:, high] - known[:, low]) / np.where(span > 0, span, 1.0)
+    read: Floats = slope * (at_s - times_s[low]) + known[:, low]
+    return read
+
+
+def expected_s(rows: Floats, window_s: float) -> Floats:
+    """Of each row of :func:`survivals`, how long it is there within the window, seconds."""
+    mean: Floats = window_s * (rows * _MEAN).sum(axis=1)
+    return mean
 
 
 class Outlook:
@@ -62,19 +79,23 @@ class Outlook:
         work_s: work that is lost with a node that goes, seconds of the job's throughput.
     """
 
-    __slots__ = ("_cohorts", "window_s", "work_s")
+    __slots__ = ("_counts", "_rows", "window_s", "work_s")
 
     def __init__(
         self, cohorts: Sequence[tuple[Cohort | None, int]], window_s: float, work_s: float
     ) -> None:
-        self._cohorts = cohorts
+        self._rows = survivals([cohort for cohort, _ in cohorts], window_s)
+        self._counts = np.array([count for _, count in cohorts], dtype=np.float64)
         self.window_s = window_s
         self.work_s = work_s
 
-    def hit(self) -> float:
-        """The probability that a job with all these nodes is hit within the window."""
-        window_s = self.window_s
-        return 1.0 - math.prod(_stays(c, window_s) for c, _ in self._cohorts if c is not None)
+    @classmethod
+    def from_arrays(cls, rows: Floats, counts: Floats, window_s: float, work_s: float) -> Outlook:
+        """The same of cohorts of which :func:`survivals` were read before."""
+        made = object.__new__(cls)
+        made._rows, made._counts = rows, counts
+        made.window_s, made.work_s = window_s, work_s
+        return made
 
     def of(self, sizes: npt.NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
         """For each of ``sizes``: the seconds for which a job of that size is left alone, at most
@@ -83,22 +104,19 @@ class Outlook:
         Sizes beyond the last node known are as those of all nodes known.
         """
         wanted = sizes.astype(np.float64)
-        if not self._cohorts:
-            return np.full(len(sizes), self.window_s), np.zeros(len(sizes)), wanted
-        window_s = self.window_s
-        each = [_STAYS if c is None else _within(c, window_s) for c, _ in self._cohorts]
-        rows = np.concatenate(each).reshape(len(each), len(_SHARES))
-        counts = np.array([count for _, count in self._cohorts], dtype=np.float64)
+        rows, counts, window_s = self._rows, self._counts, self.window_s
+        if not len(counts):
+            return np.full(len(sizes), window_s), np.zeros(len(sizes)), wanted
         ends = counts.cumsum()
         k = np.minimum(ends.searchsorted(wanted), len(ends) - 1)
         alone = rows.cumprod(axis=0)
         goes = 1.0 - rows[:, -1]
         # Of the cohorts that may go, each is the one that goes by its share of the odds.
-        odds = goes.cumsum()
+        odds = goes.cumsum()[k]
         lost = (goes * counts).cumsum()[k] - goes[k] * (ends[k] - wanted)
-        left = wanted - lost / np.maximum(odds[k], 1e-12)
+        left = wanted - lost / np.maximum(odds, 1e-12)
         return (
-            window_s * (alone @ _MEAN)[k],
+            expected_s(alone, window_s)[k],
             (1.0 - alone[:, -1])[k],
-            np.where(odds[k] > 1e-12, np.maximum(left, 0.0), wanted),
+            np.where(odds > 1e-12, np.maximum(left, 0.0), wanted),
         )

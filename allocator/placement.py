@@ -31,7 +31,7 @@ longest.
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NodeInfo:
     """What placement knows of a node."""
 
@@ -86,11 +86,12 @@ def place(
             for name in current.get(job, ())
             if name in nodes and nodes[name].node_class == node_class
         ]
-        for name in mine:
-            if owner.setdefault(name, job) != job:
-                raise PlacementError(
-                    f"Node {name} belongs to both {owner[name]} and {job}; a node runs one job."
-                )
+        if not owner.keys().isdisjoint(mine):
+            name = next(filter(owner.__contains__, mine))
+            raise PlacementError(
+                f"Node {name} belongs to both {owner[name]} and {job}; a node runs one job."
+            )
+        owner.update(dict.fromkeys(mine, job))
         kept[job] = mine
     for job, mine in kept.items():
         if len(mine) > sizes[job][1]:
@@ -100,8 +101,8 @@ def place(
     growing = [job for job, mine in kept.items() if len(mine) < sizes[job][1]]
     pools = {name: _Pool() for name in {sizes[job][0] for job in growing}}
     if growing:
-        for name, info in nodes.items():
-            if name not in owner and info.node_class in pools:
+        for name in nodes.keys() - owner.keys():  # few, where the machine is full
+            if (info := nodes[name]).node_class in pools:
                 pools[info.node_class].add(name, info)
     # Jobs with nodes have something to match; of the others the larger ones, which a preemption
     # costs most, choose first; of equals who was first.

@@ -85,7 +85,8 @@ class GoalTerms:
 @lru_cache(maxsize=4096)
 def best_yield(curve: ScalingCurve) -> float:
     """The most that one node can bring in this curve, samples/s."""
-    return max(rate / nodes for nodes, rate in curve.points)
+    sizes, rates = curve.known
+    return float((rates / sizes).max())
 
 
 def price_of_a_node(candidates: Iterable[Candidate]) -> float:

@@ -8,20 +8,19 @@ each lasts is foretold elsewhere (:mod:`scavenger.lifetimes`); what that is wort
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Collection, Iterable, Mapping
-from operator import attrgetter
+from operator import add, attrgetter
 
-from allocator import Cohort, NodeInfo, Outlook
+import numpy as np
+import numpy.typing as npt
 
-Counted = list[tuple[Cohort | None, int]]
+from allocator import Cohort, NodeInfo, Outlook, expected_s, survivals
+
+Counts = npt.NDArray[np.int64]
+"""How many nodes there are of each cohort, those that last longest first."""
 _COHORT = attrgetter("cohort")
-_WHICH = attrgetter("node_class", "cohort")
-
-
-def counted(infos: Iterable[NodeInfo]) -> Counted:
-    """How many of these nodes are of each cohort."""
-    return list(Counter(map(_COHORT, infos)).items())
+_CLASS = attrgetter("node_class")
 
 
 def cohorts(
@@ -56,56 +55,58 @@ class Lasting:
         window_s: float,
         work_s: float,
     ) -> None:
-        self._nodes = nodes
-        self._held = held
         self._window_s = window_s
         self._work_s = work_s
-        self._free: dict[str, Counted] = {}
-        self._taken: dict[str, Counted] = {}
-        self._rank: dict[Cohort | None, int] = {}
+        infos = nodes.values()
+        pools = list(dict.fromkeys(map(_CLASS, infos)))
+        self._pools = {pool: number for number, pool in enumerate(pools)}
+        every = list(dict.fromkeys(map(_COHORT, infos)))
+        rows = survivals(every, window_s)
+        # A node of which nothing is foretold is taken to outlast all others.
+        unknown = np.array([cohort is None for cohort in every], dtype=bool)
+        left_s = np.where(unknown, 2.0 * window_s, expected_s(rows, window_s))
+        longest = np.argsort(-left_s, kind="stable")
+        self._rows = rows[longest]
+        self._shape = len(pools), len(every)
+        rank = {every[at]: place for place, at in enumerate(longest.tolist())}
+        ranks = map(rank.__getitem__, map(_COHORT, infos))
+        if len(pools) > 1:
+            begins = {pool: number * len(every) for pool, number in self._pools.items()}
+            ranks = map(add, ranks, map(begins.__getitem__, map(_CLASS, infos)))
+        self._at = dict(zip(nodes, ranks, strict=True))
+        """Node → the number of its pool and cohort."""
+        counts, self._taken = self._counted(self._at), self._counted(held)
+        self._free = counts - self._taken
 
     def of_job(self, mine: Collection[str], pools: Iterable[str], most: int) -> dict[str, Outlook]:
         """Pool → what a job that holds ``mine`` and may have ``most`` nodes can expect in it."""
-        if not self._rank:
-            self._look()
         found = {}
-        infos = [self._nodes[n] for n in mine]
+        own = self._counted(mine)
         for pool in pools:
-            own = [info for info in infos if info.node_class == pool]
-            cohorts = self._longest(counted(own))
-            room, ours = most - len(own), dict(cohorts)
-            for others, had in ((self._free, {}), (self._taken, ours)):
-                for cohort, count in others.get(pool, ()):
-                    if room <= 0:
-                        break
-                    more = min(room, count - had.get(cohort, 0))
-                    if more > 0:
-                        cohorts.append((cohort, more))
-                        room -= more
-            found[pool] = Outlook(cohorts, self._window_s, self._work_s)
+            number = self._pools.get(pool)
+            if number is None:
+                found[pool] = Outlook([], self._window_s, self._work_s)
+                continue
+            ours = own[number]
+            places = ours.nonzero()[0]
+            counts = ours[places]
+            room = most - int(counts.sum())
+            for others, step in ((self._free[number], 1), (self._taken[number] - ours, -1)):
+                if room <= 0:
+                    break
+                more = others.nonzero()[0][::step]
+                some = others[more]
+                ends = some.cumsum()
+                some = np.minimum(some, room - ends + some)[: int(ends.searchsorted(room)) + 1]
+                room -= int(some.sum())
+                places = np.concatenate((places, more[: len(some)]))
+                counts = np.concatenate((counts, some))
+            found[pool] = Outlook.from_arrays(
+                self._rows[places], counts.astype(np.float64), self._window_s, self._work_s
+            )
         return found
 
-    def _look(self) -> None:
-        every = Counter(map(_WHICH, self._nodes.values()))
-        cohorts = dict.fromkeys(cohort for _, cohort in every)
-        longest = sorted(cohorts, key=self._left_s, reverse=True)
-        self._rank = {cohort: rank for rank, cohort in enumerate(longest)}
-        held = Counter(map(_WHICH, map(self._nodes.__getitem__, self._held)))
-        free: dict[str, Counted] = {}
-        taken: dict[str, Counted] = {}
-        for (pool, cohort), count in every.items():
-            had = held[pool, cohort]
-            if had:
-                taken.setdefault(pool, []).append((cohort, had))
-            if count > had:
-                free.setdefault(pool, []).append((cohort, count - had))
-        self._free = {pool: self._longest(found) for pool, found in free.items()}
-        self._taken = {pool: self._longest(found)[::-1] for pool, found in taken.items()}
-
-    def _longest(self, found: Counted) -> Counted:
-        """The cohorts, those that last longest first."""
-        rank = self._rank
-        return sorted(found, key=lambda item: rank[item[0]])
-
-    def _left_s(self, cohort: Cohort | None) -> float:
-        return cohort.expected_s(self._window_s) if cohort else 2.0 * self._window_s
+    def _counted(self, names: Collection[str]) -> Counts:
+        """How many of these nodes are of each pool and cohort."""
+        at = np.fromiter(map(self._at.__getitem__, names), np.intp, len(names))
+        return np.bincount(at, minlength=math.prod(self._shape)).reshape(self._shape)

@@ -8,12 +8,16 @@ foretold elsewhere (:mod:`scavenger.lifetimes`); how often a job saves is decide
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from operator import attrgetter
 
-from allocator import Outlook
+from allocator import Cohort, survivals
 from malletrain.core.commands import LossExpected
-from malletrain.core.lasting import counted
 from malletrain.core.records import JobRecord
 from malletrain.core.state import ControllerState
+
+_COHORT = attrgetter("cohort")
 
 CHANGE = 1.25
 """A smaller change than by this factor is not said."""
@@ -39,8 +43,11 @@ class Losses:
         names = {job.submitted.job for job in jobs}
         self._said = {name: in_s for name, in_s in self._said.items() if name in names}
         found = []
+        cohorts = {job.submitted.job: self._cohorts(job) for job in jobs}
+        stays = self._stays(cohorts.values())
         for job in jobs:
-            in_s, before = self._expected_s(job), self._said.get(job.submitted.job, math.inf)
+            in_s = self._expected_s(cohorts[job.submitted.job], stays)
+            before = self._said.get(job.submitted.job, math.inf)
             changed = in_s != before and not before / CHANGE < in_s < before * CHANGE
             if changed and not job.rescaling:
                 found.append(self._say(job, in_s))
@@ -52,7 +59,8 @@ class Losses:
         """
         if self._ahead_s is None or not job.nodes:
             return []
-        in_s = self._expected_s(job)
+        cohorts = self._cohorts(job)
+        in_s = self._expected_s(cohorts, self._stays([cohorts]))
         news = in_s < math.inf or job.submitted.job in self._said
         return [self._say(job, in_s)] if news else []
 
@@ -60,10 +68,26 @@ class Losses:
         self._said[job.submitted.job] = in_s
         return LossExpected(job.submitted.job, in_s)
 
-    def _expected_s(self, job: JobRecord) -> float:
+    def _cohorts(self, job: JobRecord) -> dict[Cohort | None, None]:
+        """Those of its nodes, in the order of these."""
+        usable = self._state.usable
+        if not self._state.all_usable(job.nodes):
+            return dict.fromkeys(usable[n].cohort for n in job.nodes if n in usable)
+        return dict.fromkeys(map(_COHORT, map(usable.__getitem__, job.nodes)))
+
+    def _stays(self, found: Iterable[Iterable[Cohort | None]]) -> dict[Cohort | None, float]:
+        """Cohort → the probability that its nodes are there still at the end of the time that
+        plans look ahead.
+        """
+        every = list(dict.fromkeys(chain.from_iterable(found)))
+        rows = survivals(every, self._ahead_s or 0.0)
+        return dict(zip(every, rows[:, -1].tolist(), strict=True))
+
+    def _expected_s(
+        self, cohorts: Iterable[Cohort | None], stays: Mapping[Cohort | None, float]
+    ) -> float:
         """The mean time to a loss at the rate of the time that plans look ahead."""
-        usable, ahead_s = self._state.usable, self._ahead_s or 0.0
-        cohorts = counted(usable[n] for n in job.nodes if n in usable)
-        hit = Outlook(cohorts, ahead_s, 0.0).hit()
+        ahead_s = self._ahead_s or 0.0
+        hit = 1.0 - math.prod(map(stays.__getitem__, cohorts))
         rate = -math.log(max(1e-9, 1.0 - hit)) / ahead_s
         return 1.0 / rate if rate * CALM_S > 1.0 else math.inf

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median
 from typing import Protocol
 
@@ -117,7 +118,8 @@ def exact(
     return solve(bids, capacity, clock=clock, time_limit_s=settings.time_limit_s)
 
 
-def smallest_size(min_nodes: int, max_nodes: int, sizes: Iterable[int] | None) -> int | None:
+@lru_cache(maxsize=4096)
+def smallest_size(min_nodes: int, max_nodes: int, sizes: tuple[int, ...] | None) -> int | None:
     """The smallest allowed size within the limits, ``None`` when there is none."""
     if sizes is None:
         return min_nodes

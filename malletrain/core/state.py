@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from allocator import Cohort, NodeInfo, RescaleCost, ScalingCurve
@@ -147,8 +147,10 @@ class ControllerState:
         """The idle node is still of use: ask again at ``until``."""
         self.nodes[name].review_at = until
 
-    def deadline(self, names: Iterable[str], now: float) -> float | None:
+    def deadline(self, names: Collection[str], now: float) -> float | None:
         """Seconds until the first of these nodes is taken away; None when none is."""
+        if self.all_usable(names):
+            return None
         ends = [self.nodes[n].gone_at for n in names]
         times = [end - now for end in ends if end is not None]
         return max(0.0, min(times)) if times else None
@@ -228,8 +230,10 @@ class ControllerState:
         is leaving, or would belong to two jobs.
         """
         commands: list[Start | Rescale | Suspend] = []
+        added: dict[str, set[str]] = {}
         for name, new in nodes.items():
             job = self.jobs[name]
+            added[name] = set(new).difference(job.nodes)
             within = self.deadline(job.nodes, now)
             job.forced = bool(job.nodes) and (job.broken or within is not None)
             self._free(set(job.nodes).difference(new), now)
@@ -244,9 +248,11 @@ class ControllerState:
                 job.planned = self.plans
             job.nodes, job.rescaling, job.broken = new, bool(new), False
         for name, new in nodes.items():
-            for node in new:
-                if node not in self.usable or self.nodes[node].job not in (None, name):
-                    raise ValueError(f"Node {node} cannot be given to job {name}.")
+            unfit = [] if self.all_usable(new) else [n for n in new if n not in self.usable]
+            unfit = unfit or [n for n in added[name] if self.nodes[n].job is not None]
+            if unfit:
+                raise ValueError(f"Node {unfit[0]} cannot be given to job {name}.")
+            for node in added[name]:
                 self.nodes[node].job = name
                 self.idle.discard(node)
             if new:

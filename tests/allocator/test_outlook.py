@@ -36,7 +36,6 @@ def test_a_job_is_hit_by_the_first_cohort_that_ends():
     kept, hit, left = of(outlook, 6)
     assert kept == pytest.approx(50.0, abs=13.0)  # by a rule of eight points
     assert (hit, left) == (1.0, 4.0)
-    assert outlook.hit() == 1.0
 
 
 def test_independent_cohorts_multiply():

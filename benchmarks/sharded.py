@@ -240,7 +240,12 @@ def measure(
         )
     row |= {"events": events, "loss_apart": difference if plain else None}
     if args.changes:
-        changes, account, _ = go(mode, walk(args.sizes, args.changes), args, args.every_s)
+        try:
+            changes, account, _ = go(mode, walk(args.sizes, args.changes), args, args.every_s)
+        except RuntimeError as error:  # what was measured by then is not lost
+            print(error, file=sys.stderr)
+            row["trace_failed"] = str(error).splitlines()[0]
+            return row
         account["pause_s"] = statistics.median(c["pause_s"] for c in changes)
         row["trace"] = account
     return row

@@ -35,6 +35,9 @@ class ShardedRestart(PeerRestart):
     script = HERE / "train_sharded.py"
     local = f'grace = "{NOTICE_S:g} s"'
     jobs = f'drain_timeout = "{NOTICE_S:g} s"\njoin_timeout = "180 s"'
+    # Ranks that share a machine's cores gain nothing from one more, and a plan that knows it lets a
+    # node go by. Every change that is asked for has to be made.
+    allocation = 'policy = "freetrain"\nt_fwd = "1 h"'
 
     def _cluster(self) -> ClusterProcess:
         return switched_cluster.start(self.state / "cluster", self.nodes, NOTICE_S)

@@ -15,6 +15,7 @@ import malletrain
 from benchmarks.peers_training import Log
 from benchmarks.sharded_training import (
     BATCH,
+    LR,
     SAMPLES,
     Facts,
     arguments,
@@ -38,7 +39,7 @@ def main() -> None:
     before = memory("VmRSS")
     model = shard(build(args.width, args.layers), init_device_mesh("cpu", (world,)))
     model.to_empty(device="cpu")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     sampler = malletrain.ElasticSampler(
         SAMPLES, global_batch_size=BATCH, shuffle=False, max_world_size=args.max_ranks
     )

@@ -7,12 +7,15 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch._dynamo  # what an optimizer imports first: it is no state
+import torch.distributed.checkpoint.state_dict
 from torch.utils.data import DataLoader
 
 import malletrain.elastic as elastic
 from benchmarks.peers_training import Log
 from benchmarks.sharded_training import (
     BATCH,
+    LR,
     SAMPLES,
     Decoder,
     Facts,
@@ -49,7 +52,7 @@ def main() -> None:
     options: dict[str, Any] = {
         "build": partial(made, args.width, args.layers),
         "parallelize": shard,
-        "optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3),
+        "optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=LR),
         "sampler": sampler,
         "snapshot": args.checkpoint,
         "snapshot_every_s": args.checkpoint_every_s,

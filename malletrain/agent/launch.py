@@ -91,10 +91,17 @@ def base_environment(agents: Mapping[str, str], own: Mapping[str, str]) -> dict[
 
 
 def job_environment(
-    place: JobPlace, order: LaunchOrder, *, flags: str, key: str = "", memory_bytes: int = 0
+    place: JobPlace,
+    order: LaunchOrder,
+    *,
+    flags: str,
+    key: str = "",
+    memory_bytes: int = 0,
+    hand_over_bytes: int = 0,
 ) -> dict[str, str]:
     """Environment of the launcher and its workers: the agent's without what misleads, the job's
-    own, where to find the agent, the network, and ``memory_bytes`` for snapshots.
+    own, where to find the agent, the network, ``memory_bytes`` for snapshots, and how many bytes of
+    them a node that leaves can hand over.
     """
     spec = order.spec
     environment = base_environment(place.environment, spec.env)
@@ -121,6 +128,7 @@ def job_environment(
     if place.memory is not None and memory_bytes > 0:
         environment[env.MEMORY] = str(place.memory)
         environment[env.MEMORY_LIMIT] = str(memory_bytes)
+        environment[env.HAND_OVER] = str(hand_over_bytes)
     return environment
 
 

@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from malletrain.memory.held import hold, is_held
+
 OWN_PLACES = ("SLURM_TMPDIR", "XDG_RUNTIME_DIR")
 """Variables that name a directory for temporary files of one job or one user, where there is one.
 It may be named and not exist: the environment of a lease comes from the daemon's host."""
@@ -46,9 +48,12 @@ def private_directory(run_dir: Path | None, node: str, environment: Mapping[str,
     made_by = re.compile(re.escape(prefix) + r"-(\d+)-[^-]+")
     for old in base.glob(f"{prefix}-*-*"):
         found = made_by.fullmatch(old.name)  # not of node n1-2, where this is n1
-        if found and not os.path.exists(f"/proc/{found[1]}") and _is_ours(old):
+        dead = found and not os.path.exists(f"/proc/{found[1]}") and _is_ours(old)
+        if dead and not is_held(old):
             shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-", dir=base))
+    made = Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-", dir=base))
+    hold(made)
+    return made
 
 
 def _base(environment: Mapping[str, str]) -> Path:

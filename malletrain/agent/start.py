@@ -93,7 +93,11 @@ def start_launcher(
     write_order(order_file, order)
     memory_bytes = bound(assign.memory_share) if spec.mode == "restart" else 0
     environment = job_environment(
-        place, order, flags=flags, key=assign.key, memory_bytes=memory_bytes
+        *(place, order),
+        flags=flags,
+        key=assign.key,
+        memory_bytes=memory_bytes,
+        hand_over_bytes=int(assign.hand_over_bytes),
     )
 
     def cold() -> JobProcess:

@@ -17,7 +17,10 @@ KEEPER_RATE = 350e6
 """Bytes a second that go from one node's memory to another's at most: they are encrypted
 (docs/how-state-moves.md).
 """
-_REMEDY = "With Snapshot(replicate_every=…) another node has a copy beforehand."
+_REMEDY = (
+    "Another node gets a copy whenever a snapshot is due, where its memory suffices; with "
+    "Snapshot(replicate_every=…) after so many steps."
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,11 @@ class HandOverTime:
         return min(KEEPER_RATE, self.mbit * 125_000) if self.mbit else KEEPER_RATE
 
     @property
+    def bytes(self) -> float:
+        """How many can be handed over."""
+        return self.seconds * self.rate
+
+    @property
     def told(self) -> str:
         """The time and where it comes from."""
         if self.drain_s <= self.grace_s:
@@ -52,9 +60,9 @@ class HandOverTime:
         """How much fits, for who has no job yet."""
         by = "as measured" if 0 < self.mbit * 125_000 < KEEPER_RATE else "which encryption allows"
         return (
-            f"A node that leaves can hand over {shown(self.seconds * self.rate)} of a snapshot in "
+            f"A node that leaves can hand over {shown(self.bytes)} of a snapshot in "
             f"memory: within {self.told}, at {shown(self.rate)}/s, {by}. Jobs with more on a node "
-            "need Snapshot(replicate_every=…)."
+            "keep a copy on another one, renewed with every snapshot."
         )
 
 

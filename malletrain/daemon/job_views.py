@@ -18,7 +18,6 @@ from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.shares import PartyStanding
 from malletrain.core.state_memory import HandOverTime, in_memory
 from malletrain.daemon.agents import LeasedAgent
-from malletrain.daemon.backends import notice_of
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import ActiveJob, decode_spec
 from malletrain.daemon.trainer_views import of_job
@@ -250,11 +249,7 @@ class JobViews:
 
     def _notice(self, run: ActiveJob) -> HandOverTime:
         """What its nodes have for a hand-over."""
-        agents = [self._core.agents.on(node) for node in run.rounds.members]
-        classes = {agent.node_class for agent in agents if agent is not None}
-        measured = (self._core.rounds.measured.get(one) for one in classes)
-        slowest = min((found.mbit for found in measured if found and found.mbit), default=0.0)
-        return notice_of(self._core.config, slowest)
+        return self._core.rounds.hand_over(run.rounds.members)
 
     def _slow(self, row: JobRow) -> tuple[str, ...]:
         """What is known of those of its nodes that hold up the others."""

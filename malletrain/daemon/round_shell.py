@@ -20,8 +20,10 @@ from malletrain.core.events import (
     WorkersFailed,
 )
 from malletrain.core.fabric import Fabric, choose
+from malletrain.core.state_memory import HandOverTime
 from malletrain.daemon.agents import Agents
 from malletrain.daemon.audit_log import AuditLog
+from malletrain.daemon.backends import notice_of
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.job_repository import ActiveJob, JobRepository
 from malletrain.protocol import messages
@@ -200,7 +202,15 @@ class RoundShell:
             key=self.key_of(run.row.id),
             host=chosen.places[node].address if chosen and node in chosen.places else "",
             memory_share=jobs.snapshot_memory,
+            hand_over_bytes=self.hand_over([node]).bytes,
         )
+
+    def hand_over(self, nodes: Sequence[str]) -> HandOverTime:
+        """What ``nodes`` have for handing over what they hold of a snapshot."""
+        classes = {agent.node_class for node in nodes if (agent := self._agents.on(node))}
+        measured = (self.measured.get(one) for one in classes)
+        slowest = min((found.mbit for found in measured if found and found.mbit), default=0.0)
+        return notice_of(self._config, slowest)
 
     def _round(self, run: ActiveJob, action: SendRound) -> messages.Round:
         """What a member of a round is told."""

@@ -18,6 +18,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from malletrain.memory.held import hold, is_held
 from malletrain.protocol.sizes import shown
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -125,12 +126,13 @@ def private_folder(node: str, base: Path = SHARED_MEMORY) -> Path | None:
     """
     stem = f"{PREFIX}-{os.geteuid()}-{re.sub(r'[^A-Za-z0-9_.-]', '_', node)[:24]}"
     sweep(stem, base)
+    prefix = f"{stem}-{os.getpid()}-{_born(os.getpid())}-"
     try:
-        return Path(
-            tempfile.mkdtemp(prefix=f"{stem}-{os.getpid()}-{_born(os.getpid())}-", dir=base)
-        )
+        made = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        hold(made)
     except OSError:
         return None
+    return made
 
 
 def folder_for_job(home: Path | None, name: str) -> Path | None:
@@ -151,7 +153,8 @@ def sweep(stem: str, base: Path) -> None:
     made_by = re.compile(re.escape(stem) + r"-(\d+)-(\d+)-[^-]+")
     for old in base.glob(f"{stem}-*"):
         found = made_by.fullmatch(old.name)
-        if found and _born(int(found[1])) != int(found[2]) and _is_ours(old):
+        dead = found and _born(int(found[1])) != int(found[2]) and _is_ours(old)
+        if dead and not is_held(old):
             shutil.rmtree(old, ignore_errors=True)
 
 

@@ -19,6 +19,7 @@ FORK_SERVER = "MALLETRAIN_FORK_SERVER"
 GENERATION = "MALLETRAIN_GENERATION"
 GPUS = "MALLETRAIN_GPUS"
 GRACE_S = "MALLETRAIN_GRACE_S"
+HAND_OVER = "MALLETRAIN_HAND_OVER"
 HEALTH = "MALLETRAIN_HEALTH"
 HOST = "MALLETRAIN_HOST"
 JOB = "MALLETRAIN_JOB"
@@ -86,6 +87,8 @@ TABLE = (
      "launch, training, membership"),
     (MEMORY, "Folder in the node's memory for the job's snapshots.", "agent", "launch, training"),
     (MEMORY_LIMIT, "Bytes that may be in it.", "agent", "launch, training"),
+    (HAND_OVER, "Bytes that a node which leaves can hand over to another in time.", "daemon",
+     "training"),
     (KEEPER, "Address at which other nodes of the job reach what is in it.", "launch", "training"),
     (SOCKET, "Socket on which the agent takes the workers' reports.", "agent", "training"),
     (FLAGS, "File that holds the number of the drain that is asked for.", "agent", "training"),

@@ -257,6 +257,7 @@ class Assign(Message, frozen=True):
     key: str = ""
     host: str = ""
     memory_share: Amount = 0.0
+    hand_over_bytes: Amount = 0.0
 
 
 class Round(Message, frozen=True):

@@ -54,8 +54,7 @@ def save(
 
     def begin() -> None:
         taken.append(sharded_state.take_apart(objects))
-        own = sum(tensor_bytes(_local(tensor)) for tensor in taken[0][1].values())
-        tier.folder.claim(own * int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        tier.folder.claim(_bytes(taken[0][1]))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def commit() -> None:
@@ -88,6 +87,16 @@ def save(
             tier.drop(moment)
         raise
     return sum(size for size, _ in payload[shard_files.KEY]["files"].values())
+
+
+def bytes_of_node(objects: Mapping[str, Any]) -> int:
+    """Bytes of the shards of this node, whose ranks have as much as this one. Collective."""
+    return _bytes(sharded_state.take_apart(objects)[1])
+
+
+def _bytes(tensors: Mapping[str, Any]) -> int:
+    own = sum(tensor_bytes(_local(tensor)) for tensor in tensors.values())
+    return own * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _local(tensor: Any) -> Any:

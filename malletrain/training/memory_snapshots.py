@@ -15,7 +15,7 @@ from malletrain.training import memory_shards, owner, report, shard_files
 from malletrain.training import objects as parts
 from malletrain.training.memory_moment import CompleteSnapshot, Moment, age_of
 from malletrain.training.memory_restore import MemoryRestore, Survey
-from malletrain.training.memory_tier import MemoryTier, label_of, moment_now
+from malletrain.training.memory_tier import MemoryTier, label_of, moment_now, tensor_bytes
 from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.owner import Owner
 from malletrain.training.ranks import leads_its_node, rank_and_world
@@ -174,20 +174,50 @@ class MemorySnapshots:
 
     # --- other nodes ---
 
-    def replicate(self, steps: int) -> None:
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank holds a part of the state."""
+        return is_sharded(self._objects)
+
+    def held_by_a_node(self) -> int:
+        """Bytes of the state that a node holds, at most. Collective for a sharded model."""
+        if not self.is_sharded:
+            return tensor_bytes(self._payload())
+        team, found = self._all_ranks(), list[int]()
+        found += team.everywhere(lambda: memory_shards.bytes_of_node(self._objects))
+        return team.from_rank_0(lambda: max(found))
+
+    def agreed(self, seen: Callable[[], bool | None]) -> bool | None:
+        """What all ranks have ``seen`` together: True if all did, None while one does not know.
+        Collective.
+        """
+        team, found = self._all_ranks(), list[bool | None]()
+        found += team.everywhere(seen)
+        return team.from_rank_0(lambda: None if None in found else all(found))
+
+    def replicate(self, steps: int) -> bool:
         """Have another node hold what this node would lose. Call it on every rank after the same
         step. Where every rank holds everything, each node saves its own; shards go to the next
-        node, too (collective).
+        node, too (collective). Returns whether it could be done.
         """
-        if not is_sharded(self._objects):
-            if leads_its_node():
-                self.save(steps)
-            return
+        if not self.is_sharded:
+            return not leads_its_node() or self.save(steps) is not None
         moment = self.save(steps)
-        if moment is None:
-            return
+        return moment is not None and self._to_others(moment, self._neighbour)
+
+    def hand_to_neighbour(self, moment: Moment) -> None:
+        """Give what this node has of the shards of ``moment`` to the next one; older ones stay.
+
+        Raises:
+            PeerError, OSError: it does not take it.
+        """
+        if self.tier is not None and leads_its_node():
+            to = self._neighbour(self.tier.address)
+            memory_shards.hand_over(self.tier, moment, to, HEIR_SILENCE_S)
+
+    def _neighbour(self, own: str) -> str:
         order = self._addresses
-        self._to_others(moment, lambda own: order[(order.index(own) + 1) % len(order)])
+        return order[(order.index(own) + 1) % len(order)]
 
     def drained(self, heirs: tuple[str, ...], steps: int, outcomes: Outcomes) -> bool:
         """Have the state of this moment where the next round begins. Collective for sharded models,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,10 +50,12 @@ class Outcomes:
     Args:
         path: where they are on disk.
         objects: what they are of.
-        replicated: whether other nodes have copies.
+        replicated: says whether other nodes have copies.
     """
 
-    def __init__(self, path: str, objects: Mapping[str, Any], replicated: bool) -> None:
+    def __init__(
+        self, path: str, objects: Mapping[str, Any], replicated: Callable[[], bool]
+    ) -> None:
         self.path = path
         self._objects = objects
         self._replicated = replicated
@@ -106,7 +108,7 @@ class Outcomes:
             steps=attempt.steps,
             sentence=sentence,
             nodes=nodes() if is_sharded(self._objects) else 1,
-            replicated=self._replicated,
+            replicated=self._replicated(),
         )
 
 

@@ -30,6 +30,7 @@ from malletrain.training.drain import wait_to_be_stopped
 from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.pace import Pace
 from malletrain.training.ranks import rank_and_world
+from malletrain.training.replicas import Replicas
 from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Team, new_side_group
 from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError
@@ -121,10 +122,9 @@ class Snapshot:
         self._flags: FlagsReader | None = report.open_flags()
         self._served = 0
         self._pace = Pace(every_s, self._flags)
-        self._outcomes = Outcomes(self.path, objects, replicate_every > 0)
+        self._outcomes = Outcomes(self.path, objects, lambda: self.replicas.kept)
         self._disk = DiskTier(self.path, keep, self._owner, self._all_ranks)
         self._copies = DiskCopies(self._disk, self._outcomes)
-        self.replicate_every = replicate_every
         self._memory: MemorySnapshots | None = None
         if memory or replicate_every:
             from malletrain.training.memory_snapshots import MemorySnapshots
@@ -133,6 +133,7 @@ class Snapshot:
                 *(self.path, self._owner, objects),
                 *(self._facts, self._payload, self._all_ranks),
             )
+        self.replicas = Replicas(replicate_every, self._memory)
         self._steps = 0
         self._disk_since = time.time()
         self._announced = False
@@ -295,14 +296,9 @@ class Snapshot:
             if number and number != self._served:
                 self._serve(number)
                 return
-        if self._replicates() and self._memory is not None:
-            self._memory.replicate(self._steps)
+        self.replicas.after_step(self._steps)
         if self._pace.is_due() or not self._announced:
             self._announce_or_save()
-
-    def _replicates(self) -> bool:
-        """Whether other nodes are to have a copy of the state after this step."""
-        return self.replicate_every > 0 and self._steps % self.replicate_every == 0
 
     def _look(self) -> None:
         self._looked = True
@@ -326,8 +322,9 @@ class Snapshot:
             self._serve(decided - 1)
         elif decided:
             self._save()
-        elif self._replicates() and self._memory is not None:
-            self._memory.replicate(self._steps)
+            self.replicas.with_snapshot(self._steps)
+        else:
+            self.replicas.after_step(self._steps)
 
     def _announce_or_save(self) -> None:
         if not self._announced:
@@ -337,6 +334,7 @@ class Snapshot:
                 self._pace.saved()
             elif not self._saves_behind():
                 self._save()
+            self.replicas.with_snapshot(self._steps)
 
     def _saves_behind(self) -> bool:
         """Save to memory, and have the disk's copy made in the background. Returns whether that is

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -189,3 +190,10 @@ def test_pauses_between_attempts_grow_and_are_spread():
     assert [pause(n, 0.0) for n in (1, 2, 3)] == [0.1, 0.2, 0.4]
     assert pause(1, 0.99) > pause(1, 0.0)
     assert pause(1000, 0.99) <= 2.0
+
+
+def test_a_job_is_told_how_much_may_be_in_memory_and_be_handed_over(tmp_path):
+    on = replace(place(tmp_path, {}), memory=tmp_path)
+    inside = job_environment(on, order(tmp_path), flags="/f", memory_bytes=7, hand_over_bytes=5)
+    assert inside["MALLETRAIN_MEMORY"] == str(tmp_path)
+    assert (inside["MALLETRAIN_MEMORY_LIMIT"], inside["MALLETRAIN_HAND_OVER"]) == ("7", "5")

@@ -258,14 +258,15 @@ class Agent:
                 return message
         raise AssertionError(f"No {kind.__name__} within {PATIENCE_S:g} s.")
 
-    def work(self, job: str) -> None:
-        """Take the job and go through its first round."""
-        self.hear(messages.Assign)
+    def work(self, job: str) -> messages.Assign:
+        """Take the job and go through its first round. Returns what the agent was told of it."""
+        assigned = self.hear(messages.Assign)
         self.say(messages.Phase(messages.Assignment(job, "ready")))
         told = self.hear(messages.Round)
         if told.group_rank == 0:
             self.say(messages.StoreUp(job, told.generation, "127.0.0.1", 5000))
         self.say(messages.Phase(messages.Assignment(job, "running", told.generation)))
+        return assigned
 
     def close(self) -> None:
         self._context.destroy(linger=0)

@@ -19,7 +19,7 @@ def test_whose_nodes_have_not_the_time_is_told(start, agent, replicated):  # noq
     [lease] = lease_of(machine, "ann")
     one = agent(daemon, lease)
     one.hello()
-    one.work(job)
+    assert one.work(job).hand_over_bytes == 3_500_000_000, "10 s at 350 MB/s"
     newest = {"saved": True, "path": "/x.pt", "bytes": 50_000_000_000, "seconds": 9.0, "nodes": 2}
     one.say(messages.Notice(job, 0, "snapshot", "", {**newest, "replicated": replicated}))
     one.say(messages.Heartbeat("", memory_bytes=30_000_000_000))

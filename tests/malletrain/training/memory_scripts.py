@@ -26,7 +26,9 @@ memory_snapshots.HEIR_SILENCE_S = NEVER_S
 class Training:
     """A model, whole on every rank or sharded, and its snapshot in memory."""
 
-    def __init__(self, nodes, kind="whole", generation=1, seed=0, lacking=(), **options):
+    def __init__(
+        self, nodes, kind="whole", generation=1, seed=0, lacking=(), hand_over=0, **options
+    ):
         rank = dist.get_rank()
         node = nodes[rank]
         os.environ.update(
@@ -38,6 +40,7 @@ class Training:
             LOCAL_RANK="0",
             LOCAL_WORLD_SIZE="1",
         )
+        os.environ["MALLETRAIN_HAND_OVER"] = str(hand_over)
         if rank in lacking:
             del os.environ["MALLETRAIN_MEMORY"], os.environ["MALLETRAIN_KEEPER"]
         torch.manual_seed(seed)
@@ -155,14 +158,14 @@ def killed(nodes, kind):
     _, states = training.train(1)
     home = nodes[0]["memory"]
     shutil.copytree(home, f"{home}.spare")
-    training.snapshot.replicate_every = 0
+    training.snapshot.replicas.every = 0
     states.append(training.one_more())
     found, code = [], -9
     while code:
         child = os.fork()
         if child == 0:
             sys.addaudithook(killer(home, len(found) + 1))
-            training.snapshot.replicate_every = 2
+            training.snapshot.replicas.every = 2
             training.sampler.advance()
             training.snapshot.step()
             os._exit(0)

@@ -127,6 +127,23 @@ def test_a_loss_without_notice_goes_back_to_the_newest_replica(ranks, nodes, kin
     assert after[0]["on disk"] == []
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("hand_over", [1000, 1 << 30])
+def test_what_cannot_be_handed_over_in_time_has_a_copy_without_being_asked(
+    ranks, nodes, kind, hand_over
+):
+    """A snapshot is due after every step. The first node, which has the only disk, is lost."""
+    options = {"kind": kind, "hand_over": hand_over, "every_s": 0.0}
+    said = ranks.run(3, "rounds", nodes=nodes("abc"), steps=6, **options)[0]
+    nodes.lose("a")
+    after = ranks.run(2, "rounds", nodes=nodes("bc"), steps=2, generation=2, seed=5, **options)
+    assert {each["restored"] for each in after} == {hand_over == 1000}
+    if hand_over == 1000:
+        steps = after[0]["position"] // 12
+        assert 1 <= steps <= 6
+        assert all(each["before"] == said["states"][steps - 1] for each in after)
+
+
 @pytest.mark.sites
 def test_two_neighbours_lost_at_once_are_more_than_replicas_stand(ranks, nodes):
     options = {"kind": "sharded", "replicate_every": 1}

@@ -241,6 +241,7 @@ class Fleet:
         again, agent.greeting = hello == agent.greeting, hello
         self._say(agent, replace(hello, again=True) if again else hello)
         self._later(now + HELLO_AGAIN_S, "_hello", agent)
+        self._look(agent)  # sending may have swallowed the edge of what came in meanwhile
 
     def _beat(self, agent: SimulatedAgent, now: float) -> None:
         if agent.welcome:

@@ -8,6 +8,7 @@ there are nodes for a guarantee is decided by :func:`malletrain.core.planning.gu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Protocol
@@ -58,8 +59,9 @@ class AdmissionQueue:
         self._gaps = gaps
         self._max_running = max_running
         self._starvation_s = starvation_s
-        self._found: dict[tuple[int, ...], list[JobRecord]] = {}
-        self._found_at = 0
+        self._found: dict[tuple[float, ...], list[JobRecord]] = {}
+        self._found_at = -1
+        self._enough = math.inf
 
     def allow(self, max_running: int) -> None:
         """So many jobs may run at once from now on."""
@@ -76,8 +78,9 @@ class AdmissionQueue:
         if self._found_at != self._state.admissions:
             self._found_at = self._state.admissions
             self._found.clear()
+            self._enough = self._all_fit_on()
         most = {
-            (owner, trainer): self._most(nodes, owner, trainer, shared)
+            (owner, trainer): min(self._most(nodes, owner, trainer, shared), self._enough)
             for owner in self._state.owners
             for trainer in self._trainers
         }
@@ -87,6 +90,15 @@ class AdmissionQueue:
                 job for trainer in self._trainers for job in self._of_one(trainer, most)
             ]
         return self._found[key]
+
+    def _all_fit_on(self) -> float:
+        """Nodes beyond which some more change nothing: of thousands that join one by one each would
+        have the jobs looked through anew.
+        """
+        if self._turns is not None:
+            return math.inf
+        sizes = (job.smallest for job in self._state.unfinished.values())
+        return max((size for size in sizes if size < math.inf), default=0)
 
     def _in_order(self) -> Iterable[JobRecord]:
         """The unfinished jobs in order of their places."""
@@ -113,7 +125,7 @@ class AdmissionQueue:
         return max(usable.values(), default=0) if shared else largest(usable, owner)
 
     def _of_one(
-        self, trainer: Trainer | None, most: Mapping[tuple[str, Trainer | None], int]
+        self, trainer: Trainer | None, most: Mapping[tuple[str, Trainer | None], float]
     ) -> Iterable[JobRecord]:
         """The jobs of one trainer that are admitted."""
         fitting: Iterable[JobRecord] = (
@@ -128,7 +140,7 @@ class AdmissionQueue:
             fitting = sorted(fitting, key=lambda job: not job.pressing)
         return self._placed(fitting)
 
-    def _in_turn(self, jobs: list[JobRecord], most: int) -> list[JobRecord]:
+    def _in_turn(self, jobs: list[JobRecord], most: float) -> list[JobRecord]:
         """The jobs, which are in order of their places, in the order in which they get them.
         ``most``: nodes that any of them could have.
         """

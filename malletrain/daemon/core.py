@@ -134,8 +134,8 @@ class Core:
             self._outbox.open = False
         try:
             reached(FaultPoint.DAEMON_SAVED)
-            for peer in self._outbox.flush():
-                self._not_reached(peer)
+            if unreached := set(self._outbox.flush()):
+                self._not_reached(unreached)
             reached(FaultPoint.DAEMON_SENT)
             self._count()
             self._alarm.set()
@@ -238,9 +238,9 @@ class Core:
             times += [run.rounds.next_wakeup(), run.starting_until]
         return min((t for t in times if t is not None), default=None)
 
-    def _not_reached(self, peer: bytes) -> None:
+    def _not_reached(self, peers: set[bytes]) -> None:
         for agent in self.agents:
-            if agent.peer == peer and agent.unreachable_since is None:
+            if agent.peer in peers and agent.unreachable_since is None:
                 agent.unreachable_since = self.clock.now()
                 self.unreachable(agent.node)
 

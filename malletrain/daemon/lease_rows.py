@@ -30,8 +30,14 @@ class LeaseRows:
         return self.active[lease]
 
     def update_all(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
-        """Change leases (by id) that have not ended: the same fields of all."""
-        found = [(self.active[lease], said) for lease, said in changes.items()]
+        """Change leases (by id) that have not ended: the same fields of all. Nothing is written
+        where nothing changes: after a restart all agents say what the store knows.
+        """
+        found = [
+            (row, said)
+            for row, said in ((self.active[lease], said) for lease, said in changes.items())
+            if any(getattr(row, name) != value for name, value in said.items())
+        ]
         self.active.update((row.id, row) for row in self._store.change_leases(found))
 
     def end(self, lease: str, reason: str, now: float) -> LeaseRow | None:

@@ -20,9 +20,13 @@ of them would be answered for hours after its end.
 BURST_S = 5.0
 """Turns of so many seconds are saved up while a user asks for nothing."""
 MOST_PART = 0.1
-"""Of a processor that the answers to one user may take in the long run."""
+"""Of a processor that the answers to one user may take in the long run, if none of them takes very
+long.
+"""
 MOST_SURPRISE_S = 2.0
-"""So long waits at most who asks once for what takes long."""
+"""One answer, however long it took, has the next ones wait so much longer at most. Who asks again
+and again for what takes more than this part of the processor's time has more than its part.
+"""
 MOST_USUAL_S = 0.05
 """No request is taken, before its answer, for one that needs more of the processor."""
 MOST_USERS = 10_000
@@ -41,6 +45,15 @@ class _Account:
     """What an answer usually takes of it: how many that wait will take is not known before."""
 
 
+@dataclass(frozen=True)
+class Turn:
+    """Of one request."""
+
+    wait_s: float
+    taken_s: float
+    """Of the processor, before the answer, for it; see :meth:`Rates.took`."""
+
+
 class Rates:
     """The turns of all users. ``rate``: requests a second of one user; ``free``: who does not wait;
     ``now``: the time, seconds.
@@ -50,10 +63,10 @@ class Rates:
         self._rate, self._free, self._now = rate, free, now
         self._accounts: dict[str, _Account] = {}
 
-    def wait_s(self, user: str) -> float | None:
-        """How long the next request of ``user`` waits, seconds; None: too many wait already."""
+    def next(self, user: str) -> Turn | None:
+        """The turn of the next request of ``user``; None: too many wait already."""
         if self._free(user):
-            return 0.0
+            return Turn(0.0, 0.0)
         account = self._account(user)
         spent_s = account.spent_s + account.usual_s
         over_s = spent_s / MOST_PART - BURST_S
@@ -61,15 +74,16 @@ class Rates:
             return None
         account.turns -= 1.0
         account.spent_s = spent_s
-        return max(0.0, -account.turns / self._rate, over_s)
+        wait_s = max(0.0, -account.turns / self._rate, over_s)
+        return Turn(wait_s, account.usual_s)
 
-    def took(self, user: str, seconds: float) -> None:
-        """The answer to a request that had its turn took so much of the processor."""
+    def took(self, user: str, turn: Turn, seconds: float) -> None:
+        """The answer to a request that had its ``turn`` took so much of the processor."""
         if self._free(user):
             return
         account = self._account(user)
-        more = account.spent_s + seconds - account.usual_s
-        most = max(account.spent_s, MOST_PART * (BURST_S + MOST_SURPRISE_S))
+        more = account.spent_s + seconds - turn.taken_s
+        most = MOST_PART * MOST_SURPRISE_S + max(account.spent_s, MOST_PART * BURST_S)
         account.spent_s = max(0.0, min(more, most))
         usual = account.usual_s + (seconds - account.usual_s) / 5.0
         account.usual_s = min(usual, MOST_USUAL_S)
@@ -96,9 +110,9 @@ class Rates:
         account.at = now
         return account
 
-    async def turn(self, user: str) -> bool:
-        """Wait for the turn of ``user``; False: there is none, too many wait already."""
-        wait = self.wait_s(user)
-        if wait:
-            await asyncio.sleep(wait)
-        return wait is not None
+    async def turn(self, user: str) -> Turn | None:
+        """Wait for the turn of ``user``; None: there is none, too many wait already."""
+        turn = self.next(user)
+        if turn is not None and turn.wait_s:
+            await asyncio.sleep(turn.wait_s)
+        return turn

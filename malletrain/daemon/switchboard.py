@@ -114,12 +114,12 @@ class Switchboard:
             self._core.transmit(peer, messages.Error(sentence))
 
     async def _in_turn(self, user: str, request: messages.Request) -> messages.Reply:
-        if await self._rates.turn(user):
+        if (turn := await self._rates.turn(user)) is not None:
             answer = TimedCall(self._api.answer(user, request))
             try:
                 return await answer
             finally:
-                self._rates.took(user, answer.seconds)
+                self._rates.took(user, turn, answer.seconds)
         sentence = (
             f"Too many of your requests wait; {self._core.config.daemon.request_rate:g} a second "
             "are answered. Wait for the answers."

@@ -8,6 +8,7 @@ what messages mean.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -15,7 +16,6 @@ from typing import Any, Protocol
 import structlog
 import zmq
 import zmq.auth
-from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from malletrain.identity.keys import KeyPair
@@ -71,7 +71,7 @@ class Transport:
 
     Args:
         lookup: z85 public key → who that is (``lease:<id>``, ``client:<user>``), ``None`` for a
-            stranger. Called from another thread.
+            stranger. Not called before :meth:`serve`.
     """
 
     def __init__(self, keys: KeyPair, lookup: Callable[[str], str | None]) -> None:
@@ -79,9 +79,11 @@ class Transport:
         self._receiver: Receiver | None = None
         self._due = False
         self._context = zmq.Context(io_threads=IO_THREADS)
-        self._auth = ThreadAuthenticator(self._context)
-        self._auth.start()
+        # On the loop, not in a thread of its own: while the loop is busy such a thread is let in
+        # every 5 ms, several times for each agent, and thousands of agents come at once.
+        self._auth = zmq.auth.Authenticator(self._context)
         self._auth.configure_curve_callback("*", _KnownKeys(lookup))
+        self._auth.start()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.curve_secretkey = keys.secret.encode()
         self._socket.curve_publickey = keys.public.encode()
@@ -99,8 +101,9 @@ class Transport:
         """Descriptor of a connection → the peer that was heard over it."""
 
     def bind(self, listen: str) -> str:
-        """Bind to ``listen`` (port 0: any); returns the address bound. What comes in waits until
-        :meth:`serve`. Raises OSError with a sentence.
+        """Bind to ``listen`` (port 0: any); returns the address bound. Who comes waits until
+        :meth:`serve`: ZeroMQ does not try again where it was refused once, and the keys of the
+        leases may not be known yet. Raises OSError with a sentence.
         """
         address = listen[:-2] + ":*" if listen.endswith(":0") else listen
         # A socket on [::] takes connections of IPv4 too.
@@ -121,22 +124,26 @@ class Transport:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.fileno(), self._receive)
         self._loop.add_reader(self._monitor.fileno(), self._watch)
+        self._loop.add_reader(self._auth.zap_socket.fileno(), self._admit)
         # ZeroMQ's descriptors are edge-triggered: what came before is not told of again.
         self._loop.call_soon(self._receive)
         self._loop.call_soon(self._watch)
+        self._loop.call_soon(self._admit)
 
     def hold(self) -> None:
-        """Receive nothing for now; what comes in waits until :meth:`serve`."""
-        if self._loop:
-            self._loop.remove_reader(self._socket.fileno())
-            self._loop.remove_reader(self._monitor.fileno())
+        """Receive nothing for now; who and what comes in waits until :meth:`serve`."""
+        self._look_away()
         self._receiver = None
+
+    def _look_away(self) -> None:
+        if self._loop:
+            for socket in (self._socket, self._monitor, self._auth.zap_socket):
+                self._loop.remove_reader(socket.fileno())
 
     def stop(self) -> None:
         """Close everything; messages not yet sent are lost (agents and clients ask again)."""
-        if self._loop:
-            self._loop.remove_reader(self._socket.fileno())
-            self._loop.remove_reader(self._monitor.fileno())
+        self._look_away()
+        self._receiver = None
         # ZeroMQ's thread waits for room when nobody reads the ends of connections, and holds the
         # lock meanwhile that disable_monitor wants.
         self._watch()
@@ -224,6 +231,17 @@ class Transport:
             self.send(peer, messages.Error(str(e)))
             return
         receiver.message(peer, who, message)
+
+    def _admit(self) -> None:
+        """Let those in who ask, if their keys are known."""
+        until = time.monotonic() + TURN_S
+        while self._receiver is not None and self._auth.zap_socket.poll(0):
+            asked = self._auth.zap_socket.recv_multipart(zmq.DONTWAIT)
+            with contextlib.suppress(StopIteration):  # it answers at once: nothing in it waits
+                self._auth.handle_zap_message(asked).send(None)
+            if time.monotonic() > until and self._loop:
+                self._loop.call_soon(self._admit)
+                return
 
     def _watch(self) -> None:
         while not self._monitor.closed and self._monitor.poll(0):

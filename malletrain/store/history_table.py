@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
-from sqlalchemy import or_, select
+from sqlalchemy import ColumnElement, Select, Table, or_, select
 
 from malletrain.store import schema
 from malletrain.store.records import EventRow, JobRow, LeaseRow, RescaleRow
@@ -24,23 +25,15 @@ class HistoryTable:
         with greater numbers than ``after``, in order of their numbers. ``owner``: whose; None:
         everybody's.
         """
-        table = schema.jobs.c
-        there = (table.submitted < until) & or_(table.ended.is_(None), table.ended > since)
-        found = select(schema.jobs).where(there, table.number > after)
-        if owner is not None:
-            found = found.where(table.owner == owner)
-        return self._db.all(found.order_by(table.number).limit(limit), JobRow)
+        there = _between(schema.jobs, schema.jobs.c.submitted, since, until, owner, after)
+        return self._db.all(there.limit(limit), JobRow)
 
     def leases(
         self, since: float, until: float, owner: str | None, after: int, limit: int
     ) -> list[LeaseRow]:
         """As :meth:`jobs`, the leases that ran."""
-        table = schema.leases.c
-        ran = (table.started < until) & or_(table.ended.is_(None), table.ended > since)
-        found = select(schema.leases).where(ran, table.number > after)
-        if owner is not None:
-            found = found.where(table.owner == owner)
-        return self._db.all(found.order_by(table.number).limit(limit), LeaseRow)
+        ran = _between(schema.leases, schema.leases.c.started, since, until, owner, after)
+        return self._db.all(ran.limit(limit), LeaseRow)
 
     def rescales(self, jobs: Collection[str]) -> list[RescaleRow]:
         """Those of these jobs, of each the oldest first."""
@@ -58,3 +51,18 @@ class HistoryTable:
         wanted = table.job.in_(list(jobs)) & table.kind.in_([str(kind) for kind in kinds])
         found = select(schema.events).where(wanted, table.seq > after)
         return self._db.all(found.order_by(table.seq).limit(limit), EventRow)
+
+
+def _between(
+    table: Table,
+    began: ColumnElement[float],
+    since: float,
+    until: float,
+    owner: str | None,
+    after: int,
+) -> Select[Any]:
+    """Rows of what has a number, an owner and an end, in order of their numbers."""
+    c = table.c
+    there = (began < until) & or_(c.ended.is_(None), c.ended > since) & (c.number > after)
+    found = select(table).where(there).order_by(c.number)
+    return found if owner is None else found.where(c.owner == owner)

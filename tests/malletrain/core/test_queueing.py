@@ -166,6 +166,16 @@ def queue(*jobs, max_running=2, starvation_s=100.0):
     return state, gaps, AdmissionQueue(state, gaps, max_running, starvation_s)
 
 
+def test_nodes_beyond_what_every_job_fits_on_have_the_queue_looked_through_no_more():
+    state, _, jobs = queue(job("a", 1, 9), job("wide", 3, 9), job("b", 2, 9), max_running=9)
+    found = {count: jobs.admitted({"default": count}, shared=True) for count in range(1, 1000)}
+    names = {count: [one.submitted.job for one in found[count]] for count in (1, 2, 3, 999)}
+    assert names == {1: ["a"], 2: ["a", "b"], 3: ["a", "wide", "b"], 999: ["a", "wide", "b"]}
+    assert len({id(one) for one in found.values()}) == 3
+    state.submit(job("wider", 5, 9))
+    assert [len(jobs.admitted({"default": count}, shared=True)) for count in (4, 5, 6)] == [3, 4, 4]
+
+
 @pytest.mark.parametrize(
     ("free", "shared", "names"),
     [

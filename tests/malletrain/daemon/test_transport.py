@@ -97,6 +97,44 @@ def test_the_end_of_a_connection_is_told_with_the_peer_that_spoke_over_it():
         made.stop()
 
 
+def test_who_comes_before_the_keys_are_known_is_let_in_once_they_are():
+    keys, own, receiver = new_pair(), new_pair(), Deaf()
+    known, serving, asked_early = {}, [], []
+
+    def who(key):
+        asked_early.extend(() if serving else [key])
+        return known.get(key)
+
+    made = Transport(keys, who)
+
+    async def busy():
+        with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+            client.linger, client.curve_serverkey = 0, keys.public.encode()
+            client.curve_publickey, client.curve_secretkey = (
+                own.public.encode(),
+                own.secret.encode(),
+            )
+            monitor = client.get_monitor_socket(zmq.EVENT_CONNECTED)
+            try:
+                client.connect(made.bind("tcp://127.0.0.1:0"))
+                client.send_multipart(encode(messages.Heartbeat("b")))
+                assert await asyncio.to_thread(monitor.poll, 1000 * PATIENCE_S)
+            finally:
+                client.disable_monitor()
+                monitor.close()
+            known[own.public] = "lease:l1"
+            made.serve(receiver)
+            serving.append(True)
+            while not receiver.peers:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    try:
+        asyncio.run(asyncio.wait_for(busy(), PATIENCE_S))
+    finally:
+        made.stop()
+    assert not asked_early
+
+
 def test_what_is_sent_after_its_end_is_heard_by_nobody(made):
     made.bind("tcp://127.0.0.1:0")
     made.stop()

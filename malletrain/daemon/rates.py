@@ -27,6 +27,10 @@ MOST_SURPRISE_S = 2.0
 """One answer, however long it took, has the next ones wait so much longer at most. Who asks again
 and again for what takes more than this part of the processor's time has more than its part.
 """
+MOST_OWED_S = MOST_PART * (BURST_S + 2.0 * MOST_WAIT_S)
+"""What answers took of the processor beyond that is forgotten: who made a flood of dear requests is
+refused for half a minute after it, and not for hours.
+"""
 MOST_USUAL_S = 0.05
 """No request is taken, before its answer, for one that needs more of the processor."""
 MOST_USERS = 10_000
@@ -84,7 +88,7 @@ class Rates:
         account = self._account(user)
         more = account.spent_s + seconds - turn.taken_s
         most = MOST_PART * MOST_SURPRISE_S + max(account.spent_s, MOST_PART * BURST_S)
-        account.spent_s = max(0.0, min(more, most))
+        account.spent_s = max(0.0, min(more, most, MOST_OWED_S))
         usual = account.usual_s + (seconds - account.usual_s) / 5.0
         account.usual_s = min(usual, MOST_USUAL_S)
 

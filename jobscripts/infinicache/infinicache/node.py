@@ -86,6 +86,7 @@ class CacheNode:
         self.slot: int | None = None
         self._known_by: set[str] = set()
         self._backup = BackupTo(self.store, self._peers, self.address, move_bytes_s)
+        self._closed = False
         self._tasks = [asyncio.get_running_loop().create_task(self._keep_registered())]
         if backup_s > 0:
             self._tasks.append(
@@ -123,7 +124,7 @@ class CacheNode:
         return [staying[slot % len(staying)] for slot in range(self._slots)] if staying else []
 
     async def _keep_registered(self) -> None:
-        while True:
+        while not self._closed:
             for address in dict.fromkeys(self.proxies()):
                 try:
                     await self._register(address)
@@ -157,7 +158,7 @@ class CacheNode:
         self._known_by.add(address)
 
     async def _keep_backed_up(self, every_s: float) -> None:
-        while True:
+        while not self._closed:
             await asyncio.sleep(every_s)
             staying = [a for a in self._members if a not in self._leaving]
             if self.address in staying and self._peer in staying:
@@ -189,6 +190,9 @@ class CacheNode:
 
     async def close(self) -> None:
         """Stop serving."""
+        # Until Python 3.12 a task that is cancelled just as its connection is closed hears of the
+        # connection alone, and would go on for ever.
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         self.proxy.close()

@@ -7,8 +7,11 @@ follows for the jobs is the controller's and the rounds' decision.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from malletrain.core.events import NodeLeaving, NodeLost
 from malletrain.daemon.agents import LeasedAgent
+from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.losses import lost_to_peers
 from malletrain.daemon.parts import Parts
@@ -83,9 +86,9 @@ class Departures:
         if agent is not None:
             self._logs.gone(agent.node)
 
-    def lost_to_peers(self) -> None:
-        """Look for nodes whose loss shows by what their peers say."""
-        for agent in lost_to_peers(self._parts.agents, self._parts.runs.values()):
+    def lost_to_peers(self, runs: Iterable[ActiveJob]) -> None:
+        """Look for nodes of ``runs`` whose loss shows by what their peers say."""
+        for agent in lost_to_peers(self._parts.agents, runs):
             self.lost(agent, "its connection was closed, and its peers lost it too")
 
     def lost(self, agent: LeasedAgent, why: str) -> None:

@@ -187,7 +187,7 @@ class Inbox:
                 self.core.unreachable(agent.node)
                 self.poll_soon.set()
         with self.core.step():
-            self.departures.lost_to_peers()
+            self.departures.lost_to_peers(self.core.runs.values())
 
     def _lost(self, agent: LeasedAgent, why: str) -> None:
         with self.core.step():
@@ -368,7 +368,7 @@ class Inbox:
             return
         with self.core.step() as now:
             self.core.rounds.act(run, run.rounds.phase(agent.node, message.assignment, now))
-            self.departures.lost_to_peers()
+            self.departures.lost_to_peers([run])
 
     def _doubt(self, agent: LeasedAgent, run: ActiveJob, message: messages.Doubt) -> None:
         with self.core.step():

@@ -49,6 +49,8 @@ def lost_to_peers(agents: Agents, runs: Iterable[ActiveJob]) -> list[LeasedAgent
     """
     found = []
     for run in runs:
+        if not run.bereft:
+            continue
         newest = run.rounds.generation
         bereft = {node for node, generation in run.bereft.items() if generation == newest}
         if newest and bereft and run.crashed != newest:

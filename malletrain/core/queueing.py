@@ -175,13 +175,16 @@ class AdmissionQueue:
         state, placed = self._state, self.in_reach()
         served = self._served()
         for job in placed:
-            state.waits(job, now)
-            if not job.nodes and job.place in served:
+            if job.idle_since is None:
+                state.waits(job, now)
+            if job.nodes:
+                continue
+            if job.place in served:
                 state.served_beside(job, now)
-            elif not job.nodes and not job.starving and now >= self._starves_at(job):
+            elif not job.starving and now >= self._starves_at(job):
                 state.starves(job, now)
         for job in state.at_work.values():
-            if job.nodes and 0 < job.guaranteed_until <= now:
+            if 0 < job.guaranteed_until <= now and job.nodes:
                 state.guarantee(job, 0.0)
                 if any(other.starving for other in placed):
                     state.leases_due = True

@@ -76,11 +76,15 @@ def run(manner: str, o: argparse.Namespace) -> SlowedLink:
 
 def _slowed(site: HostsSite, manner: str, o: argparse.Namespace, load: float) -> SlowedLink:
     job = site.submit("train.py", SCRIPT, f"1:{o.size}")
-    site.until(
-        lambda: len(site.job(job)["nodes"]) == o.size and site.job(job)["rate"] > 0, "it trains"
-    )
-    time.sleep(3 * o.every)
-    before = _rate(site, job, 8.0)
+    before = 0.0
+    while not before:  # all that changed in that time was the number of samples
+        site.until(
+            lambda: len(site.job(job)["nodes"]) == o.size and site.job(job)["rate"] > 0, "it trains"
+        )
+        rounds = len(site.events("round-formed", "job-rescaled"))
+        time.sleep(3 * o.every)
+        before = _rate(site, job, 8.0)
+        before *= rounds == len(site.events("round-formed", "job-rescaled"))
     victim = site.job(job)["nodes"][-1]
     began, at = time.time(), time.monotonic()
     site.bed.throttle(next(n for n in site.bed.nodes if n.name == victim), o.slow_link)
@@ -89,7 +93,11 @@ def _slowed(site: HostsSite, manner: str, o: argparse.Namespace, load: float) ->
     last = _rate(site, job, o.seconds / 3)
     nodes_last = len(site.job(job)["nodes"])
     named = {e["node"]: e for e in site.events("node-slow") if e["time"] >= began}
-    formed = [e["time"] for e in site.events("round-formed") if e["time"] >= began]
+    formed = [
+        e["time"]
+        for e in site.events("round-formed")
+        if e["time"] >= began and victim not in e["data"]["members"]
+    ]
     (site.work / "stop").touch()
     site.until(lambda: site.job(job)["state"] == "completed", "the job completes")
     mine = named.get(victim)

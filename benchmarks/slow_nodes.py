@@ -18,7 +18,7 @@ row for each: steps/s before, with the slow node, and over the last third of the
 after the swap; seconds until it was named, and until the job trained without it. ``--after`` is
 ``[nodes] slow_after``, a minute unless configured.
 
-    python -m benchmarks.slow_nodes --slow-link 10 [--every 5] [--nodes 5] [--size 4] [--seconds 90]
+    python -m benchmarks.slow_nodes --slow-link 10 [--every 5] [--nodes 5] [--size 4]
 
 The nodes of the embedded cluster have one network. So this is done on hosts of their own
 (:mod:`benchmarks.slow_links`; needs root): the cable of one node carries so many Mbit/s.
@@ -158,9 +158,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--slow-link", type=float, metavar="MBIT", help="of one node's cable")
     parser.add_argument("--every", type=float, default=5.0, help="link_every, seconds")
+    manners = ["name", "swap"]
+    parser.add_argument("--manners", nargs="+", choices=manners, default=manners)
     o = parser.parse_args()
     once = slow_links.run if o.slow_link else run
-    rows = [once(manner, o) for manner in ("name", "swap")]
+    rows = [once(manner, o) for manner in o.manners]
     print("slow_nodes  steps/s before  slowed   last  named after  without it after  others  load")
     for r in rows:
         named, gone = ("never" if s is None else f"{s:.0f} s" for s in (r.named_s, r.swapped_s))

@@ -30,7 +30,7 @@ KEPT = 6
 """Measurements of each node that are kept; a slow node has so many, and the best of them says how
 fast its link is: whatever else the node does in that moment makes single ones worse.
 """
-WITHIN_S = 3600.0
+WITHIN_S = 4 * 3600.0
 """Older measurements say nothing any more."""
 LEAST_GAP_S = 1.0
 """From the begin of one measurement to that of the next."""

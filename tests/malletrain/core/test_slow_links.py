@@ -53,6 +53,7 @@ def every(speeds):
         (dict.fromkeys(machine(6), SLOW), set()),  # the switch is slow
         (machine(6), set()),
         (machine(6, n4=0.6 * FAST), set()),  # not by half
+        (machine(6, n4=0.6 * FAST, n5=0.4 * FAST), set()),  # it does not stand apart
         (machine(3, n1=SLOW), set()),  # few partners
         (machine(4, n0=SLOW, n1=SLOW), set()),  # two against two: nobody knows what is usual
     ],

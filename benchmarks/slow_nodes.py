@@ -16,8 +16,13 @@ of its nodes becomes slow:
 Once nothing is done but to name it (``slow_nodes = "name"``), once it is swapped out (``swap``). A
 row for each: steps/s before, with the slow node, and over the last third of the time, which is
 after the swap; seconds until it was named, and until the job trained without it. ``--after`` is
-``[nodes] slow_after``, a minute unless configured. A slow link is not injected: the
-nodes share one machine, and all ranks of a ring wait for it alike.
+``[nodes] slow_after``, a minute unless configured.
+
+    python -m benchmarks.slow_nodes --slow-link 10 [--every 5] [--nodes 5] [--size 4]
+
+The nodes of the embedded cluster have one network. So this is done on hosts of their own
+(:mod:`benchmarks.slow_links`; needs root): the cable of one node carries so many Mbit/s.
+``--every`` is ``[nodes] link_every``, half a minute unless configured.
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks import slow_links
 from tests.integration.embedded import Site, site
 
 SCRIPT = """
@@ -150,8 +156,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="with the slow node")
     parser.add_argument("--after", type=float, default=12.0, help="slow_after, seconds")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--slow-link", type=float, metavar="MBIT", help="of one node's cable")
+    parser.add_argument("--every", type=float, default=5.0, help="link_every, seconds")
+    manners = ["name", "swap"]
+    parser.add_argument("--manners", nargs="+", choices=manners, default=manners)
     o = parser.parse_args()
-    rows = [run(manner, o) for manner in ("name", "swap")]
+    once = slow_links.run if o.slow_link else run
+    rows = [once(manner, o) for manner in o.manners]
     print("slow_nodes  steps/s before  slowed   last  named after  without it after  others  load")
     for r in rows:
         named, gone = ("never" if s is None else f"{s:.0f} s" for s in (r.named_s, r.swapped_s))

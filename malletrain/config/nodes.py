@@ -2,8 +2,8 @@
 
 Decides which keys exist and what a valid value is; :mod:`malletrain.agent.health` runs the checks,
 :mod:`malletrain.core.sick_nodes` decides how long a node that fails is left alone,
-:mod:`malletrain.core.slow_nodes` which nodes are slow, :mod:`malletrain.core.fabric` which network
-a round goes by.
+:mod:`malletrain.core.slow_nodes` and :mod:`malletrain.core.slow_links` which nodes are slow,
+:mod:`malletrain.core.fabric` which network a round goes by.
 """
 
 from __future__ import annotations
@@ -76,6 +76,14 @@ class NodesSection(Section):
         gt=0,
         description="What a node takes beyond the others is half believed after this long, a "
         "quarter after twice as long. While that is still slow_factor the node is left alone.",
+    )
+
+    link_every: Duration = key(
+        "30 s",
+        description="About how often each node takes part in measuring the way to another of its "
+        "job, or to another that has none: for a tenth of a second, one pair of a class at a time, "
+        "and no sooner than a second after the last. A node whose link is slow with at least three "
+        "of them counts as slow. 0 s, and slow_nodes off: links are not measured.",
     )
 
     keep_warm: Duration = key(

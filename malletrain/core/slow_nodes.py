@@ -6,6 +6,8 @@ its peers. Decides which nodes are lastingly slow, how long that is believed of 
 a job is better off without it. What is worked in a step is measured by
 :mod:`malletrain.training.busy`; where the job goes instead is the plan's decision.
 
+A node whose link is slow (:mod:`malletrain.core.slow_links`) is remembered here, too.
+
 Some ranks have more to do than others wherever they run (rank 0 that evaluates, the stages of a
 pipeline). So a job whose same place among the ranks is found slow on a second node is not judged
 any more, and what was thought of its nodes is taken back.
@@ -65,11 +67,17 @@ class StepWindow:
             return 1.0
         return min(own.busy_s / step, own.busy_s / own.samples / sample)
 
-    def saved_s(self, nodes: frozenset[str]) -> float:
-        """By how much a step would be shorter without these nodes, seconds."""
+    def saved_s(self, nodes: frozenset[str], link_times: float = 1.0) -> float:
+        """By how much a step would be shorter without these nodes, seconds.
+
+        Args:
+            link_times: how many times as long as over the links of the others a byte takes over
+                the slowest of theirs. What nobody works in a step is taken for such a wait.
+        """
         slow = max((s.busy_s for name, s in self.shares.items() if name in nodes), default=0.0)
         rest = max((s.busy_s for name, s in self.shares.items() if name not in nodes), default=slow)
-        return min(max(0.0, slow - rest), MOST_SHARE * self.step_s)
+        waited = max(0.0, self.step_s - max(slow, rest)) * (1.0 - 1.0 / link_times)
+        return min(max(0.0, slow - rest) + waited, MOST_SHARE * self.step_s)
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,8 @@ class SlowNode:
     """How many times as long as its peers it took then."""
     sentence: str
     """For people."""
+    link_mbit: float = 0.0
+    """What the links of the others carried then, Mbit/s, where its own is what is slow."""
 
     def now(self, now: float, half_life_s: float) -> float:
         """Its slowdown as it is believed now: what is above 1 halves with every half-life."""
@@ -123,6 +133,7 @@ class SlowNodes:
         self._within_s = max(WITHIN_S, 2.0 * after_s)
         self._windows: dict[str, deque[tuple[float, float]]] = {}
         self._nodes: dict[str, SlowNode] = {}
+        self._links: dict[str, SlowNode] = {}
         self._places: dict[str, dict[int, str]] = {}
         self._uneven: dict[str, None] = {}
 
@@ -143,24 +154,33 @@ class SlowNodes:
         if any(places.get(order.index(node), node) != node for node in slow):
             return Compared({}, uneven=True, cleared=self._take_back(window.job))
         places.update({order.index(node): node for node in slow})
-        fresh = tuple(node for node in slow if node not in self.known(now))
+        believed = self._believed(self._nodes, now)
+        fresh = tuple(node for node in slow if node not in believed)
         for node, times in slow.items():
             self._nodes[node] = SlowNode(now, times, _sentence(node, times, window))
         self._forget(now)
         return Compared(slow, fresh)
 
     def remember(self, node: str, known: SlowNode) -> None:
-        """What was known before this process began."""
-        self._nodes[node] = known
+        """What was known before this process began, or of the node's link."""
+        (self._links if known.link_mbit else self._nodes)[node] = known
 
     def known(self, now: float) -> dict[str, SlowNode]:
         """The nodes that are believed to be slow at this time."""
-        least = self._least * (1 - 1e-9)
-        return {n: s for n, s in self._nodes.items() if s.now(now, self._half_life_s) >= least}
+        return self.links(now) | self._believed(self._nodes, now)
+
+    def links(self, now: float) -> dict[str, SlowNode]:
+        """Those of them whose link is slow."""
+        return self._believed(self._links, now)
+
+    def link_well(self, node: str) -> None:
+        """The link of a node was measured and is as those of others."""
+        self._links.pop(node, None)
 
     def until(self, node: str) -> float:
         """Until when that is believed of a known node."""
-        return self._nodes[node].until(self._least, self._half_life_s)
+        found = [of[node] for of in (self._nodes, self._links) if node in of]
+        return max(one.until(self._least, self._half_life_s) for one in found)
 
     def ended(self, job: str) -> None:
         """The job is over."""
@@ -180,9 +200,12 @@ class SlowNodes:
         self._uneven[job] = None
         return nodes
 
+    def _believed(self, nodes: dict[str, SlowNode], now: float) -> dict[str, SlowNode]:
+        least = self._least * (1 - 1e-9)
+        return {n: s for n, s in nodes.items() if s.now(now, self._half_life_s) >= least}
+
     def _forget(self, now: float) -> None:
-        known = self.known(now)
-        self._nodes = known
+        self._nodes, self._links = self._believed(self._nodes, now), self.links(now)
         self._windows = {
             n: seen
             for n, seen in self._windows.items()

@@ -28,6 +28,7 @@ from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.probes import Probes
 from malletrain.daemon.reports import AgentReports
+from malletrain.daemon.slow_links import SlowLinkWatch
 from malletrain.daemon.slow_nodes import SlowNodeWatch
 from malletrain.daemon.stuck import StuckRounds, warn_of_silence
 from malletrain.protocol import messages
@@ -54,12 +55,13 @@ class Inbox:
         self.core = core
         self.departures = departures
         self.desk = desk
-        self._slow = SlowNodeWatch(core, parts, desk)
-        self.reports = AgentReports(core, logs, self._slow)
+        slow = SlowNodeWatch(core, parts, desk)
+        self.reports = AgentReports(core, logs, slow)
         self.boot = boot
         self.probes = Probes(core.agents)
-        self._stuck, self._hung = StuckRounds(core, self.probes), HungSteps(core)
-        self._bandwidth = Bandwidth(core, self.probes)
+        self._hung, links = HungSteps(core), SlowLinkWatch(core, desk, self.probes)
+        stuck, bandwidth = StuckRounds(core, self.probes), Bandwidth(core, self.probes)
+        self._watches = (stuck, self._hung, bandwidth, slow, links)
         self.arrivals = Arrivals(parts)
         self.poll_soon = parts.poll_soon
         self.adopting: Adoption | None = Adoption(core.agents)
@@ -157,10 +159,8 @@ class Inbox:
             self.arrivals.look(now)
         self.probes.tick(now)
         if self.adopting is None:
-            self._stuck.look(now)
-            self._hung.look(now)
-            self._bandwidth.look(now)
-            self._slow.look(now)
+            for watch in self._watches:
+                watch.look(now)
 
     def _deaf(self) -> bool:
         """Whether the daemon hears hardly anybody now, which is its own trouble."""

@@ -31,11 +31,15 @@ def slow_nodes(config: Config, store: Store, now: float) -> SlowNodes:
     if manner(config) == "off":
         return found
     since = now - _HALF_LIVES * nodes.slow_half_life
-    cleared = {row.node: row.seq for row in store.events_of(EventKind.NODE_NOT_SLOW, since)}
+    cleared = {
+        (row.node, "usual_mbit" in row.data): row.seq
+        for row in store.events_of(EventKind.NODE_NOT_SLOW, since)
+    }
     for row in store.events_of(EventKind.NODE_SLOW, since):
-        if row.seq > cleared.get(row.node, -1):
+        if row.seq > cleared.get((row.node, "usual_mbit" in row.data), -1):
             sentence, times = str(row.data["sentence"]), float(row.data["slowdown"])
-            found.remember(row.node, SlowNode(row.time, times, sentence))
+            usual = float(row.data.get("usual_mbit", 0.0))
+            found.remember(row.node, SlowNode(row.time, times, sentence, usual))
     return found
 
 

@@ -1,17 +1,27 @@
 """Looks for nodes that hold up the others of their job, and has jobs go on without them.
 
-Decides when two counts of a worker make a window. Who is slow, and whether a job is better off
+Decides when two counts of a worker make a window. Whose link is slow finds
+:mod:`malletrain.daemon.slow_links`. Who is slow, and whether a job is better off
 without, is :mod:`malletrain.core.slow_nodes`'s decision; which nodes it has instead, the plan's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from malletrain.core.events import JobState
 from malletrain.core.records import JobRecord
-from malletrain.core.slow_nodes import KEPT, Compared, StepShare, StepWindow, Swap
+from malletrain.core.slow_nodes import (
+    KEPT,
+    LEAST_SHARE,
+    Compared,
+    SlowNode,
+    StepShare,
+    StepWindow,
+    Swap,
+)
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.lease_actions import LeaseDesk
@@ -133,8 +143,15 @@ class SlowNodeWatch:
             found = self._slow.compare(window, now)
             self._say(run, found, now)
             job = self._core.controller.jobs[run.row.id]
-            if found.slow and self._manner == "swap" and self._pays(job, window, found):
-                self._swap(run, tuple(found.slow), now)
+            known = self._slow.known(now)
+            links = {n: s for n, s in self._slow.links(now).items() if n in window.shares}
+            slow = {n: known[n] for n in window.shares if n in found.slow or n in links}
+            saved_s = window.saved_s(
+                frozenset(slow), max((s.slowdown for s in links.values()), default=1.0)
+            )
+            worth = bool(slow) and saved_s >= LEAST_SHARE * window.step_s
+            if worth and self._manner == "swap" and self._pays(job, window, slow, saved_s, known):
+                self._swap(slow)
 
     def _say(self, run: ActiveJob, found: Compared, now: float) -> None:
         core, job = self._core, run.row.id
@@ -148,7 +165,14 @@ class SlowNodeWatch:
         for node in found.cleared:
             core.audit.record(EventKind.NODE_NOT_SLOW, UNEVEN, job=job, node=node)
 
-    def _pays(self, job: JobRecord, window: StepWindow, found: Compared) -> bool:
+    def _pays(
+        self,
+        job: JobRecord,
+        window: StepWindow,
+        slow: Mapping[str, SlowNode],
+        saved_s: float,
+        known: Mapping[str, SlowNode],
+    ) -> bool:
         controller = self._core.controller
         if job.rescaling or job.state is not JobState.RUNNING or set(job.nodes) != {*window.shares}:
             return False
@@ -157,10 +181,10 @@ class SlowNodeWatch:
         cost = job.cost or planning.cost
         swap = Swap(
             len(job.nodes),
-            len(found.slow),
-            sum(nodes[name].pool == pool for name in controller.state.idle),
+            len(slow),
+            sum(nodes[n].pool == pool and n not in known for n in controller.state.idle),
             window.step_s,
-            window.saved_s(frozenset(found.slow)),
+            saved_s,
             cost.up_s,
             cost.down_s,
             planning.t_fwd_s,
@@ -170,8 +194,8 @@ class SlowNodeWatch:
             lambda k: curve.at(k) if curve else k**planning.prior_exponent, job.accepts
         )
 
-    def _swap(self, run: ActiveJob, slow: tuple[str, ...], now: float) -> None:
-        for node in slow:
-            sentence = f"{self._slow.known(now)[node].sentence} The job does more without it."
+    def _swap(self, slow: Mapping[str, SlowNode]) -> None:
+        for node, known in slow.items():
+            sentence = f"{known.sentence} The job does more without it."
             within_s = self._core.controller.settings.reclaim_s
             self._desk.reclaim((node,), within_s, sentence)

@@ -124,12 +124,13 @@ class EventKind(Word):
     NODE_SLOW = (
         "node-slow",
         "In a job on several nodes this one took lastingly longer for its part of each step than "
-        "the others, which waited for it. It is remembered, and swapped out where that pays.",
+        "the others, which waited for it; or its link carries far less than theirs (usual_mbit). "
+        "It is remembered, and swapped out where that pays.",
     )
     NODE_NOT_SLOW = (
         "node-not-slow",
         "What was said of a slow node is taken back: the job's rank there has more to do than the "
-        "others, whatever node it is on.",
+        "others, whatever node it is on; or its link was measured well again (usual_mbit).",
     )
     JOB_SUBMITTED = ("job-submitted", "A user submitted a job; it waits in the admission queue.")
     JOB_STARTED = ("job-started", "A job without nodes is given some.")

@@ -79,7 +79,7 @@ def missing() -> str:
     """Why there can be no such hosts here; empty when there can."""
     if reason := no_slurm():
         return reason
-    absent = [name for name in ("unshare", "nsenter", "setpriv", "ip") if which(name) is None]
+    absent = [name for name in ("unshare", "nsenter", "setpriv", "ip", "tc") if which(name) is None]
     if absent:
         return f"{', '.join(absent)} not installed"
     probe = "mount -t tmpfs tmpfs /run && ip link add name b type bridge"
@@ -312,6 +312,12 @@ class Bed:
     def link(self, host: Host, *, up: bool) -> None:
         """Plug the host's cable in, or pull it out, on the side of the switch."""
         self.on_switch("ip", "link", "set", f"p-{host.name}", "up" if up else "down")
+
+    def throttle(self, host: Host, mbit: float) -> None:
+        """The host's link carries so many Mbit/s each way from now on."""
+        shape = ("root", "tbf", "rate", f"{mbit:g}mbit", "burst", "32kb", "latency", "100ms")
+        host.run("tc", "qdisc", "replace", "dev", "eth0", *shape)
+        self.on_switch("tc", "qdisc", "replace", "dev", f"p-{host.name}", *shape)
 
     def drop(self, host: Host, address: str) -> None:
         """What ``host`` sends to this address is lost, as behind a firewall."""

@@ -91,3 +91,22 @@ def test_who_connects_and_says_nothing_is_hung_up_on(monkeypatch):
         return heard
 
     assert asyncio.run(play()) == b""
+
+
+def test_a_way_too_slow_to_be_waited_for_is_measured_by_what_it_has_carried(monkeypatch):
+    """The other end takes what its kernel takes, and never says how much it was."""
+
+    async def play():
+        ends = Ends()
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            target = ProbeTarget("n1", "127.0.0.1", silent.getsockname()[1])
+            monkeypatch.setattr(probe, "CONNECT_S", 0.05)
+            measured = (await ends.tried(target, seconds=0.05))["n1"]
+            tried = (await ends.tried(target))["n1"]
+        ends.close()
+        return measured, tried
+
+    measured, tried = asyncio.run(play())
+    assert measured.reached
+    assert measured.mbit > 0
+    assert (tried.reached, tried.trouble) == (False, "timed out")

@@ -1,5 +1,7 @@
 """Slow nodes: who is one, for how long, and whether a job is better off without."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -209,3 +211,32 @@ def test_what_pays_at_a_loss_pays_at_a_larger_one(size, spare, step, share, cost
         assert pays(min(0.94, share + 0.04), spare, cost)
         assert pays(share, spare + 1, cost)
         assert pays(share, spare, cost / 2)
+
+
+def test_what_is_waited_for_is_shorter_over_better_links():
+    times = StepWindow("j1", 1.0, {n: StepShare(0.2, 8.0) for n in "abcd"})
+    assert times.saved_s(frozenset("c")) == 0.0
+    assert times.saved_s(frozenset("c"), 4.0) == pytest.approx(0.6)
+    uneven = StepWindow("j1", 1.0, {"a": StepShare(0.1, 8.0), "b": StepShare(0.6, 8.0)})
+    assert uneven.saved_s(frozenset("b"), 2.0) == pytest.approx(0.5 + 0.2)
+    assert uneven.saved_s(frozenset("a"), 2.0) == pytest.approx(0.2)
+
+
+def test_a_slow_link_and_slow_work_are_remembered_apart(known):
+    lasting(known, four(b=0.3))
+    known.remember("b", SlowNode(60.0, 10.0, "Its link.", 1e4))
+    known.remember("c", SlowNode(60.0, 10.0, "Its link.", 1e4))
+    assert (set(known.known(60.0)), set(known.links(60.0))) == ({"b", "c"}, {"b", "c"})
+    assert known.until("b") == known.until("c") == 60.0 + HOUR * math.log2(9.0 / 0.25)
+    known.link_well("b")
+    known.link_well("c")
+    known.link_well("nobody")
+    assert (set(known.known(60.0)), set(known.links(60.0))) == ({"b"}, set())
+    known.remember("c", SlowNode(60.0, 1.3, "Its link.", 1e4))
+    assert set(known.known(60.0 + HOUR)) == {"b"}, "it is half believed"
+
+
+def test_a_slow_link_does_not_keep_slow_work_from_being_said(known):
+    known.remember("b", SlowNode(0.0, 10.0, "Its link.", 1e4))
+    said = [known.compare(window(four(b=0.3)), 10.0 * k).fresh for k in range(KEPT)]
+    assert said.count(("b",)) == 1

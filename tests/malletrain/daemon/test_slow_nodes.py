@@ -8,7 +8,7 @@ import pytest
 from malletrain.config.model import parse_config
 from malletrain.core.controller import Controller
 from malletrain.core.events import JobSubmitted, NodeJoined, Tick
-from malletrain.core.slow_nodes import ENOUGH, SlowNodes
+from malletrain.core.slow_nodes import ENOUGH, SlowNode, SlowNodes
 from malletrain.daemon.slow_nodes import SlowNodeWatch
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import Progress
@@ -139,3 +139,33 @@ def test_a_job_whose_ranks_have_unequal_work_is_told():
     assert site.events[1:] == [(EventKind.NODE_NOT_SLOW, "a")]
     assert len(site.notices) == 1
     assert not site.slow.known(site.now)
+
+
+IDLE = dict.fromkeys("abc", 0.001)
+
+
+@pytest.mark.parametrize(
+    ("busy", "times", "gone"),
+    [
+        (IDLE, 10.0, ["b"]),  # 99 % of a step is waited, a tenth as long without b
+        (IDLE, 1.3, []),  # three do more
+        (dict.fromkeys("abc", 0.095), 10.0, []),  # hardly anybody waits
+    ],
+)
+def test_a_job_goes_on_without_a_slow_link_where_that_pays(busy, times, gone):
+    site = SlowSite()
+    site.slow.remember("b", SlowNode(0.0, times, "The link of b is slow.", 1e4))
+    site.pass_windows(busy, 2)
+    assert site.reclaimed == gone
+    assert not site.events
+
+
+def test_who_is_slow_is_no_spare():
+    """Three do as much as three, but the fourth is slow, too."""
+    site, other = SlowSite(spare=1), SlowSite(spare=1)
+    for one in (site, other):
+        one.slow.remember("b", SlowNode(0.0, 1.4, "The link of b is slow.", 1e4))
+    site.slow.remember("d", SlowNode(0.0, 10.0, "The link of d is slow.", 1e4))
+    site.pass_windows(IDLE, 2)
+    other.pass_windows(IDLE, 2)
+    assert (site.reclaimed, other.reclaimed) == ([], ["b"])

@@ -1,0 +1,167 @@
+"""Measures the ways between leased nodes, a pair at a time, to find those whose link is slow.
+
+Decides when a pair is measured: none of a class while another is, none of a job whose round changes
+or that is profiled. Who is next, and whose link is slow, is :mod:`malletrain.core.slow_links`'s
+decision; whether a job goes on without it :mod:`malletrain.daemon.slow_nodes`'s.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+
+from malletrain.core.events import JobState
+from malletrain.core.slow_links import LEAST_PARTNERS, SlowLink, SlowLinks, gap_s
+from malletrain.core.slow_nodes import SlowNode
+from malletrain.daemon.core import Core
+from malletrain.daemon.lease_actions import LeaseDesk
+from malletrain.daemon.probes import Probes, Results
+from malletrain.daemon.sickbay import manner
+from malletrain.protocol.event_kinds import EventKind
+from malletrain.rounds.interface import RoundStage
+
+SEND_S = 0.1
+"""For how long one pair is measured."""
+NO_JOB = ""
+"""The group of the nodes that nobody uses."""
+
+
+@dataclass
+class _Class:
+    """The nodes of one class."""
+
+    links: SlowLinks = field(default_factory=SlowLinks)
+    began: float = float("-inf")
+    under_way: bool = False
+
+
+class SlowLinkWatch:
+    """Of all nodes of one daemon."""
+
+    def __init__(self, core: Core, desk: LeaseDesk, probes: Probes) -> None:
+        self._core = core
+        self._slow = core.slow
+        self._desk = desk
+        self._probes = probes
+        self._classes: dict[str, _Class] = {}
+
+    def look(self, now: float) -> None:
+        """Begin what is due. Call it every half second or so."""
+        config = self._core.config
+        if manner(config) == "off" or not config.nodes.link_every:
+            return
+        present: dict[str, list[str]] = {}
+        for agent in self._core.agents:
+            if agent.gone_at is None and agent.unreachable_since is None:
+                present.setdefault(agent.node_class, []).append(agent.node)
+        self._classes = {name: self._classes.get(name) or _Class() for name in present}
+        for name, nodes in present.items():
+            of = self._classes[name]
+            if not of.under_way and now - of.began >= gap_s(len(nodes), config.nodes.link_every):
+                of.began = now
+                of.links.keep(nodes)
+                self._measure(of, nodes, now)
+
+    def _measure(self, of: _Class, nodes: list[str], now: float) -> None:
+        groups = self._groups(nodes, now)
+        chosen = of.links.next_pair(groups)
+        if chosen is None:
+            return
+        group, a, b = chosen
+        places = self._places(a, b)
+        if places is None:
+            return
+
+        def done(results: Results) -> None:
+            of.under_way = False
+            found = results.get((a, b))
+            at = self._core.clock.now()
+            if found is not None and found.reached:
+                of.links.measured(a, b, group, found.mbit, at)
+                self._judge(of.links, group, groups[group], (a, b))
+
+        of.under_way = True
+        self._probes.begin(places, ((a, b),), now, done, SEND_S)
+
+    def _groups(self, nodes: list[str], now: float) -> dict[str, list[str]]:
+        """The nodes that carry alike, where that many are worth measuring."""
+        core = self._core
+        groups: dict[str, list[str]] = {}
+        for node in nodes:
+            agent = core.agents.on(node)
+            job = (agent.holds if agent else None) or NO_JOB
+            if job == NO_JOB or self._settled(job, node):
+                groups.setdefault(job, []).append(node)
+        slow = self._slow.links(now)
+        return {
+            group: members
+            for group, members in groups.items()
+            if len(members) > LEAST_PARTNERS or any(node in slow for node in members)
+        }
+
+    def _settled(self, job: str, node: str) -> bool:
+        """Whether the job trains on the node, and will for now."""
+        run, record = self._core.runs.get(job), self._core.controller.jobs.get(job)
+        return (
+            run is not None
+            and record is not None
+            and record.state is JobState.RUNNING
+            and not record.rescaling
+            and run.rounds.stage is RoundStage.RUNNING
+            and node in run.rounds.members
+        )
+
+    def _places(self, a: str, b: str) -> dict[str, str] | None:
+        """Their addresses in the network of their jobs; None where nothing is between them."""
+        rounds = self._core.rounds
+        fabric = rounds.networks([a, b])
+        if fabric is not None and len(fabric.places) > 1:
+            places = {node: place.address for node, place in fabric.places.items()}
+        else:
+            places = {node: rounds.address_of(node) for node in (a, b)}
+        if not all(places.values()) or places[a] == places[b]:
+            return None
+        return None if any(map(_is_loopback, places.values())) else places
+
+    def _judge(
+        self, links: SlowLinks, group: str, members: list[str], pair: tuple[str, str]
+    ) -> None:
+        with self._core.step() as now:
+            known = self._slow.links(now)
+            for node in pair:
+                if (was := known.get(node)) and links.well(node, was.link_mbit, was.since):
+                    self._well(node, was.link_mbit)
+            for node, link in links.slow(group, members, now).items():
+                self._found(node, link, group, now, fresh=node not in known)
+
+    def _found(self, node: str, link: SlowLink, group: str, now: float, *, fresh: bool) -> None:
+        sentence = link.sentence(node)
+        self._slow.remember(node, SlowNode(now, link.times, sentence, link.usual))
+        if fresh:
+            self._core.audit.record(
+                EventKind.NODE_SLOW,
+                sentence,
+                job=group,
+                node=node,
+                slowdown=link.times,
+                mbit=round(link.mbit, 1),
+                usual_mbit=round(link.usual, 1),
+            )
+            if group == NO_JOB and manner(self._core.config) == "swap":
+                self._desk.reclaim((node,), self._core.controller.settings.reclaim_s, sentence)
+
+    def _well(self, node: str, usual: float) -> None:
+        self._slow.link_well(node)
+        self._core.audit.record(
+            EventKind.NODE_NOT_SLOW,
+            f"The link of {node} was measured again and is as those of other nodes.",
+            node=node,
+            usual_mbit=round(usual, 1),
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False

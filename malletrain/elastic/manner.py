@@ -11,8 +11,9 @@ import json
 import os
 
 from malletrain.elastic import abortable, sharing
-from malletrain.elastic.group import DEFAULT_BACKEND, Group
+from malletrain.elastic.group import DEFAULT_BACKEND, Group, rehearse
 from malletrain.elastic.link import Place
+from malletrain.elastic.sharded import rehearsal
 from malletrain.elastic.sharded import sharing as shards
 from malletrain.elastic.sharded.assignment import Held, best_order
 from malletrain.elastic.sharded.training import ShardedTraining
@@ -29,6 +30,12 @@ class WholeState:
 
     def __init__(self, training: Training) -> None:
         self._training = training
+
+    def rehearse(self) -> None:
+        """Do once, alone, what a change of the group needs, so that it is warm when the others wait
+        for it.
+        """
+        rehearse()
 
     def held(self) -> str | None:
         """What this process tells the members of the next round, for :meth:`order`; None for
@@ -59,6 +66,9 @@ class StateInShards(WholeState):
         self._sharded = training
         if training.device.type == "cpu":  # torch would have it for all devices, instead of NCCL
             self.backend = abortable.BACKEND
+
+    def rehearse(self) -> None:
+        rehearsal.rehearse(self._sharded, self.backend)
 
     def held(self) -> str:
         found = self._sharded.held()

@@ -20,6 +20,7 @@ from malletrain.elastic.background import to_host
 from malletrain.elastic.group import Group
 from malletrain.elastic.sharded import copies
 from malletrain.elastic.sharded.assignment import Held
+from malletrain.elastic.sharded.meshes import Meshes
 from malletrain.elastic.sharded.model import ShardedModel
 from malletrain.elastic.sharded.moving import Parts, combined, parts_of
 from malletrain.elastic.sharded.snapshot import RunSnapshot
@@ -68,6 +69,7 @@ class ShardedTraining(Training):
         self.optimizer: torch.optim.Optimizer = objects[OPTIMIZER]
         self.others = {name: value for name, value in objects.items() if name != OPTIMIZER}
         self.in_nodes = shard == "node"
+        self.meshes = Meshes(device.type, self.in_nodes)
         self.replicate_every = replicate_every
         self.history = ""
         self.extra: Parts = {}

@@ -37,6 +37,14 @@ class WholeState:
         """
         rehearse()
 
+    @property
+    def joins(self) -> bool:
+        """Whether this process is to :meth:`rehearse_at` the place that a round gives it."""
+        return False
+
+    def rehearse_at(self, place: Place) -> None:
+        """Do once, alone, what is looked up for this place."""
+
     def held(self) -> str | None:
         """What this process tells the members of the next round, for :meth:`order`; None for
         nothing.
@@ -69,6 +77,13 @@ class StateInShards(WholeState):
 
     def rehearse(self) -> None:
         rehearsal.rehearse(self._sharded, self.backend)
+
+    @property
+    def joins(self) -> bool:
+        return not self._sharded.has_state and not self._sharded.in_nodes
+
+    def rehearse_at(self, place: Place) -> None:
+        rehearsal.rehearse_at(self._sharded, place)
 
     def held(self) -> str:
         found = self._sharded.held()

@@ -100,6 +100,7 @@ class GroupMembership:
             lambda: self._say_lost(place.generation),
             self._manner.held(),
             self._manner.order,
+            self._manner.joins,
         )
 
     def _abort_came(self, generation: int) -> None:
@@ -229,6 +230,8 @@ class GroupMembership:
             assert check_in is not None
             if check_in.place != place:
                 raise Interrupted("This round is void; a newer one has just come.")
+            if self._manner.joins:
+                check_in.rehearse(self._manner.rehearse_at, lambda: self._void(place))
             store = check_in.store(lambda: self._void(place))
         if old is not None:
             old.leave()

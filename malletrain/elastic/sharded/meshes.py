@@ -52,6 +52,10 @@ class Meshes:
         names = (f"replicate_{number}", f"shard_{number}")[-len(shape) :]
         return init_device_mesh(self._device, shape, mesh_dim_names=names)
 
+    def known(self, place: Place) -> bool:
+        """Whether there is a mesh of this place that can be had again."""
+        return (place.rank, place.size) in self._kept
+
     def _again(self, rank: int, size: int) -> Any | None:
         """The mesh of this place, which may be a new one; None where torch cannot have it again."""
         mesh = self._kept.get((rank, size))

@@ -12,53 +12,76 @@ from __future__ import annotations
 import gc
 import pickle
 from collections import defaultdict
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
+from malletrain.elastic.link import Place
 from malletrain.elastic.sharded import moving
 from malletrain.elastic.sharded.chunks import Chunk
 from malletrain.elastic.sharded.training import MODEL, OPTIMIZER, ShardedTraining
 from malletrain.elastic.sharded.transfer_plan import make_plan
 from malletrain.training import report, rng
 from malletrain.training.sharded_state import put_together, take_apart
-from malletrain.training.torch_private import forget_meshes
+from malletrain.training.torch_private import adopt_backend
 
-NAMES = ("replicate_0", "shard_0")
-"""Of the dimensions of the mesh: rounds are counted from 1."""
+BACKEND = "malletrain_rehearsal"
+"""Of a group whose other ranks are not there: nothing on ``meta`` goes to anybody."""
+ALONE = Place(0, 0, 1)
+
+
+def _connect(store: Any, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+    group = dist.ProcessGroup(rank, size)
+    adopt_backend(group, dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timeout))
+    return group
+
+
+dist.Backend.register_backend(BACKEND, _connect, devices=["cpu"])
 
 
 def rehearse(training: ShardedTraining, backend: str) -> None:
-    """Go through a change alone. ``backend``: of collectives on CPUs. Never raises for what the
-    script's functions do.
+    """Go through a change alone, as one rank of one. ``backend``: of collectives on CPUs. Never
+    raises for what the script's functions do.
     """
+    _on_stage(training, ALONE, backend)
+    # Looking for circles takes longer the more there is, and all that was imported by now is there
+    # to stay: it is not looked through again when the group changes.
+    gc.collect()
+    gc.freeze()
+
+
+def rehearse_at(training: ShardedTraining, place: Place) -> None:
+    """The same as the rank that this process will be. What DTensor remembers of the operations is
+    by rank and number of ranks (:mod:`malletrain.elastic.sharded.meshes`).
+    """
+    if not training.meshes.known(place):
+        _on_stage(training, place, BACKEND)
+
+
+def _on_stage(training: ShardedTraining, place: Place, backend: str) -> None:
     if dist.is_initialized():
         return
     random = rng.state()
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(backend, store=dist.HashStore(), rank=place.rank, world_size=place.size)
     held = dist.group.WORLD
     try:
-        names = NAMES if training.in_nodes else NAMES[1:]
-        mesh = init_device_mesh(training.device.type, (1,) * len(names), mesh_dim_names=names)
-        _train_one_number(mesh, training.device)
+        mesh = training.meshes.of(place, 1 if training.in_nodes else place.size)
+        if place is ALONE:
+            _train_one_number(mesh, training.device)
         _go_through(training, mesh)
     except Exception as error:
         reason = " ".join(str(error).split())
         report.tell(
             f"The rehearsal of the sharded model on one rank failed ({type(error).__name__}: "
             f"{reason}). The run goes on; what it would have done beforehand is done at the next "
-            "change of the group, while the others wait."
+            "change of the group, while the others wait.",
+            once="rehearsal",
         )
     finally:
         dist.destroy_process_group()
         rng.load(random)
-        forget_meshes()
-        # Looking for circles takes longer the more there is, and all that was imported by now is
-        # there to stay: it is not looked through again when the group changes.
-        gc.collect()
-        gc.freeze()
         del held
 
 

@@ -158,6 +158,15 @@ def lend_group(mesh: Any, group: Any) -> bool:
     return names == [group.group_name]
 
 
+def leave_out_hooks(twin: torch.optim.Optimizer) -> None:
+    """Have ``twin``, which shares all that it holds with another optimizer, call none of that one's
+    hooks. Of a torch that keeps them elsewhere it calls them.
+    """
+    for name in ("pre", "post"):
+        if hasattr(twin, f"_optimizer_step_{name}_hooks"):
+            setattr(twin, f"_optimizer_step_{name}_hooks", {})
+
+
 # --- gradient scalers (malletrain.elastic.undo) ---
 
 

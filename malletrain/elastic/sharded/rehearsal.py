@@ -25,7 +25,7 @@ from malletrain.elastic.sharded.training import MODEL, OPTIMIZER, ShardedTrainin
 from malletrain.elastic.sharded.transfer_plan import make_plan
 from malletrain.training import report, rng
 from malletrain.training.sharded_state import put_together, take_apart
-from malletrain.training.torch_private import adopt_backend
+from malletrain.training.torch_private import adopt_backend, leave_out_hooks
 
 BACKEND = "malletrain_rehearsal"
 """Of a group whose other ranks are not there: nothing on ``meta`` goes to anybody."""
@@ -74,9 +74,9 @@ def _on_stage(training: ShardedTraining, place: Place, backend: str) -> None:
     except Exception as error:
         reason = " ".join(str(error).split())
         report.tell(
-            f"The rehearsal of the sharded model on one rank failed ({type(error).__name__}: "
-            f"{reason}). The run goes on; what it would have done beforehand is done at the next "
-            "change of the group, while the others wait.",
+            "The rehearsal of a change with the sharded model, by one rank alone, failed "
+            f"({type(error).__name__}: {reason}). The run goes on; what it would have done "
+            "beforehand is done at the next change of the group, while the others wait.",
             once="rehearsal",
         )
     finally:
@@ -113,12 +113,12 @@ def _go_through(training: ShardedTraining, mesh: Any) -> None:
     shapes = {key: (tuple(t.shape), t.dtype) for key, t in tensors.items()}
     sizes = {key: dtype.itemsize for key, (_, dtype) in shapes.items()}
 
-    def read(rooms: dict[str, Any]) -> None:
-        wanted = moving.layout_of(moving.parts_of(rooms))
-        make_plan([layout], [wanted], sizes)
-
     whole = {key: [Chunk((0,) * len(shape), shape)] for key, (shape, _) in shapes.items()}
-    make_plan([layout], [whole], sizes)
+    make_plan([whole], [layout], sizes)
+
+    def read(rooms: dict[str, Any]) -> None:
+        make_plan([layout], [moving.layout_of(moving.parts_of(rooms))], sizes)
+
     put_together(objects, said, shapes, True, read, lambda _name, _target, error: error)
 
 
@@ -137,4 +137,5 @@ def twin_of(
         {**group, "params": [there[names[id(p)]] for p in group["params"]]}
         for group in optimizer.param_groups
     ]
+    leave_out_hooks(twin)
     return twin

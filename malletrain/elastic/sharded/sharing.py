@@ -166,7 +166,8 @@ def share_shards(training: ShardedTraining, group: Group, shards: int) -> None:
     """
     table: list[standing.ShardStanding] = from_all(group, training.place_in_shards())
     late = _catch_up(training, table)
-    found = _newest_whole(training, group, table)
+    with training.taken_apart_once():
+        found = _newest_whole(training, group, table)
     module = training.model.sharded(training.meshes.of(group.place, shards))
     undo = exchange_parameters(training.optimizer, training.model.module, module)
     if found is None:

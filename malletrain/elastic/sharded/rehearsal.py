@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import pickle
 from collections import defaultdict
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -70,7 +71,7 @@ def _on_stage(training: ShardedTraining, place: Place, backend: str) -> None:
         mesh = training.meshes.of(place, 1 if training.in_nodes else place.size)
         if place is ALONE:
             _train_one_number(mesh, training.device)
-        _go_through(training, mesh)
+        _go_through(training, mesh, place)
     except Exception as error:
         reason = " ".join(str(error).split())
         report.tell(
@@ -98,7 +99,7 @@ def _train_one_number(mesh: Any, device: torch.device) -> None:
         optimizer.zero_grad()
 
 
-def _go_through(training: ShardedTraining, mesh: Any) -> None:
+def _go_through(training: ShardedTraining, mesh: Any, place: Place) -> None:
     module = training.model.without_memory(mesh)
     optimizer = twin_of(training.optimizer, training.model.module, module)
     with torch.no_grad():
@@ -108,6 +109,8 @@ def _go_through(training: ShardedTraining, mesh: Any) -> None:
         type(optimizer).step(optimizer)
     objects = {MODEL: module, OPTIMIZER: optimizer}
     skeletons, tensors = take_apart(objects)
+    if place is not ALONE:
+        touch(tensors, training.device)
     said = pickle.loads(pickle.dumps(skeletons))
     layout = moving.layout_of(moving.parts_of(tensors))
     shapes = {key: (tuple(t.shape), t.dtype) for key, t in tensors.items()}
@@ -120,6 +123,15 @@ def _go_through(training: ShardedTraining, mesh: Any) -> None:
         make_plan([layout], [moving.layout_of(moving.parts_of(rooms))], sizes)
 
     put_together(objects, said, shapes, True, read, lambda _name, _target, error: error)
+
+
+def touch(tensors: Mapping[str, Any], device: torch.device) -> None:
+    """Have had the memory of this rank's part of ``tensors``: what is freed stays with the process
+    (:func:`malletrain.elastic.rooms.keep_freed`), and its pages are there when it is needed.
+    """
+    local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors.values()]
+    rooms = [torch.empty(t.shape, dtype=t.dtype, device=device).fill_(0) for t in local]
+    del rooms
 
 
 def twin_of(

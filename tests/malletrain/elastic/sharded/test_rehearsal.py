@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +154,29 @@ def test_a_mesh_comes_again_with_the_group_of_the_new_round():
             before = mesh
         finally:
             dist.destroy_process_group()
+
+
+TOUCHED = """
+import resource, torch
+from malletrain.elastic.rooms import keep_freed
+from malletrain.elastic.sharded.rehearsal import touch
+
+torch.set_num_threads(1)
+assert keep_freed()
+tensors = {str(n): torch.empty(1 << 20, device="meta") for n in range(16)}
+if touched:
+    touch(tensors, torch.device("cpu"))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+rooms = [torch.empty(1 << 20).fill_(1) for _ in tensors]
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_memory_that_wastouched_is_there_when_it_is_needed():
+    """64 MB are 16,384 pages, each of which is faulted in once."""
+    faults = []
+    for touched in (False, True):
+        argv = [sys.executable, "-c", f"touched = {touched}{TOUCHED}"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True)
+        faults.append(int(done.stdout))
+    assert faults[1] < faults[0] / 4

@@ -111,8 +111,9 @@ class CheckIn:
     before. ``failed`` is called, in that thread, when the store cannot be reached.
 
     With ``told`` each member tells the others that word, and ``arrange`` makes of all of them, in
-    the order of their places, the rank of each: the last to come asks it. Who ``rehearses`` says
-    that it is there when :meth:`rehearse` is over, if others told another word than it.
+    the order of their places, the rank of each: the last to come asks it. As long as this
+    process ``rehearses`` it says that it is there only when :meth:`rehearse` is over, where not all
+    told the same word.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class CheckIn:
         failed: Callable[[], None],
         told: str | None = None,
         arrange: Callable[[list[str]], list[int]] | None = None,
-        rehearses: bool = False,
+        rehearses: Callable[[], bool] = lambda: False,
     ) -> None:
         self.place = place
         self._rooms = rooms
@@ -139,6 +140,8 @@ class CheckIn:
         """The model here has other tensors than that of rank 0."""
         self._store: Any = None
         self._rehearses = rehearses
+        self._differ = False
+        """Others told another word than some."""
         self._ranked, self._rehearsed = threading.Event(), threading.Event()
         sockets.spare(place.port)
         threading.Thread(
@@ -199,10 +202,12 @@ class CheckIn:
             return False
         order, differ = json.loads(store.get("order"))
         self.ranked = replace(self.place, rank=order[self.place.rank])
-        self._rehearses = self._rehearses and differ
+        self._differ = differ
         self._ranked.set()
-        while self._rehearses and not self.void and not self._rehearsed.wait(_REHEARSAL_S):
-            pass
+        # Who had no state may have it by now, and trains.
+        while differ and self._rehearses() and not self.void:
+            if self._rehearsed.wait(_REHEARSAL_S):
+                break
         return not self.void
 
     def rehearse(self, call: Callable[[Place], None], interrupted: Callable[[], bool]) -> None:
@@ -212,7 +217,7 @@ class CheckIn:
         while not self._ranked.wait(_POLL_S):
             if interrupted() or self.void or self.unfit:
                 return
-        if self._rehearses:
+        if self._differ:
             try:
                 call(self.ranked)
             finally:

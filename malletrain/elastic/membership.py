@@ -100,7 +100,7 @@ class GroupMembership:
             lambda: self._say_lost(place.generation),
             self._manner.held(),
             self._manner.order,
-            self._manner.joins,
+            lambda: self._manner.joins,
         )
 
     def _abort_came(self, generation: int) -> None:

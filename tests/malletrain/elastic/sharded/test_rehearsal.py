@@ -9,6 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from malletrain.elastic.checkin import CheckIn
 from malletrain.elastic.link import Place
 from malletrain.elastic.sharded import rehearsal
 from malletrain.elastic.sharded.meshes import Meshes
@@ -26,6 +29,7 @@ from tests.malletrain.elastic.conductor import conducted
 from tests.malletrain.elastic.sharded import scripts
 from tests.malletrain.elastic.sharded.test_live import counts_as_if_undisturbed
 from tests.malletrain.elastic.test_run import change_at, records
+from tests.waiting import until
 
 
 def noted(folder: str, options: dict[str, Any], how: str = "") -> None:
@@ -180,3 +184,41 @@ def test_memory_that_wastouched_is_there_when_it_is_needed():
         done = subprocess.run(argv, capture_output=True, text=True, check=True)
         faults.append(int(done.stdout))
     assert faults[1] < faults[0] / 4
+
+
+class _Nothing:
+    """Who checks in, and has no memory to make ready."""
+
+    def for_joiners(self) -> str:
+        return "[]"
+
+    def make_room(self, data: str) -> None:
+        pass
+
+
+def checking_in(port: int, rank: int, told: str, rehearses: Callable[[], bool]) -> CheckIn:
+    return CheckIn(
+        Place(2, rank, 2, port),
+        "",
+        _Nothing(),
+        lambda: None,
+        told,
+        lambda words: list(range(len(words))),
+        rehearses,
+    )
+
+
+def test_who_has_come_to_train_meanwhile_is_not_waited_for():
+    """It had no state when the next round came, and entered the one before all the same: nobody
+    calls for its rehearsal any more.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    trains = threading.Event()
+    both = [
+        checking_in(store.port, 0, "a part", lambda: False),
+        checking_in(store.port, 1, "null", lambda: not trains.is_set()),
+    ]
+    until(lambda: store.check(["order"]), "both have told")
+    assert not store.check(["all"])
+    trains.set()
+    until(lambda: all(one.everyone for one in both), "both are there")

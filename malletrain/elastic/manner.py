@@ -72,15 +72,20 @@ class StateInShards(WholeState):
     def __init__(self, training: ShardedTraining) -> None:
         super().__init__(training)
         self._sharded = training
-        if training.device.type == "cpu":  # torch would have it for all devices, instead of NCCL
+        self._on_cpu = training.device.type == "cpu"
+        if self._on_cpu:  # torch would have it for all devices, instead of NCCL
             self.backend = abortable.BACKEND
 
     def rehearse(self) -> None:
-        rehearsal.rehearse(self._sharded, self.backend)
+        if self._on_cpu:
+            rehearsal.rehearse(self._sharded, self.backend)
+        else:  # nobody has tried it
+            super().rehearse()
 
     @property
     def joins(self) -> bool:
-        return not self._sharded.has_state and not self._sharded.in_nodes
+        training = self._sharded
+        return self._on_cpu and not training.has_state and not training.in_nodes
 
     def rehearse_at(self, place: Place) -> None:
         rehearsal.rehearse_at(self._sharded, place)

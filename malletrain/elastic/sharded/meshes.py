@@ -30,6 +30,7 @@ class Meshes:
 
     def __init__(self, device: str, in_nodes: bool) -> None:
         self._device, self._in_nodes = device, in_nodes
+        self._again_too = device == "cpu" and not in_nodes  # NCCL's groups were never lent on
         self._kept: dict[tuple[int, int], Any] = {}
 
     def of(self, place: Place, shards: int) -> Any:
@@ -42,7 +43,7 @@ class Meshes:
             )
         for mesh in self._kept.values():
             lend_group(mesh, None)  # none holds a group that was left
-        if not self._in_nodes and (mesh := self._again(place.rank, size)) is not None:
+        if self._again_too and (mesh := self._again(place.rank, size)) is not None:
             return mesh
         # Torch takes meshes of one size and one name for the same one, and answers for a rank and
         # groups that it had in an earlier round: the round belongs to the name.

@@ -11,6 +11,8 @@ gloo, one rank a virtual node, goes through ``--sizes``. Of every change:
   to reach a rank anew, over all orders of the new ranks (benchmarks/sharded_account.py).
   In restart mode from memory they are not counted.
 * pause / wire: the pause beside moving these bytes at the bandwidth measured in the same run.
+* cpu: of live mode, the seconds of processor time that the training thread of a rank which stays
+  takes from its last step to the end of its first, beyond those of a step: whatever the load is.
 * peak: the most memory a rank took beyond what it had before the model, beside its old and its new
   shards and 64 MB.
 
@@ -131,11 +133,10 @@ def changed(
 ) -> dict[str, Any]:
     """What is known of one change that is over."""
     begun, ended = span
-    theirs = [
-        f
-        for f in facts(root / "logs")
-        if f["kind"] == "restored" and f["world"] == new and begun <= f["time"] <= ended
+    said = [
+        f for f in facts(root / "logs") if f.get("world") == new and begun <= f["time"] <= ended
     ]
+    theirs = [f for f in said if f["kind"] == "restored"]
     fewest = least(state, old, new, range(min(old, new)))
     allowed = max(shard_bytes(state, r, old) for r in range(old)) + max(
         shard_bytes(state, r, new) for r in range(new)
@@ -147,6 +148,7 @@ def changed(
         "least": fewest,
         "peak": max((f["peak"] for f in theirs), default=0),
         "allowed": allowed + SLACK,
+        "cpu_s": max((f["cpu"] for f in said if f["kind"] == "changed"), default=0.0),
         "moving_s": max((f["seconds"] for f in theirs), default=0.0),
     }
 
@@ -254,7 +256,7 @@ def measure(
 def show(rows: Sequence[dict[str, Any]], say: Console) -> None:
     """Two tables."""
     table = Table("mode", "change", "pause s", "moved MB", "least MB", "moved / least")
-    for column in ("pause / wire", "peak MB", "allowed MB"):
+    for column in ("pause / wire", "cpu s", "peak MB", "allowed MB"):
         table.add_column(column)
     for row in rows:
         if "why" in row:
@@ -269,6 +271,7 @@ def show(rows: Sequence[dict[str, Any]], say: Console) -> None:
                 f"{e['least'] / 1e6:.1f}",
                 f"{e['moved_over_least']:.2f}" if e["moved"] else "-",
                 f"{e['pause_over_wire']:.1f}" if e["moved"] else "-",
+                f"{e['cpu_s']:.2f}" if e["cpu_s"] else "-",
                 f"{e['peak'] / 1e6:.0f}",
                 f"{e['allowed'] / 1e6:.0f}",
             )

@@ -72,6 +72,7 @@ def main() -> None:
     facts, log = Facts(args.folder), Log(args.folder)
     # What the process has beside its shards when a change begins is the training's.
     rest = before
+    generation, ended, usual = 0, 0.0, 0.0
 
     @run.on_change
     def tell(run: elastic.Run) -> None:
@@ -87,6 +88,7 @@ def main() -> None:
 
     for _ in sampler.epochs(1):
         for samples in run.batches(loader):
+            began = time.thread_time()
             with run.step() as step:
                 number = run.steps_done + 1
                 log.draw(number, step.world_size, step.rank, samples)
@@ -100,6 +102,11 @@ def main() -> None:
                 part = {"world": step.world_size, "rank": step.rank, "loss": loss.item()}
                 facts.write("part of loss", step=number, **part)
             del loss
+            now = time.thread_time()
+            if generation not in (0, step.generation):
+                change = {"world": step.world_size, "rank": step.rank, "cpu": now - ended - usual}
+                facts.write("changed", **change)
+            generation, ended, usual = step.generation, now, now - began
             # From here on it is the peak of a change, if one comes.
             forget_peak()
             rest = memory("VmRSS") - held(run)

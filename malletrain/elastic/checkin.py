@@ -25,6 +25,8 @@ _POLL_S = 0.002
 _ABSENT = b"\0no such key"
 """What a comparison answers for a key that is not there."""
 _WAIT = timedelta(seconds=300)
+_REHEARSAL_S = 0.5
+"""Between two looks whether the round of a rehearsal is void."""
 
 
 class RoundStore(dist.Store):
@@ -109,7 +111,9 @@ class CheckIn:
     before. ``failed`` is called, in that thread, when the store cannot be reached.
 
     With ``told`` each member tells the others that word, and ``arrange`` makes of all of them, in
-    the order of their places, the rank of each: the last to come asks it.
+    the order of their places, the rank of each: the last to come asks it. As long as this
+    process ``rehearses`` it says that it is there only when :meth:`rehearse` is over, where not all
+    told the same word.
     """
 
     def __init__(
@@ -120,6 +124,7 @@ class CheckIn:
         failed: Callable[[], None],
         told: str | None = None,
         arrange: Callable[[list[str]], list[int]] | None = None,
+        rehearses: Callable[[], bool] = lambda: False,
     ) -> None:
         self.place = place
         self._rooms = rooms
@@ -134,6 +139,10 @@ class CheckIn:
         self.unfit = False
         """The model here has other tensors than that of rank 0."""
         self._store: Any = None
+        self._rehearses = rehearses
+        self._differ = False
+        """Others told another word than some."""
+        self._ranked, self._rehearsed = threading.Event(), threading.Event()
         sockets.spare(place.port)
         threading.Thread(
             target=self._go, name=f"malletrain-round-{place.generation}", daemon=True
@@ -159,16 +168,13 @@ class CheckIn:
             if store.add(f"here/{self.place.rank}", 1) > 1:
                 # another process had this place and died; the round cannot be formed any more
                 return
-            if self._told is not None:
-                store.set(f"told/{self.place.rank}", self._told)
+            if self._told is not None and not self._ordered(store):
+                return
             if store.add("here", 1) == self.place.size:
-                store.set("all", json.dumps(self._order(store)))
+                store.set("all", "")
             self._store = store
             while not self.void and not _came(store, "all"):
                 pass
-            if not self.void:
-                order = json.loads(store.get("all"))
-                self.ranked = replace(self.place, rank=order[self.place.rank])
             self.everyone = not self.void
         except (
             Exception
@@ -182,11 +188,40 @@ class CheckIn:
         except (ValueError, TypeError, AttributeError, MemoryError, RuntimeError):
             pass  # then it is allocated when it is needed, where a lack of memory is told
 
-    def _order(self, store: Any) -> list[int]:
-        members = range(self.place.size)
-        if self._told is None or self._arrange is None:
-            return list(members)
-        return self._arrange([store.get(f"told/{rank}").decode() for rank in members])
+    def _ordered(self, store: Any) -> bool:
+        """Tell the others that word, and learn the rank; False when the round is void."""
+        size = self.place.size
+        store.set(f"told/{self.place.rank}", self._told)
+        if store.add("told", 1) == size:
+            words = [store.get(f"told/{rank}").decode() for rank in range(size)]
+            order = self._arrange(words) if self._arrange is not None else list(range(size))
+            store.set("order", json.dumps([order, len(set(words)) > 1]))
+        while not self.void and not _came(store, "order"):
+            pass
+        if self.void:
+            return False
+        order, differ = json.loads(store.get("order"))
+        self.ranked = replace(self.place, rank=order[self.place.rank])
+        self._differ = differ
+        self._ranked.set()
+        # Who had no state may have it by now, and trains.
+        while differ and self._rehearses() and not self.void:
+            if self._rehearsed.wait(_REHEARSAL_S):
+                break
+        return not self.void
+
+    def rehearse(self, call: Callable[[Place], None], interrupted: Callable[[], bool]) -> None:
+        """In the training thread of who rehearses: ``call`` with the place that it will have, while
+        the others train. Returns at once where there is nobody who trains.
+        """
+        while not self._ranked.wait(_POLL_S):
+            if interrupted() or self.void or self.unfit:
+                return
+        if self._differ:
+            try:
+                call(self.ranked)
+            finally:
+                self._rehearsed.set()
 
     def store(self, interrupted: Callable[[], bool]) -> RoundStore:
         """The store, once all are there. Raises Interrupted, or UnfitModel."""

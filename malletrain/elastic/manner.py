@@ -11,8 +11,9 @@ import json
 import os
 
 from malletrain.elastic import abortable, sharing
-from malletrain.elastic.group import DEFAULT_BACKEND, Group
+from malletrain.elastic.group import DEFAULT_BACKEND, Group, rehearse
 from malletrain.elastic.link import Place
+from malletrain.elastic.sharded import rehearsal
 from malletrain.elastic.sharded import sharing as shards
 from malletrain.elastic.sharded.assignment import Held, best_order
 from malletrain.elastic.sharded.training import ShardedTraining
@@ -29,6 +30,20 @@ class WholeState:
 
     def __init__(self, training: Training) -> None:
         self._training = training
+
+    def rehearse(self) -> None:
+        """Do once, alone, what a change of the group needs, so that it is warm when the others wait
+        for it.
+        """
+        rehearse()
+
+    @property
+    def joins(self) -> bool:
+        """Whether this process is to :meth:`rehearse_at` the place that a round gives it."""
+        return False
+
+    def rehearse_at(self, place: Place) -> None:
+        """Do once, alone, what is looked up for this place."""
 
     def held(self) -> str | None:
         """What this process tells the members of the next round, for :meth:`order`; None for
@@ -57,8 +72,23 @@ class StateInShards(WholeState):
     def __init__(self, training: ShardedTraining) -> None:
         super().__init__(training)
         self._sharded = training
-        if training.device.type == "cpu":  # torch would have it for all devices, instead of NCCL
+        self._on_cpu = training.device.type == "cpu"
+        if self._on_cpu:  # torch would have it for all devices, instead of NCCL
             self.backend = abortable.BACKEND
+
+    def rehearse(self) -> None:
+        if self._on_cpu:
+            rehearsal.rehearse(self._sharded, self.backend)
+        else:  # nobody has tried it
+            super().rehearse()
+
+    @property
+    def joins(self) -> bool:
+        training = self._sharded
+        return self._on_cpu and not training.has_state and not training.in_nodes
+
+    def rehearse_at(self, place: Place) -> None:
+        rehearsal.rehearse_at(self._sharded, place)
 
     def held(self) -> str:
         found = self._sharded.held()

@@ -10,6 +10,7 @@ way is given up.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import sys
@@ -19,7 +20,7 @@ from collections.abc import Callable
 
 from malletrain.elastic.checkin import CheckIn
 from malletrain.elastic.errors import Interrupted, is_peer_loss
-from malletrain.elastic.group import Group, rehearse
+from malletrain.elastic.group import Group
 from malletrain.elastic.link import Place, connect
 from malletrain.elastic.manner import manner_of
 from malletrain.elastic.parallel import Parallel
@@ -62,7 +63,7 @@ class GroupMembership:
         self._link.on_round = self._round_came
         self._link.on_abort = self._abort_came
         if self.live:
-            rehearse()
+            self._manner.rehearse()
         self._link.start()
         self._link.say("ready")
 
@@ -99,6 +100,7 @@ class GroupMembership:
             lambda: self._say_lost(place.generation),
             self._manner.held(),
             self._manner.order,
+            lambda: self._manner.joins,
         )
 
     def _abort_came(self, generation: int) -> None:
@@ -189,6 +191,19 @@ class GroupMembership:
         """
         report.flush()
         self._joining = True
+        # Many objects are made at once here, which has the interpreter look for circles among all
+        # that there are: 0.2 s of a change.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            self._join()
+        finally:
+            if collects:
+                gc.enable()
+        self.changes, self._joining = self.changes + 1, False
+        self._changed()
+
+    def _join(self) -> None:
         old = self._group
         tried = old.place.generation if old is not None else 0
         while True:
@@ -206,8 +221,6 @@ class GroupMembership:
                 self._say_lost(place.generation)
         if old is not None:
             old.close()
-        self.changes, self._joining = self.changes + 1, False
-        self._changed()
 
     def _enter(self, place: Place, old: Group | None) -> None:
         marks = [time.time()]
@@ -217,6 +230,8 @@ class GroupMembership:
             assert check_in is not None
             if check_in.place != place:
                 raise Interrupted("This round is void; a newer one has just come.")
+            if self._manner.joins:
+                check_in.rehearse(self._manner.rehearse_at, lambda: self._void(place))
             store = check_in.store(lambda: self._void(place))
         if old is not None:
             old.leave()

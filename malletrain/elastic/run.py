@@ -48,7 +48,8 @@ class Run:
             on ``meta`` for every group, and once for these numbers.
         parallelize: of a sharded model: ``parallelize(model, mesh)`` applies ``fully_shard`` to its
             parts and to itself. The mesh has one dimension, or replicas and shards with
-            ``shard="node"``; the number of the round belongs to the names.
+            ``shard="node"``; its names are the run's own. It is also called for rehearsals, by one
+            rank alone, while the others train.
         shard: over what the model is sharded: ``"all"`` ranks, or those of a ``"node"`` (HSDP).
         replicate_every: with ``shard="all"``: steps between copies of each rank's shards in the
             memory of the next node, from which the run goes on after a loss; 0 for none.

@@ -143,6 +143,30 @@ def forget_meshes() -> None:
         forget()
 
 
+def lend_group(mesh: Any, group: Any) -> bool:
+    """Have ``mesh``, of one dimension over all ranks, use ``group`` from now on; with None, no
+    group. Returns False where this torch keeps its groups elsewhere or gave it one of its own: the
+    mesh must not be used again then.
+    """
+    names, groups = getattr(mesh, "_dim_group_names", None), getattr(mesh, "_pg_registry", None)
+    if not isinstance(groups, dict):
+        return False
+    groups.clear()
+    if group is None:
+        return True
+    groups[group.group_name] = group
+    return names == [group.group_name]
+
+
+def leave_out_hooks(twin: torch.optim.Optimizer) -> None:
+    """Have ``twin``, which shares all that it holds with another optimizer, call none of that one's
+    hooks. Of a torch that keeps them elsewhere it calls them.
+    """
+    for name in ("pre", "post"):
+        if hasattr(twin, f"_optimizer_step_{name}_hooks"):
+            setattr(twin, f"_optimizer_step_{name}_hooks", {})
+
+
 # --- gradient scalers (malletrain.elastic.undo) ---
 
 

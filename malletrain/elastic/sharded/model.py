@@ -55,6 +55,10 @@ class ShardedModel(torch.nn.Module):
 
     def sharded(self, mesh: Any) -> torch.nn.Module:
         """A module for ``mesh``, with memory and any numbers in it. Raises ElasticError."""
+        return self.without_memory(mesh).to_empty(device=self._device)
+
+    def without_memory(self, mesh: Any) -> torch.nn.Module:
+        """A module for ``mesh``, on ``meta``. Raises ElasticError."""
         module = self._on_meta()
         made = self._parallelize(module, mesh)
         module = made if isinstance(made, torch.nn.Module) else module
@@ -63,7 +67,7 @@ class ShardedModel(torch.nn.Module):
                 "elastic.Run: parallelize(model, mesh) must apply fully_shard(model, mesh=mesh) to "
                 "the model itself, after its parts."
             )
-        return module.to_empty(device=self._device)
+        return module
 
     def let_go(self) -> None:
         """A step broke off within the module: have its shards be what they were before it."""

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
-from malletrain.elastic.errors import ElasticError, is_peer_loss
+from malletrain.elastic.errors import is_peer_loss
 from malletrain.elastic.group import Group
 from malletrain.elastic.link import Place
 from malletrain.elastic.sharded import moving, standing
@@ -28,7 +27,6 @@ from malletrain.elastic.sharded.transfer_plan import IncompleteStateError, Layou
 from malletrain.elastic.state import StateError
 from malletrain.training import report, rng
 from malletrain.training.sharded_state import put_together
-from malletrain.training.torch_private import forget_meshes
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 Found = tuple[Version, dict[str, Any], moving.Parts, list[Layout]]
@@ -168,9 +166,9 @@ def share_shards(training: ShardedTraining, group: Group, shards: int) -> None:
     """
     table: list[standing.ShardStanding] = from_all(group, training.place_in_shards())
     late = _catch_up(training, table)
-    found = _newest_whole(training, group, table)
-    mesh = _mesh(training, group, shards)
-    module = training.model.sharded(mesh)
+    with training.taken_apart_once():
+        found = _newest_whole(training, group, table)
+    module = training.model.sharded(training.meshes.of(group.place, shards))
     undo = exchange_parameters(training.optimizer, training.model.module, module)
     if found is None:
         _begin_anew(training, group, module, table)
@@ -238,22 +236,6 @@ def _newest_whole(
 
 def _item_bytes(shapes: Shapes) -> dict[str, int]:
     return {key: dtype.itemsize for key, (_, dtype) in shapes.items()}
-
-
-def _mesh(training: ShardedTraining, group: Group, shards: int) -> Any:
-    size = group.place.size
-    if size % shards:
-        raise ElasticError(
-            f"The round has {size} ranks, which groups of {shards} do not fill: with shard='node' "
-            "every node must have the same number of ranks."
-        )
-    shape: tuple[int, ...] = (size // shards, shards) if training.in_nodes else (size,)
-    # Torch takes meshes of one size and one name for the same one, and answers for a rank that it
-    # had in an earlier round: the round belongs to the name.
-    number = group.place.generation
-    names = (f"replicate_{number}", f"shard_{number}")[-len(shape) :]
-    forget_meshes()
-    return init_device_mesh(training.device.type, shape, mesh_dim_names=names)
 
 
 def _fill(

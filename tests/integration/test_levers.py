@@ -58,8 +58,8 @@ def test_operators_pause_drain_and_exclude(tmp_path):
         job = made.submit(script, str(stop), "loss", nodes=(1, 2), profile=False)
         polled(made)
         assert made.events("lease-requested") == []
-        assert "There is no lease to give back." in do(made, "pause", release=True)
         assert "a look at the network" in command_line(made, "status")
+        assert "There is no lease to give back." in do(made, "pause", release=True)
         assert do(made, "resume") == "The pause is over."
         made.until(lambda: len(made.job(job).nodes) == 2, "it has both nodes")
 

@@ -92,9 +92,7 @@ class Levers:
         hold, release = self._hold(user, params), params.get("release") is True
         held = self._held() if release else []
         sentence = "Nothing new is leased until 'malletrain resume'. " + (
-            f"{len(held)} leases are given back once their jobs have moved off."
-            if release
-            else "What is held stays."
+            _given_back(len(held)) if release else "What is held stays."
         )
         with self._step():
             restraint = self._leases.restraints.now.pausing(hold)
@@ -141,10 +139,7 @@ class Levers:
         with self._step():
             self._record(EventKind.NODE_DRAINED, nodes, told, user, until=hold.until)
             self._leases.restrain(restraint, held, told)
-        return {
-            "sentence": f"{_named(nodes)}: {told} {len(held)} leases are given back once their "
-            "jobs have moved off."
-        }
+        return {"sentence": f"{_named(nodes)}: {told} {_given_back(len(held))}"}
 
     async def _exclude(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
         """No lease is taken on these nodes any more."""
@@ -218,3 +213,12 @@ def _named(nodes: list[str]) -> str:
     shown = ["all nodes" if node == EVERY_NODE else node for node in nodes]
     more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
     return ", ".join(shown[:5]) + more
+
+
+def _given_back(leases: int) -> str:
+    """What becomes of so many leases, as a sentence."""
+    if leases == 0:
+        return "There is no lease to give back."
+    if leases == 1:
+        return "1 lease is given back once its job has moved off."
+    return f"{leases} leases are given back once their jobs have moved off."

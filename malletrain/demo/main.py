@@ -135,6 +135,7 @@ def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tupl
             stage.run_undisturbed(job.name, script, job.arguments(work, options.seed))
         stage.start_cluster(
             options.nodes,
+            watch_limit_s(options.duration_s),
             trace=folder.trace,
             trace_end_s=cut.duration_s,
             at_end="idle",
@@ -154,7 +155,7 @@ def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tupl
             start = time.time()
             for job in plan.JOBS:
                 submit(watcher.client, job, script, folder.snapshots, work, options)
-            deadline = start + 3 * options.duration_s + 120.0
+            deadline = start + watch_limit_s(options.duration_s)
             jobs = _watch(watcher, stage, start, deadline, options)
             end = max((j.ended for j in jobs if j.ended), default=time.time())
             details = [watcher.client.job(j.id) for j in jobs]
@@ -224,6 +225,11 @@ def cut_trace(options: DemoOptions) -> trace.Trace:
             break
     assert best is not None
     return best
+
+
+def watch_limit_s(duration_s: float) -> float:
+    """How long the jobs of a demo of this duration may take, seconds."""
+    return 3 * duration_s + 120.0
 
 
 def lively_trace(names: Sequence[str], duration_s: float, seed: int) -> trace.Trace:

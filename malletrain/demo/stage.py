@@ -1,9 +1,9 @@
 """The processes of a demo: cluster, daemon, undisturbed runs. Decides how they are started and that
 none is left, whatever happens.
 
-The embedded cluster is a session of its own and lives for :data:`LIFETIME_S` at most; the daemon
-and the undisturbed runs are killed by the kernel when the demo dies. So even ``kill -9`` of the
-demo leaves nothing for long.
+The embedded cluster is a session of its own and lives for :data:`LIFETIME_S` more than the jobs
+are watched for; the daemon and the undisturbed runs are killed by the kernel when the demo dies. So
+even ``kill -9`` of the demo leaves nothing for long.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 from scavenger.interface import SchedulerError
 
 LIFETIME_S = 900.0
+"""What the cluster lives beyond the watching: starting it all, and what comes after."""
 PAGE_START_S = 120.0
 PAGE_AT = re.compile(r"^The page is at (\S+)$", re.MULTILINE)
 DAEMON_START_S = 120.0
@@ -148,15 +149,15 @@ class DemoStage:
     def __exit__(self, *exc: object) -> None:
         self.close(at_once=exc[0] is not None)
 
-    def start_cluster(self, nodes: int, **options: object) -> None:
-        """The embedded cluster; ``options`` as
-        :func:`scavenger.embedded.cluster_process.start_cluster`.
+    def start_cluster(self, nodes: int, watched_s: float, **options: object) -> None:
+        """The embedded cluster for jobs that are watched for ``watched_s`` seconds at most;
+        ``options`` as :func:`scavenger.embedded.cluster_process.start_cluster`.
         """
         with _later():
             self.cluster = start_cluster(
                 self.folder.cluster,
                 nodes,
-                lifetime_s=LIFETIME_S,
+                lifetime_s=watched_s + LIFETIME_S,
                 **options,  # type: ignore[arg-type]
             )
 

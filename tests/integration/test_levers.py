@@ -59,11 +59,14 @@ def test_operators_pause_drain_and_exclude(tmp_path):
         polled(made)
         assert made.events("lease-requested") == []
         assert "a look at the network" in command_line(made, "status")
+        assert "There is no lease to give back." in do(made, "pause", release=True)
         assert do(made, "resume") == "The pause is over."
         made.until(lambda: len(made.job(job).nodes) == 2, "it has both nodes")
 
         # One node is given back and stays so over a kill -9; the job goes on.
-        assert "n2: Drained by" in do(made, "drain", nodes=["n2"])
+        drained = do(made, "drain", nodes=["n2"])
+        assert drained.startswith("n2: Drained by")
+        assert drained.endswith("1 lease is given back once its job has moved off.")
         made.until(lambda: made.job(job).nodes == ("n1",), "it moved off")
         made.until(lambda: nodes(made)["n2"].lease == "", "its lease has ended")
         made.kill_daemon()

@@ -106,6 +106,40 @@ def test_panels_do_not_lie_upon_each_other():
             places |= here
 
 
+def lost(board, kept, at=""):
+    """Where Grafana's own types have no place for what a board says, or understand it otherwise."""
+    if isinstance(board, dict) and isinstance(kept, dict):
+        inside = [lost(board[key], kept.get(key), f"{at}/{key}") for key in board]
+    elif isinstance(board, list) and isinstance(kept, list) and len(board) == len(kept):
+        pairs = enumerate(zip(board, kept, strict=True))
+        inside = [lost(mine, theirs, f"{at}/{n}") for n, (mine, theirs) in pairs]
+    else:
+        return [] if board == kept else [at]
+    return [place for places in inside for place in places]
+
+
+def as_grafana_has_it(board):
+    """A board, read into the types that Grafana publishes and written again."""
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(board)))
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_grafana_knows_each_word_of_a_board(name):
+    board = json.loads(BOARDS[name].read_text())
+    assert lost(board, as_grafana_has_it(board)) == []
+    board["panels"][1]["fieldConfig"]["defaults"]["unti"] = "s"
+    board["panels"][1]["targets"][0]["exprr"] = "up"
+    assert set(lost(board, as_grafana_has_it(board))) == {
+        "/panels/1/fieldConfig/defaults/unti",
+        "/panels/1/targets/0/exprr",
+    }
+
+
 def test_every_rule_does_what_it_says(installed, tmp_path):
     for path in (RULES, ALERTS):
         shutil.copy(path, tmp_path)

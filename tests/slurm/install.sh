@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the packages of a real Slurm for the tests marked "slurm", sudo and nft for tests/hosts, Charliecloud for tests/containers,
-# Chromium with its driver for the test of the page in a browser, Prometheus for that of dashboards and alerts, and PostgreSQL for that of the
+# Chromium with its driver for the test of the page in a browser, Ruby for that of the app of Open OnDemand, Prometheus for that of dashboards and alerts, and PostgreSQL for that of the
 # store, where that is possible: on a system with apt, as root. Where they are installed, or cannot be, it does nothing; their tests
 # then say why they are skipped, and those of containers why they fail. No service is started or enabled.
 #
@@ -8,18 +8,19 @@
 set -u
 PATH=$PATH:/usr/sbin:/sbin
 have() { command -v "$1" >/dev/null 2>&1; }
-slurm= hosts= charliecloud= chromium= prometheus= postgresql=
+slurm= hosts= charliecloud= chromium= ruby= prometheus= postgresql=
 have slurmctld && have slurmdbd && have mariadbd || slurm="slurm-wlm slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge \
     slurmdbd slurm-wlm-mysql-plugin mariadb-server-core"
 have sudo && have nft || hosts="sudo nftables"
 have ch-run || charliecloud=charliecloud-runtime
 have chromium && have chromedriver || chromium="chromium chromium-driver"
+have ruby || ruby=ruby
 have prometheus && have promtool || prometheus=prometheus
 ls /usr/lib/postgresql/*/bin/pg_ctl >/dev/null 2>&1 || postgresql=postgresql
-[ -n "$slurm$hosts$charliecloud$chromium$prometheus$postgresql" ] || exit 0
+[ -n "$slurm$hosts$charliecloud$chromium$ruby$prometheus$postgresql" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! have apt-get; then
-    echo "Not installed, and not to be installed from here (that needs root and apt): $slurm $hosts $charliecloud $chromium $prometheus $postgresql." >&2
-    echo "Without Slurm, sudo, nft, Chromium, Prometheus or PostgreSQL their tests are skipped; without Charliecloud those of containers fail." >&2
+    echo "Not installed, and not to be installed from here (that needs root and apt): $slurm $hosts $charliecloud $chromium $ruby $prometheus $postgresql." >&2
+    echo "Without Slurm, sudo, nft, Chromium, Ruby, Prometheus or PostgreSQL their tests are skipped; without Charliecloud those of containers fail." >&2
     exit 0
 fi
 export DEBIAN_FRONTEND=noninteractive
@@ -33,7 +34,7 @@ log=$(mktemp)
 install() {
     apt-get install -y --no-install-recommends "$@" >>"$log" 2>&1
 }
-for packages in "$slurm" "$hosts" "$charliecloud" "$chromium" "$prometheus" "$postgresql"; do
+for packages in "$slurm" "$hosts" "$charliecloud" "$chromium" "$ruby" "$prometheus" "$postgresql"; do
     [ -n "$packages" ] || continue
     # shellcheck disable=SC2086 # one word for each package
     if ! install $packages && { apt-get update >>"$log" 2>&1; ! install $packages; }; then

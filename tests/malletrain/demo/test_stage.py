@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-from malletrain.demo.stage import DemoError, DemoStage
+from malletrain.demo import stage as stage_module
+from malletrain.demo.main import watch_limit_s
+from malletrain.demo.stage import DAEMON_START_S, DemoError, DemoStage
 from scavenger.embedded.cluster_process import ClusterProcess
 from tests.waiting import PATIENCE_S, until
 
@@ -62,6 +64,18 @@ def test_undisturbed_run(tmp_path):
         assert stage.undisturbed_accuracy("b") is None
 
 
+def test_the_cluster_lives_for_as_long_as_its_jobs_are_watched(tmp_path, monkeypatch):
+    lives = []
+    monkeypatch.setattr(
+        stage_module, "start_cluster", lambda folder, nodes, lifetime_s: lives.append(lifetime_s)
+    )
+    with DemoStage(tmp_path) as stage:
+        for duration_s in (30.0, 3600.0):
+            stage.start_cluster(2, watch_limit_s(duration_s))
+            assert lives.pop() >= watch_limit_s(duration_s) + DAEMON_START_S
+        stage.cluster = None
+
+
 def test_the_daemon_that_does_not_come_up_has_the_last_word(tmp_path):
     with DemoStage(tmp_path) as stage:
         stage.folder.config.write_text("[scheduler]\nkind = 'nonsense'\n")
@@ -77,7 +91,7 @@ from malletrain.demo.stage import DemoStage
 stage = DemoStage(Path(sys.argv[1]))
 script = Path(sys.argv[1]) / "sleep.py"
 script.write_text("import time; time.sleep(600)")
-stage.start_cluster(2)
+stage.start_cluster(2, 60.0)
 stage.run_undisturbed("a", script, [])
 print(stage.cluster.pid, stage._undisturbed[0].pid, flush=True)
 time.sleep(600)
@@ -108,7 +122,7 @@ def test_killed_demo_leaves_nothing_to_the_next(tmp_path):
 
 def test_leaving_ends_the_cluster(tmp_path):
     with DemoStage(tmp_path) as stage:
-        stage.start_cluster(2)
+        stage.start_cluster(2, 60.0)
         cluster = stage.cluster
         assert ClusterProcess.attach(stage.folder.cluster).pid == cluster.pid
     assert not cluster.alive()

@@ -19,8 +19,9 @@ from malletrain.cli.common import (
 from malletrain.cli.completion import conda_environments, files, folders, job_names
 from malletrain.cli.directives import apply_directives, line_of
 from malletrain.cli.goals import goal_options, tell_goal
-from malletrain.cli.verdict import verdict
+from malletrain.cli.verdict import exit_code_of, verdict
 from malletrain.cli.wait import until_ended
+from malletrain.protocol.event_kinds import EventKind
 from malletrain.submission.snapshot_paths import snapshot_paths
 
 if TYPE_CHECKING:
@@ -248,7 +249,8 @@ class _BeforeScript(click.Command):
 @click.option(
     "--wait",
     is_flag=True,
-    help="Stay until the job has ended, and end as it did: 0 completed, 1 failed, 3 cancelled.",
+    help="Stay until the job has ended, and end as it did: 0 completed, 3 cancelled, its script's "
+    "exit code where it failed. Of an array: 1 where one failed.",
 )
 @state_dir_option
 @json_option
@@ -315,7 +317,16 @@ def submit(
         ended = until_ended([job.id for job in jobs], state_dir, quiet=as_json)
         if as_json:
             print_json(ended if numbers is not None else ended[0])
-        click.get_current_context().exit(verdict(job.state for job in ended))
+        click.get_current_context().exit(_verdict(ended, state_dir))
+
+
+def _verdict(ended: Sequence[JobView], state_dir: Path | None) -> int:
+    """The exit code of who waited for these jobs: one that failed alone ends as its script did."""
+    if len(ended) > 1 or ended[0].state != "failed":
+        return verdict(job.state for job in ended)
+    with asking(state_dir) as client:
+        events = client.events(since=-1, job=ended[0].id)
+    return exit_code_of(e for e in events if e.kind == EventKind.WORKERS_FAILED)
 
 
 def _tell(jobs: Sequence[JobView], array: bool, as_json: bool) -> None:

@@ -189,6 +189,7 @@ class RoundShell:
             job=run.row.id,
             generation=run.rounds.generation,
             ranks=[f.rank for f in action.failures],
+            exit_code=None if first is None else first.exitcode,
         )
         self._feed(WorkersFailed(run.row.id, sentence))
 

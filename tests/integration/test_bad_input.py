@@ -51,6 +51,7 @@ def test_a_crash_on_one_rank_is_told_with_the_words_of_that_rank(embedded):
     failure = embedded.show(job).failure
     assert failure.startswith("[rank 1]")
     assert "rank one has had enough" in failure
+    assert [e.data["exit_code"] for e in embedded.events("workers-failed", job)] == [1, 1]
 
 
 def test_a_setup_that_fails_everywhere_fails_the_job(embedded):

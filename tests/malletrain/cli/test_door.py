@@ -17,7 +17,7 @@ from malletrain.api.options import SubmitOptions
 from malletrain.cli import main
 from malletrain.cli.moments import moment
 from malletrain.protocol.bounds import JOB_ID
-from tests.malletrain.cli.fake_daemon import detail, job_view, log_view
+from tests.malletrain.cli.fake_daemon import detail, event_view, job_view, log_view
 
 
 @pytest.fixture
@@ -66,6 +66,28 @@ def test_a_submission_that_waits_ends_as_its_jobs_do(run, daemon, script, states
     done = run("submit", "--wait", "--array", "1,2", script)
     assert done.exit_code == code
     assert done.stdout.count("Job j") == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "code"),
+    [
+        ([3], 3),
+        ([1, 7], 7),  # the last try's
+        ([-9], 137),  # as a shell says that it was killed
+        ([None], 1),  # its launcher ended, and no worker is known to have failed
+        ([0], 1),
+        ([], 1),  # it lacked software, or was refused
+    ],
+)
+def test_a_submission_that_waits_ends_as_the_script_that_failed(run, daemon, script, told, code):
+    answer(daemon, j1="failed")
+    daemon.answers["events"] = lambda p: [
+        event_view(k, kind=kind, data=data)
+        for k, (kind, data) in enumerate(
+            [("job-started", {}), *(("workers-failed", {"exit_code": one}) for one in told)]
+        )
+    ]
+    assert run("submit", "--wait", script).exit_code == code
 
 
 def test_what_the_daemon_is_to_see_to_goes_with_the_job(run, daemon, script):

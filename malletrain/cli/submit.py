@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 RUNTIMES = ("apptainer", "singularity", "podman-hpc", "charliecloud", "enroot", "podman")
 MOST_COMPARED = 50
 """Unfinished jobs that a new one's snapshot path is compared with, the newest."""
+LAST_EVENTS = 100
+"""Of a job that failed, among which it is said what its workers ended with."""
 
 
 class _BeforeScript(click.Command):
@@ -325,7 +327,7 @@ def _verdict(ended: Sequence[JobView], state_dir: Path | None) -> int:
     if len(ended) > 1 or ended[0].state != "failed":
         return verdict(job.state for job in ended)
     with asking(state_dir) as client:
-        events = client.events(since=-1, job=ended[0].id)
+        events = client.events(since=-LAST_EVENTS, job=ended[0].id)
     return exit_code_of(e for e in events if e.kind == EventKind.WORKERS_FAILED)
 
 

@@ -81,12 +81,10 @@ def test_a_submission_that_waits_ends_as_its_jobs_do(run, daemon, script, states
 )
 def test_a_submission_that_waits_ends_as_the_script_that_failed(run, daemon, script, told, code):
     answer(daemon, j1="failed")
-    daemon.answers["events"] = lambda p: [
-        event_view(k, kind=kind, data=data)
-        for k, (kind, data) in enumerate(
-            [("job-started", {}), *(("workers-failed", {"exit_code": one}) for one in told)]
-        )
-    ]
+    tries = [("workers-failed", {"exit_code": one}) for one in told]
+    happened = [("job-started", {}), *tries, ("job-failed", {})]
+    events = [event_view(k, kind=kind, data=data) for k, (kind, data) in enumerate(happened)]
+    daemon.answers["events"] = lambda p: events[p["since"] :] if p["since"] < 0 else []
     assert run("submit", "--wait", script).exit_code == code
 
 

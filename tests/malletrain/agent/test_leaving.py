@@ -145,7 +145,9 @@ def test_a_preempted_agent_goes_on_until_the_daemon_has_moved_the_job(daemon, st
     assert agent.left()
     daemon.send("n0", messages.Release("j1", 5.0))
     daemon.expect("n0", messages.Released)
-    assert agent.process.wait(PATIENCE_S) == 0
+    # It hands its log over before it goes.
+    daemon.until(lambda: agent.process.poll() is not None, "the agent leaves")
+    assert agent.process.wait() == 0
     assert is_clean(agent)
 
 

@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-import msgspec
 
 from scavenger.gate.rules import KINDS, GateClosed, GateRules, read_rules
 from scavenger.gate.scripts import check_script
 from scavenger.gate.verbs import GatedCommand, gated
 from scavenger.interface import SchedulerError
 from scavenger.pbs.job import PBS
-from scavenger.pbs.json_text import decode
+from scavenger.pbs.parse import DSV_MARK, number_in, read_ended
 from scavenger.slurm.job import SLURM
 
 TRY = "--try"
@@ -35,12 +34,8 @@ ASK_S = 15.0
 """The scheduler has so long to name jobs."""
 
 
-class _PbsNamed(msgspec.Struct):
-    name: str = msgspec.field(name="Job_Name", default="")
-
-
-class _PbsJobs(msgspec.Struct):
-    jobs: dict[str, _PbsNamed] = msgspec.field(name="Jobs", default_factory=dict)
+_NUMBER = re.compile(r"\s(\d+(?:\[\d*\])?)(?:\.|\s)")
+"""The job of which PBS complains."""
 
 
 def main(arguments: Sequence[str], path: Path = RULES, owner: int = 0) -> int:
@@ -101,8 +96,8 @@ def environment_of(rules: GateRules) -> dict[str, str]:
 
 
 def check_jobs(command: GatedCommand, rules: GateRules, environment: dict[str, str]) -> None:
-    """Whether these jobs are leases. One that the scheduler does not know may pass: there is
-    nothing to be ended. Raises GateClosed.
+    """Whether these jobs are leases, each of them. One that the scheduler does not know may pass:
+    there is nothing to be ended. Raises GateClosed.
     """
     asks = KINDS[rules.kind][-1]
     if asks not in rules.commands:
@@ -111,7 +106,8 @@ def check_jobs(command: GatedCommand, rules: GateRules, environment: dict[str, s
         whole = sorted({job.partition(".")[0] for job in command.jobs})
         argv, ended = ["--noheader", "--format=%j", f"--jobs={','.join(whole)}"], SLURM.ended
     else:
-        argv, ended = ["-f", "-F", "json", *command.jobs], PBS.ended
+        # not JSON, which shows the first of several jobs only
+        argv, ended = ["-f", "-F", "dsv", "-D", DSV_MARK, *command.jobs], PBS.ended
     try:
         done = subprocess.run(
             [rules.commands[asks], *argv],
@@ -124,19 +120,27 @@ def check_jobs(command: GatedCommand, rules: GateRules, environment: dict[str, s
     except subprocess.TimeoutExpired:
         raise GateClosed(f"{asks} gave no answer within {ASK_S:g} s.") from None
     said, told = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
-    bad = [line for line in told.splitlines() if line.strip() and not ended.search(line)]
-    if bad or (done.returncode and not told.strip()):
+    lines = [line for line in told.splitlines() if line.strip()]
+    bad = [line for line in lines if not ended.search(line)]
+    if bad or (done.returncode and not lines):
         why = bad[0].strip()[:300] if bad else f"status {done.returncode}"
         raise GateClosed(f"{asks} does not say what these jobs are: {why}")
-    for name in _names(said, rules.kind, asks):
+    names = said.splitlines() if rules.kind == "slurm" else _pbs_names(said, lines, command.jobs)
+    for name in names:
         if not name.startswith(rules.prefix):
             raise GateClosed(f'"{name[:80]}" is the name of no lease: it is not ended.')
 
 
-def _names(said: str, kind: str, asks: str) -> list[str]:
-    if kind == "slurm":
-        return said.splitlines()
-    return [job.name for job in decode(said, _PbsJobs, asks).jobs.values()] if said.strip() else []
+def _pbs_names(said: str, told: Sequence[str], jobs: Sequence[str]) -> list[str]:
+    """The names of ``jobs`` that qstat shows. Raises GateClosed where it neither shows one nor
+    says (``told``) that there is none.
+    """
+    found = read_ended(said, "").ours
+    answered = {number_in(job.id) for job in found}
+    answered |= {match[1] for line in told if (match := _NUMBER.search(line))}
+    if silent := [job for job in jobs if number_in(job) not in answered]:
+        raise GateClosed(f"qstat does not say what job {silent[0]} is.")
+    return [job.name for job in found]
 
 
 def _become(command: GatedCommand, script: bytes, environment: dict[str, str]) -> None:

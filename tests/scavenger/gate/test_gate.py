@@ -10,6 +10,7 @@ from scavenger.gate.verbs import gated
 from scavenger.interface import LeaseRequest, LeaseState, SchedulerError
 from scavenger.slurm.job import batch_script, sbatch
 from tests.scavenger.gate.gate_world import TEMPLATES, GateWorld, settings, wanted
+from tests.scavenger.pbs.fake_pbs import FakePbs
 from tests.scavenger.slurm import slurm_world
 from tests.scavenger.slurm.slurm_world import PREFIX
 
@@ -60,10 +61,12 @@ def test_what_is_no_lease_is_not_submitted(tmp_path):
         ("slurm", "squeue", "malletrain-0a1b2c3d-l7\nthesis\n", False),
         ("slurm", "squeue", "my-malletrain-0a1b2c3d-l7\n", False),
         ("slurm", "squeue", "", True),
-        ("pbs", "qstat", '{"Jobs": {"12.s": {"Job_Name": "malletrain-0a1b2c3d-l7"}}}', True),
-        ("pbs", "qstat", '{"Jobs": {"12.s": {"Job_Name": "thesis"}}}', False),
-        ("pbs", "qstat", '{"Jobs": {"12.s": {}}}', False),
+        ("pbs", "qstat", "Job Id: 12.s\x1fJob_Name=malletrain-0a1b2c3d-l7\x1fqueue=q\n", True),
+        ("pbs", "qstat", "Job Id: 12.s\x1fJob_Name=thesis\x1fqueue=q\n", False),
+        ("pbs", "qstat", "Job Id: 12.s\x1fqueue=q\n", False),
+        ("pbs", "qstat", "Job Id: 13.s\x1fJob_Name=malletrain-0a1b2c3d-l7\n", False),
         ("pbs", "qstat", "garbage", False),
+        ("pbs", "qstat", "", False),
     ],
 )
 def test_only_jobs_with_the_name_of_a_lease_are_ended(kind, asks, said, passes, tmp_path):
@@ -71,6 +74,28 @@ def test_only_jobs_with_the_name_of_a_lease_are_ended(kind, asks, said, passes, 
     world.tools.answers(asks, said)
     assert may_end(world) == passes
     assert len(world.tools.calls(asks)) == 1
+
+
+def test_each_of_several_jobs_of_pbs_must_be_a_lease(tmp_path):
+    """Its JSON shows the first of several only: who asked for it ended all others unseen."""
+    pbs, gate = FakePbs(tmp_path / "pbs"), GateWorld(tmp_path / "gate", "pbs")
+    try:
+        for name in ("qstat", "qdel"):
+            gate.tools.runs(name, f'exec {pbs.tools.root}/{name} "$@"')
+        leases = [pbs.submit("sleep 600", "-N", f"malletrain-0a1b2c3d-l{i}") for i in (1, 2)]
+        own = pbs.submit("sleep 600", "-N", "thesis")
+        refused = gate.run("qdel", *leases, own, **pbs.environment)
+        assert refused.returncode == CLOSED
+        assert b'"thesis" is the name of no lease: it is not ended.' in refused.stderr
+        assert not gate.tools.calls("qdel")
+        ended = gate.run("qdel", *leases, "99.pbs0", **pbs.environment)
+        assert b"Unknown Job Id 99.pbs0" in ended.stderr
+        pbs.until(lambda: not pbs.leases(), "both leases end")
+        assert own in pbs.jobs("Q", "R")
+        again = gate.run("qdel", leases[0], **pbs.environment)
+        assert again.returncode != CLOSED
+    finally:
+        pbs.stop()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from scavenger.batch.commands import Commands
 from scavenger.interface import SchedulerError
-from scavenger.pbs.bindings import NODE_ATTRIBUTES, BindingsSource, load_module
+from scavenger.pbs.bindings import NEEDED, NODE_ATTRIBUTES, BindingsSource, load_module
 from scavenger.pbs.source import PbsCommandSource, source_for
 from tests.waiting import PATIENCE_S
 
@@ -170,3 +170,21 @@ def test_which_source_is_used(monkeypatch):
     monkeypatch.setitem(sys.modules, "pbs_ifl", FakeIfl({}, {}))
     assert isinstance(source_for("auto", Commands(), "s"), BindingsSource)
     assert isinstance(source_for("commands", Commands(), "s"), PbsCommandSource)
+
+
+def test_bindings_that_come_with_pbs_are_found_where_it_is_installed(tmp_path, monkeypatch):
+    """In no folder that Python knows; where they lie is known from the commands."""
+    installed, before = tmp_path / "pbs", list(sys.path)
+    (installed / "bin").mkdir(parents=True)
+    (qstat := installed / "bin" / "qstat").write_text("#!/bin/sh\n")
+    qstat.chmod(0o755)
+    commands = Commands(environment={"PATH": str(installed / "bin")})
+    folder = installed / "lib" / "python" / "altair"
+    folder.mkdir(parents=True)
+    (folder / "pbs_ifl.py").write_text("".join(f"{name} = None\n" for name in NEEDED))
+    monkeypatch.delitem(sys.modules, "pbs_ifl", raising=False)
+    found = source_for("auto", commands, "s")
+    monkeypatch.delitem(sys.modules, "pbs_ifl", raising=False)
+    assert isinstance(found, BindingsSource)
+    assert found.module.__file__ == str(folder / "pbs_ifl.py")
+    assert sys.path == before

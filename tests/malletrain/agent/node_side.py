@@ -4,6 +4,7 @@ torch.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -174,7 +175,10 @@ class AgentProcess:
     ) -> None:
         self.node = node
         self.run_dir = directory / "run"
-        self.mark = f"MALLETRAIN_LEASE=lease-{node}-{directory.name}"
+        # The whole path says which test it is: its last part is cut to 30 characters, and another
+        # worker may run one that begins alike.
+        which = hashlib.sha256(bytes(directory)).hexdigest()[:16]
+        self.mark = f"MALLETRAIN_LEASE=lease-{node}-{which}"
         self.log = directory / f"{node}.log"
         arguments = {
             "endpoint": daemon.endpoint,

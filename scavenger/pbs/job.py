@@ -171,7 +171,9 @@ PBS = Dialect(
         r"(?i)unknown job|has finished|job is (?:already )?exiting|invalid for (?:finished|state)"
     ),
     cancel="qdel",
-    at_once=100,
+    # The server dies when qdel names a job that has ended behind one that has not (OpenPBS 23.06
+    # and the newest source, pull request 2716), and every lease may end at any moment.
+    at_once=1,
     # qdel sends SIGTERM, which a suspended job hears when it is resumed, and no SIGKILL after it.
     # Tried on OpenPBS 23.06: after qsig and qdel it was gone in 0.7 s, after qdel alone when the
     # job had ended for which it was suspended.

@@ -40,7 +40,7 @@ DSV_MARK = "\x1f"
 _VNODE = re.compile(r"\(([^():+]+)|\+([^():+]+)")
 _HOST = re.compile(r"(?:^|[:+])host=([^:+]+)")
 _MONTHS = {month: number for number, month in enumerate(calendar.month_abbr) if month}
-_UNKNOWN = re.compile(r"Unknown Job Id (\d+)")
+_UNKNOWN = re.compile(r"Unknown Job Id (\d+)|(\d+)\S* Job has finished")
 _DATE = re.compile(r"\w{3} (\w{3}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})")
 
 
@@ -163,8 +163,10 @@ def read_ended(text: str, prefix: str, mark: str = DSV_MARK) -> PbsJobTable:
 
 
 def read_unknown(text: str) -> set[str]:
-    """The numbers of the jobs that PBS does not know, by what qstat complains of."""
-    return set(_UNKNOWN.findall(text))
+    """The numbers of the jobs that PBS does not know or that have ended, by what qstat complains
+    of.
+    """
+    return {match[1] or match[2] for match in _UNKNOWN.finditer(text)}
 
 
 def number_in(job_id: str) -> str:

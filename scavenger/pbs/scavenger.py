@@ -162,16 +162,23 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         return found
 
     def _remembered(self, ids: Sequence[str]) -> dict[str, PbsJob]:
-        """What PBS remembers of these jobs. Raises SchedulerError where it neither shows one nor
-        says that it does not know it; a site without job_history_enable answers well, and with
-        nothing.
+        """What PBS knows of these jobs. Raises SchedulerError where it neither shows one nor says
+        that it does not know it.
         """
-        result = self.commands.run(["qstat", "-x", "-f", "-F", "dsv", "-D", DSV_MARK, *ids])
-        found = {job.id: job for job in read_ended(result.stdout, self.settings.prefix).ours}
-        answered = {number_in(job_id) for job_id in found} | read_unknown(result.stderr)
-        if result.status and not answered >= {number_in(job_id) for job_id in ids}:
-            raise failure(result)
-        return found
+        found: dict[str, PbsJob] = {}
+        silent = list(ids)
+        # Without job_history_enable it answers -x well, and shows nothing, not even what runs.
+        for options in (["-x", "-f"], ["-f"]):
+            result = self.commands.run(["qstat", *options, "-F", "dsv", "-D", DSV_MARK, *silent])
+            jobs = read_ended(result.stdout, self.settings.prefix).ours
+            found |= {job.id: job for job in jobs}
+            known = {number_in(job.id) for job in jobs} | read_unknown(result.stderr)
+            silent = [job_id for job_id in silent if number_in(job_id) not in known]
+            if not silent:
+                return found
+            if result.status:
+                break
+        raise failure(result)
 
     def _find_gone(
         self, own: Mapping[str, PbsJob], found: Mapping[str, PbsJob], now: float

@@ -88,7 +88,7 @@ def test_each_of_several_jobs_of_pbs_must_be_a_lease(tmp_path):
         assert refused.returncode == CLOSED
         assert b'"thesis" is the name of no lease: it is not ended.' in refused.stderr
         assert not gate.tools.calls("qdel")
-        ended = gate.run("qdel", *leases, "99.pbs0", **pbs.environment)
+        ended = gate.run("qdel", "99.pbs0", *leases, **pbs.environment)
         assert b"Unknown Job Id 99.pbs0" in ended.stderr
         pbs.until(lambda: not pbs.leases(), "both leases end")
         assert own in pbs.jobs("Q", "R")

@@ -105,6 +105,12 @@ def qstat(state, args) -> int:
         )
         return 0
     wanted = [word for word in args if word[:1].isdigit()]
+    history = state["server"].get("job_history_enable", "True") == "True"
+    if "-x" in args and not history:
+        for number in wanted:
+            sentence = f"qstat: PBS is not configured to maintain job history {number}"
+            print(sentence, file=sys.stderr)
+        return 0
     jobs = {
         n: j
         for n, j in state["jobs"].items()
@@ -112,7 +118,10 @@ def qstat(state, args) -> int:
     }
     unknown = [number for number in wanted if number not in jobs]
     for number in unknown:
-        print(f"qstat: Unknown Job Id {number}", file=sys.stderr)
+        said = f"Unknown Job Id {number}"
+        if history and number in state["jobs"]:
+            said = f"{number} Job has finished, use -x or -H to obtain historical job information"
+        print(f"qstat: {said}", file=sys.stderr)
     if "dsv" in args:
         mark = args[args.index("-D") + 1] if "-D" in args else "|"
         for number, job in jobs.items():
@@ -243,6 +252,13 @@ def qsub(state, args, script: str) -> int:
 def qdel(state, args) -> int:
     status = 0
     owner = os.environ.get("FAKE_PBS_USER", USER)
+    known = [state["jobs"].get(number, {"state": "F"})["state"] != "F" for number in args]
+    if True in known and not all(known[known.index(True) :]):
+        # Seen on the real one without job history: the jobs before are deleted, and it dies.
+        state["dead"] = True
+        for number in args[: known.index(True) + 1]:
+            state["jobs"].pop(number, None)
+        return 0
     for number in args:
         job = state["jobs"].get(number)
         if job is None or job["state"] == "F":
@@ -272,6 +288,12 @@ def qsig(state, args) -> int:
         else:
             job["sigkill"] = True
     return status
+
+
+def died(command) -> int:
+    print("Connection refused", file=sys.stderr)
+    print(f"{command}: cannot connect to server {SERVER} (errno=15010)", file=sys.stderr)
+    return 255
 
 
 def complain(sentence: str) -> int:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # it runs as a script, without the repository
 
-from pbs_commands import COMMANDS, qsub
+from pbs_commands import COMMANDS, died, qsub
 from pbs_state import KILL_DELAY_S, SERVER, USER, state_of
 
 
@@ -265,6 +265,8 @@ def main(argv: list[str]) -> int:
         return 0
     script = sys.stdin.buffer.read().decode("utf-8", "surrogateescape") if command == "qsub" else ""
     with state_of(root) as state:
+        if state.get("dead"):
+            return died(command)
         return qsub(state, args, script) if command == "qsub" else COMMANDS[command](state, args)
 
 

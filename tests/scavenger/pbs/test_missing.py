@@ -40,8 +40,10 @@ def when_asked_of_ended(made, script):
     made.tools.runs("qstat", f'case "$*" in -x*) {script};; esac\n{usual}')
 
 
-def test_a_lease_that_one_answer_lacks_goes_on(lacking):
-    _, one, cut = lacking
+@pytest.mark.parametrize("history", ["True", "False"])
+def test_a_lease_that_one_answer_lacks_goes_on(lacking, history):
+    made, one, cut = lacking
+    made.pbs.edit(lambda state: state["server"].update(job_history_enable=history))
     cut.add("l1")
     assert states(one) == {"l1": RUN, "l2": RUN}
     cut.clear()
@@ -74,15 +76,18 @@ def test_a_look_that_cannot_tell_what_became_of_a_lease_fails(lacking, silence):
     assert states(one) == {"l1": RUN, "l2": RUN}
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        'for i; do case $i in [0-9]*) echo "qstat: Unknown Job Id $i" >&2;; esac; done; exit 153',
-        "echo 'qstat: job_history_enable is set to false' >&2; exit 0",
-    ],
-)
-def test_a_lease_that_pbs_does_not_know_any_more_has_ended(lacking, answer):
+def test_a_lease_that_pbs_does_not_know_any_more_has_ended(lacking):
     made, one, cut = lacking
     cut.add("l1")
-    when_asked_of_ended(made, answer)
+    unknown = 'case $i in [0-9]*) echo "qstat: Unknown Job Id $i" >&2;; esac'
+    when_asked_of_ended(made, f"for i; do {unknown}; done; exit 153")
+    assert states(one) == {"l1": LeaseState.ENDED, "l2": RUN}
+
+
+def test_without_job_history_a_lease_that_has_ended_is_known_by_its_absence(lacking):
+    made, one, _ = lacking
+    made.pbs.edit(lambda state: state["server"].update(job_history_enable="False"))
+    [first] = [n for n, job in made.pbs.leases().items() if job["name"].endswith("-l1")]
+    made.pbs.edit(lambda state: state["jobs"][first].update(delete=True))
+    made.pbs.until(lambda: len(made.pbs.leases()) == 1, "one has ended")
     assert states(one) == {"l1": LeaseState.ENDED, "l2": RUN}

@@ -74,6 +74,19 @@ def test_a_lease_that_ignores_its_signal_is_killed_although_it_is_polled(world):
     assert len(made.tools.calls("qdel")) == 1
 
 
+def test_pbs_outlives_the_end_of_several_leases_of_which_one_has_just_ended(world):
+    made = world(hosts=3)
+    one = made.scavenger()
+    leases = one.take([request(k) for k in (1, 2, 3)])
+    running(made, one, "l1", "l2", "l3")
+    last = leases[-1].scheduler_id
+    made.pbs.edit(lambda state: state["jobs"][last].update(delete=True))
+    made.pbs.until(lambda: last not in made.pbs.leases(), "one ends unseen")
+    one.give_back(leases)
+    made.pbs.until(lambda: not made.pbs.leases(), "the others end as well")
+    assert all(lease.state is LeaseState.ENDED for lease in one.poll().leases)
+
+
 def test_of_several_leases_gone_at_one_poll_each_is_understood(world, tmp_path):
     made, enough = world(hosts=3), tmp_path / "enough"
     one = made.scavenger(hold_s=20.0)

@@ -1,5 +1,6 @@
 """What the complaints of a scheduler's commands about many jobs at once mean."""
 
+import re
 from typing import NamedTuple
 
 import pytest
@@ -17,13 +18,15 @@ class Job(NamedTuple):
 
 
 class Said:
-    """Commands that always say the same."""
+    """Commands that complain of the jobs they are told, or of everything."""
 
-    def __init__(self, complaint):
-        self.complaint = complaint
+    def __init__(self, complaints):
+        self.complaints = complaints
 
     def run(self, argv, stdin=None, environment=None):
-        return CommandResult(tuple(argv), 1, "", self.complaint, 0.0)
+        other = {"5", "6"} - set(argv)
+        mine = [one for one in self.complaints if other.isdisjoint(re.findall(r"\d+", one))]
+        return CommandResult(tuple(argv), 1 if mine else 0, "", "\n".join(mine) + "\n", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -37,9 +40,9 @@ class Said:
 )  # fmt: skip
 def test_that_one_job_has_ended_hides_no_trouble_with_another(dialect, ended, other):
     def cancel(*lines):
-        return Submitter(
-            dialect, (), "me", TokenBucket(1000.0, 10), Said("\n".join(lines) + "\n"), {}
-        ).cancel([Job("5"), Job("6")])
+        return Submitter(dialect, (), "me", TokenBucket(1000.0, 10), Said(lines), {}).cancel(
+            [Job("5"), Job("6")]
+        )
 
     assert cancel(ended) == ({"6"}, None)
     assert cancel(ended, ended) == ({"6"}, None)

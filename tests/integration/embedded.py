@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,10 @@ class Site:
     """Lines of [jobs]."""
     _since = 0
     """The number of the event before the first one of this test."""
+    _waiting = 0
+    """The thread that is in :meth:`until`."""
+    _kept: Connection | None = None
+    """Its connection: it asks many times, and one made anew for each is most of what that costs."""
 
     def __init__(
         self,
@@ -60,6 +65,7 @@ class Site:
         config: str = "",
         profiling: str = "enabled = false",
         cluster: Mapping[str, Any] | None = None,
+        agent_timeout_s: float = 60.0,
     ) -> None:
         self.root = root
         self.state = root / "state"
@@ -75,7 +81,7 @@ class Site:
             [daemon]
             state_dir = "{self.state}"
             metrics_listen = ""
-            agent_timeout = "60 s"
+            agent_timeout = "{agent_timeout_s:g} s"
             adopt_wait = "60 s"
             [scheduler]
             kind = "local"
@@ -146,8 +152,25 @@ class Site:
         self.daemon.send_signal(number)
         return self.daemon.wait()
 
-    def client(self) -> Connection:
-        return Connection.of(self.state)
+    @contextlib.contextmanager
+    def client(self) -> Iterator[Connection]:
+        """A connection to the daemon; within a wait the same each time, until it fails."""
+        if self._waiting != threading.get_ident():
+            with Connection.of(self.state) as own:
+                yield own
+            return
+        if self._kept is None:
+            self._kept = Connection.of(self.state)
+        try:
+            yield self._kept
+        except RuntimeError:
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+        self._kept = None
 
     def script(self, name: str, text: str) -> Path:
         path = self.work / name
@@ -195,7 +218,13 @@ class Site:
 
     def until(self, condition: Callable[[], object], what: str) -> object:
         """Wait until ``condition`` holds; fails with the daemon's log."""
-        return waiting.until(condition, what, 0.05, self.daemon_log)
+        before, self._waiting = self._waiting, threading.get_ident()
+        try:
+            return waiting.until(condition, what, 0.1, self.daemon_log)
+        finally:
+            self._waiting = before
+            if not before:
+                self._forget()
 
     def until_state(self, job: str, *states: str) -> JobView:
         self.until(lambda: self.job(job).state in states, f"{job} is {' or '.join(states)}")

@@ -3,6 +3,15 @@
 import signal
 import time
 
+import pytest
+
+from tests.integration.embedded import site
+
+SILENT_S = 20.0
+"""What an agent may be silent, seconds: less than the daemon stands still here, and more than a
+busy machine keeps a healthy one from saying something.
+"""
+
 STEPS = """
 import os, time
 import malletrain
@@ -15,6 +24,12 @@ for step in range(100000):
     if os.path.exists("enough"):
         break
 """
+
+
+@pytest.fixture
+def embedded(tmp_path):
+    with site(tmp_path, nodes=3, agent_timeout_s=SILENT_S) as made:
+        yield made
 
 
 def pids(embedded):
@@ -31,8 +46,9 @@ def test_a_daemon_that_was_stopped_for_longer_than_agents_may_be_silent_adopts_t
     assert before.state == "running"
     embedded.daemon.send_signal(signal.SIGSTOP)
     stopped = time.monotonic()
-    # three times what an agent may be silent
-    embedded.until(lambda: time.monotonic() - stopped > 15.0, "the daemon stood still for long")
+    embedded.until(
+        lambda: time.monotonic() - stopped > 1.25 * SILENT_S, "the daemon stood still for long"
+    )
     embedded.daemon.send_signal(signal.SIGCONT)
     embedded.until(
         lambda: [e for e in embedded.events("daemon-deaf") if "stood still" in e.sentence],
@@ -40,7 +56,7 @@ def test_a_daemon_that_was_stopped_for_longer_than_agents_may_be_silent_adopts_t
     )
     back = time.monotonic()
     # longer than it takes to find the agents lost
-    embedded.until(lambda: time.monotonic() - back > 8.0, "all limits have passed")
+    embedded.until(lambda: time.monotonic() - back > 1.25 * SILENT_S, "all limits have passed")
     embedded.until_samples(job, before.samples + 3 * 20 * 15 * 0.5)
     after = embedded.job(job)
     assert not embedded.events("node-lost")

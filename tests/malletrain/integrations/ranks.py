@@ -1,9 +1,9 @@
 """What each rank of the tests of several ranks runs: ``python -m
-tests.malletrain.integrations.ranks LIBRARY FOLDER STEPS``.
+tests.malletrain.integrations.ranks LIBRARY STEPS [rescaled]``.
 
 A small training with the library's own loop. Every step is a line in the rank's own file. The
 library is imported once; a rank is forked for every line of standard input, which has its
-environment as JSON.
+environment as JSON, with the folder that it works in (``FOLDER``).
 """
 
 from __future__ import annotations
@@ -177,18 +177,19 @@ def work(script: Callable[[Path, int], int], folder: Path, steps: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    library, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    library, steps = sys.argv[1], int(sys.argv[2])
     scripts: dict[str, Callable[[Path, int], int]] = {
         "transformers": hugging_face,
         "lightning": lightning,
         "accelerate": accelerate,
     }
-    if len(sys.argv) > 4:
+    if len(sys.argv) > 3:
         from tests.malletrain.integrations import rescaled
 
         scripts = rescaled.SCRIPTS
     script = scripts[library]
-    for module in IMPORTS[library]:
+    # An optimizer's first step imports the last one: once here, or once in each rank.
+    for module in [*IMPORTS[library], "torch._dynamo"]:
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever ends is no zombie
     for line in sys.stdin:
@@ -196,5 +197,5 @@ if __name__ == "__main__":
         if child == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.environ.update(json.loads(line))
-            work(script, folder, steps)
+            work(script, Path(os.environ["FOLDER"]), steps)
         print(child, flush=True)

@@ -46,6 +46,7 @@ class Ranks:
         assert server.stdout is not None
         for rank, (agent, other) in enumerate(itertools.zip_longest(self.agents, flags[:world])):
             environment = {
+                "FOLDER": str(folder),
                 "RANK": str(rank),
                 "LOCAL_RANK": "0",
                 "GROUP_RANK": str(rank),
@@ -108,7 +109,7 @@ class Ranks:
 
 
 @pytest.fixture
-def server(library, tmp_path):
+def server(library):
     """Forks ranks that have the library imported."""
     pytest.importorskip(library, reason="pip install malletrain[integrations]")
     command = [
@@ -116,7 +117,6 @@ def server(library, tmp_path):
         "-m",
         "tests.malletrain.integrations.ranks",
         library,
-        str(tmp_path),
         str(STEPS),
     ]
     with subprocess.Popen(

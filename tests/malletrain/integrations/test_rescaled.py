@@ -20,15 +20,19 @@ from tests.malletrain.integrations import rescaled
 from tests.malletrain.integrations.test_ranks import HOME, Ranks
 
 
-def served(library, folder):
-    command = [sys.executable, "-m", "tests.malletrain.integrations.ranks"]
-    return subprocess.Popen(
-        [*command, library, str(folder), "0", "rescaled"],
+@pytest.fixture
+def server(library):
+    """Forks ranks that have the library imported."""
+    pytest.importorskip(library, reason="pip install malletrain[integrations]")
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.malletrain.integrations.ranks", library, "0", "rescaled"],
         cwd=HOME,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-    )
+    ) as process:
+        yield process
+        process.kill()
 
 
 def lines(folder: Path) -> dict[int, list[list]]:
@@ -60,36 +64,31 @@ def drained_at(ranks: Ranks, step: int) -> None:
     ranks.ended()
 
 
-def trained(library, folder, worlds, stops):
+def trained(server, folder, worlds, stops):
     """Steps and weights of a training whose ranks are changed at the end of each of ``stops``."""
     folder.mkdir()
     (folder / "steps-0").touch()
-    with served(library, folder) as server:
+    for number, (world, stop) in enumerate(zip(worlds, [*stops, 0], strict=True)):
+        let_go(folder, stop - 1 if stop else rescaled.STEPS)
+        ranks = Ranks(server, folder, number + 1, world=world, most=3)
         try:
-            for number, (world, stop) in enumerate(zip(worlds, [*stops, 0], strict=True)):
-                let_go(folder, stop - 1 if stop else rescaled.STEPS)
-                ranks = Ranks(server, folder, number + 1, world=world, most=3)
-                try:
-                    if stop:
-                        drained_at(ranks, stop)
-                    else:
-                        ranks.ended()
-                        assert (folder / "weights.pt").exists(), ranks.logs()
-                finally:
-                    ranks.close()
+            if stop:
+                drained_at(ranks, stop)
+            else:
+                ranks.ended()
+                assert (folder / "weights.pt").exists(), ranks.logs()
         finally:
-            server.kill()
+            ranks.close()
     return lines(folder), torch.load(folder / "weights.pt")
 
 
 @pytest.mark.parametrize("library", ["transformers", "lightning", "accelerate"])
-def test_a_rescaled_training_is_the_undisturbed_one(library, tmp_path):
-    pytest.importorskip(library, reason="pip install malletrain[integrations]")
-    expected, weights = trained(library, tmp_path / "undisturbed", [1], [])
+def test_a_rescaled_training_is_the_undisturbed_one(server, tmp_path, library):
+    expected, weights = trained(server, tmp_path / "undisturbed", [1], [])
     assert sorted(expected) == list(range(1, rescaled.STEPS + 1))
     # An epoch has 6 steps: within one, at its end, right after it, oftener than once an epoch.
     stops = [3, 6, 7, 9, 18]
-    steps, moved = trained(library, tmp_path / "moved", [1, 3, 2, 1, 3, 1], stops)
+    steps, moved = trained(server, tmp_path / "moved", [1, 3, 2, 1, 3, 1], stops)
     assert sorted(steps) == sorted(expected)
     worlds = [ranks[0][0] for _, ranks in sorted(steps.items())]
     assert worlds == [1] * 3 + [3] * 3 + [2] + [1] * 2 + [3] * 9 + [1] * 6

@@ -220,17 +220,18 @@ def _newest_whole(
         has = table[source].live == version or version in table[source].kept
         text = training.description(version) if rank == source and has else b""
         said = pickle.loads(from_one(group, source, text))
-        parts = training.parts_at(version)
-        layouts: list[Layout] = from_all(group, moving.layout_of(parts))
         whole = {
             key: [Chunk((0,) * len(shape), tuple(shape))]
             for key, (shape, _) in said["shapes"].items()
         }
-        try:
-            make_plan(layouts, [whole], _item_bytes(said["shapes"]))
-        except IncompleteStateError:
-            continue
-        return version, said, parts, layouts
+        for copies_too in standing.holdings(table, version):
+            parts = training.parts_at(version, copies_too)
+            layouts: list[Layout] = from_all(group, moving.layout_of(parts))
+            try:
+                make_plan(layouts, [whole], _item_bytes(said["shapes"]))
+            except IncompleteStateError:
+                continue
+            return version, said, parts, layouts
     return None
 
 

@@ -54,3 +54,12 @@ def source_of(table: Sequence[ShardStanding], version: Version) -> int:
     whole = [rank for rank in live if table[rank].whole]
     kept = [rank for rank, one in enumerate(table) if version in one.kept]
     return next(iter((*whole, *live, *kept)))
+
+
+def holdings(table: Sequence[ShardStanding], version: Version) -> list[bool]:
+    """In which ways to look whether all of a state is there: with the copies of those that train it
+    left out, and with them. One that trains it may be the only one with a copy of a lost peer's
+    shards of it: the others are an update ahead.
+    """
+    trained_and_kept = any(one.live == version and version in one.kept for one in table)
+    return [False, True] if trained_and_kept else [False]

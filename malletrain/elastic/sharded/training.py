@@ -138,15 +138,16 @@ class ShardedTraining(Training):
             self._once.append(found)
         return found
 
-    def parts_at(self, version: Version) -> Parts:
-        """What this process has of a state."""
-        if self.version == version:
-            return combined([self.live_parts(), self.extra])
+    def parts_at(self, version: Version, copies_too: bool = False) -> Parts:
+        """What this process has of a state. ``copies_too``: of the live one the copies as well."""
+        live = self.version == version
         parts = combined(kept.parts for kept in self.kept if kept.version == version)
-        return {
+        copied = {
             key: [(chunk, tensor.to(self.device)) for chunk, tensor in boxes]
             for key, boxes in parts.items()
+            if copies_too or not live
         }
+        return combined([self.live_parts(), self.extra, copied]) if live else copied
 
     def description(self, version: Version | None = None) -> bytes:
         """What belongs to a state beside its shards, the same for all ranks. Raises StateError."""

@@ -84,9 +84,10 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
     """An epoch. Every step that counts is a line of JSON in the worker's own file. ``gates``:
     before these steps it waits for a file ``go-STEP``. ``crawl``: 20 ms so many times a step until
     there is a file ``go``. ``late``: (rank, step) to which the word
-    does not come that all have their gradients. ``asks``: for a hash before the loop, too, and rank
-    0 alone saves after it. ``fault``: where a process dies at the next change, with ``joins`` as a
-    joiner.
+    does not come that all have their gradients. ``behind``: (rank, step) that does not make the
+    update after so many in the first round, and waits for the loss of a peer. ``asks``: for a hash
+    before the loop, too, and rank 0 alone saves after it. ``fault``: where a process dies at the
+    next change, with ``joins`` as a joiner.
     """
     if fault and joins:
         die_at(fault)
@@ -113,6 +114,8 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
     if "late" in options:
         miss_the_word(*options["late"])
     model, optimizer = run.model, run.optimizer
+    if "behind" in options:
+        stay_behind(run, *options["behind"])
     first, began = next(model.parameters()), run.generation
     loader = DataLoader(set_, batch_sampler=sampler)
     log = os.open(f"{folder}/steps-{os.getpid()}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -164,6 +167,20 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
     Path(folder, f"end-{os.getpid()}").write_text(json.dumps(said))
     if "asks" in options and run.rank == 0:  # where all should
         run.save()
+
+
+def stay_behind(run: elastic.Run, rank: int, done: int) -> None:
+    """Have ``rank`` hear of the loss of a peer when it is about to make the update after ``done``
+    steps, which the others have made.
+    """
+
+    def hear(*_: Any) -> None:
+        if (run.generation, run.rank, run.steps_done) == (1, rank, done):
+            while not run.membership.group.broken:
+                time.sleep(0.005)
+            raise Interrupted("A peer is lost.")
+
+    run.optimizer.register_step_pre_hook(hear)
 
 
 def miss_the_word(rank: int, step: int) -> None:

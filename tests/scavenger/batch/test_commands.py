@@ -129,6 +129,7 @@ def test_many_threads_may_run_commands():
 
 
 DESCRIPTORS = """
+import os
 from scavenger.batch.commands import CommandError, CommandPolicy, Commands
 before = os.listdir("/proc/self/fd")
 one = Commands(CommandPolicy(tries=1))

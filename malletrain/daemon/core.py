@@ -88,8 +88,6 @@ class Core:
         self.torn = False
         """A step has failed: memory and store may be apart."""
         self.hearing = Hearing(parts.config.daemon.agent_timeout, parts.config.daemon.heartbeat)
-        self.settling_until: float | None = None
-        """Agents come back after the daemon could not hear them: nothing is planned meanwhile."""
         self._outbox = parts.outbox
         self._events = parts.events
         self._commands = CommandRunner(parts, leases)
@@ -173,17 +171,19 @@ class Core:
 
     def deaf(self, now: float) -> None:
         """Hardly anybody is heard. Call it again as long as that is so."""
-        if self.settling_until is None:
+        if self.hearing.settling_until is None:
             count = len(list(self.agents))
             self._tell_of(f"Most of the {count} agents fell silent at one moment", now)
-        self._settle_until(now + HELD_S)
+        self.hearing.settle(now + HELD_S)
+        self.controller.hold(now + HELD_S)
 
     def hear_again(self, sentence: str, now: float) -> None:
         """The agents report again, or will in a moment: as after a restart, wait for them."""
         self._tell_of(sentence, now)
         back_by = now + self.config.daemon.adopt_wait  # they connect anew, one by one
         self.agents.heard(back_by)
-        self._settle_until(back_by)
+        self.hearing.settle(back_by, now)
+        self.controller.hold(back_by)
 
     def _tell_of(self, sentence: str, now: float) -> None:
         self.audit.record(
@@ -191,15 +191,6 @@ class Core:
             f"{sentence}: its own trouble, not theirs. The jobs go on; it waits for the agents to "
             "report again.",
         )
-
-    def _settle_until(self, until: float) -> None:
-        self.settling_until = until
-        self.controller.hold(until)
-
-    def settled(self, now: float) -> None:
-        """The agents had time to come back: plan again."""
-        self.settling_until = None
-        self.controller.hold(now)
 
     def guard(self, call: Callable[..., None]) -> Callable[..., None]:
         """``call`` as a callback of the loop whose exception is told to :meth:`fail` instead of

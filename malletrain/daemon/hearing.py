@@ -8,6 +8,7 @@ is so. What follows from it (nobody is lost, no time limit runs, nothing is plan
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from enum import Enum
 
@@ -35,13 +36,32 @@ class Hearing:
     """
 
     def __init__(self, timeout_s: float, heartbeat_s: float) -> None:
-        self._timeout_s = timeout_s
+        self._timeout_s, self._heartbeat_s = timeout_s, heartbeat_s
         self._quiet_s = max(timeout_s / 2, 1.5 * heartbeat_s)
         self._looked: float | None = None
         self.deaf_since: float | None = None
         """Since when the daemon is taken to hear nobody; None: it hears."""
         self._some_since: float | None = None
         """Since when, of that time, some are heard without a break."""
+        self.settling_until: float | None = None
+        """Agents come back after the daemon could not hear them; until when it waits for them at
+        most. None: it does not.
+        """
+        self._back_since = math.inf
+
+    def settle(self, until: float, back_since: float = math.inf) -> None:
+        """Wait for the agents until then at most; ``back_since``: since when they can be heard."""
+        self.settling_until, self._back_since = until, back_since
+
+    def settled(self, last_heard: Collection[float], now: float) -> bool:
+        """Whether that wait is over: its time is, or all agents have been heard since. What was
+        said before, and read only now, does not count: by now its sender may have hung up.
+        """
+        until, after = self.settling_until, self._back_since + self._heartbeat_s
+        if until is None or (now < until and not all(after <= at <= now for at in last_heard)):
+            return False
+        self.settling_until = None
+        return True
 
     def unheard_s(self, now: float) -> float:
         """Seconds since the last look in which the daemon can have heard nothing; 0 in general. To

@@ -166,13 +166,14 @@ class Inbox:
         """Whether the daemon hears hardly anybody now, which is its own trouble."""
         core = self.core
         with core.step() as now:
-            ear = core.hearing.listen([agent.last_seen for agent in core.agents], now)
+            last_heard = [agent.last_seen for agent in core.agents]
+            ear = core.hearing.listen(last_heard, now)
             if ear is Ear.DEAF:
                 core.deaf(now)
             elif ear is Ear.BACK:
                 core.hear_again("The daemon hears its agents again", now)
-            elif core.settling_until is not None and now >= core.settling_until:
-                core.settled(now)
+            elif core.hearing.settled(last_heard, now):
+                core.controller.hold(now)
         return ear is Ear.DEAF
 
     def probe(self, peers: Collection[bytes]) -> None:

@@ -55,3 +55,36 @@ def test_a_look_that_comes_late():
     assert hearing.unheard_s(27.0) == 0.0
     assert hearing.listen([0.0] * 3, 27.0) is Ear.DEAF
     assert hearing.unheard_s(27.5) == 0.5  # nothing is heard: no time limit runs
+
+
+def test_the_wait_for_agents_ends_when_all_are_back():
+    hearing = Hearing(5.0, 1.0)
+    assert not hearing.settled([99.0], 100.0)  # it waits for nobody
+    hearing.settle(160.0, 100.0)
+    assert not hearing.settled([160.0, 160.0], 100.5)  # taken to be heard then, by Core.hear_again
+    assert not hearing.settled([100.4, 100.9], 101.0)  # said before: they may have hung up since
+    assert not hearing.settled([101.2, 100.9], 101.5)
+    assert hearing.settled([101.2, 101.4], 101.5)
+    assert not hearing.settled([101.2, 101.4], 101.5)
+
+
+def test_the_wait_for_agents_has_an_end():
+    hearing = Hearing(5.0, 1.0)
+    hearing.settle(160.0, 100.0)
+    assert not hearing.settled([160.0, 101.5], 159.0)
+    assert hearing.settled([160.0, 101.5], 160.0)
+    hearing.settle(260.0)  # nobody is heard yet
+    assert not hearing.settled([220.0, 220.0], 220.0)
+    assert hearing.settled([220.0, 220.0], 260.0)
+
+
+def test_a_daemon_that_stands_still_again_and_again_plans_in_between():
+    """Three seconds in every ten, and agents that say something every second."""
+    hearing, waited = Hearing(5.0, 1.0), 0.0
+    for again in range(100, 400, 10):
+        hearing.settle(again + 60.0, again)
+        ends = next(
+            at for tenth in range(70) if hearing.settled([at := again + tenth / 10] * 3, at)
+        )
+        waited = max(waited, ends - again)
+    assert waited == 1.0

@@ -104,6 +104,12 @@ class ScalingCurve:
         """``((nodes, samples per second), ...)``."""
         return _pairs(*self.known)
 
+    @cached_property
+    def best_yield(self) -> float:
+        """The most that one node can bring, samples/s."""
+        sizes, rates = self.known
+        return float((rates / sizes).max())
+
     @property
     def largest(self) -> int:
         """The largest size with a known throughput, nodes."""

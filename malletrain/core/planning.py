@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol
 
 from allocator import (
     Allocation,
@@ -60,6 +60,14 @@ class Candidate:
     """What it would do on its nodes comes so much later than a plan takes it to, seconds."""
     trainer: Trainer | None = None
     """Whose plan it is in; None: there is one only."""
+
+    def but(self, **changes: Any) -> Candidate:
+        """The same but for these fields: :func:`dataclasses.replace` for plans of hundreds of jobs,
+        several times as fast.
+        """
+        made = object.__new__(Candidate)
+        made.__dict__.update(self.__dict__, **changes)
+        return made
 
     def may_use(self, pool: str) -> bool:
         """Whether it may run on nodes of this pool."""

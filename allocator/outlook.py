@@ -76,7 +76,8 @@ def _mean(rows: Floats) -> Floats:
     parts: Floats = (rows * _MEAN).T
     while len(parts) > 1:
         parts = parts[::2] + parts[1::2]
-    return parts[0]
+    mean: Floats = parts[0]
+    return mean
 
 
 class Outlook:

@@ -5,6 +5,7 @@ that can be carried out.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest

@@ -3,16 +3,18 @@ over HiGHS.
 """
 
 from allocator.allocation import Allocation
+from allocator.asks import Ask, make_bid, make_bids
 from allocator.baselines import equal_share, fcfs
 from allocator.bids import Bid, BidError, SizeValues
 from allocator.curves import CurveError, ScalingCurve
 from allocator.milp import MonotonicClock, no_clock, solve
-from allocator.objectives import Beyond, Goal, RescaleCost, make_bid, multiples, powers_of_two
+from allocator.objectives import Beyond, Goal, RescaleCost, multiples, powers_of_two
 from allocator.outlook import Cohort, Outlook, expected_s, survivals
 from allocator.placement import NodeInfo, PlacementError, place
 
 __all__ = [
     "Allocation",
+    "Ask",
     "Beyond",
     "Bid",
     "BidError",
@@ -30,6 +32,7 @@ __all__ = [
     "expected_s",
     "fcfs",
     "make_bid",
+    "make_bids",
     "multiples",
     "no_clock",
     "place",

@@ -1,6 +1,6 @@
 """The bid: what every size of a job is worth, on each class of nodes it could use.
 
-Decides what a well-formed bid is. How the values come about is :mod:`allocator.objectives`; which
+Decides what a well-formed bid is. How the values come about is :mod:`allocator.asks`; which
 size a job gets is :mod:`allocator.milp`.
 """
 
@@ -31,7 +31,7 @@ class SizeValues:
         sizes: nodes, strictly increasing, 1 or more; any sequence of integers. May be empty (the
             job cannot use this class).
         values: one finite number a size, in the objective's unit (for the bids of
-            :mod:`allocator.objectives`: samples, or single-node seconds). May be negative: such a
+            :mod:`allocator.asks`: samples, or single-node seconds). May be negative: such a
             size loses against running nothing.
 
     Both are kept as read-only arrays.
@@ -62,6 +62,15 @@ class SizeValues:
         array.flags.writeable = False
         self.values = array
         self._hash = 0
+
+    @classmethod
+    def from_arrays(cls, sizes: Sizes, values: Values) -> SizeValues:
+        """The same of arrays that are known to be sound and are not written to any more, for plans
+        that make hundreds.
+        """
+        made = object.__new__(cls)
+        made.sizes, made.values, made._hash = sizes, values, 0
+        return made
 
     def __repr__(self) -> str:
         return f"SizeValues({self.sizes.tolist()}, {self.values.tolist()})"

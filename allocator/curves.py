@@ -1,7 +1,7 @@
 """Scaling curves: throughput of one job by scale, as the allocator sees them.
 
 Decides how a curve is checked and how it is read between and beyond its points. It does not measure
-(that is the JPA's work) and does not value (that is :mod:`allocator.objectives`).
+(that is the JPA's work) and does not value (that is :mod:`allocator.asks`).
 """
 
 from __future__ import annotations
@@ -104,6 +104,12 @@ class ScalingCurve:
         """``((nodes, samples per second), ...)``."""
         return _pairs(*self.known)
 
+    @cached_property
+    def best_yield(self) -> float:
+        """The most that one node can bring, samples/s."""
+        sizes, rates = self.known
+        return float((rates / sizes).max())
+
     @property
     def largest(self) -> int:
         """The largest size with a known throughput, nodes."""
@@ -139,7 +145,8 @@ class ScalingCurve:
         return found
 
     @cached_property
-    def _knots(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    def knots(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """The points with (0, 0) before them; not to be written to."""
         sizes, rates = self.known
         return np.concatenate(([0.0], sizes)), np.concatenate(([0.0], rates))
 
@@ -147,8 +154,40 @@ class ScalingCurve:
         self, sizes: npt.NDArray[np.integer] | npt.NDArray[np.float64]
     ) -> npt.NDArray[np.float64]:
         """Throughput at each of ``sizes`` (any shape), samples/s: :meth:`at` for arrays."""
-        nodes, rates = self._knots
+        nodes, rates = self.knots
         found: npt.NDArray[np.float64] = np.interp(sizes, nodes, rates)
+        return found
+
+
+class Curves:
+    """Many curves, read at once: what :meth:`ScalingCurve.rates` says of each, to the last bit."""
+
+    def __init__(self, curves: Sequence[ScalingCurve]) -> None:
+        knots = [curve.knots for curve in curves]
+        lengths = np.array([len(sizes) for sizes, _ in knots], dtype=np.int64)
+        self._sizes = np.concatenate([sizes for sizes, _ in knots])
+        self._rates = np.concatenate([rates for _, rates in knots])
+        ends = lengths.cumsum()
+        slopes = np.zeros(len(self._sizes))
+        slopes[:-1] = np.diff(self._rates) / np.diff(self._sizes)
+        slopes[ends - 1] = 0.0  # beyond the last point nothing is known
+        self._slopes = slopes
+        self._stride = int(self._sizes[ends - 1].max()) + 1
+        owners = np.arange(len(knots)).repeat(lengths)
+        self._keys = self._sizes.astype(np.int64) + self._stride * owners
+
+    def rates(
+        self, which: npt.NDArray[np.int64], sizes: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float64]:
+        """Throughput of curve number ``which`` at each of ``sizes`` (0 or more; both arrays of one
+        length), samples/s.
+        """
+        # Points are at whole sizes, so that the whole part says between which two a size lies.
+        whole = np.minimum(sizes, self._stride - 1).astype(np.int64)
+        at = self._keys.searchsorted(whole + self._stride * which, side="right") - 1
+        found: npt.NDArray[np.float64] = (
+            self._slopes[at] * (sizes - self._sizes[at]) + self._rates[at]
+        )
         return found
 
 

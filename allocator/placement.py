@@ -20,6 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 
 from allocator.outlook import Cohort
 
@@ -78,30 +79,27 @@ def place(
         PlacementError: when a class has fewer nodes than its jobs are given, or two jobs hold one
             node.
     """
-    owner: dict[str, str] = {}
+    taken: set[str] = set()
     kept: dict[str, list[str]] = {}
     for job, (node_class, _) in sizes.items():
-        mine = [
+        names = current.get(job, ())
+        infos = map(nodes.get, names)
+        kept[job] = mine = [
             name
-            for name in current.get(job, ())
-            if name in nodes and nodes[name].node_class == node_class
+            for name, info in zip(names, infos, strict=True)
+            if info is not None and info.node_class == node_class
         ]
-        if not owner.keys().isdisjoint(mine):
-            name = next(filter(owner.__contains__, mine))
-            raise PlacementError(
-                f"Node {name} belongs to both {owner[name]} and {job}; a node runs one job."
-            )
-        owner.update(dict.fromkeys(mine, job))
-        kept[job] = mine
+        taken.update(mine)
+    if len(taken) < sum(map(len, kept.values())):
+        _refuse_twice(kept)
     for job, mine in kept.items():
         if len(mine) > sizes[job][1]:
             kept[job] = _shrunk(mine, sizes[job][1], nodes)
-            for name in set(mine).difference(kept[job]):
-                del owner[name]
+            taken.difference_update(set(mine).difference(kept[job]))
     growing = [job for job, mine in kept.items() if len(mine) < sizes[job][1]]
     pools = {name: _Pool() for name in {sizes[job][0] for job in growing}}
     if growing:
-        for name in nodes.keys() - owner.keys():  # few, where the machine is full
+        for name in filterfalse(taken.__contains__, nodes):  # few, where the machine is full
             if (info := nodes[name]).node_class in pools:
                 pools[info.node_class].add(name, info)
     # Jobs with nodes have something to match; of the others the larger ones, which a preemption
@@ -119,6 +117,17 @@ def place(
             )
         kept[job] = [*kept[job], *pool.take(need, [nodes[name] for name in kept[job]])]
     return {job: tuple(kept[job]) for job in sizes if kept[job]}
+
+
+def _refuse_twice(kept: Mapping[str, Sequence[str]]) -> None:
+    """Say which of these nodes two jobs have."""
+    owner: dict[str, str] = {}
+    for job, mine in kept.items():
+        for name in mine:
+            if owner.setdefault(name, job) != job:
+                raise PlacementError(
+                    f"Node {name} belongs to both {owner[name]} and {job}; a node runs one job."
+                )
 
 
 def _step(info: NodeInfo) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 
 from allocator import NodeInfo
 from malletrain.core.gaps import Gaps
@@ -87,7 +86,7 @@ class Bidders:
                 candidates[spec.job] = c
             elif held or more >= spec.min_nodes:
                 most = min(spec.max_nodes, max(spec.min_nodes, held + more))
-                candidates[spec.job] = replace(c, max_nodes=most)
+                candidates[spec.job] = c.but(max_nodes=most)
         return self._guaranteed(candidates, [], free, nodes, now)
 
     def _fitting(self, nodes: Mapping[str, NodeInfo], owner: str, now: float) -> int | None:
@@ -120,9 +119,7 @@ class Bidders:
         starving = self._queue.starving(candidates, now)
         left = self._goals.left_for_turns(candidates.values(), free, nodes)
         chosen = guarantees(holders, starving, left, nodes)
-        bidders = [
-            replace(c, must_run=True) if name in chosen else c for name, c in candidates.items()
-        ]
+        bidders = [c.but(must_run=True) if name in chosen else c for name, c in candidates.items()]
         # A goal goes by the weight that its job has in the end, beside jobs of its trainer only.
         weighed = self._shares.weigh(self._sweeps_as_one(bidders, len(nodes)))
         found = []
@@ -148,7 +145,7 @@ class Bidders:
         rested.
         """
         state = self._state
-        if job.broken or not job.accepts(len(job.nodes)) or not state.all_usable(job.nodes):
+        if job.broken or not job.accepts(len(job.nodes)) or not state.none_leaves(job.nodes):
             return False
         if self._profiles.holds(job):
             return True

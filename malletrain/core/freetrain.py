@@ -38,5 +38,5 @@ def freetrain_plan(
     solver: Solver,
 ) -> Plan:
     """A plan whose bids charge nothing for staying at the size that a loss left."""
-    bids = [replace(c, broken=False) for c in candidates]
+    bids = [c.but(broken=False) for c in candidates]
     return make_plan(bids, nodes, settings, favoured, solver=solver)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -82,18 +82,9 @@ class GoalTerms:
     """Deadlines that are held and come before its own."""
 
 
-@lru_cache(maxsize=4096)
-def best_yield(curve: ScalingCurve) -> float:
-    """The most that one node can bring in this curve, samples/s."""
-    sizes, rates = curve.known
-    return float((rates / sizes).max())
-
-
 def price_of_a_node(candidates: Iterable[Candidate]) -> float:
     """The most that a node brings any of these jobs, in the unit of bids a second."""
-    return max(
-        (_unit(c, c.curve) * best_yield(c.curve) for c in candidates if c.curve), default=0.0
-    )
+    return max((_unit(c, c.curve) * c.curve.best_yield for c in candidates if c.curve), default=0.0)
 
 
 def _unit(candidate: Candidate, curve: ScalingCurve) -> float:
@@ -192,7 +183,7 @@ def with_goals(
             sizes = payable(c, term.curve, term.purse)
             if not sizes:
                 continue
-            c = replace(c, sizes=sizes)
+            c = c.but(sizes=sizes)
         if term is not None and term.need is not None and term.curve is not None:
             c = _in_time(
                 c, c.curve or term.curve, term.need, term.before, price, deadline_weight, ahead
@@ -212,8 +203,8 @@ def _in_time(
 ) -> Candidate:
     unit = _unit(c, curve)
     # Where no speed is known of anybody, what it makes of them itself is what nodes are worth.
-    price = price or unit * best_yield(curve)
+    price = price or unit * curve.best_yield
     urgent = deadline_weight * max(EASY, LATER**before)
     node_worth = rounded(price * urgent), rounded(price * min(1.0, urgent) * ahead)
     in_plan = worth(curve, unit, (need.nodes, need.useful), node_worth, ahead)
-    return replace(c, curve=in_plan, weight=1.0, goal=Goal.THROUGHPUT)
+    return c.but(curve=in_plan, weight=1.0, goal=Goal.THROUGHPUT)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from allocator import ScalingCurve
 from malletrain.core.forecast import Floats, Forecast
-from malletrain.core.goal_bids import Need, best_yield, rounded
+from malletrain.core.goal_bids import Need, rounded
 from malletrain.core.goals import GoalStanding, OwnerGoals
 from malletrain.core.ledger import JobAccount
 from malletrain.core.planning import neutral_curve
@@ -123,7 +123,7 @@ class GoalRecord:
     def useful(self) -> int:
         """The most nodes that bring nearly as much each as any do."""
         sizes = self.sizes()
-        least = USEFUL * best_yield(self.curve)
+        least = USEFUL * self.curve.best_yield
         return next((k for k in reversed(sizes) if self.curve.at(k) >= least * k), sizes[0])
 
     # --- counting ---

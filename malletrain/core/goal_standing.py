@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-from malletrain.core.goal_bids import best_yield
 from malletrain.core.goal_record import GoalRecord
 from malletrain.core.goals import GoalStanding
 
@@ -53,7 +52,7 @@ def _by_budget(record: GoalRecord, charge_factor: float, now: float) -> GoalStan
     asked, pace = least_yield(record, charge_factor, now), record.pace
     if asked is None or pace is None:
         return None
-    best = best_yield(record.curve) * pace
+    best = record.curve.best_yield * pace
     if best < asked:
         return GoalStanding.INFEASIBLE
     return GoalStanding.AT_RISK if best < UNSURE * asked else GoalStanding.ON_TRACK

@@ -3,14 +3,16 @@
 Decides in which order a job is taken to have nodes: its own, those that last longest first, then
 those that nobody has, then those of other jobs, which give up the ones that end first. How long
 each lasts is foretold elsewhere (:mod:`scavenger.lifetimes`); what that is worth is the bid's
-(:mod:`allocator.objectives`).
+(:mod:`allocator.asks`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Mapping
-from operator import add, attrgetter
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain, pairwise
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +20,10 @@ import numpy.typing as npt
 from allocator import Cohort, NodeInfo, Outlook, expected_s, survivals
 
 Counts = npt.NDArray[np.int64]
-"""How many nodes there are of each cohort, those that last longest first."""
+"""Whole numbers: nodes, or places of cohorts, those that last longest first."""
 _COHORT = attrgetter("cohort")
 _CLASS = attrgetter("node_class")
+_KIND = attrgetter("node_class", "cohort")
 
 
 def cohorts(
@@ -43,7 +46,7 @@ class Lasting:
 
     Args:
         nodes: those that the plan shares out, their pool as their class.
-        held: those of them that some job has.
+        held: those of them that each job has, one after the other.
         window_s: how far bids look ahead, seconds.
         work_s: work that is lost with a node, seconds of the job's throughput.
     """
@@ -51,7 +54,7 @@ class Lasting:
     def __init__(
         self,
         nodes: Mapping[str, NodeInfo],
-        held: Collection[str],
+        held: Sequence[Collection[str]],
         window_s: float,
         work_s: float,
     ) -> None:
@@ -60,53 +63,86 @@ class Lasting:
         infos = nodes.values()
         pools = list(dict.fromkeys(map(_CLASS, infos)))
         self._pools = {pool: number for number, pool in enumerate(pools)}
-        every = list(dict.fromkeys(map(_COHORT, infos)))
+        kinds = Counter(map(_COHORT, infos) if len(pools) == 1 else map(_KIND, infos))
+        every = list(kinds) if len(pools) == 1 else list(dict.fromkeys(c for _, c in kinds))
         rows = survivals(every, window_s)
         # A node of which nothing is foretold is taken to outlast all others.
         unknown = np.array([cohort is None for cohort in every], dtype=bool)
         left_s = np.where(unknown, 2.0 * window_s, expected_s(rows, window_s))
         longest = np.argsort(-left_s, kind="stable")
         self._rows = rows[longest]
-        self._shape = len(pools), len(every)
-        rank = {every[at]: place for place, at in enumerate(longest.tolist())}
-        ranks = map(rank.__getitem__, map(_COHORT, infos))
+        places: dict[Any, int] = {every[at]: place for place, at in enumerate(longest.tolist())}
         if len(pools) > 1:
-            begins = {pool: number * len(every) for pool, number in self._pools.items()}
-            ranks = map(add, ranks, map(begins.__getitem__, map(_CLASS, infos)))
-        self._at = dict(zip(nodes, ranks, strict=True))
-        """Node → the number of its pool and cohort."""
-        counts, self._taken = self._counted(self._at), self._counted(held)
-        self._free = counts - self._taken
+            places = {
+                (pool, cohort): number * len(every) + place
+                for pool, number in self._pools.items()
+                for cohort, place in places.items()
+            }
+        counts = np.zeros(len(pools) * len(every), np.int64)
+        counts[[places[kind] for kind in kinds]] = list(kinds.values())
+        # A number each pool, job and cohort, in this order; how many nodes there are of each.
+        mine = map(nodes.__getitem__, chain.from_iterable(held))
+        sizes = np.array([len(names) for names in held], dtype=np.int64)
+        kind_of = map(_COHORT if len(pools) == 1 else _KIND, mine)
+        at = np.fromiter(map(places.__getitem__, kind_of), np.int64, int(sizes.sum()))
+        pool_of, cohort_of = np.divmod(at, max(1, len(every)))
+        keys = (pool_of * len(held) + np.arange(len(held)).repeat(sizes)) * len(every) + cohort_of
+        self._keys, self._held = np.unique(keys, return_counts=True)
+        shape = len(pools), len(every)
+        taken = np.bincount(at, minlength=len(counts))
+        self._taken, self._free = taken.reshape(shape), (counts - taken).reshape(shape)
+        self._shape = len(held), len(every)
 
-    def of_job(self, mine: Collection[str], pools: Iterable[str], most: int) -> dict[str, Outlook]:
-        """Pool → what a job that holds ``mine`` and may have ``most`` nodes can expect in it."""
-        found = {}
-        own = self._counted(mine)
-        for pool in pools:
-            number = self._pools.get(pool)
-            if number is None:
-                found[pool] = Outlook([], self._window_s, self._work_s)
-                continue
-            ours = own[number]
-            places = ours.nonzero()[0]
-            counts = ours[places]
-            room = most - int(counts.sum())
-            for others, step in ((self._free[number], 1), (self._taken[number] - ours, -1)):
-                if room <= 0:
-                    break
-                more = others.nonzero()[0][::step]
-                some = others[more]
-                ends = some.cumsum()
-                some = np.minimum(some, room - ends + some)[: int(ends.searchsorted(room)) + 1]
-                room -= int(some.sum())
-                places = np.concatenate((places, more[: len(some)]))
-                counts = np.concatenate((counts, some))
-            found[pool] = Outlook.from_arrays(
-                self._rows[places], counts.astype(np.float64), self._window_s, self._work_s
-            )
-        return found
+    def in_pool(self, pool: str, jobs: Sequence[int], most: Sequence[int]) -> list[Outlook]:
+        """What each of these jobs (their numbers, ascending), which may have ``most`` nodes, can
+        expect in one pool.
+        """
+        number = self._pools.get(pool)
+        if number is None:
+            return [Outlook([], self._window_s, self._work_s) for _ in jobs]
+        job, cohort, count = self._of(number, jobs)
+        held = np.bincount(job, count, len(jobs)).astype(np.int64)
+        room = np.array(most, dtype=np.int64) - held
+        widest = max(0, int(room.max(initial=0)))
+        free, taken = self._free[number], self._taken[number]
+        first = _first(free, free.nonzero()[0], widest)
+        last = _first(taken, taken.nonzero()[0][::-1], widest + int(held.max(initial=0)))
+        # Those of the others are all that jobs have but for the job's own.
+        place = np.full(len(taken), -1)
+        place[last] = np.arange(len(last))
+        others = np.tile(taken[last], (len(jobs), 1))
+        ours = place[cohort] >= 0
+        others[job[ours], place[cohort[ours]]] -= count[ours]
+        offered = np.hstack((np.tile(free[first], (len(jobs), 1)), others))
+        before = offered.cumsum(axis=1) - offered
+        some = np.minimum(offered, room[:, None] - before).clip(0)
+        more_job, at = some.nonzero()
+        job = np.concatenate((job, more_job))
+        order = np.argsort(job, kind="stable")
+        rows = self._rows[np.concatenate((cohort, np.concatenate((first, last))[at]))[order]]
+        counts = np.concatenate((count, some[more_job, at]))[order].astype(np.float64)
+        ends = np.bincount(job, minlength=len(jobs)).cumsum().tolist()
+        return [
+            Outlook.from_arrays(rows[a:b], counts[a:b], self._window_s, self._work_s)
+            for a, b in pairwise([0, *ends])
+        ]
 
-    def _counted(self, names: Collection[str]) -> Counts:
-        """How many of these nodes are of each pool and cohort."""
-        at = np.fromiter(map(self._at.__getitem__, names), np.intp, len(names))
-        return np.bincount(at, minlength=math.prod(self._shape)).reshape(self._shape)
+    def _of(self, pool: int, jobs: Sequence[int]) -> tuple[Counts, Counts, Counts]:
+        """What these jobs have in one pool: place in ``jobs``, cohort and number of nodes, by job
+        and cohort.
+        """
+        every, cohorts = self._shape
+        low, high = self._keys.searchsorted((pool * every * cohorts, (pool + 1) * every * cohorts))
+        job, cohort = np.divmod(self._keys[low:high] - pool * every * cohorts, cohorts)
+        count = self._held[low:high]
+        if len(jobs) < every:
+            place = np.full(every, -1)
+            place[list(jobs)] = np.arange(len(jobs))
+            job = place[job]
+            job, cohort, count = job[job >= 0], cohort[job >= 0], count[job >= 0]
+        return job, cohort, count
+
+
+def _first(counts: Counts, places: Counts, nodes: int) -> Counts:
+    """As many of ``places`` as have so many nodes together."""
+    return places[: int(counts[places].cumsum().searchsorted(nodes)) + 1]

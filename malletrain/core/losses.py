@@ -71,7 +71,7 @@ class Losses:
     def _cohorts(self, job: JobRecord) -> dict[Cohort | None, None]:
         """Those of its nodes, in the order of these."""
         usable = self._state.usable
-        if not self._state.all_usable(job.nodes):
+        if not self._state.none_leaves(job.nodes):
             return dict.fromkeys(usable[n].cohort for n in job.nodes if n in usable)
         return dict.fromkeys(map(_COHORT, map(usable.__getitem__, job.nodes)))
 

@@ -84,7 +84,7 @@ class ProfileRunner:
             self._learn(spared, replace(spared.scaling, result=SPARED, reason=reason))
         commands = self._obey(self.profiler.review(jobs, machine, now), now)
         job = state.unfinished.get(self.profiler.profiling or "")
-        if job is not None and job.broken and job.nodes and state.all_usable(job.nodes):
+        if job is not None and job.broken and job.nodes and state.none_leaves(job.nodes):
             # Its workers are to be started again, where they were.
             commands += self._move({job.submitted.job: job.nodes}, now)
         return commands
@@ -251,7 +251,7 @@ class ProfileRunner:
 
     def _gift(self, donor: JobRecord, take: int) -> tuple[str, ...]:
         """The nodes that the donor can still give: all that it is asked for, or none."""
-        if donor.rescaling or donor.broken or not self._state.all_usable(donor.nodes):
+        if donor.rescaling or donor.broken or not self._state.none_leaves(donor.nodes):
             return ()
         return donor.nodes[-take:] if donor.accepts(len(donor.nodes) - take) else ()
 

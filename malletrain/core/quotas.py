@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 from malletrain.core.events import JobState, Quota
 from malletrain.core.planning import Candidate
@@ -35,7 +34,7 @@ class Quotas:
             return list(candidates)
         parts = _parts(limited, [jobs[c.job] for c in limited])
         return [
-            c if c.fixed or c.job not in parts else replace(c, max_nodes=parts[c.job])
+            c if c.fixed or c.job not in parts else c.but(max_nodes=parts[c.job])
             for c in candidates
             if c.fixed or parts.get(c.job, 1)
         ]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 
 from allocator import NodeInfo
@@ -82,12 +81,12 @@ def worth_taking(
     if not needy:
         return Counter()
     careful = [
-        replace(c, max_nodes=_enough(c))
+        c.but(max_nodes=_enough(c))
         if owners[c.job] in needy and c.curve is None and to_be_measured(c.job)
         else c
         for c in candidates
     ]
-    late = [replace(c, late_s=way_s) if owners[c.job] in needy else c for c in careful]
+    late = [c.but(late_s=way_s) if owners[c.job] in needy else c for c in careful]
     pays = _lacking(imagine(late), everything, owners, had)
     if careful == list(candidates):
         found = Counter(lacking)

@@ -232,12 +232,12 @@ class Shares:
             job = jobs[c.job]
             factor = factors[job.submitted.party]
             if not _midway(job):
-                c = replace(c, weight=c.weight * factor)
+                c = c.but(weight=c.weight * factor)
             elif c.curve is None:
-                c = replace(c, weight=c.weight * top)
+                c = c.but(weight=c.weight * top)
             else:
                 curve = kept(c.curve, len(c.nodes), rounded(factor / top))
-                c = replace(c, weight=c.weight * top, curve=curve)
+                c = c.but(weight=c.weight * top, curve=curve)
             found.append(c)
         return found
 

@@ -49,6 +49,8 @@ class ControllerState:
         self.usable: dict[str, NodeInfo] = {}
         """Nodes that are not leaving, with their pool as their class."""
         self.usable_by_pool: Counter[str] = Counter()
+        self._leaving: set[str] = set()
+        """Nodes that are not usable."""
         self._foretold: Mapping[str, tuple[float, Cohort]] = {}
         self.plans = 0
         """How many plans were made."""
@@ -119,6 +121,7 @@ class ControllerState:
         """
         node = self.nodes[name]
         self._unusable(name, node)
+        self._leaving.add(name)
         node.gone_at = gone_at
         return node.job is not None
 
@@ -130,6 +133,7 @@ class ControllerState:
         if node is None:
             return None
         self._unusable(name, node)
+        self._leaving.discard(name)
         if node.job is None:
             return None
         job = self.jobs[node.job]
@@ -149,15 +153,15 @@ class ControllerState:
 
     def deadline(self, names: Collection[str], now: float) -> float | None:
         """Seconds until the first of these nodes is taken away; None when none is."""
-        if self.all_usable(names):
+        if self.none_leaves(names):
             return None
         ends = [self.nodes[n].gone_at for n in names]
         times = [end - now for end in ends if end is not None]
         return max(0.0, min(times)) if times else None
 
-    def all_usable(self, names: Iterable[str]) -> bool:
-        """Whether none of these nodes is gone or leaving."""
-        return all(map(self.usable.__contains__, names))
+    def none_leaves(self, names: Iterable[str]) -> bool:
+        """Whether none of these nodes, which are there, is leaving."""
+        return not self._leaving or self._leaving.isdisjoint(names)
 
     def _free(self, names: Iterable[str], now: float) -> None:
         for name in names:
@@ -248,7 +252,8 @@ class ControllerState:
                 job.planned = self.plans
             job.nodes, job.rescaling, job.broken = new, bool(new), False
         for name, new in nodes.items():
-            unfit = [] if self.all_usable(new) else [n for n in new if n not in self.usable]
+            unfit = [] if self.none_leaves(new) else [n for n in new if n in self._leaving]
+            unfit += [n for n in added[name] if n not in self.usable]
             unfit = unfit or [n for n in added[name] if self.nodes[n].job is not None]
             if unfit:
                 raise ValueError(f"Node {unfit[0]} cannot be given to job {name}.")

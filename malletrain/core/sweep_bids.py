@@ -9,7 +9,6 @@ together. How trials stand to each other is not changed by it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from malletrain.core.planning import Candidate
 
@@ -38,7 +37,7 @@ def as_one(
     if not factors:
         return list(candidates)
     return [
-        replace(c, weight=c.weight * factors[sweeps[c.job]]) if sweeps.get(c.job) in factors else c
+        c.but(weight=c.weight * factors[sweeps[c.job]]) if sweeps.get(c.job) in factors else c
         for c in candidates
     ]
 

@@ -60,11 +60,11 @@ def test_a_job_has_its_own_nodes_first_then_free_ones_then_those_that_others_giv
         "free": NodeInfo(cohort=HALF),
         "theirs": NodeInfo(cohort=SOON),
     }
-    lasting = Lasting(infos, {"mine", "theirs"}, 100.0, 30.0)
-    outlook = lasting.of_job(["mine"], ["default"], 9)["default"]
+    lasting = Lasting(infos, [["mine"], ["theirs"]], 100.0, 30.0)
+    (outlook,) = lasting.in_pool("default", [0], [9])
     _, hit, _ = outlook.of(np.array([1, 2, 3]))
     assert hit.tolist() == pytest.approx([0.0, 1.0 - math.exp(-1.0), 1.0])
-    _, hit, _ = lasting.of_job(["mine"], ["default"], 2)["default"].of(np.array([3]))
+    _, hit, _ = lasting.in_pool("default", [0], [2])[0].of(np.array([3]))
     assert hit[0] < 1.0, "no more than the job may have"
 
 
@@ -131,13 +131,56 @@ def test_the_order_of_nodes_is_that_of_how_long_they_last(drawn, most):
     free = [n for n in longest if not owner[n]]
     theirs = [n for n in reversed(longest) if owner[n] == "bob"]
     order = [n for n in longest if owner[n] == "ann"] + (free + theirs)[: max(0, most - len(mine))]
-    lasting = Lasting(infos, {n for n in infos if owner[n]}, 100.0, 30.0)
-    found = lasting.of_job(mine, ["default"], most)["default"]
+    held = [[n for n in infos if owner[n] == who] for who in ("bob", "ann")]
+    found = Lasting(infos, held, 100.0, 30.0).in_pool("default", [1], [most])[0]
     # The nodes one by one. A cohort that comes twice counts twice in both.
     runs = [(infos[n].cohort, sum(1 for _ in same)) for n, same in _runs(order, owner, infos)]
     sizes = np.arange(1, most + 3)
     for one, other in zip(found.of(sizes), Outlook(runs, 100.0, 30.0).of(sizes), strict=True):
         assert one.tolist() == pytest.approx(other.tolist())
+
+
+@given(st.data())
+def test_jobs_that_are_looked_at_together_expect_what_each_expects_alone(data):
+    kinds = [Cohort((0.0, 100.0), (1.0, 0.2 * k)) for k in range(5)] + [None]
+    infos, held = {}, [[] for _ in range(4)]
+    for k in range(data.draw(st.integers(1, 24))):
+        kind, pool = data.draw(st.sampled_from(kinds)), data.draw(st.sampled_from("xy"))
+        infos[f"n{k}"] = NodeInfo(pool, cohort=kind)
+        job = data.draw(st.integers(-1, 3))
+        if job >= 0:
+            held[job].append(f"n{k}")
+    jobs = sorted(data.draw(st.sets(st.integers(0, 3), min_size=1)))
+    most = [data.draw(st.integers(1, 30)) for _ in jobs]
+    lasting = Lasting(infos, held, 100.0, 30.0)
+    for pool in "xyz":
+        together = lasting.in_pool(pool, jobs, most)
+        for number, its_most, found in zip(jobs, most, together, strict=True):
+            runs = _expected(infos, held, number, pool, its_most)
+            alone = Outlook(runs, 100.0, 30.0)
+            assert found.counts.tolist() == [float(count) for _, count in runs]
+            assert found.rows.tolist() == alone.rows.tolist()
+
+
+def _expected(infos, held, job, pool, most):
+    """(cohort, nodes) of a job in a pool in order, counted node by node."""
+    cohorts = list(dict.fromkeys(info.cohort for info in infos.values()))
+    longest = sorted(cohorts, key=lambda c: -(200.0 if c is None else c.expected_s(100.0)))
+
+    def counted(names, order):
+        here = [infos[n].cohort for n in names if infos[n].node_class == pool]
+        return [(c, here.count(c)) for c in order if c in here]
+
+    taken = {n for names in held for n in names}
+    runs = counted(held[job], longest)
+    room = most - sum(count for _, count in runs)
+    others = counted([n for n in infos if n not in taken], longest)
+    others += counted(taken.difference(held[job]), longest[::-1])
+    for cohort, count in others:
+        if room > 0:
+            runs.append((cohort, min(count, room)))
+            room -= count
+    return runs
 
 
 def _runs(order, owner, infos):

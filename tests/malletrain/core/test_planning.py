@@ -5,6 +5,7 @@ that can be carried out.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -44,6 +45,12 @@ def test_a_job_that_restarts_anyway_pays_for_it_at_its_own_size_too(size, runnin
         for r in (False, True)
     ]
     assert [bid.value("default", size) for bid in bids] == [running, restarting]
+
+
+def test_a_candidate_but_for_some_fields_is_one_made_of_them_anew():
+    c = Candidate("j", 2, 8, ("a", "b"), weight=2.0, sizes=(2, 4))
+    assert c.but(weight=3.0, must_run=True) == replace(c, weight=3.0, must_run=True)
+    assert (c.weight, c.must_run) == (2.0, False), "it is left as it was"
 
 
 def test_starting_from_nothing_costs_a_start_restarting_or_not():

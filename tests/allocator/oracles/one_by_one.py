@@ -1,0 +1,83 @@
+"""What every size of a job is worth, one job and one size after the other: the reference for
+:mod:`allocator.asks`, which values those of a whole plan in one go.
+
+Plain arithmetic on floats in the order of the formulas, so that not a bit may differ.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from allocator import Ask, Goal, Outlook, ScalingCurve
+
+
+def values(ask: Ask, node_class: str) -> dict[int, float]:
+    """Size → value, of the sizes that the job offers on one class; none lies beyond the curve."""
+    curve = ask.curves[node_class]
+    current = ask.current if node_class == ask.current_class else 0
+    unit = _single(curve) if ask.goal is Goal.EFFICIENCY else 1.0
+    before = curve.at(current) / unit
+    outlook = (ask.outlooks or {}).get(node_class)
+    found = {}
+    for size in range(ask.min_nodes, ask.max_nodes + 1):
+        if ask.allowed is not None and size not in ask.allowed:
+            continue
+        rate = read(curve, size) / unit
+        if outlook is None:
+            processed = ask.t_fwd_s * rate
+        else:
+            kept, hit, left = expected(outlook, size)
+            after = read(curve, left) / unit if left >= ask.min_nodes else 0.0
+            processed = kept * rate + (outlook.window_s - kept) * after
+            processed -= hit * (outlook.work_s * rate + ask.cost.down_s * after)
+        if current == 0:
+            pause = ask.cost.start_s * rate
+        elif size > current:
+            pause = before * ask.cost.up_s
+        elif size < current or ask.restarting:
+            pause = before * ask.cost.down_s
+        else:
+            pause = 0.0
+        found[size] = ask.weight * (processed - pause)
+    return found
+
+
+def read(curve: ScalingCurve, size: float) -> float:
+    """Throughput at a size, which need not be whole."""
+    points = [(0, 0.0), *curve.points]
+    for (low, below), (high, above) in itertools.pairwise(points):
+        if size < high:
+            return (above - below) / (high - low) * (size - low) + below
+    return points[-1][1]
+
+
+def expected(outlook: Outlook, size: int) -> tuple[float, float, float]:
+    """As :meth:`allocator.outlook.Outlook.of` has it, for one size."""
+    counts = outlook.counts.tolist()
+    if not counts:
+        return outlook.window_s, 0.0, float(size)
+    ends = list(itertools.accumulate(counts))
+    k = next((at for at, end in enumerate(ends) if end >= size), len(ends) - 1)
+    alone, odds, lost = [1.0] * 8, 0.0, 0.0
+    for row, count in zip(outlook.rows[: k + 1].tolist(), counts, strict=False):
+        alone = [a * there for a, there in zip(alone, row, strict=True)]
+        odds += 1.0 - row[-1]
+        lost += (1.0 - row[-1]) * count
+    lost -= (1.0 - outlook.rows[k].tolist()[-1]) * (ends[k] - size)
+    left = max(size - lost / max(odds, 1e-12), 0.0) if odds > 1e-12 else float(size)
+    return outlook.window_s * _mean(alone), 1.0 - alone[-1], left
+
+
+def _mean(alone: list[float]) -> float:
+    """By the trapezoidal rule over these parts of the window, added up as halves of halves."""
+    at = [0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0]
+    steps = [0.0, *(b - a for a, b in itertools.pairwise(at)), 0.0]
+    parts = [a * (0.5 * (y + x)) for a, x, y in zip(alone, steps, steps[1:], strict=False)]
+    while len(parts) > 1:
+        parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def _single(curve: ScalingCurve) -> float:
+    one = curve.at(1)
+    return one if one > 0 else next((rate / n for n, rate in curve.points if rate > 0), 1.0)

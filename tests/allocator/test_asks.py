@@ -1,0 +1,114 @@
+"""The sizes of many jobs, valued in one go, against one job and one size after the other."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator import (
+    Ask,
+    BidError,
+    Cohort,
+    Goal,
+    Outlook,
+    RescaleCost,
+    ScalingCurve,
+    asks,
+    make_bids,
+)
+from allocator.curves import Curves
+from tests.allocator.oracles import one_by_one
+
+RATES = st.floats(0.0, 1e4).map(lambda rate: rate if rate > 1e-6 else 0.0)
+SECONDS = st.floats(0.0, 100.0)
+
+
+@st.composite
+def curves(draw: st.DrawFn, largest: int = 1) -> ScalingCurve:
+    sizes = draw(st.sets(st.integers(1, 24), min_size=1, max_size=6)) | {draw(st.just(largest))}
+    return ScalingCurve.of({size: draw(RATES) for size in sizes})
+
+
+@st.composite
+def outlooks(draw: st.DrawFn) -> Outlook:
+    window_s = draw(st.floats(1.0, 1e4))
+    ends = st.lists(st.floats(0.0, 1.0), min_size=2, max_size=2).map(sorted)
+    cohorts = []
+    for _ in range(draw(st.integers(0, 6))):
+        last, middle = draw(ends)
+        known = Cohort((0.0, window_s / 3.0, 2.0 * window_s), (1.0, middle, last))
+        cohorts.append((draw(st.sampled_from([known, None])), draw(st.integers(1, 9))))
+    return Outlook(cohorts, window_s, draw(SECONDS))
+
+
+@st.composite
+def asked(draw: st.DrawFn, job: str) -> Ask:
+    low = draw(st.integers(1, 6))
+    high = draw(st.integers(low, 20))
+    classes = draw(st.sampled_from([("x",), ("y", "x"), ("z",)]))
+    allowed = draw(st.none() | st.sets(st.integers(low, high), min_size=1).map(tuple))
+    foretold = draw(st.sampled_from([(), classes[:1], classes]))
+    return Ask(
+        job,
+        {name: draw(curves(largest=24)) for name in classes},
+        draw(st.integers(0, 22)),
+        draw(st.sampled_from(["x", "y"])),
+        low,
+        high,
+        allowed,
+        draw(st.floats(0.0, 16.0)),
+        draw(st.sampled_from(Goal)),
+        draw(st.floats(1.0, 1e3)),
+        RescaleCost(draw(SECONDS), draw(SECONDS), draw(SECONDS)),
+        restarting=draw(st.booleans()),
+        outlooks={name: draw(outlooks()) for name in foretold},
+    )
+
+
+@given(st.data(), st.integers(1, 7))
+def test_not_a_bit_differs_from_one_size_after_the_other(data: st.DataObject, number: int) -> None:
+    many = [data.draw(asked(f"j{each}")) for each in range(number)]
+    for ask, bid in zip(many, make_bids(many), strict=True):
+        assert bid.job == ask.job
+        for name, options in bid.options.items():
+            assert dict(
+                zip(options.sizes.tolist(), options.values.tolist(), strict=True)
+            ) == one_by_one.values(ask, name)
+
+
+@given(st.data(), st.integers(2, 7), st.integers(1, 30))
+def test_a_bid_is_the_same_in_whatever_company_it_is_made(
+    data: st.DataObject, number: int, at_once: int
+) -> None:
+    many = [data.draw(asked(f"j{each}")) for each in range(number)]
+    alone = [make_bids([ask])[0] for ask in many]
+    assert make_bids(many) == alone
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(asks, "_AT_ONCE", at_once)
+        assert make_bids(many) == alone
+
+
+@given(st.lists(curves(), min_size=1, max_size=5))
+def test_many_curves_are_read_as_each_of_them(found: list[ScalingCurve]) -> None:
+    at = np.array([0.0, 0.5, 1.0, 1.75, 2.0, 7.3, 24.0, 24.5, 1e6])
+    read = Curves(found).rates(np.arange(len(found)).repeat(len(at)), np.tile(at, len(found)))
+    each = [curve.rates(at).tolist() for curve in found]
+    assert read.tolist() == pytest.approx(list(itertools.chain.from_iterable(each)), rel=1e-12)
+
+
+def test_the_one_that_cannot_be_valued_is_refused() -> None:
+    sound = ScalingCurve.of({1: 1.0})
+    many = [Ask("a", {"x": sound}), Ask("b", {"x": ScalingCurve.of({1: 1e300})}, weight=1e9)]
+    with np.errstate(over="ignore"), pytest.raises(BidError, match="1 nodes is inf"):
+        make_bids(many)
+    assert make_bids([]) == []
+
+
+def test_a_bid_cannot_be_written_to() -> None:
+    (bid,) = make_bids([Ask("a", {"x": ScalingCurve.of({1: 1.0})})])
+    with pytest.raises(ValueError, match="read-only"):
+        bid.options["x"].values[0] = 2.0

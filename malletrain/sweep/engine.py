@@ -66,6 +66,7 @@ class Engine:
             SweepError: the sweep cannot go on; the sentence says why.
         """
         ledger = self.ledger
+        ledger.alone()
         jobs, running = self.jobs.look(self.jobs_under_way()), ledger.running()
         given_up: list[tuple[FrozenTrial, TrialJob]] = []
         for trial in running:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from malletrain.protocol.messages import JobSpec
-from malletrain.protocol.views import EventView, JobDetail, JobView, SeriesView
+from malletrain.protocol.views import EventView, JobDetail, JobView, NewsView, SeriesView
 from malletrain.sweep import SweepError, load_sweep, run_sweep
 from malletrain.sweep.ledger import Ledger, open_storage
 from malletrain.sweep.process import alone
@@ -121,6 +121,7 @@ def jobs(daemon):
         "job": one,
         "metrics": metrics,
         "events": events,
+        "news": lambda params: NewsView("1", tuple(params["jobs"])),
     }
     daemon.answers |= {"cancel": cancel, "weigh": weigh}
     return world

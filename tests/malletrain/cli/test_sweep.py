@@ -185,6 +185,23 @@ def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
     assert "There is a sweep lr already. Go on with it: malletrain sweep resume lr" in again.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("add-trials", "lr", "x"), "'x' is no number of trials. Say how many there are to be"),
+        (("add-trials", "lr", "0"), "'0' is no number of trials. Say how many there are to be"),
+        (("weigh", "lr", "heavy"), "'heavy' is no weight. Give a number from 0.0001 to 1,000,000;"),
+        (("weigh", "lr", "0"), "'0' is no weight. Give a number from 0.0001 to 1,000,000;"),
+    ],
+)
+def test_what_is_no_number_is_told_what_to_give(run, words, said):
+    done = run("sweep", *words)
+    assert done.exit_code == 2
+    told = " ".join(done.stderr.split())
+    assert said in told
+    assert f"malletrain sweep {words[0]} NAME" in told
+
+
 def test_from_python(jobs, file, tmp_path):
     sweep = load_sweep(file)
     said = []

@@ -208,7 +208,7 @@ def cancel(name: str, storage: str, state_dir: Path | None) -> None:
 class _Trials(click.IntRange):
     """How many trials."""
 
-    def convert(self, value: object, *where: Any) -> int:
+    def convert(self, value: Any, *where: Any) -> int:
         try:
             return super().convert(value, *where)
         except click.BadParameter:
@@ -222,7 +222,7 @@ class _Trials(click.IntRange):
 class _Weight(click.FloatRange):
     """How much a sweep counts."""
 
-    def convert(self, value: object, *where: Any) -> float:
+    def convert(self, value: Any, *where: Any) -> float:
         try:
             return super().convert(value, *where)
         except click.BadParameter:

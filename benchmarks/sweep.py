@@ -40,6 +40,8 @@ from scavenger.trace.trace import Trace
 WAYS = ("malleable", "slots", "optuna", "ray")
 IMAGES = 1437
 """Of the digits that an epoch trains on."""
+WATCHED_S = 3600.0
+"""Sweeps are expected to end within so long; the cluster lives a little longer."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ def measured(way: str, args: argparse.Namespace) -> SweepCost:
         files.write(cut, folder.trace)
         stage.start_cluster(
             args.nodes,
+            WATCHED_S,
             trace=folder.trace,
             trace_end_s=cut.duration_s,
             at_end="idle",

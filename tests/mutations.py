@@ -179,7 +179,7 @@ def _members(union: Any) -> tuple[type, ...]:
 
 
 OPERATIONS = (
-    *("submit", "cancel", "jobs", "job", "nodes", "events", "logs", "members", "metrics"),
+    *("submit", "cancel", "jobs", "job", "nodes", "events", "logs", "members", "metrics", "news"),
     *("status", "usage", "scale", "weigh", "extend", "pause", "resume", "drain", "exclude"),
     *("login", "nothing", ""),
 )
@@ -200,7 +200,7 @@ def request(mutator: Mutator, job: str) -> list[bytes]:
     if op == "submit":
         params["spec"] = mutator.fields(messages.JobSpec)
         mutator.change(params["spec"])
-    if op == "events":
+    if op in ("events", "news"):
         params["wait_s"] = 0.0
     return [
         wire.PROTOCOL,

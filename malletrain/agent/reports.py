@@ -2,9 +2,9 @@
 away.
 
 Decides what is forwarded and how often: counts at most every FLUSH_INTERVAL_S per worker with the
-newest values (they are cumulative), metrics every METRICS_INTERVAL_S with what came meanwhile, all
-else at once. After a reconnection the newest counts and metrics are sent again, because nobody
-knows what of them arrived.
+newest values (they are cumulative), a value of a metric at once and the next ones of that name
+METRICS_INTERVAL_S later, all else at once. After a reconnection the newest counts and metrics are
+sent again, because nobody knows what of them arrived.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from malletrain.protocol import bounds, messages
@@ -58,9 +58,18 @@ class WorkerReports:
         self._counts: OrderedDict[tuple[int, int, int], messages.Progress] = OrderedDict()
         self._metrics: OrderedDict[tuple[int, str], messages.Metric] = OrderedDict()
         self._points: dict[tuple[int, int, str], list[messages.MetricSample]] = {}
-        self._metrics_due = 0.0
+        self._due: dict[tuple[int, int, str], float] = {}
+        """When more values of this metric go."""
         self._unsent: set[tuple[int, int, int]] = set()
         self._kept: deque[messages.Message] = deque(maxlen=_REMEMBERED)
+
+    def take_all(self, datagrams: Iterable[local.Datagram], now: float) -> list[DrainServed]:
+        """Some datagrams of workers, at ``now`` on a monotonic clock. Returns the drains that they
+        end. Values that somebody may wait for go at once.
+        """
+        served = [drain for each in datagrams if (drain := self.take(each)) is not None]
+        self._flush_metrics_due(now)
+        return served
 
     def take(self, datagram: local.Datagram) -> DrainServed | None:
         """One datagram of a worker. Returns a drain that it ends, if it does."""
@@ -146,23 +155,29 @@ class WorkerReports:
 
     def flush_due(self, now: float) -> None:
         """Send what it is time for, at ``now`` on a monotonic clock."""
-        if now >= self._metrics_due:
-            self._metrics_due = now + METRICS_INTERVAL_S
-            self.flush_metrics()
-        else:
-            self.flush()
+        self.flush()
+        self._flush_metrics_due(now)
 
-    def flush_metrics(self) -> None:
+    def _flush_metrics_due(self, now: float) -> None:
+        due = [key for key in self._points if now >= self._due.get(key, now)]
+        if due:
+            self.flush_metrics(due)
+            if len(self._due) > _REMEMBERED:
+                self._due.clear()
+            self._due.update(dict.fromkeys(due, now + METRICS_INTERVAL_S))
+
+    def flush_metrics(self, which: Collection[tuple[int, int, str]] | None = None) -> None:
         """Send the values of metrics that came since the last time, after the counts that they go
-        with.
+        with; of ``which`` only, if given.
         """
         self.flush()
-        for (generation, rank, name), points in list(self._points.items()):
+        for key in list(self._points) if which is None else which:
+            (generation, rank, name), points = key, self._points[key]
             last = points[-1].value
             metric = messages.Metric(self.job, rank, name, last, generation, tuple(points))
             if not self._send(metric):
                 return  # after the reconnection then
-            del self._points[generation, rank, name]
+            del self._points[key]
             self._metrics[rank, name] = metric
             self._metrics.move_to_end((rank, name))
             while len(self._metrics) > _REMEMBERED:

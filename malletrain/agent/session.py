@@ -301,9 +301,10 @@ class NodeAgent:
         reached(FaultPoint.AGENT_TOLD)
 
     def _from_workers(self) -> None:
-        for datagram in self._workers.receive():
-            if self._run is not None and (served := self._run.reports.take(datagram)):
-                self._run.drain_served(served)
+        datagrams, run = self._workers.receive(), self._run
+        if run is not None:
+            for served in run.reports.take_all(datagrams, time.monotonic()):
+                run.drain_served(served)
 
     # --- time ---
 

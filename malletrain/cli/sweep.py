@@ -205,9 +205,38 @@ def cancel(name: str, storage: str, state_dir: Path | None) -> None:
         _attend(ledger, state_dir, url, detach=False)
 
 
+class _Trials(click.IntRange):
+    """How many trials."""
+
+    def convert(self, value: Any, *where: Any) -> int:
+        try:
+            return super().convert(value, *where)
+        except click.BadParameter:
+            self.fail(
+                f"'{value}' is no number of trials. Say how many there are to be beyond those that "
+                "there are, 1 or more: malletrain sweep add-trials NAME 10",
+                *where,
+            )
+
+
+class _Weight(click.FloatRange):
+    """How much a sweep counts."""
+
+    def convert(self, value: Any, *where: Any) -> float:
+        try:
+            return super().convert(value, *where)
+        except click.BadParameter:
+            self.fail(
+                f"'{value}' is no weight. Give a number from {self.min:g} to {self.max:,.0f}; a "
+                "job has 1 unless told otherwise, and with 2 it counts double: malletrain sweep "
+                "weigh NAME 2",
+                *where,
+            )
+
+
 @sweep.command("add-trials")
 @click.argument("name")
-@click.argument("count", type=click.IntRange(min=1))
+@click.argument("count", type=_Trials(min=1))
 @storage_option
 @state_dir_option
 def add_trials(name: str, count: int, storage: str, state_dir: Path | None) -> None:
@@ -223,7 +252,7 @@ def add_trials(name: str, count: int, storage: str, state_dir: Path | None) -> N
 
 @sweep.command()
 @click.argument("name")
-@click.argument("weight", type=click.FloatRange(min=1e-4, max=1e6))
+@click.argument("weight", type=_Weight(min=1e-4, max=1e6))
 @storage_option
 @state_dir_option
 def weigh(name: str, weight: float, storage: str, state_dir: Path | None) -> None:

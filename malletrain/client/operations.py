@@ -20,6 +20,7 @@ from malletrain.protocol.views import (
     JobView,
     LogView,
     MembersView,
+    NewsView,
     NodeForecastView,
     NodeView,
     SeriesView,
@@ -114,6 +115,15 @@ def metrics(
     """
     params = {"job": job, "names": list(names), "since": since, "most": most}
     return Operation("metrics", list[SeriesView], params)
+
+
+def news(jobs: Sequence[str], *, cursor: str = "", wait_s: float = 0.0) -> Operation[NewsView]:
+    """Which of these jobs, named by id, have reported a value of a metric or have ended since
+    ``cursor``; where none has, waits up to ``wait_s`` for one. Without a cursor of this daemon all
+    of them may have.
+    """
+    params = {"jobs": list(jobs), "cursor": cursor, "wait_s": wait_s}
+    return Operation("news", NewsView, params, wait_s)
 
 
 def members(job: str) -> Operation[MembersView]:

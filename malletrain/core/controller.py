@@ -228,6 +228,7 @@ class Controller:
         self._leases.joined(event.node, event.owner, now)
         self.state.node_joined(event, now)
         others = self.gaps.comes(self.nodes, event.owner)
+        others = others and not self.queue.all_awaited(event.owner)
         wait = max(self.settings.debounce_s, self.settings.arrival_s if others else 0.0)
         self.state.plan_soon(now + wait)
         return ()
@@ -252,10 +253,9 @@ class Controller:
 
     def _node_gone(self, name: str, now: float, *, breaks: bool = True) -> None:
         if self.state.node_gone(name, breaks=breaks) is not None:
-            wait = self.settings.debounce_s
-            self.state.plan_soon(
-                now + (min(wait, self.settings.loss_debounce_s) if breaks else wait)
-            )
+            self.state.plan_soon(now + self.settings.debounce_s)
+            if breaks:
+                self._plan_at_once(now)
 
     def _gaps_seen(self, event: GapsSeen, now: float) -> Iterable[Command]:
         self.gaps.seen(event.gaps, now, event.room)
@@ -344,17 +344,21 @@ class Controller:
         news = [*news, *self.goals.ended(job, state, now)]
         self.state.end(name, state, now)
         self._bids_changed(now)
+        if self.queue.all_awaited(job.submitted.owner):
+            self._plan_at_once(now)
         return [*news, Stop(name, state, reason)]
 
     # --- planning ---
 
-    def _plan_soon(self, now: float) -> None:
-        self.state.plan_soon(now + self.settings.debounce_s)
-
     def _bids_changed(self, now: float) -> None:
         """Other nodes than before may be of use."""
-        self._plan_soon(now)
+        self.state.plan_soon(now + self.settings.debounce_s)
         self.state.leases_due = True
+
+    def _plan_at_once(self, now: float) -> None:
+        """Nodes are idle that are of use now."""
+        settings = self.settings
+        self.state.plan_soon(now + min(settings.debounce_s, settings.idle_debounce_s))
 
     def _review_profiles(self, now: float) -> list[Command]:
         """Let the advisor know how things are, and begin, go on with or give up a profile."""

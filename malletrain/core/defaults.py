@@ -17,7 +17,7 @@ DEBOUNCE_S = 1.0
 ARRIVAL_S = 2.0
 """Leases taken together come up within a second or two of each other."""
 NOTICE_DEBOUNCE_S = 0.3
-LOSS_DEBOUNCE_S = 0.1
+IDLE_DEBOUNCE_S = 0.1
 """Notices of one preemption come within some tenths of a second (measured on 64 nodes)."""
 MIN_INTERVAL_S = 30.0
 STARVATION_S = 600.0

@@ -165,6 +165,20 @@ class AdmissionQueue:
                 before += 1.0 if self._turns is None else min(wanted, most)
         return sorted(jobs, key=lambda job: keys[job.submitted.job])
 
+    def all_awaited(self, owner: str) -> bool:
+        """Whether jobs of ``owner`` that have no nodes, and could begin now, need all nodes that
+        are idle or may come: a plan a moment later would not put any of them to other use.
+        """
+        idle = len(self._state.idle)
+        if not idle:
+            return False
+        waited_for = sum(
+            job.smallest
+            for job in self.in_reach()
+            if not job.nodes and job.submitted.owner == owner and job.smallest <= idle
+        )
+        return idle + sum(self._gaps.by_class().values()) <= waited_for
+
     def in_reach(self) -> list[JobRecord]:
         """The jobs admitted if every node there is, or could be, were anybody's."""
         reach = by_class(self._state.usable_by_pool) + self._gaps.by_class()

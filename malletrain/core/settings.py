@@ -142,8 +142,10 @@ class ControllerSettings:
     """
     notice_debounce_s: float = defaults.NOTICE_DEBOUNCE_S
     """The same for notices of preemptions, for whose nodes the main scheduler's jobs wait."""
-    loss_debounce_s: float = defaults.LOSS_DEBOUNCE_S
-    """The same for a node of a job that is lost: those that are left cannot train meanwhile."""
+    idle_debounce_s: float = defaults.IDLE_DEBOUNCE_S
+    """The same where idle nodes are of use at once: those that are left of a job that lost one, or
+    all there are, since jobs wait for them.
+    """
     min_interval_s: float = defaults.MIN_INTERVAL_S
     """A job that nothing forces is rescaled no more often than this."""
     starvation_s: float = defaults.STARVATION_S

@@ -20,7 +20,7 @@ import msgspec
 from malletrain import __version__
 from malletrain.core.events import JobCancelled, JobState
 from malletrain.core.thinning import MOST_KEPT
-from malletrain.daemon import node_forecasts
+from malletrain.daemon import node_forecasts, watching
 from malletrain.daemon.admission import (
     MOST_TEXT,
     RequestRefused,
@@ -51,6 +51,7 @@ from malletrain.daemon.site_software import with_site_software
 from malletrain.daemon.trainer_views import trainer_views
 from malletrain.daemon.usage import Drawn
 from malletrain.daemon.usage_rows import usage_views
+from malletrain.daemon.waiting import MAX_WAIT_S
 from malletrain.identity.keys import user_name
 from malletrain.protocol import messages
 from malletrain.protocol.discretion import event_for_others
@@ -69,9 +70,6 @@ from malletrain.protocol.views import (
     UsageView,
 )
 from malletrain.store.records import STARTED, JobRow
-
-MAX_WAIT_S = 10.0
-
 
 MOST_JOBS = 1000
 """Ended jobs in one answer, and jobs cancelled by one request, unless asked for otherwise."""
@@ -122,6 +120,7 @@ class Api:
             "usage": self._usage,
             **JobChanges(core, self.views, self._find, self._step).operations,
             **node_forecasts.operations(core),
+            **watching.operations(core, boot),
             **Levers(core, leases, self._find, self._step, reload).operations,
         }
 

@@ -171,6 +171,7 @@ class CommandRunner:
             kind, said.format(why=command.reason), job=job, samples=run.monitor.total
         )
         parts.metrics.job_ended(job, command.state.value)
+        parts.news.came(job)
         del parts.runs[job]
 
 

@@ -79,7 +79,7 @@ class Core:
         self.parties, self._shares = parts.parties, parts.shares
         self.audit, self.repository = parts.audit, parts.repository
         self.curves, self.lease_rows = parts.curves, parts.lease_rows
-        self.goals, self.slow = parts.goals, parts.slow
+        self.goals, self.slow, self.news = parts.goals, parts.slow, parts.news
         self.agents, self.rounds, self.runs = parts.agents, parts.rounds, parts.runs
         self.transmit = parts.outbox.send
         """Send at once, whether there is a step or not: for answers that depend on nothing."""

@@ -24,6 +24,7 @@ from malletrain.daemon.audit_log import AuditLog
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.curves import Curves
 from malletrain.daemon.goals import JobGoals
+from malletrain.daemon.job_news import JobNews
 from malletrain.daemon.job_repository import ActiveJob, JobRepository
 from malletrain.daemon.lease_rows import LeaseRows
 from malletrain.daemon.metrics import Metrics
@@ -101,6 +102,7 @@ class Parts:
     """The idle nodes that the last poll found."""
     refusals: dict[str, str] = field(default_factory=dict)
     """Owner of leases → why the newest one asked for was refused, until one is not."""
+    news: JobNews = field(default_factory=JobNews)
     poll_soon: asyncio.Event = field(default_factory=asyncio.Event)
     """Something happened of which the main scheduler knows more."""
 

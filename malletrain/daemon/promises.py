@@ -61,6 +61,7 @@ class Promises:
         core.store.update_job(job, state=state, reason=reason, ended=now)
         core.audit.record(EventKind.JOB_CANCELLED, f"The job was cancelled: {reason}.", job=job)
         core.metrics.job_ended(job, state)
+        core.news.came(job)
         self._others().discard(job)
 
     def look(self) -> None:

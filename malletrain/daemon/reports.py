@@ -77,6 +77,7 @@ class AgentReports:
             else:
                 self._core.repository.save(run, metrics={**metrics, message.name: message.value})
                 self._grow(run, message)
+                self._core.news.came(run.row.id)
 
     def worth(self, agent: LeasedAgent, run: ActiveJob, message: messages.Worth) -> None:
         """A service says anew what nodes are worth to it."""

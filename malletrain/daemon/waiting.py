@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+MAX_WAIT_S = 10.0
+"""A request waits no longer for what it asks for."""
+
 
 async def happens(event: asyncio.Event, within_s: float) -> bool:
     """Wait for ``event``, ``within_s`` seconds at most; returns whether it is set.

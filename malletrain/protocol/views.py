@@ -255,6 +255,14 @@ class EventView(View, frozen=True):
     data: dict[str, Any] = {}
 
 
+class NewsView(View, frozen=True):
+    """Which jobs have reported a value of a metric, or have ended."""
+
+    cursor: str
+    """Names this moment: ask for what comes after it."""
+    jobs: tuple[str, ...]
+
+
 class NetworkView(View, frozen=True):
     """How fast the network of the jobs is between two leased nodes of a class."""
 

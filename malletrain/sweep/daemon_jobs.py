@@ -16,11 +16,9 @@ from malletrain.client import ClientError, Connection, operations
 from malletrain.client.operations import Operation
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import JobSpec
-from malletrain.protocol.views import EventView, JobView, SeriesView
+from malletrain.protocol.views import EventView, JobView, NewsView, SeriesView
 from malletrain.sweep.jobs import LOST, JobRefused, JobsAway, TrialJob
 
-LOOKED_AT = 500
-"""Ended jobs in one answer of the daemon; others are asked for one by one."""
 GIVEN = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
 """Events that say which nodes a job has from then on."""
 CHANGES = (
@@ -30,6 +28,8 @@ CHANGES = (
     EventKind.JOB_FAILED,
     EventKind.JOB_CANCELLED,
 )
+WAIT_S = 10.0
+"""The daemon is asked to wait for news no longer than so."""
 PASSING = ("unreachable", "internal", "stranger")
 """What a daemon answers, or does not, that may be otherwise a moment later."""
 
@@ -40,6 +40,10 @@ class DaemonJobs:
     def __init__(self, state_dir: Path | None) -> None:
         self._state_dir = state_dir
         self._connection: Connection | None = None
+        self._cursor = ""
+        """Up to where the daemon's news were heard."""
+        self._read: dict[str, tuple[str, int]] = {}
+        """Jobs without news since they were asked → of which metric, and the last step."""
 
     def __enter__(self) -> DaemonJobs:
         return self
@@ -60,7 +64,7 @@ class DaemonJobs:
         """How these jobs are."""
         if not ids:
             return {}
-        views = {view.id: view for view in self._do(operations.jobs(ended=LOOKED_AT))}
+        views = {view.id: view for view in self._do(operations.jobs(ended=0))}
         return {job: _seen(views[job]) if job in views else self._one(job) for job in ids}
 
     def _one(self, job: str) -> TrialJob:
@@ -71,8 +75,17 @@ class DaemonJobs:
 
     def points(self, job: str, metric: str, since: int) -> list[tuple[int, float]]:
         """Values with a step after ``since``. Where none has a step they are numbered; a value
-        without one among others is a last word and no point of the curve.
+        without one among others is a last word and no point of the curve. The daemon is not
+        asked again where nothing came since.
         """
+        known, until = self._read.get(job, ("", 0))
+        if known == metric and since >= until:
+            return []
+        found = self._points(job, metric, since)
+        self._read[job] = metric, max([since, *(step for step, _ in found)])
+        return found
+
+    def _points(self, job: str, metric: str, since: int) -> list[tuple[int, float]]:
         series = self._series(job, metric)
         if series is None:
             return []
@@ -106,6 +119,18 @@ class DaemonJobs:
         """End it."""
         with contextlib.suppress(ClientError):  # the daemon knows it no more
             self._do(operations.cancel([job]))
+
+    def wait(self, ids: Sequence[str], within_s: float) -> None:
+        """Wait for news of these jobs; where the daemon has no word for that, just wait."""
+        asked = operations.news(ids, cursor=self._cursor, wait_s=min(within_s, WAIT_S))
+        try:
+            news: NewsView = self._do(asked)
+        except ClientError:
+            self._read.clear()
+            time.sleep(within_s)
+            return
+        self._cursor, quiet = news.cursor, set(ids).difference(news.jobs)
+        self._read = {job: read for job, read in self._read.items() if job in quiet}
 
     def _series(self, job: str, metric: str) -> SeriesView | None:
         found = self._do(operations.metrics(job, names=(metric,)))

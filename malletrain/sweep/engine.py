@@ -8,7 +8,10 @@ it is told the time. What happens to a trial:
       → its end noted, then its job cancelled, then told       (given up, or cancelled by its owner)
       → told                                                   (its job has ended)
 
-Each arrow is written before the next is begun, and doing one twice does no harm.
+Each arrow is written before the next is begun, and doing one twice does no harm. A trial that is
+about to end has its successor in the queue by then, so that its nodes do not stand idle: the next
+one begins once its end is noted and before its job is cancelled, or when it has reported its last
+step. Not so where a sampler that learns is to try one after the other.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import msgspec
 from optuna.trial import FrozenTrial, TrialState
 
 from malletrain.protocol.messages import JobSpec
@@ -61,27 +65,43 @@ class Engine:
             JobsAway: nobody answers; nothing is lost, try again.
             SweepError: the sweep cannot go on; the sentence says why.
         """
-        ledger, running = self.ledger, self.ledger.running()
-        bound = [t.user_attrs[book.JOB] for t in running if book.JOB in t.user_attrs]
-        jobs = self.jobs.look(bound)
+        ledger = self.ledger
+        ledger.alone()
+        jobs, running = self.jobs.look(self.jobs_under_way()), ledger.running()
+        given_up: list[tuple[FrozenTrial, TrialJob]] = []
         for trial in running:
-            self._trial(trial, jobs.get(trial.user_attrs.get(book.JOB, "")))
+            job = self._trial(trial, jobs.get(trial.user_attrs.get(book.JOB, "")))
+            if job is not None:
+                given_up.append((trial, job))
+        if not self._ahead or ledger.cancelled:
+            self._finish_all(given_up)
         if ledger.cancelled:
             if ledger.running():
                 return False
             ledger.ends(CANCELLED)
             return True
-        self._stop_if_hopeless()
-        self._begin(now)
+        try:
+            self._stop_if_hopeless()
+            self._begin(now)
+        except SweepError:
+            self._finish_all(given_up)
+            raise
+        self._finish_all(given_up)
         self._weigh()
         if ledger.running():
             return False
         ledger.ends(self._enough(now) or DONE)
         return True
 
+    def jobs_under_way(self) -> list[str]:
+        """The jobs of the trials that have not ended."""
+        running = self.ledger.running()
+        return [t.user_attrs[book.JOB] for t in running if book.JOB in t.user_attrs]
+
     # --- one trial ---
 
-    def _trial(self, trial: FrozenTrial, job: TrialJob | None) -> None:
+    def _trial(self, trial: FrozenTrial, job: TrialJob | None) -> TrialJob | None:
+        """Do what is to be done for a trial, but for giving it up: then its job is returned."""
         ending = trial.user_attrs.get(book.ENDING)
         if ending is None and self.ledger.cancelled:
             self.ledger.note(trial, book.ENDING, GIVEN_BACK)
@@ -92,15 +112,17 @@ class Engine:
             job = self._submit(trial)
         if job is None:
             self._submit(trial)
-        elif ending is not None:
+        elif ending == GIVEN_BACK:
             self._finish(trial, job, ending)
-        else:
-            self._follow(trial, job)
+        elif ending is not None or self._follow(trial, job):
+            return job
+        return None
 
     def _submit(self, trial: FrozenTrial) -> TrialJob:
         values = self.ledger.values(trial.number)
         self._point("values chosen")
         spec = self._spec_of(self.ledger, trial.number, values)
+        spec = msgspec.structs.replace(spec, weight=self._first_weight(trial))
         try:
             job = self.jobs.submit(spec)
         except JobRefused as error:
@@ -111,15 +133,16 @@ class Engine:
         self._point("bound")
         return self.jobs.look([job])[job]
 
-    def _follow(self, trial: FrozenTrial, job: TrialJob) -> None:
-        """Take in what a job reported; give it up, or end with it."""
+    def _follow(self, trial: FrozenTrial, job: TrialJob) -> bool:
+        """Take in what a job reported, and end with it; whether it is given up."""
         if self._one_metric and job.state != LOST and self._take_in(trial, job):
             self._point("pruner said")
             self.ledger.note(trial, book.ENDING, PRUNED)
             self._point("ending noted")
-            self._finish(trial, job, PRUNED)
-        elif job.ended:
+            return True
+        if job.ended:
             self._ended(trial, job)
+        return False
 
     @property
     def _one_metric(self) -> bool:
@@ -131,6 +154,11 @@ class Engine:
         # One that has come to its end is not given up any more.
         judge = self._s.pruner.kind != "none" and not job.ended
         return bool(points) and self.ledger.heard(trial.number, points, judge)
+
+    def _finish_all(self, given_up: list[tuple[FrozenTrial, TrialJob]]) -> None:
+        """End those that are given up. The list is empty afterwards."""
+        while given_up:
+            self._finish(*given_up.pop(0), PRUNED)
 
     def _finish(self, trial: FrozenTrial, job: TrialJob, ending: str) -> None:
         """End a trial whose end is noted: its job first."""
@@ -193,7 +221,11 @@ class Engine:
         failed = [
             t for t in trials if t.state == TrialState.FAIL and t.number not in self._failed_before
         ]
-        ended_well = any(t.state in (TrialState.COMPLETE, TrialState.PRUNED) for t in trials)
+        ended_well = any(
+            t.state in (TrialState.COMPLETE, TrialState.PRUNED)
+            or t.user_attrs.get(book.ENDING) == PRUNED
+            for t in trials
+        )
         if len(failed) >= self._s.sweep.most_failed and not ended_well:
             why = failed[-1].user_attrs.get(book.WHY, "for a reason that is not known")
             raise SweepError(
@@ -203,10 +235,31 @@ class Engine:
 
     def _begin(self, now: float) -> None:
         """Begin as many trials as there is room for."""
-        while not self._enough(now) and len(self.ledger.running()) < self._s.sweep.at_once:
+        while not self._enough(now) and self._taken() < self._s.sweep.at_once:
             trial = self.ledger.ask()
             self._point("asked")
             self._submit(trial)
+
+    @property
+    def _ahead(self) -> bool:
+        """Whether a trial begins before the end of another is told to the sampler."""
+        return self._s.sweep.at_once > 1 or self._s.sampler.kind in ("random", "grid")
+
+    def _taken(self) -> int:
+        """How many trials are under way, but for those that make room."""
+        running = self.ledger.running()
+        if not self._ahead:
+            return len(running)
+        last = self._last_step()
+        return sum(t.last_step != last and book.ENDING not in t.user_attrs for t in running)
+
+    def _last_step(self) -> int:
+        """After which a trial has only to end: the step at which all that completed did so, else as
+        the sweep says; -1: that is not known.
+        """
+        ends = {t.last_step for t in self.ledger.trials(TrialState.COMPLETE)}
+        last = ends.pop() if len(ends) == 1 else None
+        return last or self._s.pruner.max_steps or -1
 
     def _enough(self, now: float) -> str:
         """Why no trial begins any more; empty: more may."""
@@ -229,17 +282,32 @@ class Engine:
                 used += trial.user_attrs.get(book.NODE_S, 0.0)
         return used
 
-    def _weigh(self) -> None:
-        """Let each job count as its trial promises."""
-        running = [t for t in self.ledger.running() if book.JOB in t.user_attrs]
+    def _weights(self, running: list[FrozenTrial]) -> dict[int, float]:
+        """How much the jobs of these trials count: trial → weight."""
         p = self._s.pruner
         rungs = {t.number: rung(t.last_step, p.min_steps, p.reduction) for t in running}
         if p.kind == "none":
             rungs = dict.fromkeys(rungs, 0)
-        now = weights(rungs, self.ledger.highest)
+        return weights(rungs, self.ledger.highest)
+
+    def _first_weight(self, trial: FrozenTrial) -> float:
+        """How much its job counts from the beginning, the same where it is submitted again."""
+        if book.WEIGHT not in trial.user_attrs:
+            weight = self._weights([*self.ledger.running(), trial])[trial.number]
+            if weight == self._s.job.weight:
+                return weight
+            self.ledger.note(trial, book.WEIGHT, weight)
+            self._point("weight noted")
+            return weight
+        return float(trial.user_attrs[book.WEIGHT])
+
+    def _weigh(self) -> None:
+        """Let each job count as its trial promises."""
+        running = [t for t in self.ledger.running() if book.JOB in t.user_attrs]
+        now = self._weights(running)
         for trial in running:
             weight = now[trial.number]
-            # Submitted it was with the weight that the sweep was described with.
+            # Where none is noted it was submitted with the one that the sweep was described with.
             if trial.user_attrs.get(book.WEIGHT, self._s.job.weight) != weight:
                 self.jobs.weigh(trial.user_attrs[book.JOB], weight)
                 self._point("weighed")

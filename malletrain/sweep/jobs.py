@@ -66,3 +66,8 @@ class Jobs(Protocol):
 
     def cancel(self, job: str) -> None:
         """End it; nothing where it has ended."""
+
+    def wait(self, ids: Sequence[str], within_s: float) -> None:
+        """Return when one of these jobs has reported a value or has ended since the last time, or
+        may have; after ``within_s`` at the latest.
+        """

@@ -129,6 +129,9 @@ class Ledger:
         self.began: float = attrs[BEGAN]
         self._study_id = storage.get_study_id_from_name(self.name)
         self._open: dict[int, optuna.Trial] = {}
+        self._alone = False
+        self._seen: list[FrozenTrial] | None = None
+        """The trials, while nobody has written of them since they were read."""
 
     @classmethod
     def create(cls, storage: optuna.storages.BaseStorage, sweep: Sweep) -> Ledger:
@@ -174,7 +177,17 @@ class Ledger:
 
     def trials(self, *states: TrialState) -> list[FrozenTrial]:
         """The trials of these states, or all, in order."""
-        return self.study.get_trials(deepcopy=False, states=states or None)
+        seen = self._seen
+        if seen is None:
+            seen = self.study.get_trials(deepcopy=False)
+            self._seen = seen if self._alone else None
+        return [trial for trial in seen if not states or trial.state in states]
+
+    def alone(self) -> None:
+        """Nobody else writes of trials until this is said again: they are read anew now, and then
+        whenever something was written here.
+        """
+        self._alone, self._seen = True, None
 
     def running(self) -> list[FrozenTrial]:
         """The trials that have not ended."""
@@ -256,18 +269,20 @@ class Ledger:
 
     def ask(self) -> FrozenTrial:
         """A new trial. Its values are chosen by :meth:`values`."""
+        self._seen = None
         trial = self.study.ask()
         self._open[trial.number] = trial
         return self._frozen(trial.number)
 
     def values(self, number: int) -> dict[str, Value]:
         """What the trial tries: chosen now, where that was not done before it was interrupted."""
-        trial = self._trial(number)
+        trial, self._seen = self._trial(number), None
         return {n: suggest(trial, n, p) for n, p in self.sweep.parameters.items()}
 
     def note(self, trial: FrozenTrial, name: str, value: Any) -> None:
         """Write something of a trial that has not ended."""
         if trial.user_attrs.get(name) != value:
+            self._seen = None
             self._trial(trial.number).set_user_attr(name, value)
 
     def heard(self, number: int, points: Sequence[tuple[int, float]], judge: bool) -> bool:
@@ -282,6 +297,7 @@ class Ledger:
             if step not in known:
                 news.setdefault(step, value)
         for step in sorted(news):
+            self._seen = None
             trial.report(news[step], step)
             if judge and trial.should_prune():
                 return True
@@ -290,6 +306,7 @@ class Ledger:
     def tell(self, number: int, state: TrialState, values: Sequence[float] | None = None) -> None:
         """The trial has ended. Telling it again does nothing."""
         self._open.pop(number, None)
+        self._seen = None
         try:
             self.study.tell(number, values, state, skip_if_finished=True)
         except RuntimeError:

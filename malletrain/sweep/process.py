@@ -23,6 +23,8 @@ from malletrain.sweep.ledger import Ledger
 from malletrain.sweep.spec import SweepError
 from malletrain.sweep.trials import delete_losers, job_of
 
+REST_S = 0.05
+"""Between two turns at least."""
 AWAY_S = 5.0
 """Between two tries to reach a daemon that went away."""
 
@@ -100,6 +102,7 @@ def run(
     away = False
     while True:
         try:
+            began = time.monotonic()
             over = engine.turn(time.time())
             if away:
                 say("The daemon answers again.")
@@ -118,7 +121,10 @@ def run(
         delete_losers(ledger, time.time())
         if over:
             return ledger.end
-        time.sleep(ledger.sweep.sweep.every)
+        # What comes at one moment is one turn, and turns take no more than half of the time.
+        time.sleep(max(REST_S, time.monotonic() - began))
+        with contextlib.suppress(JobsAway):  # the next turn says so
+            jobs.wait(engine.jobs_under_way(), ledger.sweep.sweep.every)
 
 
 class _Told:

@@ -57,12 +57,19 @@ class SweepSection(Section):
     node_hours: float | None = key(
         None, gt=0, description="After so much use of nodes no trial begins any more."
     )
-    at_once: int = key(4, ge=1, description="Trials whose jobs are in the queue at one time.")
+    at_once: int = key(
+        4,
+        ge=1,
+        description="Trials whose jobs are in the queue at one time; one that is about to end "
+        "does not count.",
+    )
     keep: int = key(1, ge=0, description="Snapshots of so many of the best trials are kept.")
     storage: str = key(
         "", description="SQLAlchemy URL of Optuna's database. Default: SQLite beside your keys."
     )
-    every: Duration = key("2 s", description="Between two looks at the trials.")
+    every: Duration = key(
+        "2 s", description="Between two looks at the sweep while nothing comes from its trials."
+    )
     most_failed: int = key(
         3, ge=1, description="The sweep stops when so many trials have failed, and no other ended."
     )

@@ -78,6 +78,17 @@ def test_values_of_metrics_go_together_after_the_counts_that_they_belong_to(repo
     assert daemon.got[3].points[0].value == 0.8
 
 
+def test_a_value_that_somebody_may_wait_for_goes_at_once(reports, daemon):
+    assert reports.take_all([progress(1)], now=10.0) == []
+    assert daemon.got == [], "counts can wait"
+    reports.take_all([measured(0.5)], now=10.0)
+    assert [type(m) for m in daemon.got] == [messages.Progress, messages.Metric]
+    reports.take_all([measured(0.6), measured(3.0, name="loss")], now=10.1)
+    assert [m.name for m in daemon.got[2:]] == ["loss"], "half a second is not over for the other"
+    reports.take_all([measured(0.7)], now=10.6)
+    assert [p.value for p in daemon.got[3].points] == [0.6, 0.7]
+
+
 def test_of_many_values_that_wait_the_extremes_and_the_newest_stay(reports, daemon):
     daemon.there = False
     values = [float(i % 7) for i in range(1000)]

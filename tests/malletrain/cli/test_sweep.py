@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from malletrain.protocol.messages import JobSpec
-from malletrain.protocol.views import EventView, JobDetail, JobView, SeriesView
+from malletrain.protocol.views import EventView, JobDetail, JobView, NewsView, SeriesView
 from malletrain.sweep import SweepError, load_sweep, run_sweep
 from malletrain.sweep.ledger import Ledger, open_storage
 from malletrain.sweep.process import alone
@@ -121,6 +121,7 @@ def jobs(daemon):
         "job": one,
         "metrics": metrics,
         "events": events,
+        "news": lambda params: NewsView("1", tuple(params["jobs"])),
     }
     daemon.answers |= {"cancel": cancel, "weigh": weigh}
     return world
@@ -182,6 +183,23 @@ def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
     again = run("sweep", "run", file)
     assert again.exit_code == 1
     assert "There is a sweep lr already. Go on with it: malletrain sweep resume lr" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("add-trials", "lr", "x"), "'x' is no number of trials. Say how many there are to be"),
+        (("add-trials", "lr", "0"), "'0' is no number of trials. Say how many there are to be"),
+        (("weigh", "lr", "heavy"), "'heavy' is no weight. Give a number from 0.0001 to 1,000,000;"),
+        (("weigh", "lr", "0"), "'0' is no weight. Give a number from 0.0001 to 1,000,000;"),
+    ],
+)
+def test_what_is_no_number_is_told_what_to_give(run, words, said):
+    done = run("sweep", *words)
+    assert done.exit_code == 2
+    told = " ".join(done.stderr.split())
+    assert said in told
+    assert f"malletrain sweep {words[0]} NAME" in told
 
 
 def test_from_python(jobs, file, tmp_path):

@@ -79,7 +79,7 @@ class TestScenes:
         gaps = {**FOUR, "n3": [(0.0, 500.0)]}
         r = play(gaps, [job()], start_s=20.0, snapshot_every_s=60.0, down_s=12.0)
         trained = (500 - 21) - (500 - 21) % 60
-        pause = 12 + defaults.LOSS_DEBOUNCE_S
+        pause = 12 + defaults.IDLE_DEBOUNCE_S
         assert r.samples == pytest.approx(trained * 40 + (500 - pause) * 30)
         assert r.preemption_loss == pytest.approx(((500 - 21) % 60) * 40 + pause * 30)
         assert (r.preemptions, r.rescales) == (1, 0)
@@ -97,7 +97,7 @@ class TestScenes:
     def test_live_mode_loses_a_step(self):
         gaps = {**FOUR, "n3": [(0.0, 500.0)]}
         r = play(gaps, [job()], start_s=20.0, mode="live", step_s=0.5, down_s=2.0)
-        pause = 2 + defaults.LOSS_DEBOUNCE_S
+        pause = 2 + defaults.IDLE_DEBOUNCE_S
         assert r.samples == pytest.approx((500 - 21 - 0.5) * 40 + (500 - pause) * 30)
 
     def test_a_node_that_comes_back_before_it_has_left(self):

@@ -60,12 +60,16 @@ class WorldJob:
         self.step = 0
         self.weights = [spec.weight]
         self.reported: list[tuple[int, float]] = []
+        self.lingers = False
+        """It ends a turn after it has reported its last step."""
 
     def train(self) -> None:
-        if self.state == "running":
+        if self.state == "running" and self.step == STEPS:
+            self.state = "completed"
+        elif self.state == "running":
             self.step += 1
             self.reported.append((self.step, loss(self.x, self.step)))
-            if self.step == STEPS:
+            if self.step == STEPS and not self.lingers:
                 self.state = "completed"
 
     def back_to(self, step: int) -> None:
@@ -85,6 +89,10 @@ class WorldJobs:
         self.away_at = 0
         self.after = False
         self.refuses = ""
+        self.lingers = False
+        self.waits = 0
+        self.under_way_at_ends: list[int] = []
+        """How many other jobs had not ended when one did."""
         self.metrics: dict[str, Callable[[float], float]] = {}
         """Metrics beside the loss, of x."""
 
@@ -106,6 +114,7 @@ class WorldJobs:
                     return job.id
             name = f"j{len(self.jobs) + 1}"
             self.jobs[name] = WorldJob(name, spec)
+            self.jobs[name].lingers = self.lingers
             return name
 
         return self._called(act)
@@ -134,12 +143,25 @@ class WorldJobs:
         def act():
             if self.jobs[job].state == "running":
                 self.jobs[job].state = "cancelled"
+                self._ended()
 
         return self._called(act)
 
+    def _ended(self):
+        self.under_way_at_ends.append(sum(j.state == "running" for j in self.jobs.values()))
+
+    def wait(self, ids, within_s):
+        """Something happens at once, to jobs that the engine waits for."""
+        self.waits += 1
+        assert set(ids) == {j.id for j in self.jobs.values() if j.state == "running"}
+        self.train()
+
     def train(self):
         for job in self.jobs.values():
+            running = job.state == "running"
             job.train()
+            if running and job.state != "running":
+                self._ended()
 
 
 def job_spec(ledger: Ledger, number: int, values) -> JobSpec:

@@ -1,0 +1,111 @@
+"""Clients that wait until one of their jobs has reported a value, or has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from malletrain.client import ClientError, operations
+from malletrain.daemon.job_news import JobNews
+from malletrain.protocol import messages
+from tests.malletrain.daemon.test_forged_reports import World
+from tests.waiting import NEVER_S, until
+
+
+def test_what_came_since_is_told_of_each_job():
+    news = JobNews()
+    assert news.since(0, ["a", "b"]) == []
+    news.came("a")
+    first = news.number
+    news.came("b")
+    assert news.since(0, ["a", "b", "c"]) == ["a", "b"]
+    assert news.since(first, ["a", "b"]) == ["b"]
+    news.came("a")
+    assert news.since(first, ["a"]) == ["a"]
+
+
+def test_of_what_is_forgotten_it_is_not_said_that_nothing_came():
+    news = JobNews(most=2)
+    for job in ("a", "b", "c", "d"):
+        news.came(job)
+    assert news.since(0, ["a", "b", "c"]) == ["a", "b", "c"]
+    assert news.since(1, ["a"]) == ["a"], "it may have been the one that is forgotten"
+    assert news.since(2, ["a", "b", "c"]) == ["c"]
+
+
+def test_who_waits_is_woken():
+    async def woken() -> list[str]:
+        news = JobNews()
+        waiting = asyncio.ensure_future(news.more(NEVER_S))
+        await asyncio.sleep(0)
+        news.came("a")
+        await waiting
+        return news.since(0, ["a"])
+
+    assert asyncio.run(woken()) == ["a"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    made = World(tmp_path_factory.mktemp("news"))
+    yield made
+    made.close()
+
+
+def test_a_value_and_an_end_are_news_to_a_client_that_waits(world):
+    job, other = world.job["ann"], world.daemon.submit("ann")
+    waiting = world.daemon.service.core.news
+
+    def ask(cursor):
+        with world.daemon.client("ann") as client:
+            return client.do(operations.news([job, other], cursor=cursor, wait_s=10.0))
+
+    def told(cursor, act):
+        """What is answered when ``act`` happens while the client waits, however often it asks."""
+        with ThreadPoolExecutor(1) as thread:
+            answer, before = thread.submit(ask, cursor), waiting.number
+            act()
+            until(lambda: waiting.number > before, "there is news")
+            found = answer.result()
+            return found if found.jobs else ask(cursor)
+
+    now = ask("")
+    assert set(now.jobs) == {job, other}, "of a cursor of nobody all may have news"
+    news = told(now.cursor, lambda: world.say(messages.Metric(job, 0, "loss", 1.0)))
+    assert news.jobs == (job,)
+    with world.daemon.client("ann") as client:
+        last = told(news.cursor, lambda: client.cancel([other]))
+    assert last.jobs == (other,)
+    with world.daemon.client("ann") as client:
+        assert client.do(operations.news([job, other], cursor=last.cursor)).jobs == ()
+        another = client.do(operations.news([job], cursor="another start:99"))
+        assert another.jobs == (job,)
+        assert client.do(operations.news(["j99"], cursor=last.cursor)).jobs == ("j99",)
+
+
+def test_whose_job_it_is_not_hears_nothing_of_it(world):
+    with world.daemon.client("bob") as client, pytest.raises(ClientError, match="belongs to ann"):
+        client.do(operations.news([world.job["ann"]]))
+    with world.daemon.client() as operator:
+        assert operator.do(operations.news([world.job["ann"]])).jobs == (world.job["ann"],)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"jobs": "j1"},
+        {"jobs": ["x"] * 10_001},
+        {"jobs": ["x" * 4_000_000]},
+        {"jobs": [], "cursor": 7},
+        {"jobs": [], "wait_s": "long"},
+    ],
+    ids=lambda x: repr(x)[:50],
+)
+def test_a_question_that_makes_no_sense_is_refused(world, params):
+    with world.daemon.client("ann") as client, pytest.raises(ClientError) as refused:
+        client.call("news", params)
+    assert refused.value.code == "usage"
+    assert len(str(refused.value)) < 500

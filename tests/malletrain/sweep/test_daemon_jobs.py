@@ -1,0 +1,81 @@
+"""The jobs of a sweep at a daemon: what is asked of it, and what not again."""
+
+from __future__ import annotations
+
+import pytest
+
+from malletrain.client import Connection
+from malletrain.protocol import messages
+from malletrain.sweep.daemon_jobs import DaemonJobs
+from tests.malletrain.daemon.test_forged_reports import World
+from tests.waiting import NEVER_S
+
+
+class Asked(DaemonJobs):
+    """Remembers what it has asked."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(None)
+        self._connection = connection
+        self.asked: list[str] = []
+
+    def _do(self, operation):
+        self.asked.append(operation.op)
+        return super()._do(operation)
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def measured(job, *values):
+    samples = tuple(messages.MetricSample(float(s), v, float(s), s) for s, v in values)
+    return messages.Metric(job, 0, "loss", values[-1][1], 1, samples)
+
+
+def test_a_job_without_news_is_not_asked_again(world):
+    job = world.job["ann"]
+    world.say(measured(job, (1, 0.5), (2, 0.4)))
+    with Asked(world.daemon.client("ann")) as jobs:
+        jobs.wait([job], NEVER_S)  # nothing was heard before, so that there may be news
+        assert jobs.points(job, "loss", -1) == [(1, 0.5), (2, 0.4)]
+        asked = len(jobs.asked)
+        assert jobs.points(job, "loss", 2) == []
+        assert jobs.points(job, "loss", 2) == []
+        assert len(jobs.asked) == asked
+        assert jobs.points(job, "loss", -1) == [(1, 0.5), (2, 0.4)], "all of them are asked for"
+        assert jobs.points(job, "loss", 1) == [(2, 0.4)], "it was not taken in"
+        assert jobs.points(job, "accuracy", 2) == []
+        assert len(jobs.asked) > asked
+        world.say(measured(job, (3, 0.3)))
+        jobs.wait([job], NEVER_S)
+        assert jobs.points(job, "loss", 2) == [(3, 0.3)]
+
+
+def test_an_end_is_news_and_what_it_was_is_known(world):
+    job, other = world.job["ann"], world.daemon.submit("ann")
+    with Asked(world.daemon.client("ann")) as jobs:
+        jobs.wait([job, other], NEVER_S)
+        jobs.cancel(other)
+        jobs.wait([job, other], NEVER_S)
+        found = jobs.look([job, other, "j99"])
+    assert {name: seen.state for name, seen in found.items()} == {
+        job: "running",
+        other: "cancelled",
+        "j99": "lost",
+    }
+
+
+def test_with_a_daemon_that_knows_no_news_every_job_is_asked_each_time(world, monkeypatch):
+    job = world.job["ann"]
+    world.say(measured(job, (1, 0.5)))
+    operations = world.daemon.service.api.operations
+    world.daemon.call(lambda: operations.pop("news"))
+    with Asked(world.daemon.client("ann")) as jobs:
+        jobs.points(job, "loss", -1)
+        jobs.wait([job], 0.0)
+        world.say(measured(job, (2, 0.4)))
+        assert jobs.points(job, "loss", 1) == [(2, 0.4)]

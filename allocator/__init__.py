@@ -3,7 +3,6 @@ over HiGHS.
 """
 
 from allocator.allocation import Allocation
-from allocator.asks import Ask, make_bid, make_bids
 from allocator.baselines import equal_share, fcfs
 from allocator.bids import Bid, BidError, SizeValues
 from allocator.curves import CurveError, ScalingCurve
@@ -11,13 +10,14 @@ from allocator.milp import MonotonicClock, no_clock, solve
 from allocator.objectives import Beyond, Goal, RescaleCost, multiples, powers_of_two
 from allocator.outlook import Cohort, Outlook, expected_s, survivals
 from allocator.placement import NodeInfo, PlacementError, place
+from allocator.valuation import BidRequest, make_bid, make_bids
 
 __all__ = [
     "Allocation",
-    "Ask",
     "Beyond",
     "Bid",
     "BidError",
+    "BidRequest",
     "Cohort",
     "CurveError",
     "Goal",

@@ -1,6 +1,6 @@
 """The bid: what every size of a job is worth, on each class of nodes it could use.
 
-Decides what a well-formed bid is. How the values come about is :mod:`allocator.asks`; which
+Decides what a well-formed bid is. How the values come about is :mod:`allocator.valuation`; which
 size a job gets is :mod:`allocator.milp`.
 """
 
@@ -31,7 +31,7 @@ class SizeValues:
         sizes: nodes, strictly increasing, 1 or more; any sequence of integers. May be empty (the
             job cannot use this class).
         values: one finite number a size, in the objective's unit (for the bids of
-            :mod:`allocator.asks`: samples, or single-node seconds). May be negative: such a
+            :mod:`allocator.valuation`: samples, or single-node seconds). May be negative: such a
             size loses against running nothing.
 
     Both are kept as read-only arrays.

@@ -1,7 +1,7 @@
 """Scaling curves: throughput of one job by scale, as the allocator sees them.
 
 Decides how a curve is checked and how it is read between and beyond its points. It does not measure
-(that is the JPA's work) and does not value (that is :mod:`allocator.asks`).
+(that is the JPA's work) and does not value (that is :mod:`allocator.valuation`).
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class ScalingCurve:
         return found
 
 
-class Curves:
+class CurveTable:
     """Many curves, read at once: what :meth:`ScalingCurve.rates` says of each, to the last bit."""
 
     def __init__(self, curves: Sequence[ScalingCurve]) -> None:

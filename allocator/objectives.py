@@ -1,7 +1,7 @@
 """What a bid is made from beside a scaling curve: what is maximised, what a rescale costs, which
 sizes there are.
 
-Decides what these are. What a size is worth follows in :mod:`allocator.asks`.
+Decides what these are. What a size is worth follows in :mod:`allocator.valuation`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Decides in which order a job is taken to have nodes: its own, those that last longest first, then
 those that nobody has, then those of other jobs, which give up the ones that end first. How long
 each lasts is foretold elsewhere (:mod:`scavenger.lifetimes`); what that is worth is the bid's
-(:mod:`allocator.asks`).
+(:mod:`allocator.valuation`).
 """
 
 from __future__ import annotations

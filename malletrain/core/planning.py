@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from allocator import (
     Allocation,
-    Ask,
     Bid,
+    BidRequest,
     Goal,
     MonotonicClock,
     NodeInfo,
@@ -215,7 +215,7 @@ def make_plan(
         return Plan({**nothing, **staying}, 0.0, 0.0, 0.0)
     known = [c.curve.at(1) for c in bidders if c.curve is not None and c.curve.at(1) > 0]
     rate_one = median(known) if known else 1.0
-    bids = make_bids(_asks(bidders, kept, open_nodes, capacity, settings, favoured, rate_one))
+    bids = make_bids(_requests(bidders, kept, open_nodes, capacity, settings, favoured, rate_one))
     allocation = solver(bids, capacity, settings)
     placed = place(
         allocation.sizes,
@@ -228,7 +228,7 @@ def make_plan(
     )
 
 
-def _asks(
+def _requests(
     bidders: Sequence[Candidate],
     kept: Mapping[str, tuple[str, ...]],
     nodes: Mapping[str, NodeInfo],
@@ -236,7 +236,7 @@ def _asks(
     settings: PlanningSettings,
     favoured: Collection[str],
     rate_one: float,
-) -> list[Ask]:
+) -> list[BidRequest]:
     """What each of the bidders asks for, with what is foretold of the nodes where plans heed it.
     ``kept``: job → the nodes that it has still; ``rate_one``: what an unmeasured job is taken to
     process on one node, samples/s.
@@ -251,7 +251,7 @@ def _asks(
             most = [bidders[number].max_nodes for number in jobs]
             for number, outlook in zip(jobs, lasting.in_pool(name, jobs, most), strict=True):
                 outlooks[number][name] = outlook
-    asks = []
+    requests = []
     for c, mine, foretold in zip(bidders, pools, outlooks, strict=True):
         curve = c.curve or neutral_curve(c.max_nodes, settings.prior_exponent, rate_one)
         current = kept[c.job]
@@ -259,8 +259,8 @@ def _asks(
             name: _better(curve) if name in favoured and len(capacity) > 1 else curve
             for name in mine
         }
-        asks.append(
-            Ask(
+        requests.append(
+            BidRequest(
                 c.job,
                 curves,
                 len(current),
@@ -277,7 +277,7 @@ def _asks(
                 outlooks=foretold,
             )
         )
-    return asks
+    return requests
 
 
 def _better(curve: ScalingCurve) -> ScalingCurve:

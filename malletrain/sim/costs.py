@@ -15,7 +15,7 @@ Without notice, work since the last snapshot is lost (``restart`` mode) or the s
 nothing but the pause. Workers that have to be restarted before they were up begin their pause anew.
 
 Losses are in samples, at the throughput the job had before, as in the bids of
-:mod:`allocator.asks` (a start: will have; a preemption: has with the nodes that are left).
+:mod:`allocator.valuation` (a start: will have; a preemption: has with the nodes that are left).
 """
 
 from __future__ import annotations

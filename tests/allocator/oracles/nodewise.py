@@ -18,7 +18,7 @@ Two forms are kept, see :data:`FORMS`. As published, three things go wrong:
 * a plan found but not proven optimal when time is up is thrown away, and every job is stopped.
 
 The corrected form takes M = 2 · nodes + 1, charges starts as the bids of
-:mod:`allocator.asks` do, and keeps the plan it has.
+:mod:`allocator.valuation` do, and keeps the plan it has.
 """
 
 from __future__ import annotations

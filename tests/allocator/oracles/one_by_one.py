@@ -1,5 +1,5 @@
 """What every size of a job is worth, one job and one size after the other: the reference for
-:mod:`allocator.asks`, which values those of a whole plan in one go.
+:mod:`allocator.valuation`, which values those of a whole plan in one go.
 
 Plain arithmetic on floats in the order of the formulas, so that not a bit may differ.
 """
@@ -8,37 +8,37 @@ from __future__ import annotations
 
 import itertools
 
-from allocator import Ask, Goal, Outlook, ScalingCurve
+from allocator import BidRequest, Goal, Outlook, ScalingCurve
 
 
-def values(ask: Ask, node_class: str) -> dict[int, float]:
+def values(request: BidRequest, node_class: str) -> dict[int, float]:
     """Size → value, of the sizes that the job offers on one class; none lies beyond the curve."""
-    curve = ask.curves[node_class]
-    current = ask.current if node_class == ask.current_class else 0
-    unit = _single(curve) if ask.goal is Goal.EFFICIENCY else 1.0
+    curve = request.curves[node_class]
+    current = request.current if node_class == request.current_class else 0
+    unit = _single(curve) if request.goal is Goal.EFFICIENCY else 1.0
     before = curve.at(current) / unit
-    outlook = (ask.outlooks or {}).get(node_class)
+    outlook = (request.outlooks or {}).get(node_class)
     found = {}
-    for size in range(ask.min_nodes, ask.max_nodes + 1):
-        if ask.allowed is not None and size not in ask.allowed:
+    for size in range(request.min_nodes, request.max_nodes + 1):
+        if request.allowed is not None and size not in request.allowed:
             continue
         rate = read(curve, size) / unit
         if outlook is None:
-            processed = ask.t_fwd_s * rate
+            processed = request.t_fwd_s * rate
         else:
             kept, hit, left = expected(outlook, size)
-            after = read(curve, left) / unit if left >= ask.min_nodes else 0.0
+            after = read(curve, left) / unit if left >= request.min_nodes else 0.0
             processed = kept * rate + (outlook.window_s - kept) * after
-            processed -= hit * (outlook.work_s * rate + ask.cost.down_s * after)
+            processed -= hit * (outlook.work_s * rate + request.cost.down_s * after)
         if current == 0:
-            pause = ask.cost.start_s * rate
+            pause = request.cost.start_s * rate
         elif size > current:
-            pause = before * ask.cost.up_s
-        elif size < current or ask.restarting:
-            pause = before * ask.cost.down_s
+            pause = before * request.cost.up_s
+        elif size < current or request.restarting:
+            pause = before * request.cost.down_s
         else:
             pause = 0.0
-        found[size] = ask.weight * (processed - pause)
+        found[size] = request.weight * (processed - pause)
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from allocator.bids import NO_SEAT, Bid, BidError, Sizes, SizeValues, Values
-from allocator.curves import Curves, ScalingCurve
+from allocator.curves import CurveTable, ScalingCurve
 from allocator.objectives import SUMMIT, Beyond, Goal, RescaleCost
 from allocator.outlook import Outlook, expectations
 
@@ -24,7 +24,7 @@ _AT_ONCE = 16384
 """Sizes that are valued in one go: more would leave the processor's cache."""
 
 
-class Ask(NamedTuple):
+class BidRequest(NamedTuple):
     """What one job asks for, and what its bid is made from."""
 
     job: str
@@ -80,7 +80,7 @@ def make_bid(
 
     Args:
         curve: one for the class ``current_class``, or one a class the job can use.
-        max_nodes, allowed, asked: as the fields of :class:`Ask`.
+        max_nodes, allowed, asked: as the fields of :class:`BidRequest`.
 
     Raises:
         BidError: as :func:`make_bids`.
@@ -88,10 +88,10 @@ def make_bid(
     home = asked.get("current_class", "default")
     curves = {home: curve} if isinstance(curve, ScalingCurve) else curve
     only = None if allowed is None else tuple(allowed)
-    return make_bids([Ask(job, curves, max_nodes=max_nodes, allowed=only, **asked)])[0]
+    return make_bids([BidRequest(job, curves, max_nodes=max_nodes, allowed=only, **asked)])[0]
 
 
-def make_bids(asks: Sequence[Ask]) -> list[Bid]:
+def make_bids(requests: Sequence[BidRequest]) -> list[Bid]:
     """The bids of all these jobs.
 
     ``value(k) = weight · (t_fwd_s · O(k) − cost(current → k))`` with O the curve, and cost
@@ -104,25 +104,25 @@ def make_bids(asks: Sequence[Ask]) -> list[Bid]:
     Raises:
         BidError: on limits, weights, times or sizes that make no sense, with the job's name.
     """
-    return [bid for some in _in_blocks(asks) for bid in _bids(some)]
+    return [bid for some in _in_blocks(requests) for bid in _bids(some)]
 
 
-def _in_blocks(asks: Sequence[Ask]) -> Iterator[Sequence[Ask]]:
+def _in_blocks(requests: Sequence[BidRequest]) -> Iterator[Sequence[BidRequest]]:
     begin, sizes = 0, 0
-    for at, ask in enumerate(asks):
-        more = len(ask.curves) * max(0, ask.max_nodes - ask.min_nodes + 1)
+    for at, request in enumerate(requests):
+        more = len(request.curves) * max(0, request.max_nodes - request.min_nodes + 1)
         if at > begin and sizes + more > _AT_ONCE:
-            yield asks[begin:at]
+            yield requests[begin:at]
             begin, sizes = at, 0
         sizes += more
-    if begin < len(asks):
-        yield asks[begin:]
+    if begin < len(requests):
+        yield requests[begin:]
 
 
 class _Offer(NamedTuple):
     """What one job could have of one class."""
 
-    ask: Ask
+    request: BidRequest
     curve: ScalingCurve
     sizes: Sizes
     current: int
@@ -134,39 +134,39 @@ class _Offer(NamedTuple):
     outlook: Outlook | None
 
 
-def _bids(asks: Sequence[Ask]) -> list[Bid]:
-    notes = [list[str]() for _ in asks]
+def _bids(requests: Sequence[BidRequest]) -> list[Bid]:
+    notes = [list[str]() for _ in requests]
     offers = [
-        _offer(ask, node_class, curve, sizes, mine)
-        for ask, mine in zip(asks, notes, strict=True)
-        for sizes in [_sizes(ask)]
-        for node_class, curve in ask.curves.items()
+        _offer(request, node_class, curve, sizes, mine)
+        for request, mine in zip(requests, notes, strict=True)
+        for sizes in [_sizes(request)]
+        for node_class, curve in request.curves.items()
     ]
     options = iter(zip(offers, _options(offers), strict=True))
     bids = []
-    for ask, mine in zip(asks, notes, strict=True):
+    for request, mine in zip(requests, notes, strict=True):
         nothing, found = 0.0, {}
-        for node_class in ask.curves:
+        for node_class in request.curves:
             offer, found[node_class] = next(options)
-            nothing -= ask.weight * offer.before * ask.cost.down_s
-        held = (ask.current_class, ask.current) if ask.current else NO_SEAT
-        idle = -math.inf if ask.must_run else nothing
-        bids.append(Bid(ask.job, found, idle, held, tuple(mine)))
+            nothing -= request.weight * offer.before * request.cost.down_s
+        held = (request.current_class, request.current) if request.current else NO_SEAT
+        idle = -math.inf if request.must_run else nothing
+        bids.append(Bid(request.job, found, idle, held, tuple(mine)))
     return bids
 
 
-def _sizes(ask: Ask) -> Sizes:
+def _sizes(request: BidRequest) -> Sizes:
     """The sizes that it asks for, checked like all the rest of it."""
-    job, low, high = ask.job, ask.min_nodes, ask.max_nodes
+    job, low, high = request.job, request.min_nodes, request.max_nodes
     if low < 1 or high < low:
         raise BidError(f"Job {job} asks for {low}:{high} nodes; give 1 <= min <= max.")
-    if ask.current < 0:
-        raise BidError(f"Job {job} is said to run on {ask.current} nodes now; give 0 or more.")
-    if not (math.isfinite(ask.weight) and ask.weight >= 0):
-        raise BidError(f"Job {job} has weight {ask.weight}; give a finite number, 0 or more.")
-    if not (math.isfinite(ask.t_fwd_s) and ask.t_fwd_s > 0):
-        raise BidError(f"The forward-looking time is {ask.t_fwd_s} s; give a number above 0.")
-    sizes = _within(low, high, ask.allowed)
+    if request.current < 0:
+        raise BidError(f"Job {job} is said to run on {request.current} nodes now; give 0 or more.")
+    if not (math.isfinite(request.weight) and request.weight >= 0):
+        raise BidError(f"Job {job} has weight {request.weight}; give a finite number, 0 or more.")
+    if not (math.isfinite(request.t_fwd_s) and request.t_fwd_s > 0):
+        raise BidError(f"The forward-looking time is {request.t_fwd_s} s; give a number above 0.")
+    sizes = _within(low, high, request.allowed)
     if not len(sizes):
         raise BidError(
             f"None of the sizes job {job} accepts lies within {low}:{high}; "
@@ -186,29 +186,29 @@ def _within(low: int, high: int, allowed: tuple[int, ...] | None) -> Sizes:
 
 
 def _offer(
-    ask: Ask, node_class: str, curve: ScalingCurve, sizes: Sizes, notes: list[str]
+    request: BidRequest, node_class: str, curve: ScalingCurve, sizes: Sizes, notes: list[str]
 ) -> _Offer:
     if sizes[-1] > curve.largest:
-        sizes = _beyond(ask, curve, sizes, notes)
-    current = ask.current if node_class == ask.current_class else 0
-    unit = _single_node_rate(curve) if ask.goal is Goal.EFFICIENCY else 1.0
-    outlook = ask.outlooks.get(node_class) if ask.outlooks else None
-    return _Offer(ask, curve, sizes, current, unit, curve.at(current) / unit, outlook)
+        sizes = _beyond(request, curve, sizes, notes)
+    current = request.current if node_class == request.current_class else 0
+    unit = _single_node_rate(curve) if request.goal is Goal.EFFICIENCY else 1.0
+    outlook = request.outlooks.get(node_class) if request.outlooks else None
+    return _Offer(request, curve, sizes, current, unit, curve.at(current) / unit, outlook)
 
 
-def _beyond(ask: Ask, curve: ScalingCurve, sizes: Sizes, notes: list[str]) -> Sizes:
+def _beyond(request: BidRequest, curve: ScalingCurve, sizes: Sizes, notes: list[str]) -> Sizes:
     """The sizes to offer when some lie beyond the curve."""
     outside = sizes[sizes > curve.largest]
-    what = f"the curve of job {ask.job} ends at {curve.largest} nodes"
+    what = f"the curve of job {request.job} ends at {curve.largest} nodes"
     span = f"{outside[0]}" if len(outside) == 1 else f"{outside[0]} to {outside[-1]}"
-    if ask.beyond is Beyond.ERROR:
+    if request.beyond is Beyond.ERROR:
         raise BidError(
             f"{what[0].upper()}{what[1:]} but size {span} is asked for; measure it there or "
             "lower the job's maximum."
         )
-    if ask.beyond is Beyond.DROP:
+    if request.beyond is Beyond.DROP:
         notes.append(f"{what}; size {span} is not offered.")
-        return _within(ask.min_nodes, curve.largest, ask.allowed)
+        return _within(request.min_nodes, curve.largest, request.allowed)
     notes.append(f"{what}; size {span} is valued at the throughput of {curve.largest} nodes.")
     return sizes
 
@@ -240,19 +240,19 @@ def _values(offers: Sequence[_Offer], lengths: Sizes) -> Values:
     """What each size of each offer is worth, one offer after the other."""
     which = np.arange(len(offers)).repeat(lengths)
     sizes = np.concatenate([offer.sizes for offer in offers])
-    curves = Curves([offer.curve for offer in offers])
+    curves = CurveTable([offer.curve for offer in offers])
 
     def each(of: Iterable[float]) -> Values:
         return np.array(list(of))[which]
 
     unit = each(offer.unit for offer in offers)
     rates = curves.rates(which, sizes.astype(np.float64)) / unit
-    processed = each(offer.ask.t_fwd_s for offer in offers) * rates
-    down_s = each(offer.ask.cost.down_s for offer in offers)
+    processed = each(offer.request.t_fwd_s for offer in offers) * rates
+    down_s = each(offer.request.cost.down_s for offer in offers)
     outlooks = [offer.outlook or _UNKNOWN for offer in offers]
     if any(offer.outlook is not None for offer in offers):
         kept, hit, left = expectations(outlooks, which, sizes)
-        least = each(offer.ask.min_nodes for offer in offers)
+        least = each(offer.request.min_nodes for offer in offers)
         after = np.where(left >= least, curves.rates(which, left) / unit, 0.0)
         window_s = each(outlook.window_s for outlook in outlooks)
         expected = kept * rates + (window_s - kept) * after
@@ -261,12 +261,14 @@ def _values(offers: Sequence[_Offer], lengths: Sizes) -> Values:
         foretold = np.array([offer.outlook is not None for offer in offers])
         processed = expected if foretold.all() else np.where(foretold[which], expected, processed)
     current = each(offer.current for offer in offers)
-    up_s = each(offer.ask.cost.up_s for offer in offers)
-    stay_s = each(offer.ask.cost.down_s if offer.ask.restarting else 0.0 for offer in offers)
+    up_s = each(offer.request.cost.up_s for offer in offers)
+    stay_s = each(
+        offer.request.cost.down_s if offer.request.restarting else 0.0 for offer in offers
+    )
     pause_s = np.where(sizes > current, up_s, np.where(sizes < current, down_s, stay_s))
-    starting = each(offer.ask.cost.start_s for offer in offers) * rates
+    starting = each(offer.request.cost.start_s for offer in offers) * rates
     pauses = np.where(current == 0, starting, each(o.before for o in offers) * pause_s)
-    weighted: Values = each(offer.ask.weight for offer in offers) * (processed - pauses)
+    weighted: Values = each(offer.request.weight for offer in offers) * (processed - pauses)
     return weighted
 
 

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator import (
-    Ask,
     BidError,
+    BidRequest,
     Cohort,
     Goal,
     Outlook,
     RescaleCost,
     ScalingCurve,
-    asks,
     make_bids,
+    requests,
 )
-from allocator.curves import Curves
+from allocator.curves import CurveTable
 from tests.allocator.oracles import one_by_one
 
 RATES = st.floats(0.0, 1e4).map(lambda rate: rate if rate > 1e-6 else 0.0)
@@ -46,13 +46,13 @@ def outlooks(draw: st.DrawFn) -> Outlook:
 
 
 @st.composite
-def asked(draw: st.DrawFn, job: str) -> Ask:
+def asked(draw: st.DrawFn, job: str) -> BidRequest:
     low = draw(st.integers(1, 6))
     high = draw(st.integers(low, 20))
     classes = draw(st.sampled_from([("x",), ("y", "x"), ("z",)]))
     allowed = draw(st.none() | st.sets(st.integers(low, high), min_size=1).map(tuple))
     foretold = draw(st.sampled_from([(), classes[:1], classes]))
-    return Ask(
+    return BidRequest(
         job,
         {name: draw(curves(largest=24)) for name in classes},
         draw(st.integers(0, 22)),
@@ -72,12 +72,12 @@ def asked(draw: st.DrawFn, job: str) -> Ask:
 @given(st.data(), st.integers(1, 7))
 def test_not_a_bit_differs_from_one_size_after_the_other(data: st.DataObject, number: int) -> None:
     many = [data.draw(asked(f"j{each}")) for each in range(number)]
-    for ask, bid in zip(many, make_bids(many), strict=True):
-        assert bid.job == ask.job
+    for request, bid in zip(many, make_bids(many), strict=True):
+        assert bid.job == request.job
         for name, options in bid.options.items():
             assert dict(
                 zip(options.sizes.tolist(), options.values.tolist(), strict=True)
-            ) == one_by_one.values(ask, name)
+            ) == one_by_one.values(request, name)
 
 
 @given(st.data(), st.integers(2, 7), st.integers(1, 30))
@@ -85,30 +85,33 @@ def test_a_bid_is_the_same_in_whatever_company_it_is_made(
     data: st.DataObject, number: int, at_once: int
 ) -> None:
     many = [data.draw(asked(f"j{each}")) for each in range(number)]
-    alone = [make_bids([ask])[0] for ask in many]
+    alone = [make_bids([request])[0] for request in many]
     assert make_bids(many) == alone
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(asks, "_AT_ONCE", at_once)
+        patched.setattr(requests, "_AT_ONCE", at_once)
         assert make_bids(many) == alone
 
 
 @given(st.lists(curves(), min_size=1, max_size=5))
 def test_many_curves_are_read_as_each_of_them(found: list[ScalingCurve]) -> None:
     at = np.array([0.0, 0.5, 1.0, 1.75, 2.0, 7.3, 24.0, 24.5, 1e6])
-    read = Curves(found).rates(np.arange(len(found)).repeat(len(at)), np.tile(at, len(found)))
+    read = CurveTable(found).rates(np.arange(len(found)).repeat(len(at)), np.tile(at, len(found)))
     each = [curve.rates(at).tolist() for curve in found]
     assert read.tolist() == pytest.approx(list(itertools.chain.from_iterable(each)), rel=1e-12)
 
 
 def test_the_one_that_cannot_be_valued_is_refused() -> None:
     sound = ScalingCurve.of({1: 1.0})
-    many = [Ask("a", {"x": sound}), Ask("b", {"x": ScalingCurve.of({1: 1e300})}, weight=1e9)]
+    many = [
+        BidRequest("a", {"x": sound}),
+        BidRequest("b", {"x": ScalingCurve.of({1: 1e300})}, weight=1e9),
+    ]
     with np.errstate(over="ignore"), pytest.raises(BidError, match="1 nodes is inf"):
         make_bids(many)
     assert make_bids([]) == []
 
 
 def test_a_bid_cannot_be_written_to() -> None:
-    (bid,) = make_bids([Ask("a", {"x": ScalingCurve.of({1: 1.0})})])
+    (bid,) = make_bids([BidRequest("a", {"x": ScalingCurve.of({1: 1.0})})])
     with pytest.raises(ValueError, match="read-only"):
         bid.options["x"].values[0] = 2.0

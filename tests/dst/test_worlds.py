@@ -92,7 +92,7 @@ PLANTED: dict[str, tuple[list[tuple[Any, str, Any]], str, tuple[str, ...], tuple
     "the round that a launcher is of is not checked": (
         [(Holdings, "belongs", _whatever_round)],
         "was given",
-        ("daemon_killed", "daemon_killed_telling", "launcher_killed"),
+        ("daemon_killed", "daemon_killed_telling", "daemon_killed_hearing", "launcher_killed"),
         ("restart",),
     ),
     "a round that was interrupted is not formed anew": (

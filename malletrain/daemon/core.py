@@ -1,19 +1,16 @@
 """The controller's shell: feeds it events, has its commands carried out, and saves everything
 before anybody hears of it.
 
-One step is: something happened → controller and rounds decide → the store is written in one
-transaction → messages go out. A daemon that is killed between two steps has lost nothing; one
-killed within a step has told nobody. A step that fails leaves memory and store apart: this core is
-over (:meth:`Core.fail`), and another one begins with what is stored, as after a restart. The jobs
-go on meanwhile.
+One step is: something happened → controller and rounds decide → the store is written → messages go
+out. The steps of one turn share a transaction (:mod:`malletrain.daemon.steps`). A daemon that is
+killed between two turns has lost nothing; one killed within a turn has told nobody. A step that
+fails leaves memory and store apart: this core is over (:meth:`Core.fail`), and another one begins
+with what is stored, as after a restart. The jobs go on meanwhile.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
@@ -30,19 +27,21 @@ from malletrain.core.events import (
     RescaleCosted,
     Tick,
 )
+from malletrain.core.goals import GoalsSoFar, OwnerGoals
 from malletrain.core.records import JobRecord
 from malletrain.core.trainers import Trainer
 from malletrain.daemon.alarm import Alarm
 from malletrain.daemon.commands import CommandRunner, LeaseActions
+from malletrain.daemon.curves import Beginning
 from malletrain.daemon.gathering import GatheredReports, Gathering
 from malletrain.daemon.hearing import Hearing
 from malletrain.daemon.job_repository import ActiveJob, decode_spec, not_completed
 from malletrain.daemon.monitor import JobMonitor
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.settings import ROUNDS, round_settings
+from malletrain.daemon.steps import StepRunner
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
-from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.rounds.interface import Rounds
 from malletrain.store.records import JobRow
 
@@ -58,10 +57,6 @@ SERVICE_COST = RescaleCost(up_s=1.0, down_s=1.0, start_s=5.0)
 """Of a service, in seconds of its value: nobody stops for a joiner, and leavers hand over what they
 hold. A little, so that no plan swaps nodes to and fro for nothing.
 """
-
-
-class CoreOver(RuntimeError):
-    """A step was asked of a core that has failed before."""
 
 
 class Core:
@@ -81,14 +76,12 @@ class Core:
         self.curves, self.lease_rows = parts.curves, parts.lease_rows
         self.goals, self.slow, self.news = parts.goals, parts.slow, parts.news
         self.agents, self.rounds, self.runs = parts.agents, parts.rounds, parts.runs
-        self.transmit = parts.outbox.send
-        """Send at once, whether there is a step or not: for answers that depend on nothing."""
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Has an exception when this core is over; see :meth:`fail`."""
-        self.torn = False
-        """A step has failed: memory and store may be apart."""
+        self.transmit = parts.outbox.answer
+        """Answer somebody, now or after this turn."""
+        self._steps = steps = StepRunner(parts, self._begin, self._decide, self._told)
+        self.step, self.turn, self.failed = steps.step, steps.turn, steps.failed
+        self.guard, self.fail, self.task_ended = steps.guard, steps.fail, steps.task_ended
         self.hearing = Hearing(parts.config.daemon.agent_timeout, parts.config.daemon.heartbeat)
-        self._outbox = parts.outbox
         self._events = parts.events
         self._commands = CommandRunner(parts, leases)
         self._alarm = Alarm(self.guard, self.clock.now, self._next, self.tick)
@@ -100,46 +93,33 @@ class Core:
         """As it holds now."""
         return self._parts.config
 
+    @property
+    def torn(self) -> bool:
+        """A step has failed: memory and store may be apart."""
+        return self._steps.torn
+
     # --- steps ---
 
-    @contextmanager
-    def step(self) -> Iterator[float]:
-        """Everything inside is decided, saved together, then told. Yields the time. Steps nest."""
-        now = self.clock.now()
-        if self._outbox.open:
-            yield now
-            return
-        if self.failed.done():
-            raise CoreOver("This core has failed; another one takes its place.")
-        unheard_s = self.hearing.unheard_s(now)
-        self._outbox.open = True
-        try:
-            with self.store.transaction():
-                if unheard_s:
-                    self._unheard(unheard_s, now)
-                yield now
-                while self._events:
-                    news = tuple(self._events)
-                    self._events.clear()
-                    for command in self.controller.handle_all(news, now):
-                        self._commands.carry_out(command, now)
-                self._shares.keep(now)
-                reached(FaultPoint.DAEMON_DECIDED)
-        except BaseException:
-            self.torn = True
-            raise
-        finally:
-            self._outbox.open = False
-        try:
-            reached(FaultPoint.DAEMON_SAVED)
-            if unreached := set(self._outbox.flush()):
-                self._not_reached(unreached)
-            reached(FaultPoint.DAEMON_SENT)
-            self._count()
-            self._alarm.set()
-        except BaseException:
-            self.torn = True  # not all that was saved was told
-            raise
+    def _begin(self, now: float) -> None:
+        """A step begins."""
+        if unheard_s := self.hearing.unheard_s(now):
+            self._unheard(unheard_s, now)
+
+    def _decide(self, now: float) -> None:
+        """What follows from what has happened in a step."""
+        while self._events:
+            news = tuple(self._events)
+            self._events.clear()
+            for command in self.controller.handle_all(news, now):
+                self._commands.carry_out(command, now)
+        self._shares.keep(now)
+
+    def _told(self, unreached: set[bytes]) -> None:
+        """A turn is saved, and everybody has been told."""
+        if unreached:
+            self._not_reached(unreached)
+        self._count()
+        self._alarm.set()
 
     def feed(self, event: Event) -> None:
         """Let the controller know, in this step or one of its own."""
@@ -192,35 +172,10 @@ class Core:
             "report again.",
         )
 
-    def guard(self, call: Callable[..., None]) -> Callable[..., None]:
-        """``call`` as a callback of the loop whose exception is told to :meth:`fail` instead of
-        vanishing in a log. Of a core that is over nothing is called.
-        """
-
-        def guarded(*args: Any) -> None:
-            if self.failed.done():
-                return
-            try:
-                call(*args)
-            except Exception as error:
-                self.fail(error)
-
-        return guarded
-
-    def fail(self, error: BaseException) -> None:
-        """This core is over: memory and store may be apart. The first error is the one told."""
-        if not self.failed.done():
-            self.failed.set_exception(error)
-
     def close(self) -> None:
         """Nothing happens by itself any more."""
         self._gathered.close()
         self._alarm.close()
-
-    def task_ended(self, task: asyncio.Task[None]) -> None:
-        """For tasks that must not fail, as their callback."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(error)
 
     def _next(self) -> float | None:
         """When :meth:`tick` is due although nothing happens."""
@@ -245,6 +200,26 @@ class Core:
 
     def add(self, row: JobRow, spec: messages.JobSpec) -> ActiveJob:
         """Take a job in hand: a new one, or one that the store knows."""
+        return self.add_all([(row, spec)])[0]
+
+    def add_all(self, jobs: Sequence[tuple[JobRow, messages.JobSpec]]) -> list[ActiveJob]:
+        """The same with many; what the store knows of them is read at once."""
+        profiled = self.config.profiling.enabled
+        curves = self.curves.begin([(row.id, spec) for row, spec in jobs], profiled=profiled)
+        goals = self.goals.begin(jobs)
+        return [
+            self._add(row, spec, begins, *goal)
+            for (row, spec), begins, goal in zip(jobs, curves, goals, strict=True)
+        ]
+
+    def _add(
+        self,
+        row: JobRow,
+        spec: messages.JobSpec,
+        begins: Beginning,
+        goals: OwnerGoals,
+        so_far: GoalsSoFar,
+    ) -> ActiveJob:
         rounds: Rounds = ROUNDS[spec.mode](
             round_settings(self.config), spec.min_nodes, row.generation
         )
@@ -257,8 +232,6 @@ class Core:
         )
         self.runs[row.id] = run
         curve = ScalingCurve.of((int(k), v) for k, v in spec.curve.items()) if spec.curve else None
-        model = self.curves.begin(row.id, spec) if self.config.profiling.enabled else None
-        goals, so_far = self.goals.begin(row, spec)
         quotas = self.parties.quotas(spec.owner)
         most = max(spec.min_nodes, min([spec.max_nodes, *(quota.nodes for quota in quotas)]))
         sizes = spec.profile_sizes
@@ -275,8 +248,8 @@ class Core:
                 last_broke=row.last_broke,
                 profile=spec.profile,
                 profile_sizes=tuple(k for k in sizes if k <= most) or None if sizes else None,
-                scaling=model,
-                kind=self.curves.kind(row.id, spec),
+                scaling=begins.scaling,
+                kind=begins.kind,
                 owner=self.accounts.of(spec.owner),
                 goals=goals,
                 so_far=so_far,
@@ -385,7 +358,15 @@ class Core:
         """Take in hand what the store knows; agents will report what runs."""
         with self.step():
             self._shares.restore()
-            for row in self.store.list_jobs([s.value for s in JobState if not s.ended]):
-                spec = decode_spec(row.spec)
-                if row.started is not None or not not_completed(self.store, spec.after):
-                    self.add(row, spec)
+            rows = self.store.list_jobs([s.value for s in JobState if not s.ended])
+            jobs = [(row, decode_spec(row.spec)) for row in rows]
+            begun = {row.id for row, _ in jobs if row.started is not None}
+            awaited = {each for row, spec in jobs if row.id not in begun for each in spec.after}
+            still = {row.id for row in not_completed(self.store, awaited)}
+            self.add_all(
+                [
+                    (row, spec)
+                    for row, spec in jobs
+                    if row.id in begun or still.isdisjoint(spec.after)
+                ]
+            )

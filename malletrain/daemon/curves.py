@@ -8,6 +8,7 @@ Decides under which key a curve is stored. Whose curve a job inherits is decided
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ class _Stored:
     node_class: str
     processes: int
     now: float
+    known: Mapping[str, CurveRow] | None = None
+    """The newest curve of each key, where they have been read; None: they have not."""
 
     def put(self, sibling: Sibling) -> None:
         """Keep it."""
@@ -51,7 +54,7 @@ class _Stored:
 
     def of_key(self, key: str) -> Sibling | None:
         """The newest of this key; None where it cannot be read."""
-        row = self.store.curve(key)
+        row = self.store.curve(key) if self.known is None else self.known.get(key)
         return self._sibling(row) if row else None
 
     def others(self, key: str) -> list[Sibling]:
@@ -64,6 +67,17 @@ class _Stored:
         scaling = _read(row.learned, f"jobs like {row.job}", self.costs)
         size = ModelSize(row.parameters, row.flops)
         return Sibling(row.key, row.job, scaling, size) if scaling else None
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """How a job begins."""
+
+    scaling: ScalingModel | None
+    """What it starts with: its own from before a restart, else that of its kind; None: nothing."""
+    kind: str
+    """Jobs of one kind scale alike; empty where they may differ in level, or nothing is
+    profiled."""
 
 
 class Curves:
@@ -79,25 +93,30 @@ class Curves:
 
     # --- a job begins ---
 
-    def begin(self, job: str, spec: messages.JobSpec) -> ScalingModel | None:
-        """What the job starts with: its own from before a restart, else that of its kind; None for
-        nothing.
+    def begin(
+        self, jobs: Sequence[tuple[str, messages.JobSpec]], *, profiled: bool = True
+    ) -> list[Beginning]:
+        """How jobs (id and specification) begin, all read at once. ``profiled``: whether the site
+        has jobs profiled.
         """
-        row = self._store.profile(job)
-        if row is not None and row.learned:
-            return _read(row.learned, f"job {job}", self._costs)
-        if row is None:
-            node_class = self._usual_class()
-            row = self._store.put_profile(ProfileRow(job, self._key(spec, node_class), node_class))
-        storage = self._storage(row, spec)
-        return siblings.starts_with(storage, row.key, named=_may_differ(spec))
-
-    def kind(self, job: str, spec: messages.JobSpec) -> str:
-        """Jobs of one kind scale alike; empty where they may differ in level, or nothing is
-        profiled.
-        """
-        row = self._store.profile(job)
-        return row.key if row is not None and not _may_differ(spec) else ""
+        rows = self._store.many.profiles(job for job, _ in jobs)
+        if profiled:
+            for job, spec in jobs:
+                if job not in rows:
+                    node_class = self._usual_class()
+                    row = ProfileRow(job, self._key(spec, node_class), node_class)
+                    rows[job] = self._store.put_profile(row)
+        known = self._store.many.curves(row.key for row in rows.values() if not row.learned)
+        found = []
+        for job, spec in jobs:
+            row, model = rows.get(job, ProfileRow(job)), None
+            if profiled and row.learned:
+                model = _read(row.learned, f"job {job}", self._costs)
+            elif profiled:
+                storage = replace(self._storage(row, spec), known=known)
+                model = siblings.starts_with(storage, row.key, named=_may_differ(spec))
+            found.append(Beginning(model, "" if _may_differ(spec) else row.key))
+        return found
 
     # --- a job goes on ---
 

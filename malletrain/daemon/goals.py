@@ -8,7 +8,7 @@ it, is the controller's decision (:mod:`malletrain.core.goal_keeper`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -75,8 +75,9 @@ class JobGoals:
             if "first" in event.data
         }
         over, unfinished = [], {}
+        rows = self._store.many.jobs(firsts)
         for job, made in firsts.items():
-            row = self._store.get_job(job)
+            row = rows.get(job)
             if row is None:
                 continue
             if row.ended is None:
@@ -88,9 +89,16 @@ class JobGoals:
 
     # --- jobs ---
 
-    def begin(self, row: JobRow, spec: messages.JobSpec) -> tuple[OwnerGoals, GoalsSoFar]:
-        """What the controller is told of a job that is new, or that the store knows."""
-        kept = self._store.goals.of(row.id)
+    def begin(
+        self, jobs: Sequence[tuple[JobRow, messages.JobSpec]]
+    ) -> list[tuple[OwnerGoals, GoalsSoFar]]:
+        """What the controller is told of jobs that are new, or that the store knows."""
+        known = self._store.many.goals(row.id for row, _ in jobs)
+        return [self._begin(row, spec, known.get(row.id)) for row, spec in jobs]
+
+    def _begin(
+        self, row: JobRow, spec: messages.JobSpec, kept: GoalRow | None
+    ) -> tuple[OwnerGoals, GoalsSoFar]:
         if kept is None:
             budget_s = None if spec.budget_nh is None else spec.budget_nh * HOUR_S
             goals = OwnerGoals(spec.deadline, budget_s, spec.work)

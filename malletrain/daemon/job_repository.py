@@ -142,8 +142,10 @@ def decode_spec(text: str) -> messages.JobSpec:
 
 def not_completed(store: Store, jobs: Iterable[str]) -> list[JobRow]:
     """Those of these jobs that have not completed, whether they still may or not."""
-    rows = [store.get_job(job) for job in jobs]
-    return [row for row in rows if row is not None and row.state != JobState.COMPLETED.value]
+    wanted = list(jobs)
+    rows = store.many.jobs(wanted)
+    found = [rows[job] for job in wanted if job in rows]
+    return [row for row in found if row.state != JobState.COMPLETED.value]
 
 
 def submitted_before(store: Store, spec: messages.JobSpec) -> JobRow | None:

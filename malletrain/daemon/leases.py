@@ -17,13 +17,14 @@ from malletrain.core.events import Foretold, GapsSeen, LeaseNotTaken, LeaseNotYe
 from malletrain.core.lasting import cohorts
 from malletrain.core.restraint import Restraint
 from malletrain.daemon.batch import output_dir
-from malletrain.daemon.core import Core, CoreOver
+from malletrain.daemon.core import Core
 from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, UNHEARD, Departures
 from malletrain.daemon.lease_actions import Call, LeaseDesk, ReleaseCall, SpareLook, TakeCall
 from malletrain.daemon.manners import Manners
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.restraints import Restraints
 from malletrain.daemon.sickbay import manner
+from malletrain.daemon.steps import CoreOver
 from malletrain.daemon.strays import Strays
 from malletrain.daemon.unheard import Unheard, last_words, likely_cause
 from malletrain.daemon.waiting import happens

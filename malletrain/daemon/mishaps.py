@@ -111,6 +111,10 @@ class Mishaps:
         log.error("the daemon failed", again=not often, exception=_trace(error))
         return not often
 
+    def doubtful(self) -> bool:
+        """Whether the daemon failed not long ago, and it is not known at which message."""
+        return bool(self._own) and self._now() - self._own[-1] < REMEMBERED_S
+
     @staticmethod
     def _pause_s(times: int) -> float:
         return 0.0 if times < 2 else min(NOT_HEARD_MOST_S, NOT_HEARD_S * 2.0 ** min(times - 2, 16))

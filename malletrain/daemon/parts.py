@@ -43,29 +43,47 @@ Send = Callable[[bytes, messages.Message], bool]
 
 
 class StepOutbox:
-    """Messages of a step wait here until it is saved; outside of one they are sent at once."""
+    """Messages of a turn wait here until its steps are saved, and answers in between; outside of
+    one they are sent at once.
+    """
 
     def __init__(self, send: Send) -> None:
         self.send = send
         self.open = False
-        """A step is under way."""
-        self._waiting: list[tuple[bytes, messages.Message]] = []
+        """A turn is under way."""
+        self._waiting: list[tuple[bytes, messages.Message, bool]] = []
 
     def post(self, peer: bytes, message: messages.Message) -> bool:
-        """Send, now or after the step."""
+        """Send, now or after the turn; False: the peer could not be reached."""
         if not self.open:
             return self.send(peer, message)
-        self._waiting.append((peer, message))
+        self._waiting.append((peer, message, True))
         return True
 
+    def answer(self, peer: bytes, message: messages.Message) -> None:
+        """The same, and whether it arrives does not matter: who wants it asks again."""
+        if self.open:
+            self._waiting.append((peer, message, False))
+        else:
+            self.send(peer, message)
+
+    def mark(self) -> int:
+        """How much waits, for :meth:`forget`."""
+        return len(self._waiting)
+
+    def forget(self, mark: int) -> None:
+        """What has come since ``mark`` is not sent."""
+        del self._waiting[mark:]
+
     def flush(self) -> list[bytes]:
-        """Send what waits; returns the peers that could not be reached."""
+        """Send what waits; returns the peers that could not be reached, and should be."""
         waiting, self._waiting = self._waiting, []
         unreached = []
-        for peer, message in waiting:
-            if not self.send(peer, message):
-                unreached.append(peer)
-            reached(FaultPoint.DAEMON_SENDING)
+        for peer, message, matters in waiting:
+            arrives = self.send(peer, message)
+            if matters:
+                unreached += [] if arrives else [peer]
+                reached(FaultPoint.DAEMON_SENDING)
         return unreached
 
 

@@ -6,18 +6,20 @@ itself (:mod:`malletrain.daemon.mishaps`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
 import structlog
 
 from malletrain.daemon.api import Api, StepFailed
-from malletrain.daemon.core import Core, CoreOver
+from malletrain.daemon.core import Core
 from malletrain.daemon.inbox import Inbox
 from malletrain.daemon.login import Login
 from malletrain.daemon.mishaps import Mishap, Mishaps
 from malletrain.daemon.rates import Rates
+from malletrain.daemon.steps import CoreOver
 from malletrain.daemon.timed import TimedCall
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
@@ -62,6 +64,21 @@ class Switchboard:
             "client": self._client,
             "stranger": self._stranger,
         }
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The messages of one turn: what is to be saved for them is saved at once, and what they
+        are answered goes out after it. One by one where one of them may be what the daemon failed
+        at: then it shows which.
+        """
+        if self._mishaps.doubtful():
+            yield
+            return
+        try:
+            with self._core.turn():
+                yield
+        except Exception as error:
+            self._core.fail(error)
 
     def message(self, peer: bytes, who: str, message: Any) -> None:
         """A valid message of a peer whose key is that of ``who``, as the key ring names it."""

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import structlog
@@ -45,6 +46,9 @@ log = structlog.get_logger(__name__)
 
 class Receiver(Protocol):
     """Who hears what comes in. Called from the loop."""
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Around the messages that are taken in at one go."""
 
     def message(self, peer: bytes, who: str, message: Any) -> None:
         """A valid message; ``peer`` addresses the answer, ``who`` is what the key says."""
@@ -196,18 +200,25 @@ class Transport:
         # The monitor wakes its reader once, whatever comes after: a wakeup lost would leave ends
         # unread, and ZeroMQ's thread stops for good when there is no room for more of them.
         self._watch()
+        with self._receiver.turn():
+            more = self._turn(self._receiver)
+        if more:
+            self._soon()
+
+    def _turn(self, receiver: Receiver) -> bool:
+        """Take in what is there, for TURN_S at most; whether there may be more."""
         until = time.monotonic() + TURN_S
         while time.monotonic() < until:
             try:
                 if self._socket.closed or not self._socket.poll(0):
-                    return
+                    return False
                 frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.ZMQError:
-                return
-            self._one(frames, self._receiver)
+                return False
+            self._one(frames, receiver)
             if self._receiver is None:
-                return
-        self._soon()
+                return False
+        return True
 
     def _one(self, frames: list[Any], receiver: Receiver) -> None:
         peer = frames[0].bytes

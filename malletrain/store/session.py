@@ -72,13 +72,40 @@ class Session:
                 finally:
                     self._connection = None
         except (DBAPIError, PoolTimeout) as error:
-            cause = error.orig if isinstance(error, DBAPIError) else error
-            said = str(cause).strip().partition("\n")[0].rstrip(".")
-            statement = isinstance(error, DataError | IntegrityError)
-            raise (StatementRefused if statement else StoreError)(
-                f"The database {self.url} refused: {said}. Nothing of this step was saved."
-                f"{advice(said)}"
-            ) from error
+            raise self._refusal(error) from error
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """A part of the transaction that is open: when an exception leaves the block, what was
+        called inside is undone and nothing else.
+
+        Raises:
+            StoreError: the database refuses.
+        """
+        if self._connection is None:
+            raise RuntimeError("No transaction is open of which this could be a part.")
+        # The driver is asked itself: SQLAlchemy's way there costs more than most steps change.
+        driver: Any = self._connection.connection.driver_connection
+        try:
+            driver.execute("SAVEPOINT part")
+            try:
+                yield
+            except BaseException:
+                driver.execute("ROLLBACK TO SAVEPOINT part")
+                raise
+            driver.execute("RELEASE SAVEPOINT part")
+        except (DBAPIError, self._engine.dialect.loaded_dbapi.Error) as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: Exception) -> StoreError:
+        """What the database's own error is told as."""
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        said = str(cause).strip().partition("\n")[0].rstrip(".")
+        statement = isinstance(error, DataError | IntegrityError)
+        return (StatementRefused if statement else StoreError)(
+            f"The database {self.url} refused: {said}. Nothing of this step was saved."
+            f"{advice(said)}"
+        )
 
     def migrate(self) -> None:
         """Bring the database to this version. What an SQLite file was is kept beside it, for a way

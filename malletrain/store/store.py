@@ -25,6 +25,7 @@ from malletrain.store import schema
 from malletrain.store.database import StoreError, open_engine
 from malletrain.store.goal_table import GoalTable
 from malletrain.store.history_table import HistoryTable
+from malletrain.store.many import ManyRows
 from malletrain.store.records import (
     STARTED,
     Boot,
@@ -76,7 +77,7 @@ class Store:
         self.goals = GoalTable(session)
         self.history = HistoryTable(session)
         self.services = ServiceTable(session)
-        """The metrics of jobs over time."""
+        self.many = ManyRows(session)
 
     @classmethod
     def open(cls, url: str) -> Store:
@@ -113,6 +114,12 @@ class Store:
         the block. Blocks may nest.
         """
         return self._db.transaction()
+
+    def part(self) -> AbstractContextManager[None]:
+        """A part of the transaction that is open, which is undone alone when an exception leaves
+        the block.
+        """
+        return self._db.part()
 
     # --- the daemon itself ---
 

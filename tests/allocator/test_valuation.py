@@ -18,7 +18,7 @@ from allocator import (
     RescaleCost,
     ScalingCurve,
     make_bids,
-    requests,
+    valuation,
 )
 from allocator.curves import CurveTable
 from tests.allocator.oracles import one_by_one
@@ -88,7 +88,7 @@ def test_a_bid_is_the_same_in_whatever_company_it_is_made(
     alone = [make_bids([request])[0] for request in many]
     assert make_bids(many) == alone
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(requests, "_AT_ONCE", at_once)
+        patched.setattr(valuation, "_AT_ONCE", at_once)
         assert make_bids(many) == alone
 
 

@@ -75,6 +75,11 @@ def daemon_killed_telling(world: World) -> None:
     world.head.sends_left = world.rng.randrange(4)
 
 
+def daemon_killed_hearing(world: World) -> None:
+    """The daemon is killed when it has taken in a message, before what follows from it is saved."""
+    world.head.turns_left = world.rng.randrange(4)
+
+
 def agent_killed(world: World) -> None:
     """An agent is killed."""
     agents = [each.agent for each in world.machine.leases.values() if each.agent]
@@ -185,6 +190,7 @@ KINDS: dict[str, Callable[[World], None]] = {
         slow,
         daemon_killed,
         daemon_killed_telling,
+        daemon_killed_hearing,
         agent_killed,
         launcher_killed,
         script_fails,

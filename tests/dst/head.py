@@ -1,7 +1,8 @@
 """The head node: the daemon as it is, its store in memory, and its end of the network.
 
 Killed, the daemon leaves what it had committed. It may be killed between two steps, and within one:
-when it is about to tell what it has just saved.
+when it is about to tell what it has just saved; and between two messages of one turn, when nothing
+that follows from the first is saved.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, event
 from sqlalchemy.pool import StaticPool
 
 from malletrain.config.model import Config, parse_config
@@ -68,8 +69,11 @@ MAX_PROFILE_S = 15.0
 SUBMIT_AS = """[scheduler.slurm]
 submit_as = ["sudo", "-u", "{owner}"]"""
 GRACE_S = 6.0
-_MEMORY = sqlite3.connect(":memory:", check_same_thread=False, isolation_level="IMMEDIATE")
+TURN_S = 0.02
+"""What comes in within so long at most is one turn."""
+_MEMORY = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
 _ENGINE = create_engine("sqlite://", creator=lambda: _MEMORY, poolclass=StaticPool)
+event.listen(_ENGINE, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
 _EMPTY = sqlite3.connect(":memory:", check_same_thread=False)
 """One database and one engine for all worlds of a process: statements are compiled once."""
 
@@ -95,6 +99,7 @@ class VirtualTransport:
         self._network, self._process, self._lookup = network, process, lookup
         self._head = head
         self._receiver: Any = None
+        self._due = False
         self._waiting: list[tuple[Connection, list[bytes]]] = []
 
     def bind(self, listen: str) -> str:
@@ -103,9 +108,7 @@ class VirtualTransport:
 
     def serve(self, receiver: Any) -> None:
         self._receiver = receiver
-        waiting, self._waiting = self._waiting, []
-        for connection, frames in waiting:
-            self.arrived(connection, frames)
+        self._soon()
 
     def hold(self) -> None:
         self._receiver = None
@@ -117,7 +120,7 @@ class VirtualTransport:
     def send(self, peer: bytes, message: messages.Message) -> bool:
         self._process.check()
         self._head.about_to_send(message)
-        if isinstance(message, messages.Round) and _MEMORY.in_transaction:
+        if _MEMORY.in_transaction:
             self._head.failed(f"{short(message)} is told before it is saved")
         connection = self._network.connections.get(peer)
         if connection is None or not connection.there:
@@ -135,17 +138,32 @@ class VirtualTransport:
         self._in_process(lambda: self._receiver and self._receiver.disconnected(connection.peer))
 
     def arrived(self, connection: Connection, frames: list[bytes]) -> None:
-        self._in_process(lambda: self._take(connection, frames))
+        self._waiting.append((connection, frames))
+        self._in_process(self._soon)
 
     def _in_process(self, call: Callable[[], object]) -> None:
         if self._process.alive:
             with contextlib.suppress(Killed):
                 self._process.context.copy().run(call)
 
-    def _take(self, connection: Connection, frames: list[bytes]) -> None:
+    def _soon(self) -> None:
+        """Take in what waits, in a moment: more may come until then."""
+        if not self._due and self._receiver is not None:
+            self._due = True
+            self._head.loop.call_later(self._head.turn_s(), self._turn)
+
+    def _turn(self) -> None:
+        self._due = False
         if self._receiver is None:
-            self._waiting.append((connection, frames))
             return
+        with contextlib.suppress(Killed), self._receiver.turn():
+            for number in range(len(self._waiting)):
+                self._head.about_to_hear(number)
+                self._take(*self._waiting.pop(0))
+                if self._receiver is None:
+                    return
+
+    def _take(self, connection: Connection, frames: list[bytes]) -> None:
         who = self._lookup(connection.caller.key.decode())
         if who is None:
             self._receiver.invalid("A message came from a peer whose key is not valid any more.")
@@ -206,6 +224,9 @@ class Head:
         self.restarts = 0
         self.sends_left: int | None = None
         """So many messages more it tells, then it is killed; None: as many as it likes."""
+        self.turns_left: int | None = None
+        """So many turns of several messages more it takes in, then it is killed in one; None: as
+        many as come."""
         self.heard: Callable[[Any], None] = lambda message: None
         """Is called with every message that it hears."""
 
@@ -222,7 +243,7 @@ class Head:
         """The service manager starts the daemon."""
         assert not self.alive
         self.restarts += 1
-        self.sends_left = None
+        self.sends_left = self.turns_left = None
         backend = Backend(
             lambda config: self._scheduler,
             lambda config: None,
@@ -272,6 +293,20 @@ class Head:
             self.kill()
             raise Killed("daemon")
         self.sends_left -= 1
+
+    def turn_s(self) -> float:
+        """How long messages are waited for that are of one turn with the first."""
+        return self._rng.choice((0.0, 0.1, 1.0)) * TURN_S
+
+    def about_to_hear(self, number: int) -> None:
+        """Kill it here, between two messages of a turn, when that is wished for."""
+        if number != 1 or self.turns_left is None:
+            return
+        if self.turns_left == 0:
+            self.say("fault", "the daemon is killed between two messages of a turn")
+            self.kill()
+            raise Killed("daemon")
+        self.turns_left -= 1
 
     def kill(self) -> None:
         """SIGKILL to the daemon: what it has committed is left."""

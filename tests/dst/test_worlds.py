@@ -45,7 +45,7 @@ def test_a_day_on_which_nothing_goes_wrong():
 
 def test_the_same_seed_is_the_same_day():
     lines: list[list[str]] = [[], []]
-    days = [live(20, shown=lines[i].append) for i in range(2)]
+    days = [live(21, shown=lines[i].append) for i in range(2)]
     assert lines[0] == lines[1]
     assert days[0] == days[1]
     assert days[0].happened
@@ -92,7 +92,7 @@ PLANTED: dict[str, tuple[list[tuple[Any, str, Any]], str, tuple[str, ...], tuple
     "the round that a launcher is of is not checked": (
         [(Holdings, "belongs", _whatever_round)],
         "was given",
-        ("daemon_killed", "daemon_killed_telling", "launcher_killed"),
+        ("daemon_killed", "daemon_killed_telling", "daemon_killed_hearing", "launcher_killed"),
         ("restart",),
     ),
     "a round that was interrupted is not formed anew": (
@@ -122,7 +122,7 @@ PLANTED: dict[str, tuple[list[tuple[Any, str, Any]], str, tuple[str, ...], tuple
     "a job goes on with fewer nodes than its least": (
         [(JobRounds, "min_nodes", property(lambda self: 1, lambda self, number: None))],
         "and its least are",
-        ("no_notice", "power", "agent_killed"),
+        ("agent_killed",),
         ("live",),
     ),
     "a service's process gets no time to hand over": (

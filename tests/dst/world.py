@@ -221,7 +221,7 @@ class World:
         self.machine.trouble = ""
         self.loop.thread_s = self.usual_thread_s
         self.network.slow.clear()
-        self.head.sends_left = None
+        self.head.sends_left = self.head.turns_left = None
         for place in [*self.machine.nodes, "login"]:
             self.mend(place)
 

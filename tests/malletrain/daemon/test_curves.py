@@ -57,11 +57,17 @@ def spec(curves, *args, **more):
     )
 
 
+def begins(curves, job, made):
+    """What a job starts with."""
+    [found] = curves.begin([(job, made)])
+    return found.scaling
+
+
 def new(curves, job, *args, **more):
     """Submit a job; what it starts with."""
     made = spec(curves, *args, **more)
     curves.store.add_job(JobRow(job, "a", "ada", "{}", "queued"))
-    return curves.begin(job, made), made
+    return begins(curves, job, made), made
 
 
 def test_the_first_of_its_kind_starts_with_nothing(curves):
@@ -93,13 +99,13 @@ def test_another_environment_is_another_kind_and_how_it_is_run_is_not(curves):
     own = messages.SoftwareEnvironment(container="a.sif", modules=("cuda",))
     made = structs.replace(spec(curves), software=own)
     curves.store.add_job(JobRow("j1", "a", "ada", "{}", "queued"))
-    curves.begin("j1", made)
+    begins(curves, "j1", made)
     curves.keep("j1", made, MEASURED)
 
     def inherits(job, **software):
         curves.store.add_job(JobRow(job, "a", "ada", "{}", "queued"))
         other = messages.SoftwareEnvironment(**software) if software else None
-        return curves.begin(job, structs.replace(spec(curves), software=other)) is not None
+        return begins(curves, job, structs.replace(spec(curves), software=other)) is not None
 
     assert inherits("j2", container="a.sif", modules=("cuda",), runtime="podman", binds=("/x",))
     assert not inherits("j3", container="b.sif", modules=("cuda",))
@@ -147,7 +153,7 @@ def test_a_model_of_similar_size_is_believed_once_it_says_how_large_it_is(curves
 def test_a_restart_finds_what_the_job_knew(curves):
     _, made = new(curves, "j1")
     curves.keep("j1", made, MEASURED)
-    again = curves.begin("j1", made)
+    again = begins(curves, "j1", made)
     assert again.to_dict() == MEASURED.to_dict()
 
 
@@ -160,13 +166,13 @@ def test_a_kind_is_what_has_the_same_key_and_not_what_its_owner_calls_alike(curv
         ("j4", (), "sweep"),
     ):
         _, made = new(curves, job, *args, profile_key=key)
-        kinds[job] = curves.kind(job, made)
+        kinds[job] = curves.begin([(job, made)])[0].kind
     assert kinds["j1"] == kinds["j2"] != ""
     assert kinds["j3"] not in ("", kinds["j1"])
     assert kinds["j4"] == ""
     for job in ("j5", "j6"):
         _, made = new(curves, job, "--wide", job, profile_key="s", sweep="s/1")
-        kinds[job] = curves.kind(job, made)
+        kinds[job] = curves.begin([(job, made)])[0].kind
     assert kinds["j5"] == kinds["j6"] != "", "trials that share a profile are one kind"
 
 
@@ -194,7 +200,7 @@ def test_a_profile_under_way_is_kept_for_the_job_and_not_for_others(curves):
     _, made = new(curves, "j1")
     half = ScalingModel(curve_of({4: 340.0}))
     curves.keep("j1", made, half)
-    assert curves.begin("j1", made).curve.measured_sizes == (4,)
+    assert begins(curves, "j1", made).curve.measured_sizes == (4,)
     assert new(curves, "j2")[0] is None
 
 
@@ -223,7 +229,7 @@ def test_interruptions_and_reasons_are_kept(curves):
 def test_a_script_that_cannot_be_read_has_a_key_all_the_same(curves):
     made = messages.JobSpec("a", "ada", "/does/not/exist.py", "/", "python")
     curves.store.add_job(JobRow("j1", "a", "ada", "{}", "queued"))
-    assert curves.begin("j1", made) is None
+    assert begins(curves, "j1", made) is None
     assert len(curves.store.profile("j1").key) == 32
 
 

@@ -9,7 +9,7 @@ import pytest
 from malletrain.client import ClientError
 from malletrain.daemon.metrics import Metrics
 from malletrain.daemon.mishaps import MOST_OF_ITS_OWN, NOT_HEARD_S, REMEMBERED_S, Mishaps
-from malletrain.protocol import messages
+from malletrain.protocol import messages, wire
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
 
@@ -122,6 +122,25 @@ def test_a_step_that_was_saved_and_could_not_be_told_has_the_parts_made_anew(wor
     until(lambda: world.daemon.job(world.job).state == "cancelled", "what was saved holds")
 
 
+def test_what_fails_when_a_turn_is_told_is_found_out_message_by_message(world, monkeypatch):
+    encode, service = wire.encode, world.daemon.service
+
+    def broken_for_alive(message):
+        return broken() if isinstance(message, messages.Alive) else encode(message)
+
+    monkeypatch.setattr(wire, "encode", broken_for_alive)
+    world.agent.say(messages.Heartbeat("b"))
+    world.begun_anew(service)
+    assert not world.counted("agent"), "a turn has many messages"
+    world.agent.hear(messages.WhoAreYou)
+    world.agent.hello(assignment=world.running)
+    world.agent.hear(messages.Welcome)
+    world.agent.say(messages.Heartbeat("b"))
+    until(lambda: world.counted("agent"), "it is known which it is")
+    assert "Heartbeat of the agent of lease" in world.failures()[-1].sentence
+    assert world.daemon.job(world.job).state == "running"
+
+
 def test_who_sends_it_again_and_again_is_not_heard_in_it_but_in_all_else(world):
     world.daemon.service.core.runs[world.job].monitor.mark = broken
     mark = messages.Mark(world.job, world.running.generation, 0, "import", 1.0)
@@ -215,5 +234,7 @@ def test_a_daemon_that_fails_by_itself_begins_anew_a_few_times_only():
     for _ in range(MOST_OF_ITS_OWN):
         assert mishaps.may_begin_anew(ValueError())
     assert not mishaps.may_begin_anew(ValueError())
+    assert mishaps.doubtful()
     clock.now = REMEMBERED_S
+    assert not mishaps.doubtful()
     assert mishaps.may_begin_anew(ValueError())

@@ -1,6 +1,7 @@
 """The daemon's socket when connections come and go."""
 
 import asyncio
+import contextlib
 import socket
 import threading
 
@@ -21,7 +22,13 @@ class Deaf:
     """A receiver that keeps what it is told."""
 
     def __init__(self):
-        self.peers, self.ended = [], []
+        self.peers, self.ended, self.turns = [], [], []
+
+    @contextlib.contextmanager
+    def turn(self):
+        before = len(self.peers)
+        yield
+        self.turns.append(len(self.peers) - before)
 
     def message(self, peer, who, message):
         self.peers.append(peer)

@@ -279,6 +279,8 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="work in this new folder and keep it")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.keep and args.keep.exists():
+        parser.error(f"--keep works in a new folder, and {args.keep} is there; name another one.")
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
     print(f"seed {seed}", file=sys.stderr, flush=True)
     with contextlib.ExitStack() as stack:

@@ -39,8 +39,8 @@ _NUMBER = re.compile(r"\s(\d+(?:\[\d*\])?)(?:\.|\s)")
 
 
 def main(arguments: Sequence[str], path: Path = RULES, owner: int = 0) -> int:
-    """Run a command, in place of this process. Returns only when it does not get through, or was
-    only tried.
+    """Run a command, in place of this process. Returns when it does not get through, was only
+    tried, or is run for each of several jobs.
 
     Args:
         arguments: the command and what it is told.
@@ -63,6 +63,8 @@ def main(arguments: Sequence[str], path: Path = RULES, owner: int = 0) -> int:
             return 0
         if command.jobs:
             check_jobs(command, rules, environment)
+        if rules.kind == "pbs" and len(command.jobs) > 1:
+            return _run_each(command, environment)
         _become(command, script, environment)
     except (GateClosed, SchedulerError) as error:
         print(f"malletrain-lease: {error}", file=sys.stderr)
@@ -141,6 +143,20 @@ def _pbs_names(said: str, told: Sequence[str], jobs: Sequence[str]) -> list[str]
     if silent := [job for job in jobs if number_in(job) not in answered]:
         raise GateClosed(f"qstat does not say what job {silent[0]} is.")
     return [job.name for job in found]
+
+
+def _run_each(command: GatedCommand, environment: dict[str, str]) -> int:
+    """Run the command for one job after another: PBS's server dies when one qdel names a job that
+    has ended behind one that has not. Returns the first status that is not 0.
+    """
+    words = command.argv[: -len(command.jobs)]
+    first = 0
+    for job in command.jobs:
+        done = subprocess.run(
+            [*words, job], env=environment, cwd="/", stdin=subprocess.DEVNULL, umask=0o022
+        )
+        first = first or (done.returncode if done.returncode >= 0 else 128 - done.returncode)
+    return first
 
 
 def _become(command: GatedCommand, script: bytes, environment: dict[str, str]) -> None:

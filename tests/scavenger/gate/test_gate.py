@@ -98,6 +98,26 @@ def test_each_of_several_jobs_of_pbs_must_be_a_lease(tmp_path):
         pbs.stop()
 
 
+def test_pbs_is_told_of_one_job_at_a_time(tmp_path):
+    """Its server dies of one qdel that names an ended job behind one that runs."""
+    pbs, gate = FakePbs(tmp_path / "pbs"), GateWorld(tmp_path / "gate", "pbs")
+    try:
+        for name in ("qstat", "qdel"):
+            gate.tools.runs(name, f'exec {pbs.tools.root}/{name} "$@"')
+        first, gone, last = (
+            pbs.submit("sleep 600", "-N", f"malletrain-0a1b2c3d-l{i}") for i in (1, 2, 3)
+        )
+        assert gate.run("qdel", gone, **pbs.environment).returncode == 0
+        pbs.until(lambda: gone not in pbs.leases(), "one has ended")
+        done = gate.run("qdel", first, gone, last, **pbs.environment)
+        assert done.returncode not in (0, CLOSED), "the status of the one that had ended"
+        assert done.stderr.count(b"Job has finished") == 1
+        assert gate.tools.calls("qdel")[-3:] == [f"qdel {job}" for job in (first, gone, last)]
+        pbs.until(lambda: not pbs.leases(), "the others end, and PBS lives")
+    finally:
+        pbs.stop()
+
+
 @pytest.mark.parametrize(
     ("complaint", "passes"),
     [

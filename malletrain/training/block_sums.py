@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-SMALLEST = 1024
-"""Bytes of the smallest block."""
+SMALLEST = 4096
+"""Bytes of the smallest block: a page, of which disks and file systems read whole ones."""
 MOST = 1 << 14
 """Blocks of a file, at most: 64 kB of check sums."""
 _PIECE = 4 << 20

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from malletrain.memory.folder import VIEW, NoRoomError
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import rng, shard_files, sharded_snapshot, sharded_state, snapshot_file
 from malletrain.training.memory_moment import CompleteSnapshot, Moment
 from malletrain.training.memory_restore import peer
@@ -80,7 +81,9 @@ def save(
             }
 
         payload = team.from_rank_0(named)
+        reached(FaultPoint.MEMORY_WRITTEN)
         team.everywhere(commit)
+        reached(FaultPoint.MEMORY_KEPT)
     except BaseException:
         if leads_its_node():
             tier.drop(moment)
@@ -122,7 +125,10 @@ def hand_over(tier: MemoryTier, moment: Moment, address: str, silence_s: float) 
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if path.name == METADATA or path.name.startswith(own):  # not other nodes' on their way
                 moved += other.push(path, tier.name(moment, path.name))
-        return moved + other.push(tier.file(moment), tier.name(moment))
+        reached(FaultPoint.MEMORY_GIVES)
+        moved += other.push(tier.file(moment), tier.name(moment))
+    reached(FaultPoint.MEMORY_GAVE)
+    return moved
 
 
 def put_back(

@@ -18,35 +18,61 @@ from tests.integration.test_fault_points import SERVICES
 
 P = FaultPoint
 TRAININGS = {
-    "restart": (
-        *(P.FORK_SERVER_WARM, P.FORK_SERVER_FORKED, P.JOB_SERVER_FORKED, P.LAUNCHER_JOINS),
-        *(P.WORKER_REPORTS, P.WORKER_REPORTED, P.WORKER_WRITTEN, P.WORKER_KEPT),
-        *(P.WORKER_SAVED, P.WORKER_DRAINED, P.AGENT_DRAINED),
-    ),
-    "live": (
-        *(P.LAUNCHER_INVITES, P.WORKER_SHARES, P.WORKER_SHARED, P.WORKER_ENTERED),
-        *(P.WORKER_COMMITS, P.WORKER_COMMITTED),
-    ),
+    "restart": {
+        "lose": (
+            *(P.FORK_SERVER_WARM, P.FORK_SERVER_FORKED, P.JOB_SERVER_FORKED, P.LAUNCHER_JOINS),
+            *(P.WORKER_REPORTS, P.WORKER_REPORTED, P.WORKER_WRITTEN, P.WORKER_KEPT),
+            *(P.WORKER_SAVED, P.WORKER_DRAINED, P.AGENT_DRAINED),
+        )
+    },
+    "live": {
+        "lose": (
+            *(P.LAUNCHER_INVITES, P.WORKER_SHARES, P.WORKER_SHARED, P.WORKER_ENTERED),
+            *(P.WORKER_COMMITS, P.WORKER_COMMITTED),
+        )
+    },
+    "sharded": {
+        "want": (P.SHARDS_LEAVE, P.SHARDS_LEFT, P.SHARDS_ARRIVED, P.WORKER_SHARES),
+        "lose": (P.SHARDS_ARRIVED, P.SHARDS_FILLED, P.SHARDS_DROPPED, P.WORKER_ENTERED),
+        "": (P.SHARDS_COPY, P.SHARDS_KEPT, P.WORKER_COMMITS, P.WORKER_COMMITTED),
+    },
+    "memory": {
+        "want": (
+            *(P.MEMORY_WRITTEN, P.MEMORY_KEPT, P.MEMORY_GIVES, P.MEMORY_GAVE, P.MEMORY_SETTLES),
+            *(P.KEEPER_TAKES, P.WORKER_SAVED, P.WORKER_DRAINED),
+        )
+    },
+    "memory, replicas": {
+        "": (
+            *(P.MEMORY_WRITTEN, P.MEMORY_KEPT, P.MEMORY_GIVES, P.MEMORY_GAVE, P.MEMORY_SETTLES),
+            P.KEEPER_TAKES,
+        ),
+        "lose": (P.MEMORY_GIVES, P.KEEPER_TAKES, P.MEMORY_SETTLES),
+    },
 }
+"""By kind of training: what is done to a node (it is lost, wanted with notice, or nothing), and the
+points that its processes come to then.
+"""
 
 
 def test_every_point_is_tried():
-    assert SERVICES | {p for points in TRAININGS.values() for p in points} == set(FaultPoint)
+    tried = {p for rows in TRAININGS.values() for points in rows.values() for p in points}
+    assert SERVICES | tried == set(FaultPoint)
 
 
 @pytest.mark.sites
-@pytest.mark.parametrize("mode", TRAININGS)
-def test_all_points(tmp_path, mode):
+@pytest.mark.parametrize("kind", TRAININGS)
+def test_all_points(tmp_path, kind):
     site = FaultySite(tmp_path)
     try:
         site.start_daemon()
-        path = site.script("job.py", script(mode))
+        path = site.script("job.py", script(kind))
         spec = JobSpec(
             *("training", "", str(path), str(site.work), sys.executable),
             max_nodes=site.nodes,
             nproc_per_node=1,
             profile=False,
-            mode=mode,
+            mode="live" if kind in ("live", "sharded") else "restart",
         )
         with site.client() as client:
             job = client.submit(spec).id
@@ -58,13 +84,18 @@ def test_all_points(tmp_path, mode):
             return more and site.held() == site.known()
 
         site.until(lambda: trains(0.0), "it trains on all nodes")
-        for number, point in enumerate(TRAININGS[mode]):
+        rows = [(do, point) for do, points in TRAININGS[kind].items() for point in points]
+        for number, (provocation, point) in enumerate(rows):
             site.arm(point)
-            site.lose(sorted(site.job(job).nodes)[number % site.nodes])
+            if provocation:
+                victim = sorted(site.job(job).nodes)[number % site.nodes]
+                {"lose": site.lose, "want": site.want}[provocation](victim)
             site.struck(point)
             before = site.job(job).samples
-            site.until(lambda at=before: trains(at), f"it goes on after {point.name}")
-        done = ChaosJob(job, mode, site.work)
+            site.until(
+                lambda at=before: trains(at), f"it goes on after {point.name} ({provocation})"
+            )
+        done = ChaosJob(job, kind, site.work)
         done.end()
         site.until_state(job, "completed")
         account = done.account()

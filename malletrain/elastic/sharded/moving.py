@@ -19,6 +19,7 @@ import torch.distributed as dist
 from malletrain.elastic.group import Group
 from malletrain.elastic.sharded.chunks import Chunk
 from malletrain.elastic.sharded.transfer_plan import PIECE_BYTES, Piece, TransferPlan
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training.torch_private import boxes_of
 
 AT_ONCE = 8
@@ -146,6 +147,7 @@ def _exchange(rank: int, bundles: Iterable[Bundle], world: Any) -> None:
                 operations.append(dist.P2POp(dist.irecv, room, bundle.source, world))
         for work in dist.batch_isend_irecv(operations):
             work.wait()
+        reached(FaultPoint.SHARDS_ARRIVED)
         for bundle, room in arriving:
             bundle.unpack(room)
 

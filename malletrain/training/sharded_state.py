@@ -96,7 +96,7 @@ def _take_out(state: Any, key: str, tensors: dict[str, Any]) -> Any:
     if _is_dtensor(state):
         while key in tensors:  # {"a.b": …} beside {"a": {"b": …}}
             key += "'"
-        tensors[key] = state.detach()
+        tensors[key] = state.detach() if state.requires_grad else state
         return {MARK: key, "placements": [getattr(p, "dim", None) for p in state.placements]}
     if isinstance(state, dict):
         return {k: _take_out(v, f"{key}.{k}", tensors) for k, v in state.items()}
@@ -267,7 +267,7 @@ def _room(shape: tuple[int, ...], dtype: Any, like: Any, placements: list[int | 
             raise ValueError("a sharded tensor was saved where the script has none now.")
         return torch.empty(shape, dtype=dtype, device=like.device)
     if tuple(like.shape) == shape:
-        return torch.empty_like(like.detach(), dtype=dtype)
+        return torch.empty_like(like, dtype=dtype, requires_grad=False)
     # A state of another form than its parameter (Adafactor's rows and columns).
     from torch.distributed.tensor import Replicate, Shard, zeros
 

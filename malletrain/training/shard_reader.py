@@ -26,7 +26,7 @@ from malletrain.training.block_sums import BlockFile, BlockSums
 from malletrain.training.saved_tensor import HEAD, SavedTensor, located
 from malletrain.training.snapshot_file import DamagedSnapshotError
 
-_SLICE = 8 << 20
+_SLICE = 1 << 20
 """Bytes that are read and copied at once, if a row is not longer."""
 
 

@@ -69,14 +69,36 @@ class model:
     parameter = whole
 tell(run.rank)
 """
+_MEMORY = (
+    (
+        "model = Tally()\n",
+        "from torch.distributed.device_mesh import init_device_mesh\n"
+        "from torch.distributed.fsdp import fully_shard\n"
+        "model = Tally()\n"
+        'fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))\n',
+    ),
+    ("every_s=2)", "every_s=2, memory=True, replicate_every=EVERY)"),
+    ("torch.nn.parallel.DistributedDataParallel(model)", "model"),
+    (
+        "snapshot.save()\ntell",
+        "snapshot.save()\nwhole = model.parameter.full_tensor()\n"
+        "class model:\n    parameter = whole\ntell",
+    ),
+)
+"""What makes a training in restart mode one whose shards are in the memory of the nodes."""
 
 
 def script(kind: str) -> str:
-    """The text of a job's script."""
+    """The text of a job's script: of :data:`KINDS`, ``memory`` or ``memory, replicas``."""
     if kind == "service":
         return SERVICE
     if kind == "restart":
         text = exact.RESTART
+    elif kind.startswith("memory"):
+        text = exact.RESTART
+        for old, new in _MEMORY:
+            text = text.replace(old, new)
+        text = text.replace("EVERY", "2" if kind == "memory, replicas" else "0")
     elif kind == "live":
         text = exact.LIVE.replace('if os.path.exists("enough"):\n    tell', "if True:\n    tell")
     else:

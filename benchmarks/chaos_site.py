@@ -32,7 +32,7 @@ class ChaosSite(FaultySite):
     """``nodes`` virtual nodes; agents and clients reach the daemon by a way that can be cut."""
 
     def __init__(self, root: Path, nodes: int, running: int) -> None:
-        self.port, self._kept = free_ports(1)
+        self.port, self._reserved = free_ports(1)
         super().__init__(root, nodes, grace_s=10.0, config=CONFIG)
         text = self.config.read_text()
         text = text.replace('agent_timeout = "60 s"', 'agent_timeout = "10 s"')
@@ -60,7 +60,7 @@ class ChaosSite(FaultySite):
             self.stop()
         finally:
             self.way.close()
-            self._kept.close()
+            self._reserved.close()
 
     # --- who there is ---
 

@@ -11,8 +11,9 @@ gloo, one rank a virtual node, goes through ``--sizes``. Of every change:
   to reach a rank anew, over all orders of the new ranks (benchmarks/sharded_account.py).
   In restart mode from memory they are not counted.
 * pause / wire: the pause beside moving these bytes at the bandwidth measured in the same run.
-* cpu: of live mode, the seconds of processor time that the training thread of a rank which stays
-  takes from its last step to the end of its first, beyond those of a step: whatever the load is.
+* cpu: seconds of processor time, whatever the load is. In live mode those that the training thread
+  of a rank which stays takes from its last step to the end of its first, beyond those of a step; in
+  restart mode those that the slowest rank's ``restore()`` takes.
 * peak: the most memory a rank took beyond what it had before the model, beside its old and its new
   shards and 64 MB.
 
@@ -148,7 +149,7 @@ def changed(
         "least": fewest,
         "peak": max((f["peak"] for f in theirs), default=0),
         "allowed": allowed + SLACK,
-        "cpu_s": max((f["cpu"] for f in said if f["kind"] == "changed"), default=0.0),
+        "cpu_s": max((f["cpu"] for f in [*said, *theirs] if "cpu" in f), default=0.0),
         "moving_s": max((f["seconds"] for f in theirs), default=0.0),
     }
 

@@ -47,7 +47,7 @@ def main() -> None:
     if args.memory:
         options |= {"memory": True, "replicate_every": args.replicate_every}
     snapshot = malletrain.Snapshot(args.checkpoint, every_s=args.checkpoint_every_s, **options)
-    began, read = time.monotonic(), read_so_far()
+    began, read, busy = time.monotonic(), read_so_far(), time.process_time()
     restored = snapshot.restore()
     if not restored:
         fill(model)
@@ -56,6 +56,7 @@ def main() -> None:
         rank=rank,
         world=world,
         seconds=time.monotonic() - began,
+        cpu=time.process_time() - busy,
         moved=read_so_far() - read,
         peak=memory("VmHWM") - before,
     )

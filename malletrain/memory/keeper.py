@@ -24,6 +24,7 @@ import zmq
 
 from malletrain.memory.folder import MemoryFolder, remove, unfinished
 from malletrain.memory.speech import PIECE, Answer, Ask, keys, unlimited
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.host_door import HostDoor, listening
 from malletrain.protocol.job_keys import ZAP
 
@@ -185,6 +186,7 @@ class Keeper:
             raise ValueError(f"{key[1]} did not arrive as it was sent.")
         del self._arriving[key]
         os.close(arriving.file)
+        reached(FaultPoint.KEEPER_TAKES)
         os.replace(arriving.temporary, arriving.final)
 
     def _give_up_idle(self) -> None:

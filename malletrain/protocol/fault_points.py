@@ -84,6 +84,20 @@ class FaultPoint(Enum):
     WORKER_COMMITS = "A step's updates are done on a live worker, and do not count yet."
     WORKER_COMMITTED = "A step counts on a live worker, and its peers do not know."
 
+    SHARDS_LEAVE = "A live worker is about to give or take what only leavers have of the shards."
+    SHARDS_LEFT = "A live worker has given or taken it, and its peers do not know."
+    SHARDS_ARRIVED = "Shards have come to a live worker, and are not where they belong."
+    SHARDS_FILLED = "A live worker has its new shards and the old ones, and its peers do not know."
+    SHARDS_DROPPED = "A live worker knows that all have their new shards, and its peers may not."
+    SHARDS_COPY = "A live worker is about to exchange copies of its shards with its neighbours."
+    SHARDS_KEPT = "A live worker has copies of another step, and its neighbours may not."
+    MEMORY_WRITTEN = "A rank's shards are in its node's memory, and no snapshot names them."
+    MEMORY_KEPT = "A snapshot is in the memory of the nodes, and no other node has a copy."
+    MEMORY_GIVES = "Another node has a part of what it was to get, and no snapshot that names it."
+    MEMORY_GAVE = "Another node has all that it was to get, and nobody else knows."
+    MEMORY_SETTLES = "A snapshot is wherever it has to be, and older ones are still there."
+    KEEPER_TAKES = "All of a file has come to another node's keeper, and is not in its place."
+
 
 STRUCK = ".struck"
 """Added to a point's name: the file that says that a process came there; it holds the pid."""

@@ -14,7 +14,7 @@ from typing import IO, Any
 from malletrain.training import choice, owner, report, shard_files, sharded_snapshot, snapshot_file
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.side_group import Team
-from malletrain.training.snapshot_file import SnapshotError
+from malletrain.training.snapshot_file import DamagedSnapshotError, SnapshotError
 
 AllRanks = Callable[[], Team]
 _numbers: dict[str, int] = {}
@@ -37,6 +37,8 @@ class DiskTier:
         self._all_ranks = all_ranks
         self._known: tuple[int, int, int] | None = None
         self._newest_is_bad = False
+        self._bad: dict[str, str] = {}
+        """Files that this restore found damaged, and what of them."""
         self._number = number_of(path)
         self._restores = (0, 0)
         """A round, and how many there were in it."""
@@ -44,20 +46,36 @@ class DiskTier:
 
     # --- read ---
 
-    def choose(self, wanted: str) -> tuple[dict[str, Any] | None, str]:
-        """(payload, file) of the newest good snapshot, the same one on all ranks: the run's own,
-        else that of ``wanted`` (see :func:`malletrain.training.owner.asked_for`).
+    def restore(
+        self, wanted: str, put_back: Callable[[dict[str, Any], str], None]
+    ) -> dict[str, Any] | None:
+        """Have ``put_back(payload, file)`` restore the newest good snapshot, the same one on all
+        ranks: the run's own, else that of ``wanted`` (see
+        :func:`malletrain.training.owner.asked_for`). Where it finds that one damaged, it is the
+        turn of the one before.
+
+        Returns:
+            The snapshot; None when there is none.
 
         Raises:
             SnapshotError: see :meth:`malletrain.Snapshot.restore`.
         """
-        payload, name = self._choose(self.path, wanted)
-        if payload is None and wanted:
-            payload, name = self._choose(owner.path_of(wanted), wanted)
-        return payload, name
+        self._bad = {}
+        while True:
+            payload, name = self._choose(self.path, wanted)
+            if payload is None and wanted:
+                payload, name = self._choose(owner.path_of(wanted), wanted)
+            if payload is None:
+                return None
+            self._is_restored(name)
+            try:
+                put_back(payload, name)
+            except DamagedSnapshotError as error:  # on all ranks alike
+                self._bad[name] = str(error)
+                continue
+            return payload
 
-    def is_restored(self, name: str) -> None:
-        """The snapshot in the file ``name`` is what the objects now are."""
+    def _is_restored(self, name: str) -> None:
         mine = name == self.path
         self._newest_is_bad = not mine and name.startswith(self.path)
         self._known = snapshot_file.signature(self.path) if mine else None
@@ -75,29 +93,27 @@ class DiskTier:
         def check(payload: dict[str, Any], name: str) -> None:
             owner.check(payload, name, self._owner, wanted)
 
-        bad: dict[str, str] = {}
         while True:
-            payload, name = self._newest(path, check, bad)
+            payload, name = self._newest(path, check)
             if payload is None or not payload.get(shard_files.KEY):
                 return payload, name
-            bad[name] = sharded_snapshot.problem(payload, name, self._all_ranks())
-            if not bad[name]:
+            problem = sharded_snapshot.problem(payload, name, self._all_ranks())
+            if not problem:
                 return payload, name
+            self._bad[name] = problem
 
-    def _newest(
-        self, path: str, check: choice.Check, bad: dict[str, str]
-    ) -> tuple[dict[str, Any] | None, str]:
+    def _newest(self, path: str, check: choice.Check) -> tuple[dict[str, Any] | None, str]:
         rank, world = rank_and_world()
         store = choice.group_store() if world > 1 else None
         if store is None:
-            return choice.newest(path, self.keep, check, bad)
+            return choice.newest(path, self.keep, check, self._bad)
         generation, count = report.generation(), 0
         if self._restores[0] == generation:
             count = self._restores[1] + 1
         self._restores = (generation, count)
         whose = "own" if path == self.path else "wanted"
         key = f"malletrain/snapshot/{generation}/{self._number}{whose}/{count}"
-        return choice.agreed(path, self.keep, check, store, key, rank, bad)
+        return choice.agreed(path, self.keep, check, store, key, rank, self._bad)
 
     # --- write ---
 

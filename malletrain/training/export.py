@@ -59,9 +59,8 @@ def read_weights(path: str, name: str = "") -> Weights:
             bad[file] = str(error)
     chosen = _chosen(payload["objects"], name, file)
     tensors = {key: value for key, value in payload["objects"][chosen].items() if _is_tensor(value)}
-    folder = shard_files.folder_of(payload, file)
-    if folder:
-        tensors = _gathered(folder, tensors)
+    if payload.get(shard_files.KEY):
+        tensors = _gathered(shard_files.reader(payload, file), tensors)
     return Weights(chosen, tensors, choice.clock(payload.get("time")))
 
 
@@ -93,14 +92,14 @@ def _chosen(objects: dict[str, Any], name: str, file: str) -> str:
     return models[0]
 
 
-def _gathered(folder: str, tensors: dict[str, Any]) -> dict[str, Any]:
+def _gathered(reader: Any, tensors: dict[str, Any]) -> dict[str, Any]:
     """``tensors`` with those that lie in the shards read whole."""
     import torch
 
-    shapes = shard_files.shapes(folder)
+    shapes = shard_files.shapes(reader)
     marked = {k: v[MARK] for k, v in tensors.items() if isinstance(v, dict)}
     rooms = {key: torch.empty(shapes[key][0], dtype=shapes[key][1]) for key in set(marked.values())}
-    shard_files.read(folder, rooms)
+    shard_files.read(reader, rooms)
     return {**tensors, **{key: rooms[mark] for key, mark in marked.items()}}
 
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from malletrain.memory.folder import VIEW, NoRoomError
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import rng, shard_files, sharded_snapshot, sharded_state, snapshot_file
 from malletrain.training.memory_moment import CompleteSnapshot, Moment
 from malletrain.training.memory_restore import peer
 from malletrain.training.memory_tier import MemoryTier, tensor_bytes
 from malletrain.training.ranks import leads_its_node, rank_and_world
+from malletrain.training.shard_files import METADATA
 from malletrain.training.side_group import Team
-
-METADATA = ".metadata"
 
 
 def save(
@@ -70,7 +70,7 @@ def save(
         metadata = team.from_rank_0((folder / METADATA).read_bytes)
 
         def named() -> dict[str, Any]:
-            files = {name: value for part in sealed for name, value in part.items()}
+            files = {name: value[:2] for part in sealed for name, value in part.items()}
             files[METADATA] = shard_files.sum_of(str(folder / METADATA))
             return {
                 **head,
@@ -81,7 +81,9 @@ def save(
             }
 
         payload = team.from_rank_0(named)
+        reached(FaultPoint.MEMORY_WRITTEN)
         team.everywhere(commit)
+        reached(FaultPoint.MEMORY_KEPT)
     except BaseException:
         if leads_its_node():
             tier.drop(moment)
@@ -123,7 +125,10 @@ def hand_over(tier: MemoryTier, moment: Moment, address: str, silence_s: float) 
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if path.name == METADATA or path.name.startswith(own):  # not other nodes' on their way
                 moved += other.push(path, tier.name(moment, path.name))
-        return moved + other.push(tier.file(moment), tier.name(moment))
+        reached(FaultPoint.MEMORY_GIVES)
+        moved += other.push(tier.file(moment), tier.name(moment))
+    reached(FaultPoint.MEMORY_GAVE)
+    return moved
 
 
 def put_back(
@@ -141,7 +146,7 @@ def put_back(
     with _view(tier, found, label, team) as folder:
         here = set(os.listdir(folder))
         reader = _reader(folder, here, found, label, tier)
-        sharded_snapshot.put_back(objects, payload, name, team, folder, reader)
+        sharded_snapshot.put_back(objects, payload, name, team, reader)
 
 
 @contextmanager
@@ -175,22 +180,17 @@ def _view(
 def _reader(
     folder: str, here: set[str], found: CompleteSnapshot, label: str, tier: MemoryTier | None
 ) -> Any:
-    """A reader of ``folder`` that first has the pieces that are needed of files that are not
+    """A reader of ``folder`` that first has the rows that are needed of files that are not
     there.
     """
-    import torch.distributed.checkpoint as dcp
+    from malletrain.training.shard_reader import RowReader
 
-    class SpreadReader(dcp.FileSystemReader):
+    class SpreadReader(RowReader):
         def read_data(self, plan: Any, planner: Any) -> Any:
-            wanted: dict[str, list[tuple[int, int]]] = {}
-            for item in plan.items:
-                piece = self.storage_data[item.storage_index]
-                if piece.relative_path not in here:
-                    pieces = wanted.setdefault(piece.relative_path, [])
-                    if (piece.offset, piece.length) not in pieces:
-                        pieces.append((piece.offset, piece.length))
-            for name, pieces in wanted.items():
-                _fetch(folder, name, sorted(pieces), found, label, tier)
+            for name, items in self.by_file(plan).items():
+                if name not in here:
+                    _fetch(folder, name, self.heads(items), found, label, tier)
+                    _fetch(folder, name, self.rows(name, items), found, label, tier)
             return super().read_data(plan, planner)
 
     return SpreadReader(folder)
@@ -206,14 +206,20 @@ def _fetch(
 ) -> None:
     """Pieces of a file of another node, at their places in a file that has nothing else."""
     path = Path(folder) / name
+    pieces = sorted(set(pieces))
     if tier is not None:
         try:
             tier.folder.claim(sum(length for _, length in pieces))
         except NoRoomError:  # on the node's disk then
-            path.symlink_to(tempfile.mkstemp(prefix=_spare(folder))[1])
-    with open(path, "wb") as file, peer(found.files[name]) as other:
-        remote = f"{label}/{found.moment}/{name}"
-        other.fetch(remote, pieces, lambda at, data: os.pwrite(file.fileno(), data, at))
+            if not path.exists():
+                path.symlink_to(tempfile.mkstemp(prefix=_spare(folder))[1])
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with peer(found.files[name]) as other:
+            remote = f"{label}/{found.moment}/{name}"
+            other.fetch(remote, pieces, lambda at, data: os.pwrite(file, data, at))
+    finally:
+        os.close(file)
 
 
 def _spare(folder: str) -> str:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import memory_shards, owner, report, shard_files
 from malletrain.training import objects as parts
 from malletrain.training.memory_moment import CompleteSnapshot, Moment, age_of
@@ -170,6 +171,7 @@ class MemorySnapshots:
         """``moment`` is whole wherever it has to be: older ones go."""
         self.newest = moment
         if self.tier is not None and leads_its_node():
+            reached(FaultPoint.MEMORY_SETTLES)
             self.tier.keep_from(moment)
 
     # --- other nodes ---

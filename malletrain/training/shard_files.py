@@ -18,15 +18,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from malletrain.training import snapshot_file
+from malletrain.training.block_sums import BlockSums, sums_of
 from malletrain.training.side_group import Team
 from malletrain.training.snapshot_file import SnapshotError
 
 SUFFIX = ".shards"
 KEY = "shards"
 """In a snapshot: where its shards are, and their files."""
+SUMS = "sums"
+"""In :data:`KEY`: those of the blocks of each file. Older snapshots have none."""
+METADATA = ".metadata"
+"""The file of a folder that says which piece lies where."""
 _PIECE = 4 << 20
-Files = dict[str, tuple[int, int]]
-"""(size, CRC-32) of each file of a folder."""
+Sealed = dict[str, tuple[int, int, BlockSums]]
+"""(size, CRC-32, those of its blocks) of each file of a folder."""
 
 
 def new_folder(path: str, number: str) -> str:
@@ -34,11 +39,6 @@ def new_folder(path: str, number: str) -> str:
     folder = os.path.join(path + SUFFIX, number)
     os.makedirs(folder, mode=0o755)
     return folder
-
-
-def relative(path: str, folder: str) -> str:
-    """How a snapshot names its folder, so that both can be moved together."""
-    return os.path.relpath(folder, os.path.dirname(path) or ".")
 
 
 def folder_of(payload: Mapping[str, Any], name: str) -> str:
@@ -87,7 +87,7 @@ def _reason(error: Any, folder: str, needed: int) -> Exception:
     return RuntimeError(f"rank {rank}: {type(cause).__name__}: {first[:300]}")
 
 
-def seal(folder: str, rank: int) -> Files:
+def seal(folder: str, rank: int) -> Sealed:
     """Have the entries of ``folder`` on disk, and sum up the files that ``rank`` wrote.
 
     Others may read but never write them: restoring trusts files that only their owner can have
@@ -97,23 +97,27 @@ def seal(folder: str, rank: int) -> Files:
     return _summed(folder, [n for n in os.listdir(folder) if n.startswith(own)])
 
 
-def seal_rest(path: str, folder: str, sealed: list[Files]) -> Files:
+def seal_rest(path: str, folder: str, sealed: list[Sealed]) -> dict[str, Any]:
     """What :func:`seal` is on every rank, for the files that no rank claimed, on rank 0; then the
-    way to the folder. Returns all files.
+    way to the folder. Returns what a snapshot says under :data:`KEY`.
     """
     files = {name: value for part in sealed for name, value in part.items()}
     files.update(_summed(folder, sorted(set(os.listdir(folder)) - set(files))))
     snapshot_file.sync_folder(path + SUFFIX)
     snapshot_file.sync_folder(os.path.dirname(path))
-    return files
+    return {
+        "folder": os.path.relpath(folder, os.path.dirname(path) or "."),  # both can be moved
+        "files": {name: (size, total) for name, (size, total, _) in files.items()},
+        SUMS: {name: tuple(blocks) for name, (_, _, blocks) in files.items()},
+    }
 
 
-def _summed(folder: str, names: list[str]) -> Files:
-    files: Files = {}
+def _summed(folder: str, names: list[str]) -> Sealed:
+    files: Sealed = {}
     for name in names:
         full = os.path.join(folder, name)
         os.chmod(full, os.stat(full).st_mode & 0o755)
-        files[name] = sum_of(full)
+        files[name] = sums_of(full)
     snapshot_file.sync_folder(folder)
     return files
 
@@ -191,38 +195,62 @@ def check_sums(payload: Mapping[str, Any], name: str, part: int = 0, parts: int 
     Raises:
         SnapshotError: when one is not.
     """
-    folder = folder_of(payload, name)
-    for file, (size, total) in sorted(payload[KEY]["files"].items())[part::parts]:
-        path = os.path.join(folder, file)
-        try:
-            found = sum_of(path)
-        except OSError as error:
-            raise SnapshotError(f"Snapshot {name} is damaged: {path}: {error.strerror}.") from error
-        if found != (size, total):
-            raise SnapshotError(f"Snapshot {name} is damaged: the check sum of {path} is wrong.")
+    for file in sorted(payload[KEY]["files"])[part::parts]:
+        _check_sum(payload, name, file)
 
 
-def shapes(folder: str) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """(shape, dtype) of each tensor in the shards."""
-    import torch.distributed.checkpoint as dcp
+def check_before_reading(
+    payload: Mapping[str, Any], name: str, part: int = 0, parts: int = 1
+) -> None:
+    """As :func:`check_sums` of what :func:`reader` does not check itself: where the sums of blocks
+    are known that is the metadata, which every rank reads.
+
+    Raises:
+        SnapshotError: when something is not what was written.
+    """
+    if payload[KEY].get(SUMS):
+        _check_sum(payload, name, METADATA)
+    else:
+        check_sums(payload, name, part, parts)
+
+
+def _check_sum(payload: Mapping[str, Any], name: str, file: str) -> None:
+    path = os.path.join(folder_of(payload, name), file)
+    try:
+        found = sum_of(path)
+    except OSError as error:
+        raise SnapshotError(f"Snapshot {name} is damaged: {path}: {error.strerror}.") from error
+    if found != tuple(payload[KEY]["files"][file]):
+        raise SnapshotError(f"Snapshot {name} is damaged: the check sum of {path} is wrong.")
+
+
+def reader(payload: Mapping[str, Any], name: str) -> Any:
+    """What reads the shards of a snapshot, and checks what it reads where the sums of blocks are
+    known (:class:`malletrain.training.shard_reader.RowReader`).
+    """
+    from malletrain.training.shard_reader import RowReader
+
+    sums = {file: BlockSums(*blocks) for file, blocks in payload[KEY].get(SUMS, {}).items()}
+    return RowReader(folder_of(payload, name), sums, name)
+
+
+def shapes(reader: Any) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """(shape, dtype) of each tensor in the shards that ``reader`` reads."""
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    metadata = dcp.FileSystemReader(folder).read_metadata()
     return {
         key: (tuple(entry.size), entry.properties.dtype)
-        for key, entry in metadata.state_dict_metadata.items()
+        for key, entry in reader.read_metadata().state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata)
     }
 
 
-def read(
-    folder: str, tensors: dict[str, Any], team: Team | None = None, reader: Any = None
-) -> None:
-    """Fill ``tensors`` from the shards, whatever layout either has. Collective, unless there is no
-    ``team``: then this process alone reads. ``reader``: of torch's kind, where ``folder`` alone
-    does not do.
+def read(reader: Any, tensors: dict[str, Any], team: Team | None = None) -> None:
+    """Fill ``tensors`` from the shards that ``reader`` reads, whatever layout either has.
+    Collective, unless there is no ``team``: then this process alone reads.
 
     Raises:
+        SnapshotError: the shards are not what was written, on all ranks.
         RuntimeError: what a rank met, on all ranks.
     """
     import torch.distributed.checkpoint as dcp
@@ -232,9 +260,12 @@ def read(
         try:
             dcp.load(
                 tensors,
-                storage_reader=reader or dcp.FileSystemReader(folder),
+                storage_reader=reader,
                 process_group=team.group if team else None,
                 no_dist=team is None or team.group is None,
             )
         except dcp.CheckpointException as error:
-            raise _reason(error, folder, 0) from error
+            for _, (cause, _) in sorted(error.failures.items(), key=lambda item: item[0]):
+                if isinstance(cause, SnapshotError):
+                    raise cause from error
+            raise _reason(error, str(reader.checkpoint_id), 0) from error

@@ -50,12 +50,11 @@ def save(
     taken: list[Any] = []
 
     def finish() -> int:
-        files = shard_files.seal_rest(path, folder, sealed)
-        shards = {"folder": shard_files.relative(path, folder), "files": files}
+        shards = shard_files.seal_rest(path, folder, sealed)
         skeletons, _ = taken[0]
         payload = {**head, "objects": skeletons, shard_files.KEY: shards, RNG: states}
-        size = snapshot_file.write(path, payload, keep, keep_newest, overtaken)
-        return size + sum(n for n, _ in files.values())
+        size: int = sum(size for size, _ in shards["files"].values())
+        return size + snapshot_file.write(path, payload, keep, keep_newest, overtaken)
 
     try:
         team.everywhere(lambda: taken.append(sharded_state.take_apart(objects)))
@@ -78,11 +77,13 @@ def _begin(path: str, head: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def problem(payload: Mapping[str, Any], name: str, team: Team) -> str:
-    """What is wrong with the shards of a snapshot, found by all ranks together; empty for nothing.
-    Collective.
+    """What is wrong with the shards of a snapshot, found by all ranks together, as far as it has to
+    be known before they are read; empty for nothing. Collective.
     """
     try:
-        team.everywhere(lambda: shard_files.check_sums(payload, name, team.rank, team.world))
+        team.everywhere(
+            lambda: shard_files.check_before_reading(payload, name, team.rank, team.world)
+        )
     except SnapshotError as error:
         return str(error)
     return ""
@@ -93,7 +94,6 @@ def put_back(
     payload: Mapping[str, Any],
     name: str,
     team: Team,
-    folder: str | None = None,
     reader: Any = None,
 ) -> None:
     """Have ``objects`` and the random number generators be as a snapshot says, whatever layout it
@@ -103,21 +103,24 @@ def put_back(
         objects: the script's, by name.
         payload, name: the snapshot, and its path.
         team: all ranks.
-        folder, reader: see :func:`malletrain.training.shard_files.read`; by default where the
-            snapshot says.
+        reader: of its shards; by default one that reads them where the snapshot says.
 
     Raises:
+        DamagedSnapshotError: the shards are not what was written; the objects are as they were.
         SnapshotError: when a state does not fit its object.
     """
-    folder = folder or shard_files.folder_of(payload, name)
+    sums = reader is None and bool(payload.get(shard_files.KEY, {}).get(shard_files.SUMS))
+    if reader is None and payload.get(shard_files.KEY):
+        reader = shard_files.reader(payload, name)
     parts.tell_differences(objects, payload, name)
     sharded_state.put_together(
         objects,
         payload["objects"],
-        shard_files.shapes(folder) if folder else {},
-        bool(folder),
-        lambda tensors: shard_files.read(folder, tensors, team, reader) if folder else None,
+        shard_files.shapes(reader) if reader else {},
+        bool(reader),
+        lambda tensors: shard_files.read(reader, tensors, team) if reader else None,
         lambda key, target, error: parts.does_not_fit(key, target, name, error),
+        aside=sums,
     )
     states = payload.get(RNG)
     # A rank that had none takes that of one in the same place of its node's group.

@@ -96,7 +96,7 @@ def _take_out(state: Any, key: str, tensors: dict[str, Any]) -> Any:
     if _is_dtensor(state):
         while key in tensors:  # {"a.b": …} beside {"a": {"b": …}}
             key += "'"
-        tensors[key] = state.detach()
+        tensors[key] = state.detach() if state.requires_grad else state
         return {MARK: key, "placements": [getattr(p, "dim", None) for p in state.placements]}
     if isinstance(state, dict):
         return {k: _take_out(v, f"{key}.{k}", tensors) for k, v in state.items()}
@@ -115,6 +115,7 @@ def put_together(
     by_name: bool,
     read: Callable[[dict[str, Any]], None],
     refuse: Callable[[str, Any, Exception], Exception],
+    aside: bool = False,
 ) -> None:
     """Have ``objects`` be as a snapshot says, each in the layout it has now.
 
@@ -125,6 +126,9 @@ def put_together(
         by_name: optimizer states in ``saved`` are by the names of parameters, else by number.
         read: fills tensors, by key, from the shards. Collective.
         refuse: makes the error to raise for a state that does not fit its object.
+        aside: what ``read`` brings is checked on the way: until it has brought all of it, nothing
+            of the objects is changed. It takes the memory of the modules a second time, before
+            there are gradients.
     """
     names = parameter_names(objects)
     rooms: dict[str, Any] = {}
@@ -134,7 +138,11 @@ def put_together(
             target = unwrapped(value)
             try:
                 ready.append(
-                    (name, target, _fitted(target, saved[name], names, by_name, shapes, rooms))
+                    (
+                        name,
+                        target,
+                        _fitted(target, saved[name], names, by_name, shapes, rooms, aside),
+                    )
                 )
             except Exception as error:
                 raise refuse(name, target, error) from error
@@ -153,18 +161,23 @@ def _fitted(
     by_name: bool,
     shapes: Shapes,
     rooms: dict[str, Any],
+    aside: bool,
 ) -> Callable[[], None]:
     """What loads ``saved`` into ``target`` once the tensors in ``rooms`` are filled."""
     import torch
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
     if isinstance(target, torch.nn.Module):
-        own = get_model_state_dict(target)
+        own: dict[str, Any] = get_model_state_dict(target)
         _same_names(own, saved)
         state = {k: _put_in(v, own[k], shapes, rooms, in_place=True) for k, v in saved.items()}
-        if all(value is own[key] for key, value in state.items()):
-            return lambda: None  # all of it is read into the module's own memory
-        return lambda: (set_model_state_dict(target, state), None)[1]
+        in_place = [key for key, value in state.items() if value is own[key]]
+        if aside:
+            for key in in_place:
+                state[key] = rooms[saved[key][MARK]] = torch.empty_like(own[key])
+        if len(in_place) < len(state):
+            return lambda: (set_model_state_dict(target, state), None)[1]
+        return lambda: _copy(own, state)
     if isinstance(target, torch.optim.Optimizer):
         saved = saved if by_name else optimizer_names.from_numbers(target, saved, names)
         likes = optimizer_names.parameters_by_name(target, names)
@@ -182,6 +195,17 @@ def _fitted(
     return lambda: (
         target.update(state) if isinstance(target, dict) else target.load_state_dict(state)
     )
+
+
+def _copy(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Have a module's tensors be as those of the same names, in the same layout."""
+    for key, value in state.items():
+        if value is not own[key]:
+            _local(own[key].detach()).copy_(_local(value.detach()))
+
+
+def _local(tensor: Any) -> Any:
+    return tensor.to_local() if _is_dtensor(tensor) else tensor
 
 
 def _same_names(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
@@ -243,7 +267,7 @@ def _room(shape: tuple[int, ...], dtype: Any, like: Any, placements: list[int | 
             raise ValueError("a sharded tensor was saved where the script has none now.")
         return torch.empty(shape, dtype=dtype, device=like.device)
     if tuple(like.shape) == shape:
-        return torch.empty_like(like.detach(), dtype=dtype)
+        return torch.empty_like(like, dtype=dtype, requires_grad=False)
     # A state of another form than its parameter (Adafactor's rows and columns).
     from torch.distributed.tensor import Replicate, Shard, zeros
 

@@ -187,14 +187,13 @@ class Snapshot:
         return payload is not None
 
     def _from_disk(self, wanted: str) -> dict[str, Any] | None:
-        payload, name = self._disk.choose(wanted)
-        if payload is not None:
-            self._disk.is_restored(name)
-            if payload.get(shard_files.KEY) or is_sharded(self._objects):
-                sharded_snapshot.put_back(self._objects, payload, name, self._all_ranks())
-            else:
-                parts.put_back(self._objects, payload, name)
-        return payload
+        return self._disk.restore(wanted, self._put_back)
+
+    def _put_back(self, payload: dict[str, Any], name: str) -> None:
+        if payload.get(shard_files.KEY) or is_sharded(self._objects):
+            sharded_snapshot.put_back(self._objects, payload, name, self._all_ranks())
+        else:
+            parts.put_back(self._objects, payload, name)
 
     def _all_ranks(self) -> Team:
         """All ranks; every rank asks for them at the same place for the first time."""

@@ -40,6 +40,10 @@ class ForeignSnapshotError(SnapshotError):
     """The place of a snapshot is taken by another run's: training on would keep nothing."""
 
 
+class DamagedSnapshotError(SnapshotError):
+    """What was read of a snapshot is not what was written; the one before may be."""
+
+
 def previous(path: str, number: int) -> str:
     """Path of the ``number``-th snapshot before the newest: ``path.prev``, ``path.prev2``, …"""
     return f"{path}.prev" + (str(number) if number > 1 else "")

@@ -46,7 +46,7 @@ def test_the_account_of_samples(tmp_path):
     assert made.account()["replayed"] == 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "memory", "memory, replicas"])
 def test_the_scripts_of_its_jobs_are_python(kind):
     compile(script(kind), kind, "exec")
 

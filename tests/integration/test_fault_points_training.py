@@ -18,35 +18,61 @@ from tests.integration.test_fault_points import SERVICES
 
 P = FaultPoint
 TRAININGS = {
-    "restart": (
-        *(P.FORK_SERVER_WARM, P.FORK_SERVER_FORKED, P.JOB_SERVER_FORKED, P.LAUNCHER_JOINS),
-        *(P.WORKER_REPORTS, P.WORKER_REPORTED, P.WORKER_WRITTEN, P.WORKER_KEPT),
-        *(P.WORKER_SAVED, P.WORKER_DRAINED, P.AGENT_DRAINED),
-    ),
-    "live": (
-        *(P.LAUNCHER_INVITES, P.WORKER_SHARES, P.WORKER_SHARED, P.WORKER_ENTERED),
-        *(P.WORKER_COMMITS, P.WORKER_COMMITTED),
-    ),
+    "restart": {
+        "lose": (
+            *(P.FORK_SERVER_WARM, P.FORK_SERVER_FORKED, P.JOB_SERVER_FORKED, P.LAUNCHER_JOINS),
+            *(P.WORKER_REPORTS, P.WORKER_REPORTED, P.WORKER_WRITTEN, P.WORKER_KEPT),
+            *(P.WORKER_SAVED, P.WORKER_DRAINED, P.AGENT_DRAINED),
+        )
+    },
+    "live": {
+        "lose": (
+            *(P.LAUNCHER_INVITES, P.WORKER_SHARES, P.WORKER_SHARED, P.WORKER_ENTERED),
+            *(P.WORKER_COMMITS, P.WORKER_COMMITTED),
+        )
+    },
+    "sharded": {
+        "want": (P.SHARDS_LEAVE, P.SHARDS_LEFT, P.SHARDS_ARRIVED, P.WORKER_SHARES),
+        "lose": (P.SHARDS_ARRIVED, P.SHARDS_FILLED, P.SHARDS_DROPPED, P.WORKER_ENTERED),
+        "": (P.SHARDS_COPY, P.SHARDS_KEPT, P.WORKER_COMMITS, P.WORKER_COMMITTED),
+    },
+    "memory": {
+        "want": (
+            *(P.MEMORY_WRITTEN, P.MEMORY_KEPT, P.MEMORY_GIVES, P.MEMORY_GAVE, P.MEMORY_SETTLES),
+            *(P.KEEPER_TAKES, P.WORKER_SAVED, P.WORKER_DRAINED),
+        )
+    },
+    "memory, replicas": {
+        "": (
+            *(P.MEMORY_WRITTEN, P.MEMORY_KEPT, P.MEMORY_GIVES, P.MEMORY_GAVE, P.MEMORY_SETTLES),
+            P.KEEPER_TAKES,
+        ),
+        "lose": (P.MEMORY_GIVES, P.KEEPER_TAKES, P.MEMORY_SETTLES),
+    },
 }
+"""By kind of training: what is done to a node (it is lost, wanted with notice, or nothing), and the
+points that its processes come to then.
+"""
 
 
 def test_every_point_is_tried():
-    assert SERVICES | {p for points in TRAININGS.values() for p in points} == set(FaultPoint)
+    tried = {p for rows in TRAININGS.values() for points in rows.values() for p in points}
+    assert SERVICES | tried == set(FaultPoint)
 
 
 @pytest.mark.sites
-@pytest.mark.parametrize("mode", TRAININGS)
-def test_all_points(tmp_path, mode):
+@pytest.mark.parametrize("kind", TRAININGS)
+def test_all_points(tmp_path, kind):
     site = FaultySite(tmp_path)
     try:
         site.start_daemon()
-        path = site.script("job.py", script(mode))
+        path = site.script("job.py", script(kind))
         spec = JobSpec(
             *("training", "", str(path), str(site.work), sys.executable),
             max_nodes=site.nodes,
             nproc_per_node=1,
             profile=False,
-            mode=mode,
+            mode="live" if kind in ("live", "sharded") else "restart",
         )
         with site.client() as client:
             job = client.submit(spec).id
@@ -57,14 +83,29 @@ def test_all_points(tmp_path, mode):
             more = view.samples > before and len(view.nodes) == site.nodes
             return more and site.held() == site.known()
 
+        def is_over(rounds, victim, lease):
+            """Whether the job is on all nodes in a round that came after so many, and a node that
+            was taken is back.
+            """
+            formed = site.events("round-formed", job)
+            on_all = len(formed) > rounds and f"has {site.nodes} members" in formed[-1].sentence
+            return on_all and trains(0.0) and site.held().get(victim) != lease
+
         site.until(lambda: trains(0.0), "it trains on all nodes")
-        for number, point in enumerate(TRAININGS[mode]):
+        rows = [(do, point) for do, points in TRAININGS[kind].items() for point in points]
+        for number, (provocation, point) in enumerate(rows):
+            rounds, held = len(site.events("round-formed", job)), site.held()
+            victim = sorted(held)[number % site.nodes] if provocation else "none"
             site.arm(point)
-            site.lose(sorted(site.job(job).nodes)[number % site.nodes])
+            if provocation:
+                {"lose": site.lose, "want": site.want}[provocation](victim)
             site.struck(point)
-            before = site.job(job).samples
-            site.until(lambda at=before: trains(at), f"it goes on after {point.name}")
-        done = ChaosJob(job, mode, site.work)
+            what = f"{point.name} ({provocation})"
+            before = rounds, victim, held.get(victim, "")
+            site.until(lambda at=before: is_over(*at), f"all nodes are back after {what}")
+            samples = site.job(job).samples
+            site.until(lambda at=samples: trains(at), f"it goes on after {what}")
+        done = ChaosJob(job, kind, site.work)
         done.end()
         site.until_state(job, "completed")
         account = done.account()

@@ -25,6 +25,7 @@ from malletrain.elastic.sharded.standing import Version
 from malletrain.elastic.sharded.training import MODEL, OPTIMIZER, ShardedTraining
 from malletrain.elastic.sharded.transfer_plan import IncompleteStateError, Layout, make_plan
 from malletrain.elastic.state import StateError
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import report, rng
 from malletrain.training.sharded_state import put_together
 
@@ -86,7 +87,9 @@ def hand_over(training: ShardedTraining, group: Group, place: Place | None, void
         ]
         for key, chunks in wanted[group.place.rank].items()
     }
+    reached(FaultPoint.SHARDS_LEAVE)
     moving.carry_out(group, plan, parts, rooms)
+    reached(FaultPoint.SHARDS_LEFT)
     group.agree()
     training.extra = moving.combined([training.extra, rooms])
     training.handed_bytes += plan.received_bytes(group.place.rank, sizes)
@@ -189,12 +192,14 @@ def share_shards(training: ShardedTraining, group: Group, shards: int) -> None:
             "steps are drawn again."
         )
     training.goes_on(module, said, group)
+    reached(FaultPoint.SHARDS_FILLED)
     try:
         group.agree()
     except BaseException:
         # Who knows that all have theirs has dropped what it had; who does not know keeps both.
         training.extra = before
         raise
+    reached(FaultPoint.SHARDS_DROPPED)
     del before, found
     release(old)
     training.keep_copies()

@@ -28,6 +28,7 @@ from malletrain.elastic.sharded.snapshot import RunSnapshot
 from malletrain.elastic.sharded.standing import ShardStanding, Version
 from malletrain.elastic.state import StateError
 from malletrain.elastic.training import Training
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import report, rng
 from malletrain.training.sharded_state import take_apart
 
@@ -277,8 +278,10 @@ class ShardedTraining(Training):
         group = self.group
         if not self.replicate_every or group is None or not group.several:
             return
+        reached(FaultPoint.SHARDS_COPY)
         # The one before goes when all are known to have this one: a step later.
         self.kept = [*self.kept[-1:], copies.exchange(group, self)]
+        reached(FaultPoint.SHARDS_KEPT)
 
     def digest(self) -> str:
         """A hash of the whole state; called on all ranks together."""

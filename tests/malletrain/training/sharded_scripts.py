@@ -26,6 +26,7 @@ import malletrain
 from malletrain import Snapshot, SnapshotError
 from malletrain.protocol.worker_channel import DrainDone, SnapshotTaken
 from malletrain.training import report, shard_files
+from malletrain.training.shard_reader import RowReader
 from malletrain.training.side_group import Team
 from tests.malletrain.training.worker_side import FakeAgent
 from tests.waiting import until
@@ -184,7 +185,7 @@ def layouts(path, examples):
         dist.barrier()
         if dist.get_rank() < new:
             found = {k: spread(t * 0 - 1, meshes[new], layout[k]) for k, t in expected.items()}
-            shard_files.read(folder, found, Team(teams[new]))
+            shard_files.read(RowReader(folder), found, Team(teams[new]))
             wrong += [(number, k) for k in found if whole(found[k]) != whole(expected[k])]
     return wrong
 
@@ -217,6 +218,18 @@ def run(path, steps=0, save=False, **options):
         "groups": [sorted(group) for group in training.optimizer.param_groups],
         "state": len(training.optimizer.state),
     }
+
+
+def spoiled(path):
+    """Restore what is damaged. Whether this rank was told, and is as it was before."""
+    training = Training(path, every_s=math.inf, seed=3)
+    training.train(1)
+    before = training.whole()
+    try:
+        training.snapshot.restore()
+    except SnapshotError as error:
+        return str(error), training.whole() == before
+    return "", False
 
 
 def drained(path):

@@ -7,6 +7,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from malletrain.training import snapshot_file
 from malletrain.training.export import read_weights
 from tests.malletrain.training.many_ranks import Ranks
 from tests.malletrain.training.test_snapshot_file import small_disk
@@ -146,6 +147,48 @@ def test_a_damaged_shard_is_passed_over_for_the_snapshot_before(ranks, tmp_path)
         assert f"the check sum of {newest} is wrong" in why
         assert f"has lost its shards: {older}" in why
         assert "No good snapshot is left" in why
+
+
+def test_nothing_is_changed_before_all_of_it_was_read_and_checked(ranks, tmp_path):
+    path = tmp_path / "x.pt"
+    ranks.run(2, "run", path=str(path), steps=1, save=True)
+    for shard in tmp_path.glob("x.pt.shards/*/__1_*"):
+        damaged = bytearray(shard.read_bytes())
+        damaged[-1] ^= 1  # what is read last
+        damaged[len(damaged) // 2] ^= 1
+        shard.write_bytes(damaged)
+        for why, unchanged in ranks.run(3, "spoiled", path=str(path)):
+            assert f"the check sum of {shard} is wrong" in why
+            assert unchanged
+
+
+def test_a_snapshot_without_sums_of_blocks_is_checked_as_a_whole(ranks, tmp_path):
+    """As earlier versions wrote them."""
+    path = tmp_path / "x.pt"
+    state = ranks.run(2, "run", path=str(path), steps=1, save=True)[0]["after"]
+    payload = snapshot_file.read(str(path))
+    assert payload["shards"].pop("sums")
+    path.unlink()
+    snapshot_file.write(str(path), payload, 1)
+    assert ranks.run(3, "run", path=str(path))[0]["before"] == state
+    (shard,) = tmp_path.glob("x.pt.shards/*/__1_*")
+    damaged = bytearray(shard.read_bytes())
+    damaged[-1] ^= 1
+    shard.write_bytes(damaged)
+    for why, unchanged in ranks.run(2, "spoiled", path=str(path)):
+        assert f"the check sum of {shard} is wrong" in why
+        assert unchanged
+
+
+def test_damaged_metadata_is_never_unpickled(ranks, tmp_path):
+    path = tmp_path / "x.pt"
+    ranks.run(2, "run", path=str(path), save=True)
+    (metadata,) = tmp_path.glob("x.pt.shards/*/.metadata")
+    code = b"cposix\n_exit\n(I3\ntR."
+    metadata.write_bytes(code + bytes(metadata.stat().st_size - len(code)))
+    for why, unchanged in ranks.run(2, "spoiled", path=str(path)):
+        assert f"the check sum of {metadata} is wrong" in why
+        assert unchanged
 
 
 def test_all_ranks_save_for_a_drain_and_go_on_when_it_is_taken_back(ranks, tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,12 +29,19 @@ if TYPE_CHECKING:
 
 Finding = tuple[str, bool | None, str]
 """(what was tested, whether it works or None: it works but look at it, a sentence)"""
+Test = tuple[str, "Callable[[Config], Iterator[tuple[bool | None, str]]]"]
 
 
 @click.command()
 @config_option("Configuration of the site (TOML).")
+@click.option(
+    "--user",
+    metavar="NAME",
+    help="Where the daemon serves several users: try submissions as this one. Else the first of "
+    "the list in [daemon] users is tried, and nobody where MUNGE alone knows them.",
+)
 @json_option
-def check(config_file: Path, as_json: bool) -> None:
+def check(config_file: Path, user: str | None, as_json: bool) -> None:
     """Say what would and would not work with a configuration, and what to do about it. Starts
     nothing; on PBS a held job is submitted and deleted.
 
@@ -53,7 +61,8 @@ def check(config_file: Path, as_json: bool) -> None:
         findings += _startup(config)
     except ModuleNotFoundError as error:
         raise missing(error) from None
-    for name, test in MORE:
+    more: tuple[Test, ...] = (*MORE, ("users", partial(users, name=user)))
+    for name, test in more:
         try:
             findings += [(name, works, sentence) for works, sentence in test(config)]
         except ModuleNotFoundError as error:
@@ -202,10 +211,9 @@ def _answers(config: Config) -> bool:
     return True
 
 
-MORE: tuple[tuple[str, Callable[[Config], Iterator[tuple[bool | None, str]]]], ...] = (
+MORE: tuple[Test, ...] = (
     ("state directory", privacy),
     ("main scheduler", scheduler),
-    ("users", users),
     ("network", network),
     ("hand-over", hand_over),
     ("allocation", allocation),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,8 @@ GATE = "malletrain-lease"
 TRY_S = 20.0
 
 
-def gate(config: Config, listed: Sequence[str]) -> Iterator[tuple[bool | None, str]]:
-    """Whether it stands in submit_as, and what it says of a lease. ``listed``: known users."""
+def gate(config: Config, name: str | None) -> Iterator[tuple[bool | None, str]]:
+    """Whether it stands in submit_as, and what it says of a lease of the user ``name``."""
     at = [n for n, word in enumerate(config.submit_as) if Path(word).name == GATE]
     if not at:
         yield (
@@ -30,10 +30,13 @@ def gate(config: Config, listed: Sequence[str]) -> Iterator[tuple[bool | None, s
     if at != [len(config.submit_as) - 1]:
         yield False, f"{GATE} must be the last word of submit_as: it is told the command."
         return
-    if not listed:
-        yield None, f"Whether leases get through {GATE} was not tried, as no user is listed."
+    if name is None:
+        yield (
+            None,
+            f"Whether leases get through {GATE} was not tried, as no user is listed; name one "
+            "with --user.",
+        )
         return
-    name = listed[0]
     argv, script = submission(config, name)
     prefix = [word.replace("{owner}", name) for word in config.submit_as]
     try:

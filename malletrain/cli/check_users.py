@@ -4,6 +4,7 @@ and can run and be run as.
 
 from __future__ import annotations
 
+import pwd
 import shutil
 import subprocess
 import sys
@@ -19,8 +20,13 @@ if TYPE_CHECKING:
 SUBMIT = {"slurm": "sbatch", "pbs": "qsub"}
 
 
-def users(config: Config) -> Iterator[tuple[bool | None, str]]:
-    """Everything that [daemon] users, munge, announce and submit_as need."""
+def users(config: Config, name: str | None = None) -> Iterator[tuple[bool | None, str]]:
+    """Everything that [daemon] users, munge, announce and submit_as need.
+
+    Args:
+        config: of the site.
+        name: the user as whom submissions are tried; None: the first of the list.
+    """
     if not config.daemon.several_users:
         yield True, "The daemon serves the user who runs it, and nobody else."
         return
@@ -29,7 +35,20 @@ def users(config: Config) -> Iterator[tuple[bool | None, str]]:
     yield from _munge(config)
     yield from _announce(config)
     yield from _python()
-    yield from _submitting(config, listed)
+    if name is None:
+        yield from _submitting(config, listed[0] if listed else None)
+    elif _unknown(name):
+        yield False, f"{name}, as whom submissions were to be tried, is no user of this host."
+    else:
+        yield from _submitting(config, name)
+
+
+def _unknown(name: str) -> bool:
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return True
+    return False
 
 
 def _list(config: Config, listed: list[str]) -> Iterator[tuple[bool | None, str]]:
@@ -98,33 +117,33 @@ def _python() -> Iterator[tuple[bool | None, str]]:
     yield True, f"Other users can run {sys.executable}."
 
 
-def _submitting(config: Config, listed: list[str]) -> Iterator[tuple[bool | None, str]]:
+def _submitting(config: Config, name: str | None) -> Iterator[tuple[bool | None, str]]:
     first = config.submit_as[0]
     if shutil.which(first) is None:
         yield False, f"{first}, the first word of submit_as, is not a command here."
         return
     program = SUBMIT[config.scheduler.kind]
-    yield from _as_others(config, listed, program, "submit")
+    yield from _as_others(config, name, program, "submit")
     slurm = config.scheduler.slurm
     if config.scheduler.kind == "slurm" and slurm.lease_shape == "block":
-        yield from _as_others(config, listed, "scontrol", "give back single nodes of a block")
-    yield from gate(config, listed)
+        yield from _as_others(config, name, "scontrol", "give back single nodes of a block")
+    yield from gate(config, name)
 
 
 def _as_others(
-    config: Config, listed: list[str], program: str, what: str
+    config: Config, name: str | None, program: str, what: str
 ) -> Iterator[tuple[bool | None, str]]:
-    """Whether sudo, or whatever stands before it, lets this program run as one of the users."""
+    """Whether sudo, or whatever stands before it, lets this program run as ``name``."""
     command = shutil.which(program)
-    if not listed or command is None:
+    if name is None or command is None:
         trial = f"{' '.join(config.submit_as)} {command or program} --version"
         yield (
             None,
-            f"Whether the daemon may {what} as others was not tried, as no user is listed; try: "
-            f"{trial}",
+            f"Whether the daemon may {what} as others was not tried, as "
+            + ("no user is listed; name one with --user" if command else f"{program} is not here")
+            + f", or try: {trial}",
         )
         return
-    name = listed[0]
     argv = [*(word.replace("{owner}", name) for word in config.submit_as), command, "--version"]
     try:
         done = subprocess.run(

@@ -17,12 +17,12 @@ from tests.waiting import PATIENCE_S
 SUBMIT_AS = '["env", "OWNER={owner}"]'
 
 
-def findings(daemon, tmp_path, submit_as=SUBMIT_AS, shape="single"):
+def findings(daemon, tmp_path, submit_as=SUBMIT_AS, shape="single", name=None):
     text = (
         f"[daemon]\n{daemon}\n[scheduler]\nkind = 'slurm'\n[scheduler.slurm]\nsubmit_as = "
         f"{submit_as}\nlease_shape = '{shape}'"
     )
-    return list(check_users.users(parse_config(text, directory=tmp_path)))
+    return list(check_users.users(parse_config(text, directory=tmp_path), name))
 
 
 def test_one_user():
@@ -119,6 +119,29 @@ def test_the_key_of_a_user(run, tmp_path, monkeypatch):
     )
 
 
+def test_a_named_user_is_tried_where_none_is_listed(tmp_path, monkeypatch):
+    bin_dir = tmp_path / "bin"
+    bin_dir.mkdir()
+    (bin_dir / "sbatch").write_text('#!/bin/sh\necho "$OWNER" >> "$0.asked"\n')
+    (bin_dir / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_dir}:/usr/bin:/bin")
+    monkeypatch.setattr(check_users, "TRY_S", PATIENCE_S)
+    by_munge = f'munge = true\nmunge_socket = "{tmp_path}/none"'
+    untried = [said for works, said in findings(by_munge, tmp_path) if "was not tried" in said]
+    assert len(untried) == 1
+    assert "no user is listed; name one with --user" in untried[0]
+    assert not (bin_dir / "sbatch.asked").exists()
+    named = findings(by_munge, tmp_path, name="nobody")
+    assert (True, "The daemon's user may submit as nobody.") in named
+    assert (bin_dir / "sbatch.asked").read_text() == "nobody\n"
+    unknown = findings(by_munge, tmp_path, name="no-such-user")
+    assert (
+        False,
+        "no-such-user, as whom submissions were to be tried, is no user of this host.",
+    ) in unknown
+    assert (bin_dir / "sbatch.asked").read_text() == "nobody\n"
+
+
 def test_blocks_need_scontrol_too(tmp_path, monkeypatch):
     bin_dir = tmp_path / "bin"
     bin_dir.mkdir()
@@ -152,8 +175,9 @@ def test_whether_leases_get_through_the_gate(tmp_path, monkeypatch):
     program.chmod(0o755)
     (tmp_path / "users").write_text(f"ada {new_pair().public}\n")
 
-    def said(*submit_as):
-        found = findings('users = "users"', tmp_path, json.dumps(["env", "A={owner}", *submit_as]))
+    def said(*submit_as, name=None):
+        prefix = json.dumps(["env", "A={owner}", *submit_as])
+        found = findings('users = "users"', tmp_path, prefix, name=name)
         return [(works, sentence) for works, sentence in found if "malletrain-lease" in sentence]
 
     assert [works for works, _ in said()] == [None]
@@ -167,4 +191,9 @@ def test_whether_leases_get_through_the_gate(tmp_path, monkeypatch):
     )
     only = "As others the daemon's account can submit and end leases only (malletrain-lease)."
     assert said(str(program)) == [(True, only)]
+    (tmp_path / "users").write_text("")
+    [_, (works, untried)] = said(str(program))
+    assert works is None
+    assert "not tried, as no user is listed" in untried
+    assert said(str(program), name="nobody") == [(True, only)]
     assert not [call for call in world.tools.calls() if "--parsable" in call]

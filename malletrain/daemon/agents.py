@@ -45,6 +45,8 @@ class LeasedAgent:
     shipping: set[str] = field(default_factory=set)
     """The jobs of whose logs it may not have sent everything."""
     unreachable_since: float | None = None
+    welcomed: bool = False
+    """Its Hello was answered over the connection that it has now."""
     rss_bytes: int = 0
     memory_bytes: int = 0
     """Of the node's memory: what a job's snapshots take."""
@@ -60,6 +62,10 @@ class LeasedAgent:
     """When it was told last what to have warm."""
     networks: tuple[NodeNetwork, ...] = ()
     """Those of the node."""
+
+    def welcomed_at(self, peer: bytes) -> bool:
+        """Whether its Hello was answered over this connection, which carries what is sent."""
+        return self.welcomed and self.peer == peer and self.unreachable_since is None
 
     def beat(self, said: messages.Heartbeat) -> None:
         """Take over what its heartbeat says of memory."""

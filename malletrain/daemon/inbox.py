@@ -199,7 +199,7 @@ class Inbox:
     def _seen(self, agent: LeasedAgent, peer: bytes) -> None:
         agent.last_seen = self.core.clock.now()
         if agent.unreachable_since is not None or agent.peer != peer:
-            agent.unreachable_since, agent.peer = None, peer
+            agent.unreachable_since, agent.peer, agent.welcomed = None, peer, False
             for run in self.core.runs.values():
                 run.rounds.reachable(agent.node)
 
@@ -222,8 +222,7 @@ class Inbox:
             self._dismissed(peer, row, hello)
             return
         known = core.agents.of_lease(lease)
-        answered = known is not None and known.peer == peer and known.unreachable_since is None
-        if known is not None and answered and hello.again:
+        if known is not None and known.welcomed_at(peer) and hello.again:
             self._seen(known, peer)  # the answer is on its way
             return
         with core.step() as now:
@@ -257,6 +256,7 @@ class Inbox:
                 self.arrivals.back(agent, hello.warm, now)
             agent.shipping = {*hello.shipping, *([agent.holds] if agent.holds else [])}
             core.agents.reach(agent, self._welcome())
+            agent.welcomed = True
             self._settle(agent, hello.assignment, new, now)
             if hello.leaving_in_s is not None and agent.gone_at is None:
                 self.departures.notice(agent, hello.leaving_in_s, "")

@@ -248,15 +248,15 @@ class Agent:
             )
         )
 
-    def hear(self, kind: type) -> Any:
-        """The next message of this kind; others are passed over."""
+    def hear(self, kind: type | tuple[type, ...]) -> Any:
+        """The next message of this kind, or of one of these; others are passed over."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             if self._socket.poll(50) and isinstance(
                 message := wire.decode(self._socket.recv_multipart()), kind
             ):
                 return message
-        raise AssertionError(f"No {kind.__name__} within {PATIENCE_S:g} s.")
+        raise AssertionError(f"No {kind} within {PATIENCE_S:g} s.")
 
     def work(self, job: str) -> messages.Assign:
         """Take the job and go through its first round. Returns what the agent was told of it."""

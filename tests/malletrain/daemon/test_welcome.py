@@ -1,0 +1,41 @@
+"""What an agent hears when it says Hello."""
+
+from malletrain.protocol import messages
+from tests.malletrain.daemon.forged import Imagined
+from tests.malletrain.daemon.test_other_users_agents import (  # noqa: F401  # fixtures
+    agent,
+    lease_of,
+    start,
+)
+
+BEAT = messages.Heartbeat("", 1, 0, 0)
+
+
+def welcomed(daemon, agent):  # noqa: F811
+    """An agent whose daemon has a job for it."""
+    job = daemon.submit("ann")
+    [lease] = lease_of(daemon.machine, "ann")
+    made = agent(daemon, lease)
+    made.hello()
+    made.hear(messages.Welcome)
+    made.work(job)
+    return lease, made
+
+
+def test_one_whose_first_words_over_a_new_connection_were_lost_is_welcomed(start, agent):  # noqa: F811
+    """Of Hello, heartbeat and Hello once more the first was lost with the connection before."""
+    daemon = start(Imagined("n0"))
+    lease, _ = welcomed(daemon, agent)
+    back = agent(daemon, lease)
+    back.say(BEAT)
+    back.hear(messages.Alive)
+    back.hello(again=True)
+    back.hear(messages.Welcome)
+
+
+def test_one_that_waits_for_its_answer_is_welcomed_once(start, agent):  # noqa: F811
+    daemon = start(Imagined("n0"))
+    _, made = welcomed(daemon, agent)
+    made.hello(again=True)
+    made.say(BEAT)
+    assert isinstance(made.hear((messages.Welcome, messages.Alive)), messages.Alive)

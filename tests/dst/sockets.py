@@ -18,6 +18,9 @@ import zmq
 from tests.dst.loop import CURRENT
 from tests.dst.network import Connection, Network
 
+CLOSING_S = 0.001
+"""For which a socket may still take, and lose, what is sent after its connection has ended."""
+
 
 class _Waitable:
     """Something that a poller waits for."""
@@ -103,10 +106,17 @@ class DealerSocket(_Waitable):
 
     def broken(self, connection: Connection) -> None:
         if self._alive and connection is self._connection:
-            self._connection = None
+            if self._rng.random() < 0.5:
+                self._connection = None
+            else:  # ZeroMQ tells the monitor a moment before it takes no more for the connection
+                self._network.later(CLOSING_S, self._closed_off, connection)
             if self._monitor is not None:
                 self._monitor.push([b"disconnected"])
             self._network.later(self._rng.uniform(0.1, 0.2), self._again)
+
+    def _closed_off(self, connection: Connection) -> None:
+        if connection is self._connection:
+            self._connection = None
 
     def put(self, frames: list[bytes]) -> bool:
         """Send; False where there is no connection."""

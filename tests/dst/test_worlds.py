@@ -11,6 +11,7 @@ from malletrain.agent.jobrun import NodeJob
 from malletrain.core.records import NodeRecord
 from malletrain.core.state import ControllerState
 from malletrain.daemon.accounts import Accounts
+from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.parts import StepOutbox
 from malletrain.daemon.round_shell import RoundShell
 from malletrain.daemon.strays import Strays
@@ -124,6 +125,12 @@ PLANTED: dict[str, tuple[list[tuple[Any, str, Any]], str, tuple[str, ...], tuple
         "and its least are",
         ("agent_killed",),
         ("live",),
+    ),
+    "an agent counts as welcomed that was only heard": (
+        [(LeasedAgent, "welcomed_at", lambda self, peer: self.peer == peer)],
+        "the world does not come to rest",
+        ("reset", "cut"),
+        BOTH,
     ),
     "a service's process gets no time to hand over": (
         [(service, "drain_limit", lambda *args: 0.01)],

@@ -6,6 +6,8 @@ would have each of them let go. So what is heard meanwhile is kept here, the new
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from malletrain.daemon.agents import Agents
 from malletrain.protocol.messages import Assignment
 
@@ -37,3 +39,8 @@ class Adoption:
             for node, agent in agents.items()
             if agent is not None and agent.holds == job and not agent.releasing
         }
+
+    def over(self, unfinished: Container[str]) -> list[tuple[str, str]]:
+        """(node, job) where a node holds a job yet that has ended meanwhile: nobody has told it."""
+        ended = [job for job in self._found if job not in unfinished]
+        return [(node, job) for job in ended for node in self.of(job)]

@@ -325,15 +325,16 @@ class Inbox:
         """The time to wait after a restart is over: take over the rounds that are whole, have the
         others formed anew.
         """
-        found, self.adopting = self.adopting, None
+        found, self.adopting = self.adopting or Adoption(self.core.agents), None
         with self.core.step() as now:
             self.core.controller.hold(now)
+            for node, job in found.over(self.core.runs):
+                self.core.agents.release(node, job, self.core.config.jobs.stop_grace)
             for job, run in self.core.runs.items():
-                phases = found.of(job) if found is not None else {}
+                phases = found.of(job)
                 members = run.row.members or tuple(phases)
-                self.core.rounds.act(
-                    run, run.rounds.adopt(run.row.generation, members, phases, now)
-                )
+                adopted = run.rounds.adopt(run.row.generation, members, phases, now)
+                self.core.rounds.act(run, adopted)
                 whole = run.rounds.stage is RoundStage.RUNNING and set(
                     run.row.planned_nodes
                 ) == set(members)
@@ -357,9 +358,8 @@ class Inbox:
                 core.rounds.act(run, run.rounds.released(agent.node, now))
             self.desk.free(agent)
             if agent.gone_at is not None and agent.holds is None:
-                core.agents.reach(
-                    agent, messages.Goodbye("The main scheduler wants the node back.")
-                )
+                bye = messages.Goodbye("The main scheduler wants the node back.")
+                core.agents.reach(agent, bye)
 
     def _phase(self, agent: LeasedAgent, run: ActiveJob, message: messages.Phase) -> None:
         if message.tail:

@@ -43,6 +43,13 @@ def test_who_lets_go_of_it_or_is_lost_meanwhile_is_not_adopted():
     assert set(adoption.of("j1")) == {"d"}
 
 
+def test_who_holds_a_job_that_has_ended_is_known():
+    adoption = Adoption(agents("a", "b"))
+    adoption.reported("a", Assignment("j1", RUNNING, 2))
+    assert adoption.over({"j1", "j2"}) == []
+    assert adoption.over({"j2"}) == [("a", "j1")]
+
+
 def heard_before(agent: Agent, kind: type) -> list[messages.Message]:
     """What the agent hears before the next message of this kind."""
     before: list[messages.Message] = []
@@ -123,4 +130,36 @@ def test_a_job_whose_only_node_lets_go_of_it_meanwhile_is_planned_anew(tmp_path)
     finally:
         for agent in two:
             agent.close()
+        second.stop()
+
+
+def test_a_job_that_is_cancelled_meanwhile_is_let_go_of(tmp_path):
+    machine = Imagined("n0", "n1")
+    first = RunningDaemon(tmp_path, machine)
+    two: list[Agent] = []
+    try:
+        job = first.submit("ann", min_nodes=2, max_nodes=2)
+        until(lambda: len(machine.of("ann")) == 2, "ann has two leases")
+        two = [Agent(first, lease) for lease in machine.of("ann")]
+        for agent in two:
+            agent.hello()
+        for agent in two:
+            agent.hear(messages.Assign)
+            agent.say(messages.Phase(Assignment(job, AssignmentPhase.READY)))
+        until(lambda: first.service.core.runs[job].row.generation == 1, "a round is formed")
+    finally:
+        first.stop()
+        for agent in two:
+            agent.close()
+    second = RunningDaemon(tmp_path, machine)  # and the agent of n1 does not report
+    agent = Agent(second, two[0].lease)
+    try:
+        agent.hello(assignment=Assignment(job, RUNNING, 1))
+        agent.hear(messages.Welcome)
+        with second.client("ann") as client:
+            client.cancel(job)
+        assert second.service.inbox.adopting is not None
+        assert agent.hear(Release).job == job
+    finally:
+        agent.close()
         second.stop()

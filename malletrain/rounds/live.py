@@ -1,12 +1,11 @@
 """The rescales of a job in live mode: the same state machine, but workers live on from round to
 round and hold the job's state.
 
-What differs from :class:`malletrain.rounds.restart.JobRounds`, which takes its steps in the manner
-of this class: nothing is drained while somebody stays (the state lives in the workers; only a job
-that lets go of all its nodes takes a snapshot); those that hold state come first in rank order;
-leavers are released when the others have left the old group; a lost member or a failed worker is
-answered by a new round of those that are left at once, without waiting for a plan. Workers whose
-group broke although nobody was lost get a new round after a moment.
+What differs from :class:`malletrain.rounds.restart.JobRounds`, which takes its steps so: nothing is
+drained while somebody stays (only a job that lets go of all its nodes takes a snapshot); who holds
+state comes first in rank order; leavers are released when the others have left the old group; a
+lost member or a failed worker is answered by a new round of those that are left at once, without
+waiting for a plan. Workers whose group broke although nobody was lost get one after a moment.
 """
 
 from __future__ import annotations
@@ -25,6 +24,8 @@ MOST_EXTENSIONS = 20
 """Times ``join_s`` that a round may wait for the others to reach the end of a step."""
 MOST_JOINS = 3
 """Times in a row that a node's worker may fail while it joins, before the node is rejected."""
+CHANGE_S = 2.0
+"""In which a round is usually entered whose members are all up."""
 LAST_RESORT_CODE = 75
 """A worker that ends with it was lost with its peers (malletrain.elastic.membership)."""
 
@@ -64,7 +65,7 @@ class LiveRounds:
         self._blamed: dict[str, list[Action]] = {}
         """What is to be told of failures on nodes that are doubted."""
         self._handed_by: float | None = None
-        """Until when a round is completed only because some get the state in it."""
+        """Until when a round is completed only because some that hold state go."""
         self._leaves_at: float | None = None
         """When a node that has the state meanwhile has to be gone."""
         self._adrift_at: float | None = None
@@ -134,15 +135,17 @@ class LiveRounds:
         return tuple(n for n in order if n in self.job.target and self._holds_state(n))
 
     def keeps_round(self, now: float, within_s: float | None) -> bool:
-        """Whether a round that is being formed is completed first: where those that hold the state
-        go, those that stay get it in this round or never.
+        """Whether a round that is being formed is completed first: where some go that hold state,
+        those that stay get it in this round, or hold parts of it and lose theirs.
         """
         if self.job.keeps_round(now, within_s):
             return True
         stay = set(self.members) & set(self.job.target)
-        if self.survivors() or not stay or not any(map(self._holds_state, self.members)):
+        if not stay or not any(map(self._holds_state, set(self.members) - stay)):
             return False
         until = now + (self.job.settings.join_s if within_s is None else within_s / 3)
+        if self.survivors():
+            until = min(until, now + CHANGE_S)
         self._handed_by = min(until, self._handed_by or until)
         if within_s is not None:
             self._leaves_at = min(now + within_s, self._leaves_at or now + within_s)
@@ -160,6 +163,8 @@ class LiveRounds:
         """A round of all that are ready."""
         self._extended, self._adrift_at = 0, None
         self._handed_by = self._leaves_at = None
+        if self.job.whole():  # the newest round may have been formed just now
+            self._group = self.members
         actions = self.job.form(now, because_lost=self.lost_member)
         self._rosters[self.generation] = self.members
         return actions
@@ -174,9 +179,9 @@ class LiveRounds:
         self._leavers += held
         return [a for a in actions if not (isinstance(a, SendRelease) and a.node in held)]
 
-    def _let_go(self) -> list[Action]:
-        leavers, self._leavers = self._leavers, []
-        return [SendRelease(node) for node in leavers]
+    def _let_go(self, but: Iterable[str] = ()) -> list[Action]:
+        leavers, self._leavers = self._leavers, [n for n in self._leavers if n in but]
+        return [SendRelease(node) for node in leavers if node not in but]
 
     def _go_on(self, lost: Iterable[str], now: float) -> list[Action]:
         """Members are lost: have nobody wait in a group with them, and go on with those that are
@@ -195,13 +200,9 @@ class LiveRounds:
         finally:
             self._at_once = False
 
-    # --- what the controller wants ---
-
     def move(self, nodes: Iterable[str], now: float, within_s: float | None = None) -> list[Action]:
         """Go to exactly ``nodes`` (none: let go of all)."""
         return self.job.move(nodes, now, within_s)
-
-    # --- news ---
 
     def store_up(self, node: str, generation: int, host: str, port: int) -> list[Action]:
         """The node of rank 0 serves the round's store."""
@@ -249,7 +250,11 @@ class LiveRounds:
         if assignment.phase not in BROKEN:
             return actions + self._old_group_done()
         if (stateful or joining) and self.survivors():
-            self.job.failure.clear()
+            fault = self._own_fault(assignment)
+            if fault:
+                self.job.failure.told_of = self.generation
+            if fault or len(self.survivors()) >= max(1, self.job.min_nodes):
+                self.job.failure.clear()  # else those that are left cannot go on without it
             if joining:
                 self._failed_joins[node] = self._failed_joins.get(node, 0) + 1
                 if self._failed_joins[node] >= MOST_JOINS:
@@ -257,7 +262,6 @@ class LiveRounds:
                         [node],
                         "its worker failed again and again while it joined; see `malletrain logs`",
                     )
-            fault = self._own_fault(assignment)
             if node in self._held.doubted:
                 self._blamed[node], fault = fault, []
             actions += self._go_on([node], now) + fault
@@ -380,7 +384,7 @@ class LiveRounds:
         self._rosters = {g: roster for g, roster in self._rosters.items() if g >= formed.generation}
         for node in formed.members:
             self._failed_joins.pop(node, None)
-        return actions + self._let_go()
+        return actions + self._let_go(but=formed.members)
 
     def _old_group_done(self) -> list[Action]:
         """The workers were done before they came to the change that was planned."""

@@ -17,7 +17,7 @@ from malletrain.rounds.actions import (
     SendRelease,
 )
 from malletrain.rounds.interface import RoundStage
-from malletrain.rounds.live import MOST_JOINS, LiveRounds
+from malletrain.rounds.live import CHANGE_S, MOST_JOINS, LiveRounds
 
 KILLED, RAISED, LOST_PEER, GAVE_UP = (
     Failure(0, -9, 1.0),
@@ -243,3 +243,67 @@ def test_too_few_survivors_wait_for_a_plan():
     actions = live.rounds.gone("b", live.now)
     assert aborts(actions) == {("a", 1)}, "nobody waits in the broken group"
     assert not rounds(actions)
+
+
+@pytest.mark.parametrize(
+    ("phase", "failures", "sentence"),
+    [
+        ("failed", [KILLED], "Rank 0 was killed by signal 9; often the node ran out of memory."),
+        ("failed", [RAISED], "Rank 0 exited with code 1. Its last line: ValueError: oops"),
+        ("exited", [], "The launcher ended on b."),
+    ],
+)
+@pytest.mark.parametrize("heard_first", [True, False])
+def test_a_failure_is_told_once_where_those_left_are_too_few(
+    phase, failures, sentence, heard_first
+):
+    """Nobody was lost, so no plan follows by itself: untold, the job would wait for ever."""
+    live = Live("a", "b", min_nodes=2)
+    if heard_first:
+        live.says("a", "lost")
+    actions = live.says("b", phase, 1, *failures)
+    if not heard_first:
+        live.says("a", "lost")
+    for _ in range(100):
+        live.now += 1.0
+        actions += live.rounds.tick(live.now)
+    assert [a.sentence for a in of(Broke, actions)] == [sentence]
+    live.rounds.move(("a", "b"), live.now)
+    if phase == "exited":
+        live.says("b", "ready", 0)
+    actions = live.rounds.move(("a", "b"), live.now + 1.0)
+    assert live.rounds.members == ("a", "b")
+    live.run()
+    assert live.rounds.stage is RoundStage.RUNNING
+
+
+def test_a_round_is_completed_before_one_leaves_that_holds_state():
+    """The others may hold other parts of it: what it has is handed over at the next change."""
+    live = Live("a", "b")
+    live.rounds.move(("a", "b", "c"), live.now)
+    assert rounds(live.says("c", "ready", 0)) == [("a", "b", "c")]
+    assert live.rounds.move(("a", "c"), live.now, 60.0) == []
+    actions = live.run()
+    assert rounds(actions) == [("a", "c")]
+    assert of(SendRelease, actions) == [], "it finishes its step with the others first"
+    assert of(SendRelease, live.run()) == [SendRelease("b")]
+
+
+def test_a_round_that_is_not_entered_soon_does_not_keep_a_node_that_is_wanted():
+    live = Live("a", "b")
+    live.rounds.move(("a", "b", "c"), live.now)
+    live.says("c", "ready", 0)
+    live.rounds.move(("a", "c"), live.now, 60.0)
+    live.now += CHANGE_S
+    actions = live.rounds.tick(live.now)
+    assert rounds(actions) == [("a", "c")]
+    assert of(SendRelease, actions) == [], "it finishes its step with the others first"
+    assert of(SendRelease, live.run()) == [SendRelease("b")]
+
+
+def test_a_joiner_that_leaves_before_it_has_joined_is_not_waited_for():
+    live = Live("a", "b")
+    live.rounds.move(("a", "b", "c"), live.now)
+    live.says("c", "ready", 0)
+    actions = live.rounds.move(("a", "b"), live.now, 60.0)
+    assert rounds(actions) == [("a", "b")]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Generic
 
@@ -29,6 +28,7 @@ from scavenger.batch.look import Finding, LookResult, SchedulerAnswer, SiteT
 from scavenger.batch.pace import RequestBudget, TokenBucket
 from scavenger.batch.rules import Explanations, NodeFacts, choose
 from scavenger.batch.settings import BatchSettings, OptionsT
+from scavenger.batch.side_by_side import side_by_side
 from scavenger.batch.submission import (
     Dialect,
     LimitReachedError,
@@ -48,7 +48,6 @@ from scavenger.interface import (
     SchedulerError,
 )
 
-SUBMITTERS = 4
 _PENDING = LeaseState.PENDING
 HOLD_POLL_S = 2.0
 FRESH_S = 0.5
@@ -325,11 +324,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             except SchedulerError as error:
                 taken[node] = refused(request.id, node, str(error))
         packs = sorted(packed(wanted, self._shared_by(view.site)), key=len, reverse=True)
-        with ThreadPoolExecutor(
-            max(1, min(SUBMITTERS, len(packs))), thread_name_prefix=f"{self.name}-submit"
-        ) as pool:
-            for leases in pool.map(lambda pack: self._take_pack(pack, view), packs):
-                taken.update({lease.node: lease for lease in leases})
+        for leases in side_by_side(lambda pack: self._take_pack(pack, view), packs):
+            taken.update({lease.node: lease for lease in leases})
         return [
             refused(request.id, request.node, f"{request.node} is asked for with lease {one.id}")
             if one.id != request.id

@@ -19,6 +19,7 @@ from scavenger.batch.calls import sign_in
 from scavenger.batch.commands import CommandError, Commands, failure
 from scavenger.batch.lease_script import Part, owner_prefix
 from scavenger.batch.pace import TokenBucket
+from scavenger.batch.side_by_side import side_by_side
 from scavenger.interface import SchedulerError
 
 
@@ -158,7 +159,7 @@ class Submitter:
         raise RefusedError(sentence)
 
     def cancel(self, jobs: Sequence[OwnedJob], options: Sequence[str] = ()) -> Cancelled:
-        """End jobs, many at once for each owner.
+        """End jobs: as many of an owner at once as the command takes, and some commands at a time.
 
         Args:
             jobs: those to end.
@@ -183,32 +184,41 @@ class Submitter:
         return job.user if self.submit_as and job.user != self.user else None
 
     def _on(self, command: Sequence[str], jobs: Sequence[OwnedJob]) -> Cancelled:
-        accepted: set[str] = set()
-        problem = None
         by_owner: dict[str | None, list[str]] = {}
         for job in jobs:
             ids_of_owner = by_owner.setdefault(self._owner(job), [])
             if job.id not in ids_of_owner:
                 ids_of_owner.append(job.id)
-        for owner, ids in by_owner.items():
-            for begin in range(0, len(ids), self.dialect.at_once):
-                some = ids[begin : begin + self.dialect.at_once]
-                self.pace.spend(len(some))
-                try:
-                    result = self.commands.run(self._as(owner, [*command, *some]))
-                except CommandError as error:
-                    problem = error
-                    continue
-                # One line for each job: that one of them has ended says nothing of the others.
-                lines = [line for line in result.stderr.splitlines() if line.strip()]
-                named = {id: [line for line in lines if _names(line, id)] for id in some}
-                refused = [line for line in lines if not self.dialect.ended.search(line)]
-                if result.status != 0 and (refused or not lines):
-                    problem = failure(result)
-                clear = lines and all(any(_names(line, id) for id in some) for line in lines)
-                if result.status == 0 or clear:
-                    accepted |= {id for id, said in named.items() if not said}
+        packs = [
+            (owner, ids[begin : begin + self.dialect.at_once])
+            for owner, ids in by_owner.items()
+            for begin in range(0, len(ids), self.dialect.at_once)
+        ]
+        accepted: set[str] = set()
+        problem = None
+        for heard, trouble in side_by_side(lambda pack: self._one_pack(command, *pack), packs):
+            accepted |= heard
+            problem = trouble or problem
         return Cancelled(frozenset(accepted), problem)
+
+    def _one_pack(
+        self, command: Sequence[str], owner: str | None, ids: Sequence[str]
+    ) -> tuple[set[str], CommandError | None]:
+        """The jobs of one owner for whom one command was accepted, and what went wrong."""
+        self.pace.spend(len(ids))
+        try:
+            result = self.commands.run(self._as(owner, [*command, *ids]))
+        except CommandError as error:
+            return set(), error
+        # One line for each job: that one of them has ended says nothing of the others.
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
+        named = {id: [line for line in lines if _names(line, id)] for id in ids}
+        refused = [line for line in lines if not self.dialect.ended.search(line)]
+        problem = failure(result) if result.status != 0 and (refused or not lines) else None
+        clear = lines and all(any(_names(line, id) for id in ids) for line in lines)
+        if result.status == 0 or clear:
+            return {id for id, said in named.items() if not said}, problem
+        return set(), problem
 
     def _as(self, owner: str | None, argv: Sequence[str]) -> list[str]:
         """The command as ``owner``, then by its full path: sudo looks for commands in a PATH of its

@@ -1,6 +1,7 @@
 """What the complaints of a scheduler's commands about many jobs at once mean."""
 
 import re
+import threading
 from typing import NamedTuple
 
 import pytest
@@ -10,6 +11,7 @@ from scavenger.batch.pace import TokenBucket
 from scavenger.batch.submission import Submitter
 from scavenger.pbs.job import PBS
 from scavenger.slurm.job import SLURM
+from tests.waiting import PATIENCE_S
 
 
 class Job(NamedTuple):
@@ -54,3 +56,19 @@ def test_that_one_job_has_ended_hides_no_trouble_with_another(dialect, ended, ot
     assert found.problem is not None, "it failed and does not say why"
     assert found.accepted == set()
     assert cancel("connection refused").accepted == set(), "that is about all of them"
+
+
+def test_jobs_that_take_a_command_each_are_cancelled_some_at_a_time():
+    """PBS: a command returns when another has begun, which one after the other they never would."""
+    two = threading.Barrier(2, timeout=PATIENCE_S)
+
+    class Meets:
+        def run(self, argv, stdin=None, environment=None):
+            two.wait()
+            failed = argv[-1] == "3"
+            return CommandResult(tuple(argv), int(failed), "", "qdel: No 3.server" * failed, 0.0)
+
+    jobs = [Job(str(number)) for number in range(6)]
+    found = Submitter(PBS, (), "me", TokenBucket(1000.0, 10), Meets(), {}).cancel(jobs)
+    assert found.accepted == {"0", "1", "2", "4", "5"}
+    assert "No 3.server" in str(found.problem)

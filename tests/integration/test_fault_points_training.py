@@ -61,9 +61,10 @@ def test_every_point_is_tried():
 
 
 @pytest.mark.sites
-@pytest.mark.parametrize("kind", TRAININGS)
-def test_all_points(tmp_path, kind):
-    site = FaultySite(tmp_path)
+@pytest.mark.parametrize(("kind", "nodes"), [*((kind, 2) for kind in TRAININGS), ("sharded", 3)])
+def test_all_points(tmp_path, kind, nodes):
+    """With three nodes a rescale can overtake one that is under way."""
+    site = FaultySite(tmp_path, nodes)
     try:
         site.start_daemon()
         path = site.script("job.py", script(kind))

@@ -180,9 +180,14 @@ def share_shards(training: ShardedTraining, group: Group, shards: int) -> None:
             "steps are drawn again."
         )
     training.goes_on(module, said, group)
+    # Who was alone has no copies, or old ones: it keeps what it had until there are new ones.
+    alone = sum(one.live == version for one in table) == 1
     reached(FaultPoint.SHARDS_FILLED)
     try:
         group.agree()
+        if alone:
+            training.keep_copies()
+            group.agree()
     except BaseException:
         # Who knows that all have theirs has dropped what it had; who does not know keeps both.
         training.extra = before
@@ -190,7 +195,8 @@ def share_shards(training: ShardedTraining, group: Group, shards: int) -> None:
     reached(FaultPoint.SHARDS_DROPPED)
     del before, found
     release(old)
-    training.keep_copies()
+    if not alone:
+        training.keep_copies()
 
 
 def _catch_up(training: ShardedTraining, table: Sequence[standing.ShardStanding]) -> bool:

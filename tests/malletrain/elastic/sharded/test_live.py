@@ -298,3 +298,21 @@ def test_killed_at_any_point_of_a_change_the_others_go_on_from_one_step(tmp_path
     again = {r["step"] for r in records(tmp_path) if r["generation"] == 3}
     first = {r["step"] for r in records(tmp_path) if r["generation"] == 1}
     assert len(again & first) <= (0 if who == "joiner" else 2), steps
+
+
+def test_who_was_alone_keeps_everything_until_there_are_copies(tmp_path):
+    """Nobody had any of it: a joiner that dies with its shards takes no step along."""
+    options = {"samples": 120, "gates": [5], "run": {"replicate_every": 2}}
+    with conducted(tmp_path, scripts.train, str(tmp_path), options) as c:
+        members, (joiner,) = c.start(1), c.start(1, "before copies are renewed", True)
+        c.round(members)
+        change_at(c, tmp_path, 5)
+        c.round([*members, joiner], wait=False)
+        c.until(c.all_checked_in, "all have checked in")
+        (tmp_path / "go-5").touch()
+        c.until(lambda: not joiner.alive, "it has died")
+        c.abort()
+        c.round(members)
+        c.finish()
+    counts_as_if_undisturbed(tmp_path, options, all_changes_came=False)
+    assert set(Counter(r["step"] for r in records(tmp_path)).values()) == {1}

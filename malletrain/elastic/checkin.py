@@ -108,7 +108,8 @@ class CheckIn:
     and say so, when the memory for the state of the others is ready (``rooms``).
 
     ``everyone`` is true once all ranks have done that; only then may anybody leave the group
-    before. ``failed`` is called, in that thread, when the store cannot be reached.
+    before. ``failed`` is called, in that thread, when the store cannot be reached; nobody is waited
+    for any more then.
 
     With ``told`` each member tells the others that word, and ``arrange`` makes of all of them, in
     the order of their places, the rank of each: the last to come asks it. As long as this
@@ -136,6 +137,8 @@ class CheckIn:
         self._signature = signature
         self.everyone = False
         self.void = False
+        self._lost = False
+        """The store is gone, or this place: not everyone will ever be there."""
         self.unfit = False
         """The model here has other tensors than that of rank 0."""
         self._store: Any = None
@@ -167,6 +170,7 @@ class CheckIn:
                 self._make_room(store.get("rooms").decode() if store.check(["rooms"]) else "[]")
             if store.add(f"here/{self.place.rank}", 1) > 1:
                 # another process had this place and died; the round cannot be formed any more
+                self._lost = True
                 return
             if self._told is not None and not self._ordered(store):
                 return
@@ -179,6 +183,7 @@ class CheckIn:
         except (
             Exception
         ):  # whatever the store says: this way is closed, and the daemon forms another round
+            self._lost = True
             if not self.void:
                 self._failed()
 
@@ -233,7 +238,7 @@ class CheckIn:
                     "types than its peers'. All workers must run the same script with the same "
                     "arguments; was it changed meanwhile?"
                 )
-            if interrupted() or self.void:
+            if interrupted() or self.void or self._lost:
                 raise Interrupted("This round is void; a newer one follows.")
             if self.everyone:
                 return RoundStore(self._store, interrupted)

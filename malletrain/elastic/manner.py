@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 
 from malletrain.elastic import abortable, sharing
 from malletrain.elastic.group import DEFAULT_BACKEND, Group, rehearse
+from malletrain.elastic.invited import Invited
 from malletrain.elastic.link import Place
 from malletrain.elastic.sharded import rehearsal
 from malletrain.elastic.sharded import sharing as shards
@@ -55,8 +57,13 @@ class WholeState:
         """The rank of each member of the next round, by what they told."""
         return list(range(len(held)))
 
-    def hand_over(self, group: Group, place: Place | None, void: bool) -> bool:
-        """Called on all ranks of a group that is about to be left; False to stay."""
+    def hand_over(self, group: Group, invited: Callable[[int], Invited]) -> bool:
+        """Called on all ranks of a group that is about to be left; False to stay.
+
+        Args:
+            invited: what this process knows of the next round; waits for everyone to be there
+                where that is the generation it is called with.
+        """
         return True
 
     def share(self, group: Group) -> None:
@@ -103,8 +110,8 @@ class StateInShards(WholeState):
             ]
         )
 
-    def hand_over(self, group: Group, place: Place | None, void: bool) -> bool:
-        return shards.hand_over(self._sharded, group, place, void)
+    def hand_over(self, group: Group, invited: Callable[[int], Invited]) -> bool:
+        return shards.hand_over(self._sharded, group, invited)
 
     def share(self, group: Group) -> None:
         size = group.place.size

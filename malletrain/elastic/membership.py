@@ -21,6 +21,7 @@ from collections.abc import Callable
 from malletrain.elastic.checkin import CheckIn
 from malletrain.elastic.errors import Interrupted, is_peer_loss
 from malletrain.elastic.group import Group
+from malletrain.elastic.invited import Invited
 from malletrain.elastic.link import Place, connect
 from malletrain.elastic.manner import manner_of
 from malletrain.elastic.parallel import Parallel
@@ -162,21 +163,31 @@ class GroupMembership:
         old = self._group
         if old is None or old.broken or not (self.live and self._manner.sharded):
             return True
-        check_in, place, void = self._check_in, None, False
         try:
-            if check_in is not None and check_in.place.generation > old.place.generation:
-                try:
-                    check_in.store(lambda: old.broken or self._void(check_in.place))
-                    place = check_in.ranked
-                except Interrupted:
-                    void = True
-            return self._manner.hand_over(old, place, void)
+            return self._manner.hand_over(old, lambda generation: self._invited(old, generation))
         except RuntimeError as error:
             if not is_peer_loss(error):
                 raise
             self.give_up()
             self.change_due = False
             return True
+
+    def _invited(self, old: Group, awaited: int) -> Invited:
+        """What is known of the rounds after ``old``. Waits for everyone to be there only where the
+        newest of them is ``awaited``: another may have come to nothing, and who is not a member of
+        its successor does not hear of that.
+        """
+        check_in = self._check_in
+        if check_in is None or check_in.place.generation <= old.place.generation:
+            return Invited()
+        generation, void = check_in.place.generation, False
+        if generation == awaited:
+            try:
+                check_in.store(lambda: old.broken or self._void(check_in.place))
+            except Interrupted:
+                void = True
+        ranked = check_in.ranked
+        return Invited(generation, (ranked.rank, ranked.size) if check_in.everyone else None, void)
 
     @property
     def wrapped(self) -> bool:

@@ -60,10 +60,14 @@ class FaultySite(Site):
         new.write_text(order)
         new.replace(self.faults / point.name)  # nobody may find it empty
 
+    def came_to(self, point: FaultPoint) -> bool:
+        """Whether one was."""
+        return (self.faults / (point.name + STRUCK)).exists()
+
     def struck(self, point: FaultPoint) -> int:
         """Wait until one was; returns its pid, and has a daemon that was it started again."""
         path = self.faults / (point.name + STRUCK)
-        self.until(path.exists, f"a process comes to {point.name}")
+        self.until(lambda: self.came_to(point), f"a process comes to {point.name}")
         pid = int(path.read_text())
         path.unlink()
         if self.daemon is not None and pid == self.daemon.pid:

@@ -9,7 +9,7 @@ others with what they had.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from malletrain.elastic.errors import is_peer_loss
 from malletrain.elastic.group import Group
-from malletrain.elastic.link import Place
+from malletrain.elastic.invited import Invited, to_wait_for, who_stays
 from malletrain.elastic.sharded import moving, standing
 from malletrain.elastic.sharded.chunks import Chunk, share
 from malletrain.elastic.sharded.model import exchange_parameters, release
@@ -55,21 +55,24 @@ def from_one(group: Group, source: int, mine: bytes) -> bytes:
 # --- before the old group is left ---
 
 
-def hand_over(training: ShardedTraining, group: Group, place: Place | None, void: bool) -> bool:
+def hand_over(training: ShardedTraining, group: Group, invited: Callable[[int], Invited]) -> bool:
     """Have the ranks that stay hold what only leavers have. Called on all ranks of the old group.
 
     Args:
-        place: this process in the next round; None for a leaver.
-        void: the next round is not to come after all.
+        invited: what this process knows of the next round; waits for everyone to be there where
+            that is the generation it is called with.
 
     Returns:
-        False when it is void for somebody: then the group stays.
+        False when there is no next round that all of its members among these ranks know to be
+        complete: then the group stays.
     """
-    rows = from_all(group, (void, place and (place.generation, place.rank, place.size)))
-    if any(void for void, _ in rows):
+    rows: list[Invited] = from_all(group, invited(0))
+    while (awaited := to_wait_for(rows)) is not None:
+        rows = from_all(group, invited(awaited))
+    staying = who_stays(rows)
+    if staying is None:
         return False
-    staying = who_stays([place for _, place in rows])
-    if len(staying) == len(rows) or not staying:
+    if len(staying) == len(rows):
         return True
     parts = moving.combined([training.live_parts(), training.extra])
     layouts: list[Layout] = from_all(group, moving.layout_of(parts))
@@ -94,21 +97,6 @@ def hand_over(training: ShardedTraining, group: Group, place: Place | None, void
     training.extra = moving.combined([training.extra, rooms])
     training.handed_bytes += plan.received_bytes(group.place.rank, sizes)
     return True
-
-
-def who_stays(places: Sequence[tuple[int, int, int] | None]) -> dict[int, tuple[int, int]]:
-    """(rank, size) in the next round of those that stay, by their rank in this one. Who knows of an
-    older round than others do may not be a member of theirs, and counts as a leaver.
-
-    Args:
-        places: (generation, rank, size) in the next round that each rank knows of.
-    """
-    newest = max((place[0] for place in places if place is not None), default=0)
-    return {
-        rank: (place[1], place[2])
-        for rank, place in enumerate(places)
-        if place is not None and place[0] == newest
-    }
 
 
 def _dealt(
@@ -192,9 +180,14 @@ def share_shards(training: ShardedTraining, group: Group, shards: int) -> None:
             "steps are drawn again."
         )
     training.goes_on(module, said, group)
+    # Who was alone has no copies, or old ones: it keeps what it had until there are new ones.
+    alone = sum(one.live == version for one in table) == 1
     reached(FaultPoint.SHARDS_FILLED)
     try:
         group.agree()
+        if alone:
+            training.keep_copies()
+            group.agree()
     except BaseException:
         # Who knows that all have theirs has dropped what it had; who does not know keeps both.
         training.extra = before
@@ -202,7 +195,8 @@ def share_shards(training: ShardedTraining, group: Group, shards: int) -> None:
     reached(FaultPoint.SHARDS_DROPPED)
     del before, found
     release(old)
-    training.keep_copies()
+    if not alone:
+        training.keep_copies()
 
 
 def _catch_up(training: ShardedTraining, table: Sequence[standing.ShardStanding]) -> bool:

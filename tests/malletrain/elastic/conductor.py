@@ -235,6 +235,10 @@ class Conductor:
         """Whether all members have found the newest round's store, and one another there."""
         return bool(self._stores[-1].check(["all"]))
 
+    def has_come(self, rank: int) -> bool:
+        """Whether the member of that rank has found the newest round's store."""
+        return bool(self._stores[-1].check([f"here/{rank}"]))
+
     def abort(self) -> None:
         """Say that a member of the newest round is lost."""
         for worker in self.members:

@@ -125,6 +125,28 @@ def test_another_rank_in_a_group_of_a_size_that_was_there_before(tmp_path):
     counts_as_if_undisturbed(tmp_path, options)
 
 
+def test_a_leaver_knows_only_of_a_round_that_came_to_nothing(tmp_path):
+    """A joiner died before it came to it, and the next round is one without the leaver."""
+    options = {"samples": 120, "gates": [5]}
+    with conducted(tmp_path, scripts.train, str(tmp_path), options) as c:
+        stays, leaves = members = c.start(2)
+        c.round(members)
+        (joiner,) = c.start(1)
+        c.until(lambda: joiner.heard("ready"), "the joiner is ready")
+        change_at(c, tmp_path, 5)
+        joiner.kill()
+        c.round([*members, joiner], wait=False)
+        c.until(lambda: c.has_come(0) and c.has_come(1), "both know of the round")
+        c.round([stays], wait=False)
+        c.until(c.all_checked_in, "the one that stays has checked in")
+        (tmp_path / "go-5").touch()
+        c.run()
+        c.finish()
+        assert leaves.alive
+    counts_as_if_undisturbed(tmp_path, options)
+    assert {r["generation"] for r in records(tmp_path)} == {1, 3}
+
+
 def test_a_joiner_that_saves_before_its_loop_is_heard_by_those_in_theirs(tmp_path):
     """It is at the top of the script and they are in the middle; all save after the step that comes
     first. A hash cannot come later: it is refused.
@@ -276,3 +298,21 @@ def test_killed_at_any_point_of_a_change_the_others_go_on_from_one_step(tmp_path
     again = {r["step"] for r in records(tmp_path) if r["generation"] == 3}
     first = {r["step"] for r in records(tmp_path) if r["generation"] == 1}
     assert len(again & first) <= (0 if who == "joiner" else 2), steps
+
+
+def test_who_was_alone_keeps_everything_until_there_are_copies(tmp_path):
+    """Nobody had any of it: a joiner that dies with its shards takes no step along."""
+    options = {"samples": 120, "gates": [5], "run": {"replicate_every": 2}}
+    with conducted(tmp_path, scripts.train, str(tmp_path), options) as c:
+        members, (joiner,) = c.start(1), c.start(1, "before copies are renewed", True)
+        c.round(members)
+        change_at(c, tmp_path, 5)
+        c.round([*members, joiner], wait=False)
+        c.until(c.all_checked_in, "all have checked in")
+        (tmp_path / "go-5").touch()
+        c.until(lambda: not joiner.alive, "it has died")
+        c.abort()
+        c.round(members)
+        c.finish()
+    counts_as_if_undisturbed(tmp_path, options, all_changes_came=False)
+    assert set(Counter(r["step"] for r in records(tmp_path)).values()) == {1}

@@ -179,9 +179,8 @@ class Controller:
             due += [max(state.nodes[name].review_at, again_at) for name in state.idle]
         if (profile := self.profiles.next_wakeup()) is not None:
             due.append(profile)
-        times = [max(at, self._held_until) for at in due]
-        times += [*self.queue.wakeups(), *self.goals.wakeups()]
-        times.append(max(self.shares.plan_at(), self._held_until))
+        due += [*self.queue.wakeups(), self.shares.plan_at()]
+        times = [*(max(at, self._held_until) for at in due), *self.goals.wakeups()]
         return min(times) if times and min(times) < math.inf else None
 
     # --- the two doors ---
@@ -202,11 +201,11 @@ class Controller:
         self.shares.count(self.queue.in_reach, now)
         commands = [command for event in events for command in self._table[type(event)](event, now)]
         commands += self.goals.notice(now)
+        if now < self._held_until:
+            return commands
         self.queue.notice(now)
         if now >= self.shares.plan_at():
             self.state.plan_soon(now)
-        if now < self._held_until:
-            return commands
         if self.state.plan_at is not None and now >= self.state.plan_at:
             commands += self._plan(now)
         elif (due := self.profiles.next_wakeup()) is not None and now >= due:
@@ -216,7 +215,9 @@ class Controller:
         return commands
 
     def hold(self, until: float) -> None:
-        """Plan nothing before ``until``: after a restart, leases and jobs come back one by one."""
+        """Plan nothing before ``until``, and look for nobody who waits: after a restart, leases and
+        jobs come back one by one, and each would have all jobs looked through.
+        """
         self._held_until = until
         self.state.plan_soon(until)
 

@@ -100,12 +100,14 @@ class Notices:
             seq = newest[-1].seq if newest else 0
             store.set_told(seq)
         while True:
-            page = store.events_since(seq, PAGE)
+            newest = store.last_events(1)
+            page = store.events_since(seq, PAGE, kinds=OCCASION)
             for event in page:
-                if event.kind in OCCASION and (row := store.get_job(event.job)) is not None:
+                if (row := store.get_job(event.job)) is not None:
                     self._tell(event, row)
-            if page:
-                seq = page[-1].seq
+            looked = (page if len(page) == PAGE else newest)[-1:]
+            if looked and looked[0].seq > seq:
+                seq = looked[0].seq
                 store.set_told(seq)
             else:
                 await self._core.audit.news(LOOK_S)

@@ -8,7 +8,6 @@ what messages mean.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,9 +15,9 @@ from typing import Any, Protocol
 
 import structlog
 import zmq
-import zmq.auth
 from zmq.utils.monitor import recv_monitor_message
 
+from malletrain.daemon.doorkeeper import Doorkeeper
 from malletrain.identity.keys import KeyPair
 from malletrain.protocol import messages, wire
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -41,6 +40,9 @@ TURN_S = 0.01
 much does not keep those waiting whose messages are here already. Senders take turns anyhow.
 """
 
+_AT_ONCE, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
+"""As plain numbers: to put flags together costs as much as to send."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -60,16 +62,6 @@ class Receiver(Protocol):
         """The connection of a peer that has spoken ended."""
 
 
-class _KnownKeys:
-    """ZAP's question, answered from the key ring: whose key is this?"""
-
-    def __init__(self, lookup: Callable[[str], str | None]) -> None:
-        self._lookup = lookup
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        return self._lookup(key.decode("ascii")) is not None
-
-
 class Transport:
     """Receives and sends messages of known peers.
 
@@ -85,9 +77,7 @@ class Transport:
         self._context = zmq.Context(io_threads=IO_THREADS)
         # On the loop, not in a thread of its own: while the loop is busy such a thread is let in
         # every 5 ms, several times for each agent, and thousands of agents come at once.
-        self._auth = zmq.auth.Authenticator(self._context)
-        self._auth.configure_curve_callback("*", _KnownKeys(lookup))
-        self._auth.start()
+        self._door = Doorkeeper(self._context, lookup)
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.curve_secretkey = keys.secret.encode()
         self._socket.curve_publickey = keys.public.encode()
@@ -97,7 +87,7 @@ class Transport:
         self._socket.backlog = BACKLOG
         self._socket.setsockopt(zmq.MAXMSGSIZE, HARD_LIMIT_BYTES)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)  # each costs 20 µs of each connection
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -128,7 +118,7 @@ class Transport:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.fileno(), self._receive)
         self._loop.add_reader(self._monitor.fileno(), self._watch)
-        self._loop.add_reader(self._auth.zap_socket.fileno(), self._admit)
+        self._loop.add_reader(self._door.socket.fileno(), self._admit)
         # ZeroMQ's descriptors are edge-triggered: what came before is not told of again.
         self._loop.call_soon(self._receive)
         self._loop.call_soon(self._watch)
@@ -141,7 +131,7 @@ class Transport:
 
     def _look_away(self) -> None:
         if self._loop:
-            for socket in (self._socket, self._monitor, self._auth.zap_socket):
+            for socket in (self._socket, self._monitor, self._door.socket):
                 self._loop.remove_reader(socket.fileno())
 
     def stop(self) -> None:
@@ -154,7 +144,7 @@ class Transport:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=200)
-        self._auth.stop()
+        self._door.close()
         self._context.term()
 
     def send(self, peer: bytes, message: messages.Message) -> bool:
@@ -176,7 +166,10 @@ class Transport:
                 )
             )
         try:
-            self._socket.send_multipart([peer, *frames], zmq.DONTWAIT)
+            self._socket.send(peer, _MORE)
+            for frame in frames[:-1]:
+                self._socket.send(frame, _MORE)
+            self._socket.send(frames[-1], _AT_ONCE)
         except zmq.ZMQError as e:
             if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
@@ -210,15 +203,22 @@ class Transport:
         until = time.monotonic() + TURN_S
         while time.monotonic() < until:
             try:
-                if self._socket.closed or not self._socket.poll(0):
-                    return False
-                frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
-            except zmq.ZMQError:
+                frames = self._frames()
+            except zmq.ZMQError:  # nothing is there, or the socket is closed
                 return False
             self._one(frames, receiver)
             if self._receiver is None:
                 return False
         return True
+
+    def _frames(self) -> list[Any]:
+        """Those of one message. Raises ZMQError where there is none."""
+        frame: Any = self._socket.recv(_AT_ONCE, copy=False)
+        frames = [frame]
+        while frame.more:
+            frame = self._socket.recv(_AT_ONCE, copy=False)
+            frames.append(frame)
+        return frames
 
     def _one(self, frames: list[Any], receiver: Receiver) -> None:
         peer = frames[0].bytes
@@ -245,14 +245,8 @@ class Transport:
 
     def _admit(self) -> None:
         """Let those in who ask, if their keys are known."""
-        until = time.monotonic() + TURN_S
-        while self._receiver is not None and self._auth.zap_socket.poll(0):
-            asked = self._auth.zap_socket.recv_multipart(zmq.DONTWAIT)
-            with contextlib.suppress(StopIteration):  # it answers at once: nothing in it waits
-                self._auth.handle_zap_message(asked).send(None)
-            if time.monotonic() > until and self._loop:
-                self._loop.call_soon(self._admit)
-                return
+        if self._receiver is not None and self._door.admit(TURN_S) and self._loop:
+            self._loop.call_soon(self._admit)
 
     def _watch(self) -> None:
         while not self._monitor.closed and self._monitor.poll(0):

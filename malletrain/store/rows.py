@@ -7,7 +7,7 @@ Decides which columns are JSON and what happens to text that is none. Tables and
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -61,7 +61,7 @@ _TUPLES = frozenset({"planned_nodes", "members", "notices", "interruptions"})
 
 def encode(row: Any) -> dict[str, Any]:
     """The columns of ``row``."""
-    return encode_values({field.name: getattr(row, field.name) for field in fields(row)})
+    return encode_values({name: getattr(row, name) for name in field_names(type(row))})
 
 
 def encode_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,17 +84,32 @@ def _encode_value(name: str, value: Any) -> Any:
     return value
 
 
-def decode(kind: type[Row], row: Mapping[Any, Any]) -> Row:
-    """The row of this kind with these columns; columns it has no field for are left out."""
-    return kind(**decode_values({field.name: row[field.name] for field in fields(kind)}))
+def decode(kind: type[Row], columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Row]:
+    """The rows of this kind, of each of which these columns were read, in this order; columns it
+    has no field for are left out.
+    """
+    names = field_names(kind)
+    places = [(columns.index(name), _reader(name)) for name in names]
+    return [
+        kind(*[row[at] if read is None else read(row[at]) for at, read in places]) for row in rows
+    ]
+
+
+def field_names(kind: type[Any]) -> tuple[str, ...]:
+    """The fields of a kind of row, in the order in which it is made of them."""
+    return tuple(field.name for field in fields(kind))
+
+
+def _reader(name: str) -> Callable[[str], Any] | None:
+    """How the column of this name becomes its field; None: it is it."""
+    if name in _TUPLES:
+        return lambda text: tuple(json.loads(text))
+    return json.loads if name in _JSON else None
 
 
 def decode_values(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Some of a row's fields, of their columns."""
-    values = {}
-    for name, value in columns.items():
-        if name in _JSON:
-            value = json.loads(value)
-            value = tuple(value) if name in _TUPLES else value
-        values[name] = value
-    return values
+    return {
+        name: value if (read := _reader(name)) is None else read(value)
+        for name, value in columns.items()
+    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,20 @@ from sqlalchemy import (
     func,
     select,
 )
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from malletrain.store import copies, migrations, schema
 from malletrain.store.database import StatementRefused, StoreError, advice, schema_version
-from malletrain.store.rows import Named, Row, decode, decode_values, encode_values
-from malletrain.store.statements import AT, inserting, reading, reading_meta, updating
+from malletrain.store.rows import (
+    Named,
+    Row,
+    decode,
+    decode_values,
+    encode_values,
+    field_names,
+)
+from malletrain.store.statements import AT, appending, inserting, reading, reading_meta, updating
 
 LONGEST_PATTERN = 10_000
 """Characters of a text by whose beginning rows are looked for. Of some more SQLite makes an error,
@@ -101,7 +108,8 @@ class Session:
         """What the database's own error is told as."""
         cause = error.orig if isinstance(error, DBAPIError) else error
         said = str(cause).strip().partition("\n")[0].rstrip(".")
-        statement = isinstance(error, DataError | IntegrityError)
+        driver: Any = self._engine.dialect.loaded_dbapi
+        statement = isinstance(cause, driver.DataError | driver.IntegrityError)
         return (StatementRefused if statement else StoreError)(
             f"The database {self.url} refused: {said}. Nothing of this step was saved."
             f"{advice(said)}"
@@ -145,7 +153,8 @@ class Session:
     ) -> list[Row]:
         """The rows that the query finds. ``where``: its parameters, if it has any."""
         with self.transaction() as connection:
-            return [decode(kind, row) for row in connection.execute(query, where or {}).mappings()]
+            found = connection.execute(query, where or {})
+            return decode(kind, tuple(found.keys()), found)
 
     def one(
         self, query: Select[Any], kind: type[Row], where: Mapping[str, Any] | None = None
@@ -162,6 +171,20 @@ class Session:
             changing = updating(table, tuple(values))
             if connection.execute(changing, {**values, **key}).rowcount == 0:
                 connection.execute(inserting(table), values)
+
+    def append(self, table: Table, values: Mapping[str, Any]) -> None:
+        """Insert a row that the database numbers, where nobody asks for its number. The driver is
+        asked itself, as in :meth:`part`: this is what most steps change.
+        """
+        statement = appending(table, tuple(values), self._engine.dialect)
+        order = statement.positiontup
+        given = values if order is None else tuple(values[name] for name in order)
+        with self.transaction() as connection:
+            driver: Any = connection.connection.driver_connection
+            try:
+                driver.execute(statement.string, given)
+            except self._engine.dialect.loaded_dbapi.Error as error:
+                raise self._refusal(error) from error
 
     def add(self, table: Table, rows: list[dict[str, Any]]) -> None:
         """Insert new rows, at once."""
@@ -255,7 +278,7 @@ class Session:
 
 def _check_fields(kind: type[Row], names: Iterable[str]) -> None:
     """Raises TypeError where rows of this kind have no such fields to be set."""
-    unknown = set(names) - {field.name for field in fields(kind)} | set(names) & {"id"}
+    unknown = set(names).difference(field_names(kind)) | set(names) & {"id"}
     if unknown:
         raise TypeError(
             f"A {kind.__name__} has no field {', '.join(sorted(unknown))} that can be set."

@@ -7,8 +7,9 @@ it out: with thousands of agents that was most of the daemon's work. Decides not
 from __future__ import annotations
 
 from functools import cache, lru_cache
+from typing import Any
 
-from sqlalchemy import Insert, Select, Table, Update, bindparam, insert, select, update
+from sqlalchemy import Dialect, Insert, Select, Table, Update, bindparam, insert, select, update
 
 from malletrain.store import schema
 
@@ -20,6 +21,14 @@ AT = "at_"
 def inserting(table: Table) -> Insert:
     """Insert a row, its columns given as parameters."""
     return insert(table)
+
+
+@lru_cache(maxsize=64)
+def appending(table: Table, columns: tuple[str, ...], dialect: Dialect) -> Any:
+    """Insert a row of these columns and ask for nothing, as the driver of this dialect wants it: a
+    compiled statement, of which ``positiontup`` is the order of the values (None: by name).
+    """
+    return insert(table).inline().compile(dialect=dialect, column_keys=list(columns))
 
 
 @lru_cache(maxsize=1024)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Select, func, or_, select
@@ -269,21 +268,25 @@ class Store:
 
     # --- the audit log ---
 
-    def add_event(self, row: EventRow) -> EventRow:
-        """Append an event; returns it with its number."""
+    def add_event(self, row: EventRow) -> None:
+        """Append an event; the database gives it its number."""
         values = encode(row)
         del values["seq"]
-        with self.transaction() as connection:
-            result = connection.execute(inserting(schema.events), values)
-            (seq,) = result.inserted_primary_key or (0,)
-            return replace(row, seq=seq)
+        self._db.append(schema.events, values)
 
     def events_since(
-        self, seq: int = 0, limit: int = 1000, job: str | None = None
+        self,
+        seq: int = 0,
+        limit: int = 1000,
+        job: str | None = None,
+        kinds: Iterable[str] | None = None,
     ) -> list[EventRow]:
-        """At most ``limit`` events after number ``seq``, oldest first, of this job if given."""
-        query = _events(job).where(schema.events.c.seq > seq)
-        return self._db.all(query.order_by(schema.events.c.seq).limit(limit), EventRow)
+        """At most so many events after number ``seq``, oldest first; of this job, these kinds."""
+        table = schema.events.c
+        query = _events(job).where(table.seq > seq)
+        if kinds is not None:
+            query = query.where(table.kind.in_([str(kind) for kind in kinds]))
+        return self._db.all(query.order_by(table.seq).limit(limit), EventRow)
 
     def last_events(self, limit: int = 100, job: str | None = None) -> list[EventRow]:
         """The newest ``limit`` events, oldest of them first, of this job if given."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import selectors
 from collections.abc import Callable
 from random import Random
@@ -196,7 +197,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def finish(self) -> None:
         """Unwind what is left, so that the collector has nothing to do."""
         self.ending = True
-        tasks = [task for process in self.processes for task in process.tasks if not task.done()]
+        left = [task for process in self.processes for task in process.tasks if not task.done()]
+        tasks = [task for task in left if not _never_begun(task.get_coro())]
         for process in self.processes:
             process.alive = True
         for task in tasks:
@@ -204,3 +206,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if tasks:
             self.run_until_complete(asyncio.wait(tasks, timeout=60.0))
         self.close()
+
+
+def _never_begun(coro: Any) -> bool:
+    """Whether a process was killed before this coroutine took its first step. If so it is closed,
+    with those that it was given to await: nobody will, and Python would warn of each.
+    """
+    if not inspect.iscoroutine(coro) or inspect.getcoroutinestate(coro) != inspect.CORO_CREATED:
+        return False
+    for given in inspect.getcoroutinelocals(coro).values():
+        _never_begun(given)
+    coro.close()
+    return True

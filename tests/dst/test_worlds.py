@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import warnings
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,6 +23,7 @@ from malletrain.rounds import service
 from malletrain.rounds.holdings import Holdings
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import JobRounds
+from tests.dst.loop import CURRENT, VirtualLoop
 from tests.dst.world import live
 
 PARTS, SEEDS_EACH = 13, 10
@@ -52,6 +57,38 @@ def test_the_same_seed_is_the_same_day():
     assert days[0].happened
     assert len(lines[0]) > 100
     assert days[0].trace != live(5).trace
+
+
+def test_what_was_killed_before_its_first_step_is_closed_and_nobody_is_warned():
+    """As the answers to the messages of a turn in which the daemon is killed."""
+    failures, steps = [], []
+
+    async def answer():
+        steps.append("answer")
+
+    async def reply(given):
+        steps.append("reply")
+        await given
+
+    async def main():
+        asyncio.get_running_loop().create_task(reply(answer()))
+        process = CURRENT.get()
+        assert process is not None
+        process.kill()
+        await asyncio.sleep(1.0)
+
+    def day():
+        loop = VirtualLoop(Random(1), failures.append)
+        loop.spawn("daemon", main, lambda task: None)
+        loop.run_until_complete(asyncio.sleep(2.0))
+        loop.finish()
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        day()
+        gc.collect()
+    assert [str(one.message) for one in warned] == []
+    assert (steps, failures) == ([], [])
 
 
 def _sent_at_once(self, peer, message):

@@ -263,6 +263,18 @@ def test_while_held_the_controller_does_not_ask_to_be_woken():
     assert c.next_wakeup() is None
 
 
+def test_while_held_nobody_is_found_to_starve_and_afterwards_everybody_who_does():
+    c = controller(starvation_s=20.0)
+    play(c, [(0.0, job("j", 2, 2)), *nodes("a"), (1.0, gaps("b"))])
+    assert c.jobs["j"].idle_since == 1.0, "it is in reach"
+    c.hold(50.0)
+    play(c, [(30.0, Tick(), [])])
+    assert not c.jobs["j"].starving
+    assert c.next_wakeup() == 50.0
+    play(c, [(50.0, Tick())])
+    assert c.jobs["j"].starving
+
+
 def test_a_job_whose_nodes_did_not_come_back_is_suspended_or_started_anew():
     c = controller()
     c.hold(10.0)

@@ -141,14 +141,15 @@ def main() -> None:
     source.add_argument("--curves", type=Path, help="what benchmarks.pruner_curves has written")
     parser.add_argument("--trials", type=int, default=100, help="drawn for each search")
     parser.add_argument("--slots", type=int, default=8, help="trials at a time")
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=20, help="how many searches")
+    parser.add_argument("--first-seed", type=int, default=0, help="of the first search")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     table = read_table(args.table) if args.table else read_curves(args.curves)
     drawn = min(args.trials, len(table))
     found: dict[str, list[Search]] = {name: [] for name in PRUNERS}
-    for seed in range(args.seeds):
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
         curves = random.Random(seed).sample(table, drawn)
         for name, make in PRUNERS.items():
             found[name].append(search(curves, make, args.slots))

@@ -10,6 +10,7 @@ paths are relative to the file.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from malletrain.config.tomlfile import Problem, read_toml
 from malletrain.config.trainers import TrainerSection
 from malletrain.config.trainers import checked as trainers_checked
 from malletrain.config.validation import problems_of
+from malletrain.protocol import env
 
 __all__ = ["Config", "ConfigError", "load_config", "parse_config", "scheduler_kinds"]
 
@@ -152,18 +154,29 @@ def load_config(path: str | Path) -> Config:
         raise ConfigError(
             str(path), [Problem(line, "", "The file is not UTF-8 text; save it as UTF-8.")]
         ) from None
-    return parse_config(text, where=str(path), directory=path.resolve().parent)
+    return parse_config(text, str(path), path.resolve().parent, os.environ.get(env.STATE_DIR))
 
 
-def parse_config(text: str, where: str = "configuration", directory: Path | None = None) -> Config:
-    """The configuration in ``text``; relative paths are relative to ``directory``.
+def parse_config(
+    text: str,
+    where: str = "configuration",
+    directory: Path | None = None,
+    state_dir: str | None = None,
+) -> Config:
+    """The configuration in ``text``; relative paths are relative to ``directory``. ``state_dir``:
+    where the text names none; relative to the present directory, as commands take it.
 
     Raises ConfigError as :func:`load_config` does.
     """
     toml = read_toml(text)
     problems = list(toml.problems)
+    data = {**toml.data}
+    daemon = data.get("daemon", {})
+    if state_dir and isinstance(daemon, dict):
+        there = os.path.abspath(os.path.expanduser(state_dir))
+        data["daemon"] = {"state_dir": there, **daemon}
     try:
-        config = Config.model_validate(toml.data, context={"directory": directory})
+        config = Config.model_validate(data, context={"directory": directory})
     except ValidationError as error:
         problems += problems_of(error, toml, Config)
     if problems:

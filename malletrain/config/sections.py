@@ -24,7 +24,8 @@ class DaemonSection(Section):
 
     state_dir: Location = _key(
         "~/.local/state/malletrain",
-        description="Directory of the database, keys, logs and lock. One daemon at a time. "
+        description="Directory of the database, keys, logs and lock. One daemon at a time. Where "
+        "it is left out, MALLETRAIN_STATE_DIR counts before the default. "
         "Compute nodes need it only to keep what leases "
         "print (keep_output).",
     )

@@ -49,7 +49,8 @@ TIMEOUT = "MALLETRAIN_TIMEOUT"
 WEB_TOKEN = "MALLETRAIN_WEB_TOKEN"
 
 TABLE = (
-    (STATE_DIR, "Directory of a user's daemon: its keys, database and logs.", "user", "cli"),
+    (STATE_DIR, "Directory of a user's daemon: its keys, database and logs. The daemon's "
+     "too, where its file names none.", "user", "cli, daemon"),
     (DAEMON, "File that says where a daemon listens.", "user", "cli, client"),
     (CONFIG, "Configuration file of the daemon.", "user", "cli"),
     (SWEEPS, "URL of the database of sweeps, where it is not in the state directory.", "user",

@@ -100,6 +100,10 @@ class DaemonJobs:
         series = self._series(job, metric)
         return series.values[-1] if series is not None and series.values else None
 
+    def names(self, job: str) -> list[str]:
+        """The metrics that it has reported."""
+        return [series.name for series in self._do(operations.metrics(job))]
+
     def node_seconds(self, job: str) -> float:
         """Nodes times the seconds for which it had them, starts and rescales included."""
         events: list[EventView] = []

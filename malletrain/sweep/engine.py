@@ -184,12 +184,20 @@ class Engine:
         values = self._values(trial, job)
         missing = [m for m, v in zip(self._s.sweep.metrics, values, strict=True) if v is None]
         if missing:
-            self._fail(trial, f"its job {job.id} reported no {missing[0]}", job)
+            self._fail(trial, self._silent(job, missing[0]), job)
             return
         self._keep_cost(trial, job)
         told = [v for v in values if v is not None]
         self.ledger.tell(trial.number, TrialState.COMPLETE, told)
         self._point("told")
+
+    def _silent(self, job: TrialJob, metric: str) -> str:
+        """Why a trial fails whose job has ended without a number for the metric."""
+        names = self.jobs.names(job.id)
+        if metric in names:
+            return f"the last {metric} of its job {job.id} is no number"
+        it = f"it reported {', '.join(names)}" if names else "it never called malletrain.metric"
+        return f"its job {job.id} reported no {metric}; {it}"
 
     def _values(self, trial: FrozenTrial, job: TrialJob) -> list[float | None]:
         """What a trial came to, in each metric; None where it reported no number."""

@@ -58,6 +58,9 @@ class Jobs(Protocol):
     def last(self, job: str, metric: str) -> float | None:
         """The newest value that the job reported of a metric."""
 
+    def names(self, job: str) -> list[str]:
+        """The metrics that the job has reported."""
+
     def node_seconds(self, job: str) -> float:
         """How long nodes trained for it, times nodes."""
 

@@ -8,6 +8,8 @@ study is an ordinary one: optuna-dashboard and Optuna's plots read it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -88,23 +90,48 @@ def _connected(url: str) -> optuna.storages.RDBStorage:
         options = {"connect_args": {"timeout": 60}, "poolclass": sqlalchemy.pool.NullPool}
     try:
         engine = sqlalchemy.create_engine(url)
-        try:
-            tables = set(sqlalchemy.inspect(engine).get_table_names())
-        finally:
-            engine.dispose()
-        if tables and "studies" not in tables:
-            raise SweepError(
-                f"The database {engine.url} is another program's. Optuna's tables do not go with "
-                "those of others: give sweeps a database of their own, or on PostgreSQL a schema "
-                "(CREATE SCHEMA sweeps): "
-                "postgresql+psycopg://HOST/NAME?options=-csearch_path%3Dsweeps"
-            )
-        return optuna.storages.RDBStorage(url, engine_kwargs=options)
+        with _one_at_a_time(engine.url):
+            return _opened(engine, url, options)
     except (sqlalchemy.exc.SQLAlchemyError, ImportError, RuntimeError) as error:
         if isinstance(error, SweepError):
             raise
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SweepError(f"The database of sweeps cannot be opened: {why}") from None
+
+
+@contextlib.contextmanager
+def _one_at_a_time(url: sqlalchemy.URL) -> Iterator[None]:
+    """Let no other process open a database in this folder meanwhile: two that make the tables of a
+    new file at one time fail. Where the folder cannot be locked, or a server has the database,
+    nothing is kept apart.
+    """
+    handle = None
+    if url.get_backend_name() == "sqlite" and url.database:
+        with contextlib.suppress(OSError):
+            handle = os.open(Path(url.database).resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _opened(
+    engine: sqlalchemy.Engine, url: str, options: dict[str, Any]
+) -> optuna.storages.RDBStorage:
+    try:
+        tables = set(sqlalchemy.inspect(engine).get_table_names())
+    finally:
+        engine.dispose()
+    if tables and "studies" not in tables:
+        raise SweepError(
+            f"The database {engine.url} is another program's. Optuna's tables do not go with "
+            "those of others: give sweeps a database of their own, or on PostgreSQL a schema "
+            "(CREATE SCHEMA sweeps): "
+            "postgresql+psycopg://HOST/NAME?options=-csearch_path%3Dsweeps"
+        )
+    return optuna.storages.RDBStorage(url, engine_kwargs=options)
 
 
 def summaries(storage: optuna.storages.BaseStorage) -> list[Summary]:

@@ -156,7 +156,11 @@ class SamplerSection(Section):
     kind: Literal["tpe", "cmaes", "random", "grid", "nsga2", "python"] = key(
         "tpe", description='Of Optuna; "python": one of your own, named by class.'
     )
-    seed: int | None = key(None, description="Makes its choices repeatable.")
+    seed: int | None = key(
+        None,
+        description="Of its choices. Without one they are those of seed 0: two sweeps of one space "
+        "try the same values first.",
+    )
     startup: int = key(10, ge=0, description="Random trials before tpe begins to learn.")
     population: int = key(20, ge=2, description="Of nsga2.")
     python: str = key(

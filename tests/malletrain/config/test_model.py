@@ -50,6 +50,21 @@ def test_paths_are_relative_to_the_file(tmp_path):
     assert config.database_url == "postgresql+psycopg://u@h/db"
 
 
+def test_a_file_without_a_state_directory_has_that_of_the_commands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "sites" / "site.toml"
+    file.parent.mkdir()
+    file.write_text(LEAST)
+    for said, meant in ((f"{tmp_path}/a", tmp_path / "a"), ("b", tmp_path / "b")):
+        monkeypatch.setenv("MALLETRAIN_STATE_DIR", said)
+        assert load_config(file).state_dir == meant
+    file.write_text(LEAST + '[daemon]\nstate_dir = "/c"\n')
+    assert load_config(file).state_dir == Path("/c")
+    monkeypatch.delenv("MALLETRAIN_STATE_DIR")
+    file.write_text(LEAST)
+    assert load_config(file).state_dir == Path.home() / ".local/state/malletrain"
+
+
 EVERYTHING_WRONG = """\
 [deamon]
 x = 1

@@ -95,6 +95,8 @@ class WorldJobs:
         """How many other jobs had not ended when one did."""
         self.metrics: dict[str, Callable[[float], float]] = {}
         """Metrics beside the loss, of x."""
+        self.named: list[str] = []
+        """What a job says that it has reported."""
 
     def _called(self, act):
         self.calls += 1
@@ -132,6 +134,9 @@ class WorldJobs:
         if metric in self.metrics:
             return self._called(lambda: self.metrics[metric](x))
         return self._called(lambda: reported[-1][1] if reported else None)
+
+    def names(self, job):
+        return self._called(lambda: self.named)
 
     def node_seconds(self, job):
         return self._called(lambda: 10.0 * self.jobs[job].step if job in self.jobs else 0.0)

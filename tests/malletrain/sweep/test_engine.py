@@ -5,6 +5,7 @@ them counts.
 from __future__ import annotations
 
 import itertools
+import math
 
 import optuna
 import pytest
@@ -171,6 +172,25 @@ def test_a_sweep_whose_trials_all_fail_stops():
     while not world.turn():
         world.jobs.train()
     assert "COMPLETE" in world.states()
+
+
+@pytest.mark.parametrize(
+    ("others", "value", "said"),
+    [
+        ({"accuracy": 0.5}, None, "its job j1 reported no loss; it reported accuracy"),
+        ({}, None, "its job j1 reported no loss; it never called malletrain.metric"),
+        ({"loss": math.nan}, math.nan, "the last loss of its job j1 is no number"),
+    ],
+)
+def test_a_trial_without_a_value_says_what_its_job_reported(others, value, said):
+    world = World(described(trials=1, at_once=1, pruner="none"))
+    world.turn()
+    world.jobs.metrics = {name: lambda x, v=v: v for name, v in others.items()}
+    world.jobs.metrics.setdefault("loss", lambda x: value)
+    world.jobs.named = list(others)
+    world.jobs.jobs["j1"].state = "completed"
+    world.play()
+    assert world.trials()[0].user_attrs["malletrain:why"] == said
 
 
 def test_a_job_that_is_refused_says_so():

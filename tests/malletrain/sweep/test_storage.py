@@ -1,0 +1,22 @@
+"""The database of sweeps where several processes open it."""
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+from malletrain.sweep.ledger import open_storage, summaries
+
+
+def test_sweeps_that_begin_at_one_time_may_make_the_database_together(tmp_path):
+    many = 8
+    for n in range(5):
+        together = Barrier(many)
+
+        def begin(url=f"sqlite:///{tmp_path}/{n}.db", together=together):
+            together.wait()
+            with open_storage(url) as storage:
+                return summaries(storage)
+
+        with ThreadPoolExecutor(many) as pool:
+            begun = [pool.submit(begin) for _ in range(many)]
+            assert [each.result() for each in begun] == [[]] * many
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{n}.db" for n in range(5)]

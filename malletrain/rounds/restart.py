@@ -189,7 +189,6 @@ class JobRounds:
             self.failure.clear()
             enough = len(self._manner.survivors()) >= self.min_nodes
             if self.stage is RoundStage.WARMING and self.deadline is not None and enough:
-                # Those that are left cannot train now.
                 self.deadline = min(self.deadline or now, now + self.settings.warmup_broken_s)
         if self.stage is RoundStage.DRAINING and not self.whole():
             return self._manner.form(now)
@@ -310,9 +309,10 @@ class JobRounds:
         if coming and self._joiners_until is None:
             actions += self.reject(coming, "the launcher did not come up there in time")
             coming = []
-        self.deadline = None
-        if len(ready) < max(1, self.min_nodes) and self._joiners_until is None:
-            return actions  # the controller hears of what is missing; its plan follows
+        few = len(ready) < max(1, self.min_nodes) and self._joiners_until is None
+        self.deadline = now + self.settings.warmup_broken_s if few and ready else None
+        if few:
+            return actions  # the controller hears of it and plans anew, or these come to do
         if set(ready) == set(self.members) and not coming and self.whole():
             self.stage = RoundStage.RUNNING
             return [*actions, Formed(self.generation, self.members)]

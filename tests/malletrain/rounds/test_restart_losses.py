@@ -84,7 +84,7 @@ def test_under_the_minimum_nothing_is_formed_and_no_failure_is_told():
     says(r, 1.0, "ready", "a")
     assert r.gone("b", 2.0) == []
     assert r.tick(1000.0) == []
-    assert r.next_wakeup() is None
+    assert r.tick(2000.0) == []
     assert r.move((), 3.0) == [SendRelease("a")]
 
     r = running("a", "b", low=2)
@@ -251,9 +251,21 @@ def test_a_rejected_node_that_the_minimum_needs_leaves_the_rest_to_the_controlle
         SendRelease("b"),
         NodesRejected(("b",), "the launcher did not come up there in time"),
     ]
-    assert r.next_wakeup() is None
+    assert r.tick(1000.0) == []
     assert r.move(("a", "c"), 61.0) == [SendAssign("c")]
     assert says(r, 62.0, "ready", "c")[0] == SaveRound(1, ("a", "c"))
+
+
+def test_those_that_are_there_begin_when_the_minimum_is_lowered_to_them():
+    """They were too few when the last of them came up: found by a simulated day."""
+    r = JobRounds(SETTINGS, min_nodes=3)
+    r.move(("a", "b", "c"), 0.0)
+    says(r, 1.0, "ready", "a", "b")
+    r.gone("c", 2.0)
+    r.min_nodes = 1
+    at = r.next_wakeup()
+    assert at is not None
+    assert r.tick(at)[0] == SaveRound(1, ("a", "b"))
 
 
 def test_a_second_notice_gives_other_joiners_no_time_of_their_own():

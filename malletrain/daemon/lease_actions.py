@@ -30,9 +30,9 @@ from malletrain.store.records import LeaseRow
 from scavenger.interface import Lease, LeaseRequest, LeaseState
 
 GOES_S = 2.0
-"""An agent that was told to go has so long until the main scheduler is asked to end its lease: it is
-gone in less, and then there is nothing to ask, or nothing left to end. (OpenPBS 23.06 now and then
-never answers a ``qdel`` for a job that ends in the same moment.)
+"""An agent that was told to go has so long until the main scheduler is asked to end its lease: it
+is gone in less, and then there is nothing to ask, or nothing left to end. (OpenPBS 23.06 now and
+then never answers a ``qdel`` for a job that ends in the same moment.)
 """
 
 AgentCommand = Callable[[str, KeyPair], tuple[Sequence[str], Mapping[str, str]]]

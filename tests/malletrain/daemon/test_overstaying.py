@@ -89,8 +89,8 @@ def test_a_release_that_was_lost_with_the_daemon_is_asked_for_by_the_next(tmp_pa
 
 
 def test_nobody_asks_for_the_end_of_a_lease_that_its_agent_ended(tmp_path, monkeypatch):
-    """On PBS a ``qdel`` for a job that ended in the same moment was never answered. That it is asked
-    for where the agent does not go is what the other tests wait for.
+    """On PBS a ``qdel`` for a job that ended in the same moment was never answered. That it is
+    asked for where the agent does not go is what the other tests wait for.
     """
     monkeypatch.setattr(lease_actions, "GOES_S", NEVER_S)
     machine = Deaf("n0")

@@ -10,13 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from allocator.banner import without_banner
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+
+@cache
+def _greeted() -> None:
+    """The first solver of this process was made."""
+    import highspy
+
+    without_banner(highspy.Highs)
 
 
 class SolverError(RuntimeError):
@@ -79,6 +90,7 @@ def maximise(
     import highspy
 
     new: Callable[[], Any] = highspy.Highs
+    _greeted()
     highs = new()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)

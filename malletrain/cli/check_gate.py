@@ -5,7 +5,6 @@ daemon's account to leases, and whether those of this site get through.
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +56,7 @@ def submission(config: Config, owner: str) -> tuple[list[str], bytes]:
     """A lease of ``owner`` as the scavenger would ask for it. Raises SchedulerError where the
     site's batch script cannot be read.
     """
+    from malletrain.daemon.agent_python import agent_program
     from malletrain.daemon.batch import pbs_settings, slurm_settings
     from malletrain.protocol import env
     from scavenger.batch.lease_script import lease_script
@@ -64,8 +64,7 @@ def submission(config: Config, owner: str) -> tuple[list[str], bytes]:
     from scavenger.pbs.job import qsub
     from scavenger.slurm.job import batch_script, sbatch
 
-    program = (sys.executable, "-m", "malletrain.agent")
-    agent = (*program, "--endpoint", "tcp://head:1", "--server-key", "x", "--lease", "l1")
+    agent = (*agent_program(), "--endpoint", "tcp://head:1", "--server-key", "x", "--lease", "l1")
     told = {env.LEASE_KEY: "x", env.LEASE: "l1"}
     if config.scheduler.kind == "slurm":
         s = slurm_settings(config)

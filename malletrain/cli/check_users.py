@@ -134,7 +134,7 @@ def _as_others(
     config: Config, name: str | None, program: str, what: str
 ) -> Iterator[tuple[bool | None, str]]:
     """Whether sudo, or whatever stands before it, lets this program run as ``name``."""
-    command = shutil.which(program)
+    command = shutil.which(program, path=_path(config))
     if name is None or command is None:
         trial = f"{' '.join(config.submit_as)} {command or program} --version"
         yield (
@@ -157,6 +157,15 @@ def _as_others(
         yield False, f"The daemon's user may not {what} as {name}: {why.rstrip('.')}. {hint}"
     else:
         yield True, f"The daemon's user may {what} as {name}."
+
+
+def _path(config: Config) -> str | None:
+    """Where the commands of the main scheduler are looked for; None: in ``PATH``."""
+    if config.scheduler.kind != "pbs":
+        return None
+    from scavenger.pbs.source import asking_environment
+
+    return asking_environment()["PATH"]
 
 
 def _closed(path: Path) -> Path | None:

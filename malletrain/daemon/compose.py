@@ -4,7 +4,6 @@ decides nothing else.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from malletrain.config.model import Config
 from malletrain.config.nodes import NodesSection
+from malletrain.daemon.agent_python import agent_program
 from malletrain.daemon.api import Api
 from malletrain.daemon.association_watch import AssociationWatch
 from malletrain.daemon.batch import slurm_associations
@@ -128,7 +128,7 @@ def agent_command(
 
     def command(lease: str, key: KeyPair) -> tuple[tuple[str, ...], dict[str, str]]:
         argv = (
-            *(sys.executable, "-m", "malletrain.agent"),
+            *agent_program(),
             *("--endpoint", endpoint),
             *("--server-key", server_key),
             *("--lease", lease),

@@ -29,6 +29,12 @@ from malletrain.protocol.messages import Goodbye
 from malletrain.store.records import LeaseRow
 from scavenger.interface import Lease, LeaseRequest, LeaseState
 
+GOES_S = 2.0
+"""An agent that was told to go has so long until the main scheduler is asked to end its lease: it
+is gone in less, and then there is nothing to ask, or nothing left to end. (OpenPBS 23.06 now and
+then never answers a ``qdel`` for a job that ends in the same moment.)
+"""
+
 AgentCommand = Callable[[str, KeyPair], tuple[Sequence[str], Mapping[str, str]]]
 """Lease id and its key → argv and environment of the agent."""
 
@@ -163,6 +169,7 @@ class LeaseDesk:
     def _end(self, nodes: Collection[str], why: str, reason: str) -> None:
         """Nothing is to run on these nodes any more. ``reason``: what is stored of it."""
         parts, ending = self._parts, []
+        going: list[str] = []
         active = parts.lease_rows.active
         for node in nodes:
             agent = parts.agents.on(node)
@@ -174,11 +181,25 @@ class LeaseDesk:
                 parts.rounds.act(run, run.rounds.gone(node, parts.clock.now()))
             if lease is not None and lease in active:
                 row = parts.lease_rows.update(lease, state=LeaseStatus.LEAVING, end_reason=reason)
-                if parts.agents.dismissed(lease) is None:
+                if agent is None:
                     ending.append(_lease(row))
+                elif parts.agents.dismissed(lease) is None:
+                    going.append(lease)
                 parts.audit.record(EventKind.LEASE_RELEASED, why, node=node, lease=lease)
         if ending:
             self.calls.put_nowait(ReleaseCall(tuple(ending)))
+        if going:
+            self._is_going(tuple(going))
+
+    def _is_going(self, leases: tuple[str, ...]) -> None:
+        """Their agents end these leases, or the main scheduler is asked to."""
+        asyncio.get_running_loop().call_later(GOES_S, self._gone_by_now, leases)
+
+    def _gone_by_now(self, leases: tuple[str, ...]) -> None:
+        """End those of these leases whose agents have not ended them by going."""
+        rows = map(self._parts.lease_rows.active.get, leases)
+        if left := tuple(_lease(row) for row in rows if row is not None):
+            self.calls.put_nowait(ReleaseCall(left))
 
     def dismiss(self, agent: LeasedAgent, why: str) -> None:
         """Have the agent go; one that has logs to send keeps its lease for that, for a while."""
@@ -196,7 +217,7 @@ class LeaseDesk:
         """The logs of a dismissed agent are here, or the time for them is up: end its lease."""
         agent, row = self._parts.agents.forget(lease), self._parts.lease_rows.active.get(lease)
         if agent is not None and row is not None:
-            self.calls.put_nowait(ReleaseCall((_lease(row),)))
+            self._is_going((lease,))
 
     def cancel_unheard(self, lease: str, sentence: str) -> None:
         """The lease runs, and its agent does not report: end it."""

@@ -7,9 +7,10 @@ agent from reporting. Ending it is done by :mod:`malletrain.daemon.lease_actions
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+from malletrain.daemon.agent_python import agent_program
 
 _KEPT_BYTES = 2000
 _KEPT_LINES = 3
@@ -74,6 +75,7 @@ def likely_cause(words: str, node: str, endpoint: str, kept: str = "") -> str:
     return (
         f"Either {node} cannot connect to {host} (see whether a firewall keeps it from port "
         f"{port}, and whether {host} means this machine there; else set advertise in [daemon]), or "
-        f"{sys.executable} does not start there for the owner of the lease (see whether the node "
-        "shares that directory)." + (f" What the lease printed may be in {kept}." if kept else "")
+        f"{agent_program()[0]} does not start there for the owner of the lease (see whether the "
+        "node shares that directory)."
+        + (f" What the lease printed may be in {kept}." if kept else "")
     )

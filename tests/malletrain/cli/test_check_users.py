@@ -10,6 +10,7 @@ import pytest
 
 from malletrain.cli import check_gate, check_users
 from malletrain.config.model import ConfigError, parse_config
+from malletrain.daemon.agent_python import agent_program
 from malletrain.identity.keys import new_pair, user_name
 from tests.scavenger.gate.gate_world import GateWorld
 from tests.waiting import PATIENCE_S
@@ -163,11 +164,28 @@ def test_blocks_need_scontrol_too(tmp_path, monkeypatch):
     ]
 
 
+def test_commands_of_pbs_are_found_as_the_daemon_finds_them(tmp_path, monkeypatch):
+    """Under sudo or systemd they are in no PATH: ``/etc/pbs.conf`` says where."""
+    (bin_dir := tmp_path / "pbs" / "bin").mkdir(parents=True)
+    (bin_dir / "qsub").write_text('#!/bin/sh\necho "pbs_version = 23.06.06 for $OWNER"\n')
+    (bin_dir / "qsub").chmod(0o755)
+    (tmp_path / "pbs.conf").write_text(f"PBS_EXEC={tmp_path}/pbs\n")
+    monkeypatch.setenv("PBS_CONF_FILE", str(tmp_path / "pbs.conf"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    (tmp_path / "users").write_text(f"ada {new_pair().public}\n")
+    text = (
+        "[daemon]\nusers = 'users'\n[scheduler]\nkind = 'pbs'\n"
+        f"[scheduler.pbs]\nsubmit_as = {SUBMIT_AS}"
+    )
+    found = list(check_users.users(parse_config(text, directory=tmp_path)))
+    assert (True, "The daemon's user may submit as ada.") in found
+
+
 def test_whether_leases_get_through_the_gate(tmp_path, monkeypatch):
     """A gate with the rules of another partition, then with those of this site."""
     monkeypatch.setattr(check_gate, "TRY_S", PATIENCE_S)
     monkeypatch.setattr(check_users, "TRY_S", PATIENCE_S)
-    world = GateWorld(tmp_path / "gate", agent=[sys.executable, "-m", "malletrain.agent"])
+    world = GateWorld(tmp_path / "gate", agent=list(agent_program()))
     world.tools.answers("sbatch", "slurm 22.05")
     monkeypatch.setenv("PATH", f"{world.tools.root}:{os.environ['PATH']}")
     program = world.root / "malletrain-lease"
@@ -186,9 +204,7 @@ def test_whether_leases_get_through_the_gate(tmp_path, monkeypatch):
     [(works, why)] = said(str(program))
     assert works is False
     assert 'sbatch must have "--partition=preemptable" too' in why
-    world.write(
-        agent=[sys.executable, "-m", "malletrain.agent"], options=["--exclusive", "--mem=0"]
-    )
+    world.write(agent=list(agent_program()), options=["--exclusive", "--mem=0"])
     only = "As others the daemon's account can submit and end leases only (malletrain-lease)."
     assert said(str(program)) == [(True, only)]
     (tmp_path / "users").write_text("")

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from contextlib import closing
 
+from malletrain.daemon import lease_actions
 from malletrain.protocol import messages
 from scavenger.interface import LeaseState, SchedulerError
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
+from tests.waiting import NEVER_S
 
 SOON = 'give_back_after = "0 s"\n'
 WAIT = SOON + 'lease_wait = "1 s"'
@@ -82,5 +84,30 @@ def test_a_release_that_was_lost_with_the_daemon_is_asked_for_by_the_next(tmp_pa
         until(lambda: lease not in machine.leases, "it has ended")
         assert machine.asked[0] == lease
         until(lambda: not daemon.service.leases.active, "the daemon knows")
+    finally:
+        daemon.stop()
+
+
+def test_nobody_asks_for_the_end_of_a_lease_that_its_agent_ended(tmp_path, monkeypatch):
+    """On PBS a ``qdel`` for a job that ended in the same moment was never answered. That it is
+    asked for where the agent does not go is what the other tests wait for.
+    """
+    monkeypatch.setattr(lease_actions, "GOES_S", NEVER_S)
+    machine = Deaf("n0")
+    daemon = RunningDaemon(tmp_path, machine, allocation=SOON)
+    try:
+        job = daemon.submit("ann")
+        [lease] = until(lambda: machine.of("ann"), "ann has a lease")
+        with closing(Agent(daemon, lease)) as agent:
+            agent.hello()
+            agent.hear(messages.Welcome)
+            machine.run(lease)
+            with daemon.client("ann") as client:
+                client.cancel([job])
+            agent.hear(messages.Goodbye)
+            agent.say(messages.LogsShipped(job))
+            del machine.leases[lease]
+            until(lambda: not daemon.service.leases.active, "the lease is over")
+        assert machine.asked == []
     finally:
         daemon.stop()

@@ -236,9 +236,11 @@ class Engine:
         )
         if len(failed) >= self._s.sweep.most_failed and not ended_well:
             why = failed[-1].user_attrs.get(book.WHY, "for a reason that is not known")
+            runs = any(t.state == TrialState.RUNNING for t in trials)
             raise SweepError(
                 f"{len(failed)} trials failed and none ended well. Trial {failed[-1].number}: "
                 f"{why}. Mend that, then: malletrain sweep resume {self.ledger.name}"
+                + (f" (or end what runs: malletrain sweep cancel {self.ledger.name})" * runs)
             )
 
     def _begin(self, now: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ SPACE_HELP = (
     'such as ["relu", "tanh"]'
 )
 _KEYS = {"low", "high", "step", "log", "choices"}
-_PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
+_PLACE = re.compile(r"\{\{([A-Za-z_][A-Za-z0-9_-]*)\}\}|\{([A-Za-z_][A-Za-z0-9_-]*)\}")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 TRIAL = "trial"
 """Stands for the trial's number in arguments."""
@@ -118,16 +118,26 @@ def _range(given: Mapping[str, Any]) -> Parameter:
     return made
 
 
+def unknown_places(args: Iterable[str], parameters: Iterable[str]) -> list[str]:
+    """The names in braces that are none of a parameter, as they stand in ``args``."""
+    known = {*parameters, TRIAL}
+    names = [match[2] for arg in args for match in _PLACE.finditer(arg) if match[2]]
+    return [name for name in dict.fromkeys(names) if name not in known]
+
+
 def trial_arguments(
     args: Sequence[str], values: Mapping[str, Value], number: int
 ) -> tuple[str, ...]:
     """The arguments of a trial's script: ``{NAME}`` in ``args`` is a parameter's value, ``{trial}``
-    the trial's number. Parameters that no argument names follow as ``--NAME VALUE``.
+    the trial's number, ``{{NAME}}`` the text ``{NAME}``. Parameters that no argument names follow
+    as ``--NAME VALUE``.
     """
     named: set[str] = set()
 
     def put(match: re.Match[str]) -> str:
-        name = match[1]
+        name = match[2]
+        if name is None:
+            return f"{{{match[1]}}}"
         named.add(name)
         if name == TRIAL:
             return str(number)

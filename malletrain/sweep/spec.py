@@ -27,7 +27,7 @@ from malletrain.config.base import (
 from malletrain.config.tomlfile import read_toml
 from malletrain.config.validation import problems_of
 from malletrain.sweep.space import NAME as PARAMETER
-from malletrain.sweep.space import TRIAL, Parameter, SpaceError, parameter
+from malletrain.sweep.space import TRIAL, Parameter, SpaceError, parameter, unknown_places
 
 Direction = Literal["minimize", "maximize"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,47}")
@@ -122,7 +122,7 @@ class JobSection(Section):
     args: Words = key(
         [],
         description="Its arguments. {NAME} is a parameter's value, {trial} the trial's number; "
-        "parameters that are not named follow as --NAME VALUE.",
+        "parameters that are not named follow as --NAME VALUE. Double braces stand for themselves.",
     )
     nodes: str = key("1", description="Nodes of one trial: N, or MIN:MAX.")
     nproc_per_node: int | None = key(None, ge=1, description="Worker processes on each node.")
@@ -220,6 +220,16 @@ class Sweep(Section):
 
     @model_validator(mode="after")
     def _fits_together(self, info: ValidationInfo) -> Sweep:
+        if unknown := unknown_places(self.job.args, self.space):
+            raise PydanticCustomError(
+                "args",
+                "job.args: {name} is no parameter of [space]; known are {known}. For the text "
+                "itself double its braces",
+                {
+                    "name": f"{{{unknown[0]}}}",
+                    "known": ", ".join(f"{{{name}}}" for name in (*self.space, TRIAL)),
+                },
+            )
         several = len(self.sweep.metrics) > 1
         if several and self.pruner.kind != "none":
             raise PydanticCustomError("pruner", "a sweep of several metrics has no pruner")

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.sweep.space import Parameter, SpaceError, parameter, trial_arguments
+from malletrain.sweep.space import (
+    Parameter,
+    SpaceError,
+    parameter,
+    trial_arguments,
+    unknown_places,
+)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +84,13 @@ def test_arguments():
         *("--epochs", "3", "--save=s/7.pt", "--adam=0.5,0.9", "{other}"),
         *("--lr", "0.01", "--nesterov", "true", "--width", "64", "--act", "relu"),
     )
+
+
+def test_double_braces_are_the_text_itself():
+    args = ["--format={{lr}}", "--run={trial}"]
+    assert unknown_places(args, ["lr"]) == []
+    assert unknown_places(["{a}{lr}{a}", "{b}", '{"json": 1}'], ["lr"]) == ["a", "b"]
+    assert trial_arguments(args, {"lr": 1}, 7) == ("--format={lr}", "--run=7", "--lr", "1")
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

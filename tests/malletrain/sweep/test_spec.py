@@ -64,6 +64,11 @@ def test_what_is_kept_of_it_is_all_of_it(tmp_path):
         ('script = "train.py"', "", "line 8: job.script: this key is required"),
         ("[space]", "[spaces]", 'did you mean "space"'),
         ("trials = 20", 'name = "a b"', '"a b" is no name'),
+        (
+            '"--epochs", "9"',
+            '"--rate={lrr}"',
+            r"job.args: \{lrr\} is no parameter.*\{lr\}, \{act\}, \{trial\}",
+        ),
         ("trials = 20", "trials = ", "line 5: This is not valid TOML"),
     ],
 )

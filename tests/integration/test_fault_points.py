@@ -7,7 +7,10 @@ of trainings, are in test_fault_points_training.py.
 
 from __future__ import annotations
 
+import os
+import signal
 import uuid
+from contextlib import suppress
 
 import pytest
 
@@ -34,6 +37,9 @@ NOTICE = (
 )
 START = (P.DAEMON_BOUND, P.DAEMON_RESTORED, P.DAEMON_ADOPTS, P.DAEMON_ADOPTED)
 END = (P.DAEMON_RELEASES, P.DAEMON_RELEASED, P.LAUNCHER_STOPS, P.AGENT_SAYS, P.AGENT_LEAVES)
+
+LATE = (P.DAEMON_RELEASES, P.DAEMON_RELEASED)
+"""Nobody comes there unless an agent that was told to go stays."""
 
 ALL = {
     "daemon": LOSS,
@@ -120,9 +126,15 @@ def ends(site, job, points):
         job = job if number == 0 else submit(site)
         site.until_whole(job, site.service)
         site.arm(point)
+        if point in LATE:
+            site.arm(P.AGENT_LEAVES, "stop")
         with site.client() as client:
             client.cancel([job])
+        stays = site.struck(P.AGENT_LEAVES) if point in LATE else None
         site.struck(point)
+        if stays is not None:
+            with suppress(ProcessLookupError):
+                os.kill(stays, signal.SIGCONT)
         site.until_state(job, "cancelled")
         site.until_nothing_is_held()
         assert not site.pids(site.service)

@@ -111,8 +111,10 @@ def test_a_step_that_was_saved_and_could_not_be_told_has_the_parts_made_anew(wor
     kept = service.api.parts.outbox.flush
 
     def once():
+        if service.core.runs[world.job].row.state != "cancelled":
+            return kept()  # another turn
         service.api.parts.outbox.flush = kept
-        broken()
+        return broken()
 
     with world.daemon.client("ann") as client, contextlib.suppress(ClientError):
         service.api.parts.outbox.flush = once

@@ -239,7 +239,7 @@ class Engine:
             runs = any(t.state == TrialState.RUNNING for t in trials)
             raise SweepError(
                 f"{len(failed)} trials failed and none ended well. Trial {failed[-1].number}: "
-                f"{why}. Mend that, then: malletrain sweep resume {self.ledger.name}"
+                f"{why.rstrip('.')}. Mend that, then: malletrain sweep resume {self.ledger.name}"
                 + (f" (or end what runs: malletrain sweep cancel {self.ledger.name})" * runs)
             )
 

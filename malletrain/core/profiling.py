@@ -126,8 +126,8 @@ class Profiler:
         """Whether only its smallest size is to be measured: nothing at all is known of it, and
         where profiles have to be worth their cost, that is not known either.
         """
-        points = job.scaling.curve.current.points
-        return self.settings.when_worth and not job.nodes and not points
+        known = job.scaling.curve.current
+        return self.settings.when_worth and not (job.nodes or known.points or known.prior)
 
     def spared(self, jobs: Sequence[JobRecord], now: float) -> list[JobRecord]:
         """Those that would be profiled if that were worth it, and of which this was not said."""

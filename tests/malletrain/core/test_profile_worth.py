@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from allocator import ScalingCurve
-from jpa import MeasuredCurve
+from jpa import MeasuredCurve, Prior
 from malletrain.core.events import JobState, JobSubmitted
 from malletrain.core.profile_worth import USUAL_S, ProfileWorth
 from malletrain.core.records import JobRecord
@@ -32,6 +34,15 @@ def test_a_job_of_which_nothing_is_known_is_looked_at_on_its_smallest_size():
     w.run(200, until=lambda: w.of("profile-finished"))
     assert w.of("profile-finished")[0].data["visited"] == [1]
     assert not w.controller.jobs["a"].scaling.profiled
+
+
+def test_one_whose_siblings_curve_is_known_begins_where_it_is_best():
+    known = Prior(((1, 100.0), (6, 480.0)), 0.35, 0.02, "job before")
+    w = careful(6)
+    w.do(replace(wanted(high=6), scaling=ScalingModel(MeasuredCurve.from_prior(known))))
+    w.run(30)
+    assert len(w.controller.jobs["a"].nodes) == 6
+    assert not w.of("profile-started"), "no look"
 
 
 def test_one_that_goes_on_for_hours_is_profiled_then():

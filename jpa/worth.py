@@ -4,7 +4,12 @@ Decides whether knowing a job's scaling better pays over the work that is left. 
 perfect information (Raiffa and Schlaifer, *Applied Statistical Decision Theory*, 1961, chapter 4):
 how much better the size would be chosen that brings most, less the nodes' price, if the curve were
 known. What the running job shows of itself at the size it is on, a profile does not add; so the
-throughput there counts as known, and what is not known is the shape of the curve from there on.
+throughput there counts as known, and what is not known is the shape of the curve from there on. Of
+that, only what is possible counts: *m* times the nodes bring m^x times the throughput, with any x
+from 0 to 1 where nothing says more, so that ln of it has the standard deviation ln(m)/√12 at most,
+and no case is looked at in which they bring more than *m* times as much. The fitted law is much
+less sure of itself where one size was measured, and what it cannot exclude would be worth a profile
+of every job.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ class Circumstances:
     price: float
     """Samples/s that one node more would bring elsewhere, by this job's measure."""
     left_s: float
-    """How long it goes on yet, seconds, expected."""
+    """For how long the knowledge would be of use, seconds, expected; of all jobs that share it."""
     up_s: float
     """Pause of a growth, seconds."""
     down_s: float
@@ -37,13 +42,28 @@ class Circumstances:
     """Time in which one size is measured, seconds."""
     visits: int
     """Sizes that a profile would visit."""
+    doubt: float = 1.0
+    """What was expected of other sizes turns out wrong by so many times as much as it claims."""
     neighbour: float = 0.0
     """Throughput of another job, by this job's measure: one gives up nodes for the profile, and
     gets nodes when it is over.
     """
 
 
-def knowledge(curve: MeasuredCurve, sizes: Sequence[int], nodes: int, price: float) -> float:
+def shape_std(curve: MeasuredCurve, size: int, nodes: int) -> float:
+    """Relative standard deviation of the throughput at ``size`` where that at ``nodes`` is known:
+    what both have in common is the level.
+    """
+    here, spread_here = curve.estimate(nodes)
+    rate, spread = curve.estimate(size)
+    if rate <= 0 or here <= 0:
+        return 0.0
+    return math.sqrt(max((spread / rate) ** 2 - (spread_here / here) ** 2, 0.0))
+
+
+def knowledge(
+    curve: MeasuredCurve, sizes: Sequence[int], nodes: int, price: float, doubt: float = 1.0
+) -> float:
     """Samples/s by which the best size would be better on average if the shape were known.
 
     Args:
@@ -51,23 +71,23 @@ def knowledge(curve: MeasuredCurve, sizes: Sequence[int], nodes: int, price: flo
         sizes: those that the job may have.
         nodes: the size whose throughput is taken to be known.
         price: samples/s that each node would bring elsewhere.
+        doubt: what the standard deviations of other sizes are multiplied with.
     """
-    here, spread_here = curve.estimate(nodes)
+    here = curve.estimate(nodes)[0]
     if not sizes or here <= 0:
         return 0.0
-    known = (spread_here / here) ** 2
-    rates, spreads = [], []
+    rates = [curve.estimate(k)[0] for k in sizes]
+    spreads = []
     for k in sizes:
-        rate, std = curve.estimate(k)
-        rates.append(rate)
-        # The level is common to all sizes; what is beyond it is the shape.
-        shape = math.sqrt(max((std / rate) ** 2 - known, 0.0)) if rate > 0 else 0.0
-        spreads.append(math.copysign(shape, k - nodes) if k != nodes else 0.0)
+        shape = doubt * shape_std(curve, k, nodes)
+        possible = math.log(k / nodes) / math.sqrt(12.0)
+        spreads.append(math.copysign(min(shape, abs(possible)), possible))
     expected = [0.0] * len(sizes)
     informed = 0.0
     for deviation, weight in _NODES:
         worth = [
-            rate * math.exp(deviation * s - 0.5 * s * s) - price * k
+            min(rate * math.exp(deviation * s - 0.5 * s * s), here * max(1.0, k / nodes))
+            - price * k
             for k, rate, s in zip(sizes, rates, spreads, strict=True)
         ]
         informed += weight * max(0.0, *worth)
@@ -92,5 +112,5 @@ def cost(curve: MeasuredCurve, sizes: Sequence[int], around: Circumstances) -> f
 
 def pays(curve: MeasuredCurve, sizes: Sequence[int], around: Circumstances) -> bool:
     """Whether what a profile would tell is expected to be worth more than it costs."""
-    value = knowledge(curve, sizes, around.nodes, around.price) * around.left_s
-    return value > cost(curve, sizes, around)
+    known = knowledge(curve, sizes, around.nodes, around.price, around.doubt)
+    return known * around.left_s > cost(curve, sizes, around)

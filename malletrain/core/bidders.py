@@ -118,7 +118,8 @@ class Bidders:
     ) -> list[Candidate]:
         starving = self._queue.starving(candidates, now)
         left = self._goals.left_for_turns(candidates.values(), free, nodes)
-        chosen = guarantees(holders, starving, left, nodes)
+        newcomers = self._newcomers(candidates, nodes)
+        chosen = guarantees(holders, [*starving, *newcomers], left, nodes)
         bidders = [c.but(must_run=True) if name in chosen else c for name, c in candidates.items()]
         # A goal goes by the weight that its job has in the end, beside jobs of its trainer only.
         weighed = self._shares.weigh(self._sweeps_as_one(bidders, len(nodes)))
@@ -127,6 +128,19 @@ class Bidders:
             mine = [c for c in weighed if c.trainer is trainer]
             found += self._goals.bids(mine, now, trainer.deadline_weight if trainer else None)
         return self._quotas.within(found)
+
+    def _newcomers(
+        self, candidates: Mapping[str, Candidate], nodes: Mapping[str, NodeInfo]
+    ) -> list[Candidate]:
+        """Those of whose speed nothing is known before they have run: they run at once, where their
+        smallest size is no more than an even share of the nodes.
+        """
+        jobs, even = self._state.jobs, len(nodes) / max(1, len(candidates))
+        return [
+            c
+            for name, c in candidates.items()
+            if not c.nodes and (c.smallest or 0) <= even and self._profiles.unseen(jobs[name])
+        ]
 
     def _sweeps_as_one(self, bidders: list[Candidate], nodes: int) -> list[Candidate]:
         state = self._state

@@ -54,6 +54,13 @@ class ProfileRunner:
         """Whether the job is being profiled: it stays at the size asked for."""
         return self.profiler.profiling == job.submitted.job
 
+    def unseen(self, job: JobRecord) -> bool:
+        """Whether nothing at all is known of its speed, and nothing will be before it runs: where
+        profiles have to be worth their cost, no profile begins with such a job.
+        """
+        careful = self._on and self.profiler.settings.when_worth
+        return careful and job.curve is None and self.profiler.worth.rounds(job.submitted.job) < 3
+
     def next_wakeup(self) -> float | None:
         """When :meth:`review` is due."""
         return self.profiler.tick_at
@@ -107,7 +114,7 @@ class ProfileRunner:
 
     def rescaled(self, job: JobRecord, now: float) -> list[Command]:
         """The job processes samples at its newest scale."""
-        self.profiler.worth.began(job.submitted.job, now)
+        self.profiler.worth.trains(job.submitted.job, len(job.nodes), now)
         if job.broken:
             return []
         scaled = self.profiler.scaled(job.submitted.job, len(job.nodes), now)
@@ -271,6 +278,7 @@ class ProfileRunner:
 
     def _measured(self, job: JobRecord, answer: PointMeasured) -> list[Command]:
         m = answer.measurement
+        self.profiler.worth.seen(job.scaling.curve, m.nodes, m.rate)
         self._state.forgive(job)
         known = math.isfinite(m.half_width)
         spread = f"± {m.half_width:.2g}" if known else "± unknown"
@@ -289,13 +297,11 @@ class ProfileRunner:
         self.profiler.forget_wish(answer.job)
         self.profiler.shared.remember(job.submitted.kind, answer.curve)
         result = answer.result.value
-        looked = answer.job in self.profiler.looks
-        self.profiler.looks.discard(answer.job)
         scaling = replace(
             job.scaling,
             curve=answer.curve,
-            profiled=answer.result is not ProfileResult.GONE and not looked,
-            result="" if looked else result,  # the profile itself is yet to come, or is spared
+            profiled=answer.result is not ProfileResult.GONE,
+            result=result,
             reason=answer.reason,
             ended=now,
         )
@@ -319,6 +325,8 @@ class ProfileRunner:
         ]
 
     def _observed(self, job: JobRecord, seen: Observed, now: float) -> list[Command]:
+        if not job.scaling.known:  # others of its kind that wait know nothing either
+            self.profiler.shared.remember(job.submitted.kind, seen.scaling.curve)
         commands = self._learn(job, seen.scaling)
         if seen.change is not None:
             change = seen.change

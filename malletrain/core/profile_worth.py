@@ -1,17 +1,24 @@
 """Whether a job is worth a profile, from what the controller knows of it and of its neighbours.
 Pure.
 
-Decides what a node is worth elsewhere, how long a job goes on yet, and when it can be asked at all:
-once it has run for a while, so that its own level, and what its siblings say, is known. The
-arithmetic is :mod:`jpa.worth`.
+Decides what a node is worth elsewhere, for how long a profile's knowledge would be of use, and when
+a job can be asked at all: once it has run for a while, so that its own level, and what its siblings
+say, is known. The arithmetic is :mod:`jpa.worth`.
+
+A job's nodes come and go, and at each size that it gets its ordinary progress shows for nothing
+what a profile would have told of it. So the knowledge is of use until the job ends, or until it has
+been given as many other sizes as the profile would visit, whichever is sooner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
 from statistics import fmean, median
 
-from jpa.worth import Circumstances, pays
+from jpa import MeasuredCurve
+from jpa.worth import Circumstances, pays, shape_std
 from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import named
 from malletrain.core.settings import ProfilingSettings
@@ -21,27 +28,72 @@ USUAL_S = 4 * 3600.0
 """How long a job is taken to train until the site's own have ended."""
 _LOOKED_AT = 12
 """Sizes whose worth is looked at."""
+_KEPT = 100
+"""Of how long jobs stayed at a size, and of how wrong the law was, so many count."""
+_DOUBTFUL = 0.1
+"""Relative standard deviation from which on a size is worth asking about."""
 
 
 class ProfileWorth:
-    """What is remembered of the jobs of one controller: how long they last."""
+    """What is remembered of the jobs of one controller: how long they last, and how long they stay
+    at one size.
+    """
 
     def __init__(self, settings: ProfilingSettings) -> None:
         self._settings = settings
         self._lengths = SurvivalEstimator(prior_mean_s=USUAL_S, prior_weight=1.0, half_life=200.0)
         self._began: dict[str, float] = {}
+        self._at: dict[str, tuple[int, float]] = {}
+        self._rounds: Counter[str] = Counter()
+        self._stays: deque[float] = deque(maxlen=_KEPT)
+        self._off: deque[float] = deque(maxlen=_KEPT)
         self._found: dict[str, tuple[object, bool]] = {}
 
-    def began(self, job: str, now: float) -> None:
-        """The job processes samples."""
+    def trains(self, job: str, nodes: int, now: float) -> None:
+        """The job processes samples on so many nodes from now on."""
         self._began.setdefault(job, now)
+        self._rounds[job] += 1
+        size, since = self._at.get(job, (nodes, now))
+        if size != nodes:
+            self._stays.append(now - since)
+        if size != nodes or job not in self._at:
+            self._at[job] = (nodes, now)
+
+    def rounds(self, job: str) -> int:
+        """How often it has begun to process samples."""
+        return self._rounds[job]
 
     def ended(self, job: str, now: float, *, done: bool) -> None:
         """The job has ended; ``done``: its work is."""
         self._found.pop(job, None)
+        self._at.pop(job, None)
+        self._rounds.pop(job, None)
         since = self._began.pop(job, None)
         if since is not None:
             self._lengths.observe(now - since, ended=done)
+
+    @property
+    def stay_s(self) -> float:
+        """How long a job stays at a size, seconds."""
+        return (USUAL_S + sum(self._stays)) / (1 + len(self._stays))
+
+    def seen(self, curve: MeasuredCurve, nodes: int, rate: float) -> None:
+        """A job was seen at this throughput at a size; ``curve``: what was known of it before."""
+        points = [p.nodes for p in curve.current.points if p.rate > 0]
+        if not points or nodes in points or rate <= 0:
+            return
+        near = min(points, key=lambda k: abs(math.log(k / nodes)))
+        std = shape_std(curve, nodes, near)
+        if std >= _DOUBTFUL:
+            off = math.log(rate / curve.estimate(nodes)[0])
+            self._off.append(min((off / std) ** 2, 1.0))
+
+    @property
+    def doubt(self) -> float:
+        """What was expected of sizes that nobody had measured turned out wrong by so many times as
+        much as it claimed, root mean square; at most 1.
+        """
+        return math.sqrt((1.0 + sum(self._off)) / (1 + len(self._off)))
 
     def left_s(self, job: str, now: float) -> float:
         """How long the job goes on yet, seconds, by how long others lasted."""
@@ -52,7 +104,7 @@ class ProfileWorth:
         points = job.scaling.curve.current.points
         return bool(job.nodes) and any(p.rate > 0 for p in points)
 
-    def pays(self, job: JobRecord, others: Iterable[JobRecord], now: float) -> bool:
+    def pays(self, job: JobRecord, others: Sequence[JobRecord], now: float) -> bool:
         """Whether a profile of the running job is expected to pay. Looked at anew every minute, and
         when something was learned.
         """
@@ -62,27 +114,33 @@ class ProfileWorth:
             found = self._found[job.submitted.job] = (asked, self._pays(job, others, now))
         return found[1]
 
-    def _pays(self, job: JobRecord, others: Iterable[JobRecord], now: float) -> bool:
+    def _pays(self, job: JobRecord, others: Sequence[JobRecord], now: float) -> bool:
         spec, curve, costs = job.submitted, job.scaling.curve, job.scaling.costs
         sizes = job.sizes or range(spec.min_nodes, spec.max_nodes + 1)
         looked = named(sizes, ())
         looked = looked[:: max(1, len(looked) // _LOOKED_AT)] + looked[-1:]
         advisor = self._settings.advisor
         price, neighbour = _elsewhere(job, others)
+        visits = min(len(looked), advisor.plan.max_steps)
+        alike = {
+            spec.job,
+            *(o.submitted.job for o in others if o.submitted.kind == spec.kind != ""),
+        }
         around = Circumstances(
             nodes=len(job.nodes),
             price=price,
             neighbour=neighbour,
-            left_s=self.left_s(spec.job, now),
+            left_s=sum(min(self.left_s(name, now), visits * self.stay_s) for name in alike),
+            doubt=self.doubt,
             up_s=costs.up_s,
             down_s=costs.down_s,
             visit_s=2.0 * advisor.measure.min_seconds,
-            visits=min(len(looked), advisor.plan.max_steps),
+            visits=visits,
         )
         return pays(curve, sorted(set(looked)), around)
 
 
-def _elsewhere(job: JobRecord, others: Iterable[JobRecord]) -> tuple[float, float]:
+def _elsewhere(job: JobRecord, others: Sequence[JobRecord]) -> tuple[float, float]:
     """What a node brings elsewhere, and what another job does with all of its nodes: of the other
     jobs that run the median and the mean, by this job's weight; nothing where none does.
     """

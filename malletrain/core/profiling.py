@@ -86,8 +86,6 @@ class Profiler:
         self._watches: dict[str, _Watch] = {}
         self.shared = SharedCurves()
         self.worth = ProfileWorth(settings)
-        self.looks: set[str] = set()
-        """The jobs whose profile is of their smallest size only."""
         self.tick_at: float | None = None
         """When :meth:`review` is due although nothing happens."""
 
@@ -118,16 +116,7 @@ class Profiler:
             return False
         if not self.settings.when_worth or job.submitted.job == self.profiling:
             return True
-        return self.looks_first(job) or (
-            self.worth.ready(job) and self.worth.pays(job, others, now)
-        )
-
-    def looks_first(self, job: JobRecord) -> bool:
-        """Whether only its smallest size is to be measured: nothing at all is known of it, and
-        where profiles have to be worth their cost, that is not known either.
-        """
-        known = job.scaling.curve.current
-        return self.settings.when_worth and not (job.nodes or known.points or known.prior)
+        return self.worth.ready(job) and self.worth.pays(job, others, now)
 
     def spared(self, jobs: Sequence[JobRecord], now: float) -> list[JobRecord]:
         """Those that would be profiled if that were worth it, and of which this was not said."""
@@ -196,6 +185,7 @@ class Profiler:
         surprise = 0.0
         if seen is not None:
             before = curve.estimate(event.nodes)[0] if curve.known else 0.0
+            self.worth.seen(curve, event.nodes, seen.rate)
             curve, drift = curve.observe(
                 event.nodes, seen.rate, seen.half_width, now, self.settings.advisor.curve
             )
@@ -281,8 +271,8 @@ class Profiler:
         for more.
         """
         largest = max(job.sizes or (job.submitted.max_nodes,))
-        most = int(job.smallest) if self.looks_first(job) else largest
-        enough = self._held(job, machine) + free.get(self._class_of(job, machine, free), 0) >= most
+        held = self._held(job, machine)
+        enough = held + free.get(self._class_of(job, machine, free), 0) >= largest
         if self._incomplete(job):
             return enough and now - (job.scaling.ended or 0.0) >= self.settings.again_s
         if enough:
@@ -303,9 +293,6 @@ class Profiler:
         self._told[spec.job] = node_class
         sizes = job.sizes or range(spec.min_nodes, spec.max_nodes + 1)
         chosen = spec.profile_sizes
-        if self.looks_first(job):
-            self.looks.add(spec.job)
-            chosen = (int(job.smallest),)
         fresh = not job.scaling.profiled and job.scaling.curve.current.prior is None
         if chosen is None and fresh and len(sizes) <= self.settings.every_size_up_to:
             chosen = tuple(sizes)

@@ -20,6 +20,13 @@ def straight(shape_std: float, rate: float = 100.0) -> MeasuredCurve:
     return MeasuredCurve.from_prior(prior).with_measurement(4, 4 * rate, 0.01 * 4 * rate, 0.0)
 
 
+def bent(shape_std: float) -> MeasuredCurve:
+    """Measured at four nodes; believed to go with nodes^0.8 elsewhere, that much sure."""
+    prior = Prior(tuple((k, 100.0 * k**0.8) for k in SIZES), 0.3, shape_std, "a sibling")
+    four = 100.0 * 4**0.8
+    return MeasuredCurve.from_prior(prior).with_measurement(4, four, 0.01 * four, 0.0)
+
+
 def test_a_shape_that_is_known_tells_nothing():
     everywhere = MeasuredCurve()
     for k in SIZES:
@@ -34,15 +41,32 @@ def test_where_no_shape_would_change_the_size_it_is_worth_nothing():
 
 
 def test_the_less_is_known_and_the_closer_the_choice_the_more_it_is_worth():
-    close = [knowledge(straight(s), SIZES, 4, 99.0) for s in (0.02, 0.05, 0.1, 0.2)]
+    close = [knowledge(bent(s), SIZES, 4, 50.0) for s in (0.02, 0.05, 0.1, 0.2)]
     assert close == sorted(close)
     assert close[0] < close[-1]
-    assert knowledge(straight(0.1), SIZES, 4, 99.0) > knowledge(straight(0.1), SIZES, 4, 20.0)
+    assert knowledge(bent(0.1), SIZES, 4, 50.0) > knowledge(bent(0.1), SIZES, 4, 20.0)
 
 
 def test_what_is_unknown_is_worth_more_than_what_a_sibling_tells():
     alone = MeasuredCurve().with_measurement(4, 400.0, 4.0, 0.0)
-    assert knowledge(alone, SIZES, 4, 90.0) > knowledge(straight(0.02), SIZES, 4, 90.0)
+    assert knowledge(alone, SIZES, 4, 40.0) > knowledge(bent(0.02), SIZES, 4, 40.0)
+
+
+def test_what_cannot_be_is_worth_nothing():
+    """Where a node brings elsewhere what the job makes of its first, it cannot be worth more."""
+    alone = MeasuredCurve().with_measurement(1, 100.0, 1.0, 0.0)
+    assert alone.estimate(64)[1] > alone.estimate(64)[0], "the law excludes nothing"
+    assert knowledge(alone, (1, 2, 4, 16, 64), 1, 100.0) == 0.0
+    assert knowledge(alone, (1, 2, 4, 16, 64), 1, 60.0) > 0.0
+
+
+def test_where_the_law_has_turned_out_right_there_is_less_to_know():
+    unsure = [knowledge(bent(0.2), SIZES, 4, 50.0, doubt) for doubt in (0.0, 0.1, 0.5, 1.0)]
+    assert unsure == sorted(unsure)
+    assert unsure[0] == 0.0
+    assert unsure[-1] > 0.0
+    assert pays(bent(0.2), SIZES, AROUND)
+    assert not pays(bent(0.2), SIZES, replace(AROUND, doubt=0.0))
 
 
 def test_a_profile_costs_its_pauses_at_least():

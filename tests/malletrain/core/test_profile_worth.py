@@ -1,8 +1,11 @@
-"""Profiles where they have to be worth their cost: a look first, a profile for who goes on long."""
+"""Profiles where they have to be worth their cost: who is unknown runs at once, who goes on long is
+profiled."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+
+import pytest
 
 from allocator import ScalingCurve
 from jpa import MeasuredCurve, Prior
@@ -20,20 +23,76 @@ def careful(nodes, *jobs):
 
 def test_how_long_a_job_goes_on_is_learned_from_those_that_ended():
     worth = ProfileWorth(ProfilingSettings())
-    worth.began("a", 0.0)
+    worth.trains("a", 1, 0.0)
     assert 0.5 * USUAL_S < worth.left_s("a", 0.0) < 2 * USUAL_S
     for k in range(40):
-        worth.began(f"b{k}", 100.0)
+        worth.trains(f"b{k}", 1, 100.0)
         worth.ended(f"b{k}", 700.0, done=True)
     assert worth.left_s("c", 0.0) < 0.5 * USUAL_S
     worth.ended("never began", 0.0, done=True)
 
 
-def test_a_job_of_which_nothing_is_known_is_looked_at_on_its_smallest_size():
-    w = careful(6, wanted(high=6))
-    w.run(200, until=lambda: w.of("profile-finished"))
-    assert w.of("profile-finished")[0].data["visited"] == [1]
-    assert not w.controller.jobs["a"].scaling.profiled
+def test_how_long_jobs_stay_at_a_size_is_learned_from_their_moves():
+    worth = ProfileWorth(ProfilingSettings())
+    assert worth.stay_s == USUAL_S
+    for k in range(99):
+        worth.trains("a", 1 + k % 2, 600.0 * k)
+        worth.trains("a", 1 + k % 2, 600.0 * k + 7.0)  # the same again: no move
+    assert worth.stay_s == pytest.approx((98 * 600.0 + USUAL_S) / 99)
+    assert worth.rounds("a") == 2 * 99
+
+
+def test_how_wrong_the_law_is_is_learned_from_sizes_that_turn_up():
+    """One node was measured; two bring what was expected, again and again."""
+    worth = ProfileWorth(ProfilingSettings())
+    one = MeasuredCurve().with_measurement(1, 1e3, 10.0, 0.0)
+    worth.seen(MeasuredCurve(), 2, 1e3)
+    worth.seen(one, 1, 2e3)
+    assert worth.doubt == 1.0, "neither told anything of a law"
+    for _ in range(99):
+        worth.seen(one, 64, one.estimate(64)[0])
+    assert worth.doubt == pytest.approx(0.1)
+    for _ in range(100):
+        worth.seen(one, 64, 1e9)
+    assert 0.99 < worth.doubt <= 1.01
+
+
+def test_a_job_of_which_nothing_is_known_runs_at_once_beside_one_that_is_known():
+    """The other one's nodes bring a thousand times what an unknown job is taken to bring."""
+    w = careful(6)
+    w.do(JobSubmitted("known", 1, 6, curve=ScalingCurve.of({1: 1e5, 6: 6e5})))
+    w.run(60)
+    assert len(w.controller.jobs["known"].nodes) == 6
+    w.do(wanted("new", high=6))
+    w.run(20)
+    assert len(w.controller.jobs["new"].nodes) == 1
+    assert not w.of("profile-started"), "its progress tells how fast it is"
+    w.run(120)
+    assert w.controller.jobs["new"].curve is not None
+
+
+def test_but_not_on_more_than_an_even_share_of_the_nodes():
+    w = careful(6)
+    w.do(JobSubmitted("known", 1, 6, curve=ScalingCurve.of({1: 1e5, 6: 6e5})))
+    w.run(60)
+    w.do(wanted("new", low=4, high=6))
+    w.run(60)
+    assert not w.controller.jobs["new"].nodes
+
+
+def test_one_that_never_says_anything_is_put_first_three_times_only():
+    w = careful(12)
+    w.do(JobSubmitted("known", 1, 12, curve=ScalingCurve.of({1: 1e5, 12: 12e5})))
+    w.silent["new"] = set(range(1, 13))
+    w.run(60)
+    w.do(wanted("new", high=12))
+    for _ in range(3):
+        w.run(60)
+        assert len(w.controller.jobs["new"].nodes) == 1
+        w.take(*w.controller.jobs["new"].nodes)
+    w.run(60)
+    assert w.controller.jobs["new"].curve is None
+    assert not w.controller.jobs["new"].nodes, "it bids as any other of whom nothing is known"
 
 
 def test_one_whose_siblings_curve_is_known_begins_where_it_is_best():
@@ -45,23 +104,32 @@ def test_one_whose_siblings_curve_is_known_begins_where_it_is_best():
     assert not w.of("profile-started"), "no look"
 
 
-def test_one_that_goes_on_for_hours_is_profiled_then():
+def test_a_job_that_is_alone_is_not_profiled_for_more_nodes_cannot_be_worse():
     w = careful(6, wanted(high=6))
-    w.run(900, until=lambda: len(w.of("profile-finished")) == 2)
-    assert 6 in w.of("profile-finished")[1].data["visited"]
-    assert w.controller.jobs["a"].scaling.profiled
+    w.run(900)
+    assert len(w.controller.jobs["a"].nodes) == 6
+    assert w.controller.jobs["a"].scaling.result == "spared"
+    assert not w.of("profile-started")
 
 
-def test_one_that_is_over_soon_is_not_and_gets_all_nodes_all_the_same():
-    w = careful(6, wanted(high=6))
+def test_of_two_that_go_on_for_hours_it_is_asked_who_makes_more_of_the_nodes():
+    w = careful(12, wanted("a", high=12), wanted("b", high=12))
+    w.rates["b"] = lambda nodes: 100 * nodes / (1 + 0.5 * (nodes - 1))
+    w.run(1800, until=lambda: w.of("profile-finished"))
+    assert w.of("profile-finished"), w.said[-3:]
+    assert max(w.of("profile-finished")[0].data["visited"]) > 6
+
+
+def test_two_that_are_over_soon_are_not_profiled():
+    w = careful(12, wanted("a", high=12), wanted("b", high=12))
+    w.rates["b"] = lambda nodes: 100 * nodes / (1 + 0.5 * (nodes - 1))
     worth = w.controller.profiles.profiler.worth
     for k in range(300):
-        worth.began(f"b{k}", 0.0)
+        worth.trains(f"b{k}", 1, 0.0)
         worth.ended(f"b{k}", 60.0 + k % 3, done=True)
-    w.run(60)
-    assert len(w.of("profile-started")) == 1, "the look"
-    assert w.controller.jobs["a"].scaling.result == "spared"
-    assert len(w.controller.jobs["a"].nodes) == 6
+    w.run(1800)
+    assert not w.of("profile-started")
+    assert {job.scaling.result for job in w.controller.jobs.values()} == {"spared"}
 
 
 def test_a_profile_is_not_made_where_too_much_stands_still_for_it():
@@ -70,10 +138,10 @@ def test_a_profile_is_not_made_where_too_much_stands_still_for_it():
     for held in (1, 60):
         worth = ProfileWorth(ProfilingSettings())
         for k in range(300):
-            worth.began(f"b{k}", 0.0)
-            worth.ended(f"b{k}", 900.0 + k % 3, done=True)
+            worth.trains(f"b{k}", 1, 0.0)
+            worth.ended(f"b{k}", 600.0 + k % 3, done=True)
         other = JobRecord(JobSubmitted("other", 1, 64), 0, 0, JobState.RUNNING)
-        other.curve = ScalingCurve.of({1: 900.0, 64: 64 * 900.0})
+        other.curve = ScalingCurve.of({1: 600.0, 64: 64 * 600.0})
         other.nodes = tuple(map(str, range(held)))
         job = JobRecord(JobSubmitted("j", 1, 64), 1, 1, JobState.RUNNING)
         job.nodes = ("x",)

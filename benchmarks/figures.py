@@ -46,6 +46,7 @@ import numpy as np
 
 from benchmarks import gap_figures, model_figures
 from benchmarks.pictures import COLOURS, Mean, draw, finish, mean_of, tell
+from malletrain.core.settings import ControllerSettings, ProfilingSettings
 from malletrain.sim.costs import CostModel
 from malletrain.sim.engine import simulate
 from malletrain.sim.nas import nas
@@ -95,6 +96,8 @@ class Point:
     up: float = 18.0
     down: float = 12.0
     start: float = 18.0
+    when_worth: bool = False
+    revealed: bool = False
 
 
 @lru_cache(maxsize=2)
@@ -125,6 +128,8 @@ def play(world: World, point: Point) -> dict[str, Any]:
         t_fwd_s=p.t_fwd,
         starvation_s=p.starvation,
         seed=p.seed,
+        site=ControllerSettings(profiling=ProfilingSettings(when_worth=p.when_worth)),
+        revealed=p.revealed,
     )
     return {**simulate(trace, given(jobs, p.states, p.seed), settings).to_dict(), **asdict(p)}
 

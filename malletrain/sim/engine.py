@@ -112,7 +112,7 @@ class Simulation:
         self._gaps: dict[str, tuple[float | None, str]] = {}
         self._gaps_changed = False
         self._foreteller = foreteller(s.foretells, trace, s.epoch_s)
-        self._reports = Reports(s.seed)
+        self._reports = Reports(s.seed, revealed=s.revealed)
         self.profiles = 0
         self.ideal = 0.0
         self.idle_node_s = 0.0

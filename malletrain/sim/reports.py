@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jpa import ModelSize, RescaleCosts
+from jpa import MeasuredCurve, ModelSize, Prior, RescaleCosts
 from malletrain.core import siblings
 from malletrain.core.commands import KeepScalingModel
 from malletrain.core.events import PriorSuggested, Progressed
@@ -29,6 +29,8 @@ OBSERVED_FOR_S = 45.0
 """A window of 30 s and its warm-up."""
 NOISE = 0.02
 """Standard deviation of one report's samples, relative."""
+_EXACT = 1e-3
+"""Relative standard deviation of what is revealed."""
 KEPT = 200
 """Curves of earlier jobs that are looked through; the newest count."""
 
@@ -66,9 +68,13 @@ class Memory:
 
 
 class Reports:
-    """The reports of all jobs of one simulation, drawn with ``seed``."""
+    """The reports of all jobs of one simulation, drawn with ``seed``.
 
-    def __init__(self, seed: int) -> None:
+    ``revealed``: a job's true curve is told when it first runs (:class:`SimSettings`).
+    """
+
+    def __init__(self, seed: int, *, revealed: bool = False) -> None:
+        self._revealed = revealed
         self._rng = np.random.default_rng((seed, 2))
         self._rounds: dict[str, _Round] = {}
         self._seen: dict[str, set[int]] = {}
@@ -120,9 +126,13 @@ class Reports:
         """What jobs of similar models suggest, once the job's workers have said how large its model
         is; the first time it is asked.
         """
-        if job.name in self._introduced or job.parameters is None:
+        if job.name in self._introduced or (job.parameters is None and not self._revealed):
             return None
         self._introduced.add(job.name)
+        if self._revealed:
+            points = tuple((k, rate) for k, rate in job.curve.points if k and rate > 0)
+            exact = Prior(points, level_std=_EXACT, shape_std=_EXACT, source="the simulator")
+            return PriorSuggested(job.name, ScalingModel(MeasuredCurve.from_prior(exact)))
         found = siblings.suggested(self._curves, kind_of(job), _size(job), RescaleCosts())
         return PriorSuggested(job.name, found) if found else None
 

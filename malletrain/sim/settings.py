@@ -45,6 +45,10 @@ class SimSettings:
     time_limit_s: float = defaults.TIME_LIMIT_S
     sample_s: float | None = None
     """Keep how many nodes were idle and how many had a job, this often."""
+    revealed: bool = False
+    """A job's true curve becomes known when it first runs: what finding out costs at least, for who
+    has to run a job to know it.
+    """
     site: ControllerSettings = field(default_factory=ControllerSettings)
     """Everything else that the controller is told."""
 

@@ -130,3 +130,15 @@ def test_a_job_believes_models_of_similar_size():
     assert reports.starts_with(jobs[0]).curve.estimate(4)[0] == pytest.approx(
         jobs[0].curve.at(4), rel=0.01
     )
+
+
+def test_a_curve_that_is_revealed_is_the_true_one_from_when_the_job_first_runs():
+    job = SimJob("a", 1, 6, 1e6, CURVE, told=None)
+    reports = Reports(0, revealed=True)
+    suggested = reports.described(job)
+    assert suggested is not None
+    for nodes, rate in CURVE.points:
+        told, std = suggested.scaling.curve.estimate(nodes)
+        assert (told, std) == (pytest.approx(rate, rel=1e-6), pytest.approx(0.0, abs=0.01 * rate))
+    assert reports.described(job) is None, "said once"
+    assert Reports(0).described(job) is None

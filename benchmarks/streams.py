@@ -1,0 +1,165 @@
+"""What it costs to find out how fast jobs are, where jobs end and make room for the next, and where
+they last.
+
+    python -m benchmarks.streams --trace week1.csv.gz --node-list nodes.txt --curves scaling.csv
+    --table nasbench101_sample30k.csv.gz --cells nas,60,0 sweep,20,3 … [--processes 2] [--json FILE]
+
+A cell is a kind of jobs, the hour of the trace at which it begins, and the seed that draws nodes
+and jobs. Kinds: ``nas``, ``hpo`` (streams of architecture and of hyperparameter search),
+``sweep`` (the trials of :mod:`benchmarks.sweep_simulated`, in the seed's own order), ``longnas``
+and ``longhpo`` (the same ten jobs all the time). Each cell is simulated for ``--hours`` on
+``--nodes`` nodes, without turns for starving jobs, under
+
+* ``freetrain``: FreeTrain, told the true curves;
+* ``told``: the product, told the true curves;
+* ``revealed``: the product, told the true curve of a job when it first runs. No way of finding out
+  that has to run a job first can be expected to do better;
+* ``always``: the product, every job profiled;
+* ``worth``: the product, profiles where they are worth their cost.
+
+Two numbers per way and kind, means over its cells: samples over FreeTrain's, with the standard
+error, and the share of what the jobs of each moment could do. In a stream the first flatters plans
+that leave slow jobs waiting; the second does not, but compares each way with its own jobs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Point, World, play
+from benchmarks.sweep_simulated import trials, write
+from malletrain.sim.nas import NAS_SAMPLES
+
+KINDS = ("nas", "hpo", "sweep", "longnas", "longhpo")
+NEVER = float("inf")
+WAYS = {
+    "freetrain": Point("freetrain", "", policy="freetrain", starvation=NEVER),
+    "told": Point("told", "", policy="malletrain", starvation=NEVER),
+    "revealed": Point(
+        "revealed",
+        "",
+        policy="profiled",
+        states="none",
+        when_worth=True,
+        revealed=True,
+        starvation=NEVER,
+    ),
+    "always": Point("always", "", policy="profiled", states="none", starvation=NEVER),
+    "worth": Point(
+        "worth", "", policy="profiled", states="none", when_worth=True, starvation=NEVER
+    ),
+}
+TRIALS = 500
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One draw: what runs, from which hour on, drawn how."""
+
+    kind: str
+    begin_h: float
+    seed: int
+
+
+def cell(text: str) -> Cell:
+    """``kind,hour,seed``."""
+    kind, hour, seed = text.split(",")
+    if kind not in KINDS:
+        raise argparse.ArgumentTypeError(f"kinds are {', '.join(KINDS)}, not {kind}")
+    return Cell(kind, float(hour), int(seed))
+
+
+def simulated(made: tuple[World, Point]) -> dict[str, Any]:
+    """One cell, one way."""
+    found = play(*made)
+    kept = ("samples", "fraction_of_ideal", "jobs_completed", "rescales", "profiles")
+    return {name: found[name] for name in kept}
+
+
+def rows(
+    cells: Sequence[Cell], found: dict[tuple[Cell, str], dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """A row for each kind and way."""
+    for kind in dict.fromkeys(c.kind for c in cells):
+        mine = [c for c in cells if c.kind == kind]
+        for way in WAYS:
+            over = [found[c, way]["samples"] / found[c, "freetrain"]["samples"] - 1.0 for c in mine]
+            error = statistics.stdev(over) / len(over) ** 0.5 if len(over) > 1 else 0.0
+            yield {
+                "kind": kind,
+                "way": way,
+                "cells": len(mine),
+                "over_freetrain": statistics.fmean(over),
+                "standard_error": error,
+                "of_the_moment": statistics.fmean(found[c, way]["fraction_of_ideal"] for c in mine),
+                **{
+                    name: sum(found[c, way][name] for c in mine)
+                    for name in ("jobs_completed", "rescales", "profiles")
+                },
+            }
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trace", required=True)
+    parser.add_argument("--node-list")
+    parser.add_argument("--curves", help="of hpo; default: built-in models")
+    parser.add_argument("--table", type=Path, help="NAS-Bench-101's sample, for sweep")
+    parser.add_argument("--cells", type=cell, nargs="+", required=True, metavar="KIND,HOUR,SEED")
+    parser.add_argument("--nodes", type=int, default=512)
+    parser.add_argument("--hours", type=float, default=24.0)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    if args.table is None and any(c.kind == "sweep" for c in args.cells):
+        parser.error("--table is needed for a sweep's trials.")
+    with tempfile.TemporaryDirectory() as folder:
+        sweep = Path(folder) / "sweep.json"
+        if args.table:
+            write(sweep, trials(args.table, TRIALS, 0, NAS_SAMPLES))
+        keys = [(c, way) for c in args.cells for way in WAYS]
+        todo = [_made(c, way, args, sweep) for c, way in keys]
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(args.processes, mp_context=context) as pool:
+            found = dict(zip(keys, pool.map(simulated, todo), strict=True))
+    told = list(rows(args.cells, found))
+    print("| jobs | way | samples over FreeTrain's | of the moment | ended | rescales | profiles |")
+    print("|---|---|---|---|---|---|---|")
+    for row in told:
+        print(
+            f"| {row['kind']} ({row['cells']}) | {row['way']} | "
+            f"{100 * row['over_freetrain']:+.1f} % ± {100 * row['standard_error']:.1f} | "
+            f"{row['of_the_moment']:.3f} | {row['jobs_completed']} | {row['rescales']} | "
+            f"{row['profiles']} |"
+        )
+    if args.json:
+        each = [{**vars(c), "way": way, **found[c, way]} for c, way in keys]
+        args.json.write_text(json.dumps({"rows": told, "cells": each}, indent=1) + "\n", "utf-8")
+
+
+def _made(c: Cell, way: str, args: argparse.Namespace, sweep: Path) -> tuple[World, Point]:
+    jobs = str(sweep) if c.kind == "sweep" else None
+    world = World(args.trace, args.node_list, args.curves, args.nodes, c.begin_h, args.hours, jobs)
+    changed = {
+        "seed": c.seed,
+        "workload": "nas" if c.kind.endswith("nas") else "hpo",
+        "length": "long" if c.kind.startswith("long") else "stream",
+    }
+    return world, Point(**{**vars(WAYS[way]), **changed})
+
+
+if __name__ == "__main__":
+    main()

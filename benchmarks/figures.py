@@ -96,7 +96,7 @@ class Point:
     up: float = 18.0
     down: float = 12.0
     start: float = 18.0
-    when_worth: bool = False
+    when_worth: bool = True
     revealed: bool = False
 
 

@@ -54,6 +54,7 @@ t_fwd = "30 s"
 """
 """Costs as they are here, and gaps that are some minutes shorter than a machine's."""
 PROFILING = """
+when_worth = false
 min_time = "2 s"
 max_time = "10 s"
 lease_patience = "5 s"

@@ -180,7 +180,9 @@ def _until_on(made: Site, job: str, nodes: int) -> None:
 
 def _site(root: Path, nodes: int) -> Any:
     config = 'rescale_up = "1.5 s"\nrescale_down = "1.5 s"\nstart = "3 s"\n'
-    return site(root, nodes=nodes, config=config, profiling='lease_patience = "20 s"')
+    return site(
+        root, nodes=nodes, config=config, profiling='when_worth = false\nlease_patience = "20 s"'
+    )
 
 
 def _train(

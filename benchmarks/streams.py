@@ -50,14 +50,13 @@ WAYS = {
         "",
         policy="profiled",
         states="none",
-        when_worth=True,
         revealed=True,
         starvation=NEVER,
     ),
-    "always": Point("always", "", policy="profiled", states="none", starvation=NEVER),
-    "worth": Point(
-        "worth", "", policy="profiled", states="none", when_worth=True, starvation=NEVER
+    "always": Point(
+        "always", "", policy="profiled", states="none", when_worth=False, starvation=NEVER
     ),
+    "worth": Point("worth", "", policy="profiled", states="none", starvation=NEVER),
 }
 TRIALS = 500
 

@@ -25,9 +25,10 @@ class ProfilingSection(Section):
         "about themselves.",
     )
     when_worth: bool = _key(
-        False,
+        True,
         description="Profile a job only when what that tells is expected to be worth more than it "
-        "costs over the time that jobs here last; a look at its smallest size comes before.",
+        "costs over the time that jobs here last. A job of which nothing is known runs at once on "
+        "its smallest size at least. false: every job is profiled once, as soon as it has nodes.",
     )
     every_size_up_to: int = _key(
         defaults.EVERY_SIZE_UP_TO,

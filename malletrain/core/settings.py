@@ -91,7 +91,7 @@ class ProfilingSettings:
     advisor: AdvisorConfig = field(default_factory=advisor_config)
     kappa: float = defaults.KAPPA
     """The bids of a profiled job are lowered by this many standard deviations."""
-    when_worth: bool = False
+    when_worth: bool = True
     """A job is profiled when what that tells is expected to be worth more than it costs; else
     always.
     """

@@ -129,6 +129,7 @@ start = "4 s"
 give_back_after = "10 s"
 
 [profiling]
+when_worth = false
 min_time = "2.5 s"
 max_time = "8 s"
 precision = 0.1

@@ -113,12 +113,12 @@ POLICIES = {
     for policy in (
         Policy(
             "malletrain",
-            "the product: exact plans; jobs whose true curve is not known are profiled",
+            "the product: exact plans; it finds out the curves that are not known",
             profiles="unknown",
         ),
         Policy(
             "profiled",
-            "the product, every job profiled even where its curve is known",
+            "the product, told no curve even where it is known",
             profiles="all",
         ),
         Policy(

@@ -55,6 +55,7 @@ lease_wait = "15 s"
 keep_warm = "0 s"
 [profiling]
 enabled = {profiles}
+when_worth = false
 min_time = "1 s"
 max_time = "3 s"
 max_profile = "{max_profile:g} s"

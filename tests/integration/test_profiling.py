@@ -10,6 +10,7 @@ from tests.integration.embedded import site
 from tests.integration.test_main_job import STEADY
 
 QUICK = (
+    "when_worth = false\n"
     'max_profile = "1 h"\nrescale_timeout = "1 h"\nlease_patience = "1 h"\npatience = "1 h"\n'
     'precision = 0.1\nmin_time = "2 s"\nmax_time = "1 h"\nsilence = "1 h"\n'
 )

@@ -48,6 +48,7 @@ def amdahl(nodes: int) -> float:
 
 
 def settings(**profiling) -> ControllerSettings:
+    profiling = {"when_worth": False, **profiling}
     advisor = profiling.pop("advisor", None) or advisor_config(patience_s=20.0, donor_quiet_s=30.0)
     return ControllerSettings(
         PlanningSettings(t_fwd_s=120.0, cost=RescaleCost(up_s=10.0, down_s=8.0, start_s=10.0)),

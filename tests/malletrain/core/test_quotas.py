@@ -98,7 +98,7 @@ def test_a_job_that_the_limit_has_no_room_for_waits_and_says_why():
 
 
 def test_a_profile_waits_until_its_largest_size_fits_beside_the_others():
-    m = Machine(profiling=ProfilingSettings())
+    m = Machine(profiling=ProfilingSettings(when_worth=False))
     m.submit("a", "ann", most=2)
     m.settle()
     m.submit("b", "ann", most=4, curve=None, profile=True)

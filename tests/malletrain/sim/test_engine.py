@@ -157,7 +157,7 @@ class TestScenes:
             FOUR, [lied, job("honest", most=4)], policy="profiled", semantics="freetrain"
         )
         assert measured.samples > 30000
-        assert (deceived.profiles, measured.profiles) == (0, 2)
+        assert deceived.profiles == 0 < measured.profiles
 
     def test_a_starving_job_gets_its_minimum(self):
         slow = honest("slow", {1: 1.0, 2: 1.0}, most=1)

@@ -13,6 +13,7 @@ from allocator import ScalingCurve
 from jpa import MeasuredCurve
 from malletrain.core.commands import Announce, KeepScalingModel
 from malletrain.core.scaling_model import ScalingModel
+from malletrain.core.settings import ControllerSettings, ProfilingSettings
 from malletrain.sim.costs import CostModel, SimRun
 from malletrain.sim.engine import Simulation
 from malletrain.sim.nas import nas
@@ -22,6 +23,7 @@ from malletrain.sim.settings import SimSettings
 from malletrain.sim.workloads import SimJob
 from tests.malletrain.sim.conftest import trace_of
 
+ALWAYS = ControllerSettings(profiling=ProfilingSettings(when_worth=False))
 CURVE = ScalingCurve.of({1: 100.0, 2: 190.0, 4: 350.0, 6: 420.0})
 
 
@@ -41,7 +43,7 @@ class Listening(Simulation):
 def simulated(policy, jobs=1, samples=500_000.0):
     work = [SimJob(f"j{i}", 1, 6, samples, CURVE, told=CURVE, model=f"m{i}") for i in range(jobs)]
     trace = trace_of({f"n{k}": [(0.0, 7200.0)] for k in range(6)}, 7200.0)
-    made = Listening(trace, work, SimSettings(policy=POLICIES[policy]))
+    made = Listening(trace, work, SimSettings(policy=POLICIES[policy], site=ALWAYS))
     return made, made.run()
 
 
@@ -107,7 +109,9 @@ def test_a_job_inherits_from_one_of_its_kind():
     jobs = [
         SimJob(f"j{i}", 1, 6, 200_000.0, CURVE, model="m", submit_s=1000.0 * i) for i in range(2)
     ]
-    world = Listening(trace, jobs, SimSettings(policy=POLICIES["malletrain"], max_running=1))
+    world = Listening(
+        trace, jobs, SimSettings(policy=POLICIES["malletrain"], max_running=1, site=ALWAYS)
+    )
     r = world.run()
     points = [a.job for a in world.said if a.kind == "profile-point"]
     assert points.count("j0") == 6

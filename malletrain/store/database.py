@@ -8,6 +8,8 @@ only) and how a URL that cannot be used is told. It knows no table.
 from __future__ import annotations
 
 import os
+import sqlite3
+import time
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
@@ -15,6 +17,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 BUSY_TIMEOUT_MS = 10_000
 """How long a transaction waits for another process that writes."""
+_WAIT_S = 0.01
 
 
 class StoreError(RuntimeError):
@@ -95,12 +98,26 @@ def _set_up_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-    (mode,) = cursor.execute("PRAGMA journal_mode=WAL").fetchone()
+    mode = _write_ahead(cursor)
     # Without a write-ahead log (some network file systems) NORMAL could corrupt the file when the
     # machine loses power.
     cursor.execute(f"PRAGMA synchronous={'NORMAL' if mode == 'wal' else 'FULL'}")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
+
+
+def _write_ahead(cursor: sqlite3.Cursor) -> str:
+    """Turn the write-ahead log on; the journal there is then. SQLite waits for no lock while it
+    changes the journal, so that of several that open a new database all but one would be refused.
+    """
+    until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            return str(cursor.execute("PRAGMA journal_mode=WAL").fetchone()[0])
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() >= until:
+                raise
+            time.sleep(_WAIT_S)
 
 
 def _begin_sqlite(connection: Connection) -> None:

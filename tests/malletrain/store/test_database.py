@@ -7,6 +7,8 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -150,3 +152,18 @@ def test_a_database_that_another_process_holds_is_told(store, url, tmp_path, mon
         with pytest.raises(StoreError, match=r"is locked.*`fuser` on the file names it"):
             Store.open(url)
     Store.open(url).close()
+
+
+def test_several_that_open_a_new_database_at_once_all_can(tmp_path):
+    """Turning the write-ahead log on takes a lock that SQLite itself does not wait for."""
+
+    def opened(number: int, gate: threading.Barrier) -> str:
+        gate.wait()
+        with Store.open(f"sqlite:///{tmp_path}/new{number}.db") as store:
+            return new_job(store).id
+
+    with ThreadPoolExecutor(6) as pool:
+        for number in range(30):
+            gate = threading.Barrier(6)
+            found = list(pool.map(opened, [number] * 6, [gate] * 6))
+            assert len(set(found)) == 6

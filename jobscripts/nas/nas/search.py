@@ -20,6 +20,8 @@ from optuna.trial import FrozenTrial, TrialState
 from nas import NasError
 from nas.codes import MOST_EDGES_CODE, MOST_OPS_CODE, decode, draw, neighbour
 
+_MOST_DRAWN = 100
+"""A cell that was tried already is drawn anew so often: its training would tell the same again."""
 SPACE: dict[str, BaseDistribution] = {
     "edges": IntDistribution(0, MOST_EDGES_CODE),
     "ops": IntDistribution(0, MOST_OPS_CODE),
@@ -78,8 +80,19 @@ class EvolvingCells(RandomCells):
         self._population, self._tournament = population, tournament
 
     def next_cell(self, study: optuna.Study) -> tuple[int, int]:
-        """A child of the best of some, or a random cell while there are few."""
-        grown = [t for t in study.get_trials(deepcopy=False) if _has_cell(t)]
+        """A child of the best of some, or a random cell while there are few; one that no trial has
+        had, unless none is found.
+        """
+        trials = study.get_trials(deepcopy=False)
+        tried = {(t.params.get("edges"), t.params.get("ops")) for t in trials}
+        grown = [t for t in trials if _has_cell(t)]
+        for _ in range(_MOST_DRAWN):
+            cell = self._drawn(study, grown)
+            if cell not in tried:
+                break
+        return cell
+
+    def _drawn(self, study: optuna.Study, grown: list[FrozenTrial]) -> tuple[int, int]:
         if len(grown) < self._population:
             return draw(self._rng)
         young = grown[-self._population :]

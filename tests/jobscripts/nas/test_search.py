@@ -54,3 +54,16 @@ def test_the_sweep_files_name_them(file, kind):
     assert isinstance(sampler_of(sweep), kind)
     bounds = {name: (p.low, p.high) for name, p in sweep.parameters.items()}
     assert bounds == {name: (d.low, d.high) for name, d in SPACE.items()}
+
+
+def test_no_cell_is_tried_twice_while_others_still_train():
+    study = optuna.create_study(sampler=EvolvingCells(seed=5, population=2, tournament=2))
+    for _ in range(2):
+        study.tell(study.ask(SPACE), 1.0)
+    asked = [study.ask(SPACE) for _ in range(60)]  # all of them children of one cell
+    cells = {(t.params["edges"], t.params["ops"]) for t in asked}
+    assert len(cells) == 60
+    few = optuna.create_study(sampler=EvolvingCells(seed=5, population=2, tournament=2))
+    for n in range(100):
+        few.tell(few.ask(SPACE), float(n))
+    assert len({(t.params["edges"], t.params["ops"]) for t in few.trials}) == 100

@@ -30,7 +30,7 @@ REJECTED_S = 300.0
 RECLAIM_S = 25.0
 RECLAIM_EVERY_S = 60.0
 RECLAIM_WAY_S = 5.0
-"""A quick scheduler's; what it takes here is seen at the first node that goes the way."""
+"""Beside the main scheduler's turn; what it takes here is seen at the first node that goes it."""
 MIN_CHARGE_S = 0.0
 MIN_LEASE_S = 0.0
 CHARGE_FACTOR = 1.0

@@ -3,7 +3,8 @@
 The way of a node from lease to lease takes time in which nobody has it: the old lease ends, the
 main scheduler finds the node idle and has its turn, the new lease starts. Two rules follow. What
 the way takes is off what a node brings within the forward-looking time; where that leaves nothing
-worth having, no node is taken. And of a job that has yet to be measured nothing is known but what
+worth having, no node is taken. It is not held against an owner who has no node at all: whenever
+that one begins, the way is to be gone, and waiting makes it no shorter. And of a job that has yet to be measured nothing is known but what
 is believed of every job: for it only its smallest size is taken, the rest once it has shown what
 it makes of that. Which nodes are taken is decided by :mod:`malletrain.core.lease_planner`.
 """
@@ -86,7 +87,9 @@ def worth_taking(
         else c
         for c in candidates
     ]
-    late = [c.but(late_s=way_s) if owners[c.job] in needy else c for c in careful]
+    landed = {owner_of(name) for name, count in had.items() if count > 0}
+    grow = needy & landed
+    late = [c.but(late_s=way_s) if owners[c.job] in grow else c for c in careful]
     pays = _lacking(imagine(late), everything, owners, had)
     if careful == list(candidates):
         found = Counter(lacking)

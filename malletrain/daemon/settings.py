@@ -9,6 +9,7 @@ from functools import partial
 from allocator import Goal, MonotonicClock, RescaleCost
 from malletrain.config.model import Config
 from malletrain.config.schedulers import BatchScheduler
+from malletrain.core.defaults import RECLAIM_WAY_S
 from malletrain.core.freetrain import freetrain_plan, freetrain_settings
 from malletrain.core.planning import Planner, exact, make_plan
 from malletrain.core.settings import (
@@ -33,6 +34,10 @@ ROUNDS: dict[str, type[JobRounds] | type[LiveRounds] | type[ServiceRounds]] = {
 MOVING_S = 10.0
 """How long a job may take to move off a node that is reclaimed, beyond its drain and the end of its
 workers.
+"""
+TURN_S = 30.0
+"""How long a batch scheduler usually has for a node that became idle before it is a gap, unless the
+site says: one of its scheduling cycles (``bf_interval`` of Slurm; PBS looks at once and again).
 """
 
 
@@ -92,6 +97,7 @@ def _settings(config: Config) -> ControllerSettings:
         rejected_s=a.rejected_for,
         reclaim_s=j.drain_timeout + j.stop_grace + MOVING_S,
         reclaim_every_s=a.recall_every,
+        reclaim_way_s=RECLAIM_WAY_S + _turn_s(config),
         min_charge_s=config.accounting.min_charge,
         charge_factor=config.accounting.charge_factor,
         deadline_weight=a.deadline_weight,
@@ -102,6 +108,13 @@ def _settings(config: Config) -> ControllerSettings:
         shares=share_settings(config),
         trainers=trainers(config),
     )
+
+
+def _turn_s(config: Config) -> float:
+    """How long a node that was given back is left to the main scheduler."""
+    if not isinstance(config.scheduler.table, BatchScheduler):
+        return 0.0
+    return TURN_S if config.gaps.idle_for is None else config.gaps.idle_for
 
 
 def trainers(config: Config) -> tuple[Trainer, ...]:

@@ -191,10 +191,21 @@ def coming_late(job_of_bob, way_s, **settings):
     return [len(r.nodes) for r in of(ReclaimNodes, site.do(job_of_bob) + site.gaps())], site
 
 
-@pytest.mark.parametrize(("way_s", "taken"), [(0.0, [3]), (45.0, [3]), (60.0, [])])
+@pytest.mark.parametrize("way_s", [0.0, 45.0, 60.0, 110.0])
+def test_the_way_is_not_held_against_who_has_no_node_at_all(way_s):
+    assert coming_late(job("b", 1, 6, owner="bob"), way_s)[0] == [3]
+
+
+@pytest.mark.parametrize(("way_s", "taken"), [(0.0, [2]), (45.0, [2]), (100.0, [])])
 def test_nodes_are_not_recalled_where_the_way_takes_what_they_would_bring(way_s, taken):
-    # Of 120 s to come Bob's first node brings 10 · (120 - way); it costs Alice's job 684.
-    assert coming_late(job("b", 1, 6, owner="bob"), way_s)[0] == taken
+    site = Site(reclaim_s=20.0, reclaim_way_s=way_s)
+    site.do(job("a", 1, 6, owner="alice"), job("b", 1, 1, owner="bob"))
+    site.joins("alice", *NODES[1:])
+    site.joins("bob", NODES[0])
+    assert site.nodes("b") == (NODES[0],)
+    site.gaps(after=100.0)
+    said = site.do(job("c", 1, 6, owner="bob")) + site.gaps()
+    assert [len(r.nodes) for r in of(ReclaimNodes, said)] == taken
 
 
 def test_how_long_the_way_takes_is_learned_from_the_nodes_that_went_it():
@@ -205,10 +216,10 @@ def test_how_long_the_way_takes_is_learned_from_the_nodes_that_went_it():
     site.gaps(node, after=60.0)
     site.joins("bob", node)
     assert site.nodes("b") == (node,)
-    said = site.do(job("c", 1, 1, owner="carol"), after=100.0) + site.gaps()
+    said = site.do(job("c", 1, 1, owner="bob"), after=100.0) + site.gaps()
     assert not of(ReclaimNodes, said), "it would come more than 60 s from now"
-    site.gaps(after=700.0)
-    assert of(ReclaimNodes, site.said)[1:], "who starves is served all the same"
+    said = site.do(job("d", 1, 1, owner="carol"), after=100.0) + site.gaps()
+    assert of(ReclaimNodes, said), "who has none is served all the same"
 
 
 def unknown(name, low, high, owner):

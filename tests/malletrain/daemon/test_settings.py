@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from malletrain.config.model import Config, parse_config
 from malletrain.core.settings import ControllerSettings, ProfilingSettings
 from malletrain.daemon.settings import controller_settings
@@ -15,6 +17,21 @@ def site(text: str = "") -> Config:
 
 def test_a_site_that_says_nothing_has_the_cores_defaults():
     assert controller_settings(site()) == ControllerSettings(profiling=ProfilingSettings())
+
+
+@pytest.mark.parametrize(
+    ("kind", "gaps", "turn_s"),
+    [
+        ("local", "", 0.0),
+        ("slurm", "", 30.0),
+        ("pbs", "", 30.0),
+        ("pbs", '[gaps]\nidle_for = "7 s"\n', 7.0),
+    ],
+)
+def test_a_node_that_is_reclaimed_is_left_to_the_main_scheduler_for_its_turn(kind, gaps, turn_s):
+    # Found on PBS: a node was taken to be with its next user in 5 s, and was idle for 31.
+    told = controller_settings(parse_config(f'[scheduler]\nkind = "{kind}"\n{gaps}'))
+    assert told.reclaim_way_s == ControllerSettings().reclaim_way_s + turn_s
 
 
 def test_what_a_site_says_counts():

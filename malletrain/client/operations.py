@@ -69,11 +69,12 @@ def submit(spec: messages.JobSpec) -> Operation[JobView]:
     return Operation("submit", JobView, params, changes=True, part="job")
 
 
-def cancel(jobs: Sequence[str]) -> Operation[list[dict[str, Any]]]:
-    """Jobs by id or name: one ``{"job", "ok", "sentence"}`` for each."""
-    return Operation(
-        "cancel", list[dict[str, Any]], {"jobs": list(jobs)}, changes=True, part="results"
-    )
+def cancel(jobs: Sequence[str], why: str = "") -> Operation[list[dict[str, Any]]]:
+    """Jobs by id or name: one ``{"job", "ok", "sentence"}`` for each. ``why``: what is said of them
+    instead of that their owner cancelled them, such as "its trial was pruned".
+    """
+    asked: dict[str, Any] = {"jobs": list(jobs)} | ({"why": why} if why else {})
+    return Operation("cancel", list[dict[str, Any]], asked, changes=True, part="results")
 
 
 def weigh(job: str, weight: float) -> Operation[JobView]:

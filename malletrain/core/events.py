@@ -213,12 +213,15 @@ class RoundInterrupted:
     job: str
 
 
+BY_ITS_OWNER = "cancelled by its owner"
+
+
 @dataclass(frozen=True)
 class JobCancelled:
     """It is not to go on, whatever it has reached."""
 
     job: str
-    reason: str = "cancelled by its owner"
+    reason: str = BY_ITS_OWNER
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ The way of a node from lease to lease takes time in which nobody has it: the old
 main scheduler finds the node idle and has its turn, the new lease starts. Two rules follow. What
 the way takes is off what a node brings within the forward-looking time; where that leaves nothing
 worth having, no node is taken. It is not held against an owner who has no node at all: whenever
-that one begins, the way is to be gone, and waiting makes it no shorter. And of a job that has yet to be measured nothing is known but what
-is believed of every job: for it only its smallest size is taken, the rest once it has shown what
-it makes of that. Which nodes are taken is decided by :mod:`malletrain.core.lease_planner`.
+that one begins, the way is to be gone, and waiting makes it no shorter. And of a job that has yet
+to be measured nothing is known but what is believed of every job: for it only its smallest size is
+taken, the rest once it has shown what it makes of that. Which nodes are taken is decided by
+:mod:`malletrain.core.lease_planner`.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from allocator import Goal, ScalingCurve
 from allocator.curves import CurveError
 from jpa import new_plan
 from jpa.curve import MeasuredCurve
+from malletrain.core.events import BY_ITS_OWNER
 from malletrain.core.trainers import Trainer
 from malletrain.protocol import messages
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES
@@ -120,6 +121,14 @@ def problem_of(spec: messages.JobSpec, files: bool = True) -> str:
         or _file_problem(spec, files)
         or _curve_problem(spec)
     )
+
+
+def why_cancelled(params: Mapping[str, Any]) -> str:
+    """What is said of jobs that a request cancels. Raises RequestRefused."""
+    why = text(params, "why", "")
+    if not why.isprintable():
+        raise RequestRefused("Why jobs are cancelled is told in one printable line.", "usage")
+    return why or BY_ITS_OWNER
 
 
 def for_trainer(spec: messages.JobSpec, trainer: Trainer | None, usual: str) -> messages.JobSpec:

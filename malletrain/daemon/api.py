@@ -29,6 +29,7 @@ from malletrain.daemon.admission import (
     problem_of,
     text,
     whole,
+    why_cancelled,
 )
 from malletrain.daemon.core import Core
 from malletrain.daemon.extension import wanted_of
@@ -211,6 +212,7 @@ class Api:
                 "characters at most.",
                 "usage",
             )
+        why = why_cancelled(params)
         for name in names:
             try:
                 row = self._find(name, user)
@@ -224,26 +226,16 @@ class Api:
                 )
                 results.append({"job": row.id, "ok": False, "sentence": sentence})
             elif JobState(row.state).ended:
-                results.append(
-                    {
-                        "job": row.id,
-                        "ok": False,
-                        "sentence": f"Job {row.id} is {row.state} already.",
-                    }
-                )
+                sentence = f"Job {row.id} is {row.state} already."
+                results.append({"job": row.id, "ok": False, "sentence": sentence})
             else:
                 with self._step():
                     if self.promises.waits(row.id):
-                        self.promises.cancel(row.id, "cancelled by its owner")
+                        self.promises.cancel(row.id, why)
                     else:
-                        self.core.feed(JobCancelled(row.id))
-                results.append(
-                    {
-                        "job": row.id,
-                        "ok": True,
-                        "sentence": f"Job {row.id} ({row.name}) is cancelled.",
-                    }
-                )
+                        self.core.feed(JobCancelled(row.id, why))
+                sentence = f"Job {row.id} ({row.name}) is cancelled."
+                results.append({"job": row.id, "ok": True, "sentence": sentence})
         return {"results": results}
 
     async def _jobs(self, user: str, params: Mapping[str, Any]) -> list[JobView]:

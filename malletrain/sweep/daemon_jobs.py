@@ -119,10 +119,10 @@ class DaemonJobs:
         with contextlib.suppress(ClientError):  # it has ended
             self._do(operations.weigh(job, weight))
 
-    def cancel(self, job: str) -> None:
+    def cancel(self, job: str, why: str) -> None:
         """End it."""
         with contextlib.suppress(ClientError):  # the daemon knows it no more
-            self._do(operations.cancel([job]))
+            self._do(operations.cancel([job], why))
 
     def wait(self, ids: Sequence[str], within_s: float) -> None:
         """Wait for news of these jobs; where the daemon has no word for that, just wait."""

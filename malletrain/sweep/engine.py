@@ -36,6 +36,7 @@ DONE = "All trials have ended."
 CANCELLED = "It was cancelled."
 PRUNED, GIVEN_BACK = "pruned", "cancelled"
 """How a trial ends whose job is cancelled for it."""
+_SAID_AS = {PRUNED: "its trial was pruned", GIVEN_BACK: "its sweep was cancelled"}
 _TOLD_AS = {PRUNED: TrialState.PRUNED, GIVEN_BACK: TrialState.FAIL}
 
 
@@ -163,7 +164,7 @@ class Engine:
     def _finish(self, trial: FrozenTrial, job: TrialJob, ending: str) -> None:
         """End a trial whose end is noted: its job first."""
         if not job.ended:
-            self.jobs.cancel(job.id)
+            self.jobs.cancel(job.id, _SAID_AS[ending])
             self._point("cancelled")
         if ending == GIVEN_BACK:
             self._fail(trial, "its owner cancelled the sweep", job)

@@ -67,8 +67,8 @@ class Jobs(Protocol):
     def weigh(self, job: str, weight: float) -> None:
         """It counts so much from now on; nothing where it has ended."""
 
-    def cancel(self, job: str) -> None:
-        """End it; nothing where it has ended."""
+    def cancel(self, job: str, why: str) -> None:
+        """End it; nothing where it has ended. ``why``: what is said of it."""
 
     def wait(self, ids: Sequence[str], within_s: float) -> None:
         """Return when one of these jobs has reported a value or has ended since the last time, or

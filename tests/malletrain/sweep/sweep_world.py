@@ -59,6 +59,7 @@ class WorldJob:
         self.state = "running"
         self.step = 0
         self.weights = [spec.weight]
+        self.why = ""
         self.reported: list[tuple[int, float]] = []
         self.lingers = False
         """It ends a turn after it has reported its last step."""
@@ -144,9 +145,10 @@ class WorldJobs:
     def weigh(self, job, weight):
         return self._called(lambda: self.jobs[job].weights.append(weight))
 
-    def cancel(self, job):
+    def cancel(self, job, why):
         def act():
             if self.jobs[job].state == "running":
+                self.jobs[job].why = why
                 self.jobs[job].state = "cancelled"
                 self._ended()
 

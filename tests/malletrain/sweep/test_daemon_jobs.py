@@ -59,7 +59,7 @@ def test_an_end_is_news_and_what_it_was_is_known(world):
     job, other = world.job["ann"], world.daemon.submit("ann")
     with Asked(world.daemon.client("ann")) as jobs:
         jobs.wait([job, other], NEVER_S)
-        jobs.cancel(other)
+        jobs.cancel(other, "its trial was pruned")
         jobs.wait([job, other], NEVER_S)
         found = jobs.look([job, other, "j99"])
     assert {name: seen.state for name, seen in found.items()} == {
@@ -67,6 +67,7 @@ def test_an_end_is_news_and_what_it_was_is_known(world):
         other: "cancelled",
         "j99": "lost",
     }
+    assert world.daemon.service.core.store.get_job(other).reason == "its trial was pruned"
 
 
 def test_with_a_daemon_that_knows_no_news_every_job_is_asked_each_time(world, monkeypatch):

@@ -118,6 +118,7 @@ def test_cancelled_its_jobs_end_and_it_goes_on_when_resumed():
     while not world.turn():
         pass
     assert {j.state for j in world.jobs.jobs.values()} == {"cancelled"}
+    assert {j.why for j in world.jobs.jobs.values()} == {"its sweep was cancelled"}
     assert world.states() == ["FAIL"] * 3
     assert Ledger.open(world.storage, "s").end == "It was cancelled."
     Ledger.open(world.storage, "s").cancel(False)
@@ -138,7 +139,7 @@ def test_added_trials_are_done():
 def test_a_job_that_somebody_else_cancelled_is_a_failed_trial():
     world = World(described(trials=2, at_once=2, pruner="none"))
     world.turn()
-    world.jobs.cancel("j1")
+    world.jobs.cancel("j1", "by hand")
     world.play()
     trial = world.trials()[0]
     assert trial.state.name == "FAIL"
@@ -235,7 +236,7 @@ def test_a_sweep_that_is_weighed_anew_counts_so_at_once(pruner):
         world.turn()
         running = [j for j in world.jobs.jobs.values() if j.state == "running"]
         assert {j.weights[-1] for j in running} == {highest}
-    world.jobs.cancel("j1")
+    world.jobs.cancel("j1", "by hand")
     world.turn()  # another begins
     assert world.jobs.jobs["j3"].weights[-1] == 0.5
 

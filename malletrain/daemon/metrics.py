@@ -116,6 +116,11 @@ class Metrics:
             "Messages refused because they did not fit the protocol, by sender.",
             "sender",
         )
+        self._dropped = counter(
+            "dropped_messages_total",
+            "Messages let go unread because too many of their sender waited, by its kind.",
+            "sender",
+        )
         self._failed = counter(
             "failed_messages_total",
             "Messages that the daemon failed at, a defect of it, by sender.",
@@ -285,6 +290,10 @@ class Metrics:
         """A plan was made in ``seconds``; ``gap`` is relative."""
         self._plans.observe(seconds)
         self._gap.set(gap)
+
+    def dropped_message(self, sender: str) -> None:
+        """A message was let go unread; ``sender`` as in :meth:`invalid_message`."""
+        self._dropped.labels(sender).inc()
 
     def invalid_message(self, sender: str) -> None:
         """A message was refused; ``sender`` is ``agent``, ``client`` or ``unknown``."""

@@ -100,11 +100,17 @@ class Switchboard:
 
     def invalid(self, sentence: str) -> None:
         """Something came that is no message."""
-        role = sentence.partition(":")[0]
-        sender = {"lease": "agent", "client": "client"}.get(role, "unknown")
+        sender = _sender(sentence)
         self._core.metrics.invalid_message(sender)
         if self._told.at_once(sender):
             log.warning("message refused", reason=sentence)
+
+    def dropped(self, who: str) -> None:
+        """A message was let go unread: too many of its sender wait."""
+        sender = _sender(who)
+        self._core.metrics.dropped_message(sender)
+        if self._told.at_once(f"dropped {sender}"):
+            log.warning("messages dropped: too many of one sender wait", sender=who)
 
     def disconnected(self, peer: bytes) -> None:
         """A connection ended; that nothing reaches the peer any more shows a moment later. Those of
@@ -200,6 +206,11 @@ class Switchboard:
                 self._failed(who, request.op, cause)
             reply = _failure(request, sentence)
         self._core.transmit(peer, reply)
+
+
+def _sender(words: str) -> str:
+    """The kind of sender, of what begins with who it is."""
+    return {"lease": "agent", "client": "client"}.get(words.partition(":")[0], "unknown")
 
 
 def _failure(request: messages.Request, sentence: str) -> messages.Reply:

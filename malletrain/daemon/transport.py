@@ -1,8 +1,9 @@
 """The daemon's one socket: a ZeroMQ ROUTER under CURVE, on the event loop.
 
 Decides who gets in (known keys only), what a message is (:mod:`malletrain.protocol.messages`), and
-what happens to one that is none: its sender is told, it is counted, nothing else. It does not know
-what messages mean.
+what happens to one that is none: its sender is told, it is counted, nothing else. How much of a
+connection may wait is :mod:`malletrain.daemon.intake`'s decision. It does not know what messages
+mean.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from malletrain.daemon.doorkeeper import Doorkeeper
+from malletrain.daemon.intake import Intake
 from malletrain.identity.keys import KeyPair
 from malletrain.protocol import messages, wire
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -36,9 +38,15 @@ restart all agents come within a second, and whom the system turns away tries ag
 """
 
 TURN_S = 0.01
-"""How long messages are taken in before others of the loop's work have their turn: who sends very
-much does not keep those waiting whose messages are here already. Senders take turns anyhow.
+"""How long messages are handled before others of the loop's work have their turn: who sends very
+much does not keep those waiting whose messages are here already.
 """
+TAKE_IN_S = 0.2 * TURN_S
+"""How long messages are taken in after a turn that was not long enough; that is many times
+quicker than to handle them.
+"""
+FLOOD_TURN_S, FLOOD_TAKE_IN_S = 0.2 * TURN_S, 0.4 * TURN_S
+"""The two while somebody sends more than may wait: to be answered takes others several turns."""
 
 _AT_ONCE, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 """As plain numbers: to put flags together costs as much as to send."""
@@ -57,6 +65,9 @@ class Receiver(Protocol):
 
     def invalid(self, sentence: str) -> None:
         """Something came that is no message; the sentence says why."""
+
+    def dropped(self, who: str) -> None:
+        """A message was let go unread: too much of ``who`` waits."""
 
     def disconnected(self, peer: bytes) -> None:
         """The connection of a peer that has spoken ended."""
@@ -91,6 +102,11 @@ class Transport:
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._intake: Intake[tuple[str, list[Any]]] = Intake()
+        self._behind = False
+        """The last turn was not long enough."""
+        self._flooded = False
+        """Somebody has just sent more than may wait."""
         self._of_connection: dict[int, bytes] = {}
         """Descriptor of a connection → the peer that was heard over it."""
 
@@ -199,17 +215,49 @@ class Transport:
             self._soon()
 
     def _turn(self, receiver: Receiver) -> bool:
-        """Take in what is there, for TURN_S at most; whether there may be more."""
-        until = time.monotonic() + TURN_S
+        """Handle what is there, for TURN_S at most; whether there may be more. What was too much
+        for the turn before waits here meanwhile, and its senders take turns.
+        """
+        if self._behind:
+            self._take_in(receiver)
+        until = time.monotonic() + (FLOOD_TURN_S if self._flooded else TURN_S)
         while time.monotonic() < until:
-            try:
-                frames = self._frames()
-            except zmq.ZMQError:  # nothing is there, or the socket is closed
+            if self._intake:
+                key, frames = self._intake.take()
+            elif (came := self._came(receiver)) is not None:
+                key, frames = came
+            else:
+                self._behind = self._flooded = False
                 return False
-            self._one(frames, receiver)
+            self._one(key, frames, receiver)
             if self._receiver is None:
                 return False
+        self._behind = True
         return True
+
+    def _take_in(self, receiver: Receiver) -> None:
+        """Let messages wait here, and not in the socket."""
+        until = time.monotonic() + (FLOOD_TAKE_IN_S if self._flooded else TAKE_IN_S)
+        self._flooded = False
+        while time.monotonic() < until and (came := self._came(receiver)) is not None:
+            key, frames = came
+            if not self._intake.put(key, came, sum(map(len, frames))):
+                self._flooded = True
+                receiver.dropped(self._lookup(key) or "")
+
+    def _came(self, receiver: Receiver) -> tuple[str, list[Any]] | None:
+        """A message and the key of its sender; None: none is there, or the socket is closed."""
+        try:
+            frames = self._frames()
+        except zmq.ZMQError:
+            return None
+        peer = frames[0].bytes
+        descriptor = frames[-1].get(zmq.SRCFD)
+        before = self._of_connection.get(descriptor, peer)
+        self._of_connection[descriptor] = peer
+        if before != peer:  # its connection ended, and another has the descriptor already
+            receiver.disconnected(before)
+        return str(frames[-1].get("User-Id")) if len(frames) > 1 else "", frames
 
     def _frames(self) -> list[Any]:
         """Those of one message. Raises ZMQError where there is none."""
@@ -220,14 +268,8 @@ class Transport:
             frames.append(frame)
         return frames
 
-    def _one(self, frames: list[Any], receiver: Receiver) -> None:
-        peer = frames[0].bytes
-        descriptor = frames[-1].get(zmq.SRCFD)
-        before = self._of_connection.get(descriptor, peer)
-        self._of_connection[descriptor] = peer
-        if before != peer:  # its connection ended, and another has the descriptor already
-            receiver.disconnected(before)
-        who = self._lookup(str(frames[-1].get("User-Id"))) if len(frames) > 1 else None
+    def _one(self, key: str, frames: list[Any], receiver: Receiver) -> None:
+        peer, who = frames[0].bytes, self._lookup(key) if key else None
         if who is None:
             # Its key was withdrawn after it had connected: its lease has ended, yet it is still
             # there (its node lost contact with the main scheduler). Told only that it may not

@@ -4,15 +4,17 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 
 import pytest
 import zmq
 
-from malletrain.daemon.transport import Transport
+from malletrain.daemon.intake import MOST_MESSAGES
+from malletrain.daemon.transport import TURN_S, Transport
 from malletrain.identity.keys import new_pair
 from malletrain.protocol import messages
 from malletrain.protocol.wire import encode
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 MANY = 2050
 """More connections than ZeroMQ keeps ends of for a reader: its thread then waits for ever."""
@@ -22,7 +24,7 @@ class Deaf:
     """A receiver that keeps what it is told."""
 
     def __init__(self):
-        self.peers, self.ended, self.turns = [], [], []
+        self.peers, self.ended, self.turns, self.let_go = [], [], [], []
 
     @contextlib.contextmanager
     def turn(self):
@@ -35,6 +37,9 @@ class Deaf:
 
     def invalid(self, sentence):
         raise AssertionError(sentence)
+
+    def dropped(self, who):
+        self.let_go.append(who)
 
     def disconnected(self, peer):
         self.ended.append(peer)
@@ -165,3 +170,65 @@ def test_however_much_is_sent_in_one_turn_it_looks_for_messages_once(made):
         return len(due)
 
     assert asyncio.run(busy()) == 1
+
+
+class Slow(Deaf):
+    """A receiver that takes as long for each message as a turn lasts."""
+
+    def __init__(self):
+        super().__init__()
+        self.heard = []
+
+    def message(self, peer, who, message):
+        self.heard.append(who)
+        time.sleep(TURN_S)
+
+
+def test_who_floods_keeps_nobody_waiting_and_fills_no_memory():
+    server, ann, bob = new_pair(), new_pair(), new_pair()
+    names = {ann.public: "client:ann", bob.public: "lease:l1"}
+    made, receiver = Transport(server, names.get), Slow()
+    over = threading.Event()
+
+    def connected(context, own):
+        client = context.socket(zmq.DEALER)
+        client.linger, client.curve_serverkey = 0, server.public.encode()
+        client.curve_publickey, client.curve_secretkey = own.public.encode(), own.secret.encode()
+        client.connect(address)
+        return client
+
+    def flood():
+        with zmq.Context() as context:
+            client = connected(context, ann)
+            frames = encode(messages.Heartbeat("boot"))
+            while not over.is_set():
+                if client.poll(10, zmq.POLLOUT):
+                    client.send_multipart(frames)
+            client.close()
+
+    async def busy():
+        made.serve(receiver)
+        with zmq.Context() as context:
+            await asyncio.to_thread(client_waits)
+            client = connected(context, bob)
+            client.send_multipart(encode(messages.Heartbeat("boot")))
+            before = len(receiver.heard)
+            while "lease:l1" not in receiver.heard:  # noqa: ASYNC110
+                await asyncio.sleep(TURN_S)
+            assert receiver.heard.index("lease:l1") - before < MOST_MESSAGES, "it had its turn"
+            client.close()
+        over.set()
+
+    def client_waits():
+        until(lambda: receiver.let_go, "more waits than may")
+
+    address = made.bind("tcp://127.0.0.1:0")
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    try:
+        asyncio.run(busy())
+    finally:
+        over.set()
+        flooding.join()
+        made.stop()
+    assert set(receiver.let_go) == {"client:ann"}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
 
 from jpa import MeasuredCurve
@@ -26,12 +27,23 @@ from scavenger.horizon import SurvivalEstimator
 
 USUAL_S = 4 * 3600.0
 """How long a job is taken to train until the site's own have ended."""
+_AT_ONCE = 10
+"""Each takes half a millisecond, and a plan waits for it."""
 _LOOKED_AT = 12
 """Sizes whose worth is looked at."""
 _KEPT = 100
 """Of how long jobs stayed at a size, and of how wrong the law was, so many count."""
 _DOUBTFUL = 0.1
 """Relative standard deviation from which on a size is worth asking about."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What was found of a job, and until when that counts while no more is known of it."""
+
+    known: tuple[MeasuredCurve, int]
+    until: float
+    pays: bool
 
 
 class ProfileWorth:
@@ -47,7 +59,9 @@ class ProfileWorth:
         self._rounds: Counter[str] = Counter()
         self._stays: deque[float] = deque(maxlen=_KEPT)
         self._off: deque[float] = deque(maxlen=_KEPT)
-        self._found: dict[str, tuple[object, bool]] = {}
+        self._found: dict[str, _Found] = {}
+        self._asked = (0.0, 0)
+        """How many were looked at at this moment."""
 
     def trains(self, job: str, nodes: int, now: float) -> None:
         """The job processes samples on so many nodes from now on."""
@@ -106,13 +120,24 @@ class ProfileWorth:
 
     def pays(self, job: JobRecord, others: Sequence[JobRecord], now: float) -> bool:
         """Whether a profile of the running job is expected to pay. Looked at anew every minute, and
-        when something was learned.
+        when something was learned; of :data:`_AT_ONCE` jobs at one moment, others are told what was
+        found before.
         """
-        asked = (job.scaling.curve, len(job.nodes), int(now / 60.0))
-        found = self._found.get(job.submitted.job)
-        if found is None or found[0] != asked:
-            found = self._found[job.submitted.job] = (asked, self._pays(job, others, now))
-        return found[1]
+        name, known = job.submitted.job, (job.scaling.curve, len(job.nodes))
+        found = self._found.get(name)
+        if found is None or found.known != known or now >= found.until:
+            if self._asked[0] != now:
+                self._asked = (now, 0)
+            if self._asked[1] >= _AT_ONCE:
+                return found is not None and found.pays
+            self._asked = (now, self._asked[1] + 1)
+            found = _Found(known, now + 60.0, self._pays(job, others, now))
+            self._found[name] = found
+        return found.pays
+
+    def asked(self, job: str) -> bool:
+        """Whether it was looked at whether a profile of the job pays."""
+        return job in self._found
 
     def _pays(self, job: JobRecord, others: Sequence[JobRecord], now: float) -> bool:
         spec, curve, costs = job.submitted, job.scaling.curve, job.scaling.costs

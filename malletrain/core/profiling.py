@@ -129,6 +129,7 @@ class Profiler:
             and self.wants(job)
             and self.worth.ready(job)
             and not self.wishes(job, jobs, now)
+            and self.worth.asked(job.submitted.job)
         ]
 
     # --- what happened ---

@@ -148,3 +148,19 @@ def test_a_profile_is_not_made_where_too_much_stands_still_for_it():
         job.scaling = ScalingModel(MeasuredCurve().with_measurement(1, 1e3, 10.0, 0.0))
         made[held] = worth.pays(job, [job, other], 0.0)
     assert made == {1: True, 60: False}
+
+
+def test_of_many_jobs_some_are_looked_at_at_one_moment_and_the_others_later():
+    worth, jobs = ProfileWorth(ProfilingSettings()), []
+    for number in range(25):
+        job = JobRecord(JobSubmitted(f"j{number}", 1, 64), number, number, JobState.RUNNING)
+        job.nodes = (f"n{number}",)
+        job.scaling = ScalingModel(MeasuredCurve().with_measurement(1, 1e3, 10.0, 0.0))
+        job.curve = job.scaling.bid_curve(range(1, 65), 0.0)
+        jobs.append(job)
+    counts = []
+    for moment in (0.0, 1.0, 2.0, 3.0):
+        for job in jobs:
+            worth.pays(job, jobs, moment)
+        counts.append(sum(worth.asked(job.submitted.job) for job in jobs))
+    assert counts == [10, 20, 25, 25]

@@ -15,7 +15,7 @@ from malletrain.daemon.job_repository import ActiveJob
 from malletrain.protocol.failures import no_way, secondary
 from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import AssignmentPhase
-from malletrain.rounds.live import LAST_RESORT_CODE
+from malletrain.rounds.failure_grace import LAST_RESORT_CODE
 
 
 def of_a_peer(said: Assignment) -> bool:

@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from malletrain.protocol.failures import by_cause, describe, secondary, unfit
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import AssignmentPhase
-from malletrain.rounds.actions import Broke
+from malletrain.rounds.actions import Action, Broke
 
 PATIENCE_WITH_PEERS = 3.0
 """Times the grace that a failure waits when every last word speaks of a lost peer and nobody has
 said yet which.
 """
+
+
+LAST_RESORT_CODE = 75
+"""A worker that ends with it was lost with its peers (malletrain.elastic.membership)."""
 
 
 def _by_itself(said: Assignment) -> bool:
@@ -85,6 +89,18 @@ class FailureGrace:
         what = "launcher ended" if exited else "workers failed"
         sentence = f"The {what} on {', '.join(broken)}."
         return Broke(failures, describe(failures) if failures else sentence)
+
+
+def own_fault(said: Assignment) -> list[Action]:
+    """What is told of workers that failed while others go on: nothing, unless a script failed by
+    itself, which uses up one of the job's tries each time.
+    """
+    failures = by_cause(
+        f
+        for f in said.failures
+        if f.exitcode > 0 and f.exitcode != LAST_RESORT_CODE and not secondary(f)
+    )
+    return [Broke(failures, describe(failures))] if failures else []
 
 
 def launchers_ended(ended: dict[str, Assignment]) -> tuple[Broke, bool]:

@@ -25,6 +25,8 @@ class Holdings:
     """What each said last."""
     unreachable: set[str] = field(default_factory=set)
     """Their agents cannot be reached at present."""
+    givers: tuple[str, ...] = ()
+    """Members of the next round although they leave: they have the job's state, and give it."""
     doubted: set[str] = field(default_factory=set)
     """Workers failed there, and it is being looked whether the node is to blame."""
 
@@ -91,9 +93,16 @@ class Holdings:
                 actions.append(SendRelease(node))
         return actions
 
+    def take_back(self, node: str, said: Assignment) -> None:
+        """``node`` has not been told yet that it is to let go: it is in one round more."""
+        self.releasing.discard(node)
+        self.note(node, said)
+        self.givers = (*self.givers, node)
+
     def forget(self, node: str) -> None:
         """Nothing of the job is on ``node``."""
         self.assigned.discard(node)
         self.releasing.discard(node)
+        self.givers = tuple(n for n in self.givers if n != node)
         self.doubted.discard(node)
         self.phases.pop(node, None)

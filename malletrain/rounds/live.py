@@ -5,17 +5,18 @@ What differs from :class:`malletrain.rounds.restart.JobRounds`, which takes its 
 drained while somebody stays (only a job that lets go of all its nodes takes a snapshot); who holds
 state comes first in rank order; leavers are released when the others have left the old group; a
 lost member or a failed worker is answered by a new round of those that are left at once, without
-waiting for a plan. Workers whose group broke although nobody was lost get one after a moment.
+waiting for a plan. Workers whose group broke although nobody was lost get one after a moment. Where
+nobody who stays has the state any more, leavers that still have it are members of one round more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from malletrain.protocol.failures import by_cause, describe, secondary
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import BROKEN, HOLDING, AssignmentPhase
-from malletrain.rounds.actions import Action, Broke, Formed, SendAbort, SendRelease
+from malletrain.rounds.actions import Action, Formed, SendAbort, SendRelease
+from malletrain.rounds.failure_grace import own_fault
 from malletrain.rounds.interface import RoundStage, View
 from malletrain.rounds.restart import JobRounds
 from malletrain.rounds.settings import RoundSettings
@@ -26,8 +27,6 @@ MOST_JOINS = 3
 """Times in a row that a node's worker may fail while it joins, before the node is rejected."""
 CHANGE_S = 2.0
 """In which a round is usually entered whose members are all up."""
-LAST_RESORT_CODE = 75
-"""A worker that ends with it was lost with its peers (malletrain.elastic.membership)."""
 
 
 class LiveRounds:
@@ -56,8 +55,8 @@ class LiveRounds:
         """The rounds in which a worker may be at present: the one that trains and those formed
         since.
         """
-        self._leavers: list[str] = []
-        """Released when the others have left the group that they are in."""
+        self._leavers: dict[str, Assignment | None] = {}
+        """Released when the others have left the group that they are in; what each said last."""
         self._extended = 0
         self._at_once = False
         """Those that are left go on now: nobody is waited for."""
@@ -165,22 +164,34 @@ class LiveRounds:
         self._handed_by = self._leaves_at = None
         if self.job.whole():  # the newest round may have been formed just now
             self._group = self.members
+        if self.target and not self.survivors():
+            self._take_back()
         actions = self.job.form(now, because_lost=self.lost_member)
         self._rosters[self.generation] = self.members
         return actions
 
+    def _take_back(self) -> None:
+        """Leavers that hold the state give it to those that stay, and leave after that."""
+        for node in sorted(self._leavers.keys() - self._held.unreachable):
+            said = self._leavers[node]
+            if said and said.phase in HOLDING and said.generation:
+                del self._leavers[node]
+                self._held.take_back(node, said)
+
     def release(self, nodes: Iterable[str]) -> list[Action]:
         """At once, or when the others have left the group that the nodes are in."""
+        said = dict(self._held.phases)
         actions = self.job.release(nodes)
         if self.lost_member or not self.survivors():
             return actions
         # They finish the step with the others, who would lose it otherwise.
         held = [a.node for a in actions if isinstance(a, SendRelease) and a.node in self._group]
-        self._leavers += held
+        self._leavers.update((node, said.get(node)) for node in held)
         return [a for a in actions if not (isinstance(a, SendRelease) and a.node in held)]
 
     def _let_go(self, but: Iterable[str] = ()) -> list[Action]:
-        leavers, self._leavers = self._leavers, [n for n in self._leavers if n in but]
+        leavers = self._leavers
+        self._leavers = {node: said for node, said in leavers.items() if node in but}
         return [SendRelease(node) for node in leavers if node not in but]
 
     def _go_on(self, lost: Iterable[str], now: float) -> list[Action]:
@@ -231,6 +242,8 @@ class LiveRounds:
 
     def phase(self, node: str, assignment: Assignment, now: float) -> list[Action]:
         """The agent on ``node`` reports its assignment."""
+        if node in self._leavers:
+            self._leavers[node] = assignment
         before = self._held.phases.get(node)
         stateful = self._holds_state(node) and node in self.members
         joining = (
@@ -250,7 +263,7 @@ class LiveRounds:
         if assignment.phase not in BROKEN:
             return actions + self._old_group_done()
         if (stateful or joining) and self.survivors():
-            fault = self._own_fault(assignment)
+            fault = own_fault(assignment)
             if fault:
                 self.job.failure.told_of = self.generation
             if fault or len(self.survivors()) >= max(1, self.job.min_nodes):
@@ -267,17 +280,6 @@ class LiveRounds:
             actions += self._go_on([node], now) + fault
         return self._noted(actions)
 
-    def _own_fault(self, assignment: Assignment) -> list[Action]:
-        """The others go on, but a script that fails by itself uses up one of the job's tries each
-        time.
-        """
-        failures = by_cause(
-            f
-            for f in assignment.failures
-            if f.exitcode > 0 and f.exitcode != LAST_RESORT_CODE and not secondary(f)
-        )
-        return [Broke(failures, describe(failures))] if failures else []
-
     def _adrift(self, node: str, generation: int, now: float) -> list[Action]:
         """The workers on ``node`` wait in a broken group."""
         if generation != self.generation or node not in self.members:
@@ -293,8 +295,7 @@ class LiveRounds:
     def gone(self, node: str, now: float) -> list[Action]:
         """The node is lost: those that are left go on."""
         concerned = node in self.members or node in self._group
-        if node in self._leavers:
-            self._leavers.remove(node)
+        self._leavers.pop(node, None)
         actions = self.job.gone(node, now)
         # DRAINING: nobody stays, so nobody goes on.
         if concerned and self.stage is not RoundStage.DRAINING and self.survivors():

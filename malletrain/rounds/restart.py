@@ -285,8 +285,8 @@ class JobRounds:
         idle = not self.whole() and len(self._manner.survivors()) >= max(1, self.min_nodes)
         if idle and self.lost_member:
             return self._manner.form(now)
-        until = now + (self.settings.warmup_broken_s if idle else self.settings.warmup_s)
-        self.stage, self.deadline = RoundStage.WARMING, self._joiners_until or until
+        wait_s = self.settings.warmup_broken_s if idle else self.settings.warmup_s
+        self.stage, self.deadline = RoundStage.WARMING, self._joiners_until or now + wait_s
         return self._warm(now)
 
     def _warm(self, now: float) -> list[Action]:
@@ -337,20 +337,20 @@ class JobRounds:
         return [SendDrain(self.members[0], self.generation, self.drains, self._heirs)]
 
     def _next(self) -> tuple[str, ...]:
-        keep = self._manner.survivors()
+        keep = (*self._manner.survivors(), *self.held.givers)
         return (*keep, *(n for n in self.target if n not in keep and self._manner.ready(n)))
 
     def form(self, now: float, because_lost: bool = False) -> list[Action]:
         """Make the next round of the survivors and all others that are ready."""
         ready = self._next()
         actions = self._manner.release(
-            n for n in sorted(self.held.assigned) if n not in self.target
+            n for n in sorted(self.held.assigned) if n not in (*self.target, *self.held.givers)
         )
         self.deadline = self._joiners_until = None
         self.failure.clear()
         if self.target and len(ready) < max(1, self.min_nodes):
             return actions + self._await_joiners(now)
-        self.members, self._store, self.lost_member = ready, None, False
+        self.members, self._store, self.lost_member, self.held.givers = ready, None, False, ()
         if not ready:
             self.stage = RoundStage.IDLE
             return actions

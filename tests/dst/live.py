@@ -12,7 +12,7 @@ from typing import Any
 from malletrain.protocol import worker_channel as local
 from malletrain.protocol.messages import Abort, Failure, Round, StoreUp
 from malletrain.protocol.phases import AssignmentPhase
-from malletrain.rounds.live import LAST_RESORT_CODE
+from malletrain.rounds.failure_grace import LAST_RESORT_CODE
 from tests.dst.launcher import CRASHED, VirtualLauncher
 from tests.dst.live_groups import LiveGroup
 from tests.dst.truth import BATCH

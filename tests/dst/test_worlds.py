@@ -42,6 +42,12 @@ def test_nothing_is_lost_whatever_goes_wrong(part, any_seed):
         )
 
 
+@pytest.mark.parametrize("seed", [777000486, 777001463, 777001969])
+def test_who_leaves_gives_its_state_where_those_who_stay_have_failed(seed):
+    """Days found by longer searches, on which a live job went back to its snapshot."""
+    assert not live(seed).broken
+
+
 def test_a_day_on_which_nothing_goes_wrong():
     """Every job is done, and every sample that was trained is counted."""
     outcome = live(1, kinds=(), modes=("restart", "live"))  # a service may end by its user only

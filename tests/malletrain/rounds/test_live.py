@@ -14,6 +14,7 @@ from malletrain.rounds.actions import (
     NodesRejected,
     SaveRound,
     SendAbort,
+    SendAssign,
     SendRelease,
 )
 from malletrain.rounds.interface import RoundStage
@@ -307,3 +308,54 @@ def test_a_joiner_that_leaves_before_it_has_joined_is_not_waited_for():
     live.says("c", "ready", 0)
     actions = live.rounds.move(("a", "b"), live.now, 60.0)
     assert rounds(actions) == [("a", "b")]
+
+
+def alone_with_a_leaver(*, lost: bool = False) -> tuple[Live, list]:
+    """b is told to leave, and a fails before it has left b's group."""
+    live = Live("a", "b")
+    actions = live.rounds.move(("a",), live.now, 20.0)
+    assert rounds(actions) == [("a",)]
+    assert not of(SendRelease, actions), "b finishes the step with a"
+    actions = live.rounds.gone("a", live.now) if lost else live.says("a", "exited", 1)
+    live.says("b", "lost", 1)
+    return live, actions
+
+
+def test_who_leaves_gives_the_state_where_nobody_who_stays_has_it_any_more():
+    live, _ = alone_with_a_leaver()
+    actions = live.rounds.move(("a",), live.now, 15.0)
+    assert [a.node for a in of(SendAssign, actions)] == ["a"]
+    actions = live.says("a", "ready", 0)
+    assert rounds(actions) == [("b", "a")], "b has it, and comes first"
+    actions = live.run()
+    assert rounds(actions) == [("a",)], "a has it, and b goes"
+    assert [a.node for a in of(SendRelease, live.run())] == ["b"]
+    assert live.rounds.stage is RoundStage.RUNNING
+
+
+def test_a_leaver_gives_the_state_to_another_node_where_the_first_is_lost():
+    live, _ = alone_with_a_leaver(lost=True)
+    actions = live.rounds.move(("c",), live.now, 15.0)
+    assert [a.node for a in of(SendAssign, actions)] == ["c"]
+    assert rounds(live.says("c", "ready", 0)) == [("b", "c")]
+    assert rounds(live.run()) == [("c",)]
+
+
+@pytest.mark.parametrize("how", ["gone", "failed", "unreachable"])
+def test_a_leaver_that_has_the_state_no_more_is_not_waited_for(how):
+    live, _ = alone_with_a_leaver()
+    if how == "gone":
+        live.rounds.gone("b", live.now)
+    elif how == "failed":
+        live.says("b", "failed", 1, KILLED)
+    else:
+        live.rounds.unreachable("b")
+    live.rounds.move(("a",), live.now, 15.0)
+    assert rounds(live.says("a", "ready", 0)) == [("a",)]
+
+
+def test_a_job_that_lets_go_of_all_its_nodes_takes_none_back():
+    live, _ = alone_with_a_leaver()
+    actions = live.rounds.move((), live.now, 15.0)
+    assert not rounds(actions)
+    assert live.rounds.members == ()

@@ -108,7 +108,7 @@ def jobs(daemon):
         return [SeriesView("loss", values, (0.0,) * many, (0.0,) * many, (1,) * many, steps, many)]
 
     def cancel(params):
-        world.cancel(params["jobs"][0])
+        world.cancel(params["jobs"][0], params["why"])
         return {"results": []}
 
     def weigh(params):

@@ -40,7 +40,7 @@ class ControllerState:
         """
         self._sweeps_over: dict[str, float] = {}
         self.owners: dict[str, None] = {}
-        """Who has submitted a job, in order."""
+        """Who has submitted a job, or had a lease, in order."""
         self.admissions = 0
         """Counts the changes of who could be admitted at all."""
         self.nodes: dict[str, NodeRecord] = {}
@@ -83,6 +83,7 @@ class ControllerState:
             due_until=now - event.leased_s + self._due_s,
         )
         self.nodes[event.node] = node
+        self._known(event.owner)
         info = (
             node.info if node.pool == event.node_class else replace(node.info, node_class=node.pool)
         )
@@ -195,9 +196,15 @@ class ControllerState:
         self._sweeps_over.pop(event.sweep, None)
         if not state.ended:
             self.unfinished[event.job] = self.at_work[event.job] = job
-            self.owners.setdefault(event.owner)
+            self._known(event.owner)
             self.admissions += 1
         return job
+
+    def _known(self, owner: str) -> None:
+        """There is this owner."""
+        if owner not in self.owners:
+            self.owners[owner] = None
+            self.admissions += 1
 
     def end(self, name: str, state: JobState, now: float) -> None:
         """The job ends in ``state``; its nodes are free."""

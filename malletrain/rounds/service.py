@@ -96,7 +96,7 @@ class ServiceRounds:
             else:
                 actions += self.held.release([node])
         self._awaited, self.deadline = True, now + self.settings.warmup_s
-        return actions + self._announce() + self._all_up(now)
+        return actions + self._announce() + self._settled()
 
     def stop(self) -> list[Action]:
         """The job has ended: release every node."""
@@ -115,7 +115,7 @@ class ServiceRounds:
         order = [n for n in members if n in self.held.phases]
         self.target = (*order, *(n for n in sorted(self.held.phases) if n not in order))
         self.members = tuple(order)
-        self._came_up = {n for n in self.target if self._up(n)}
+        self._came_up = {n for n in self.target if self._up_or_done(n)}
         actions += self._announce()
         if self.members:
             self.stage = RoundStage.RUNNING
@@ -130,7 +130,7 @@ class ServiceRounds:
         if node not in (*self.target, *self.held.assigned):
             return self.held.release([node])
         self.held.note(node, assignment)
-        if self._up(node):
+        if self._up_or_done(node):
             self._came_up.add(node)
             self._told_of.discard(node)
         if done := self._finished():
@@ -140,7 +140,7 @@ class ServiceRounds:
             news = self._tell(
                 [node]
             )  # it may have missed the newest view while its connection was broken
-        return news + self._notice_ends(now) + self._all_up(now)
+        return news + self._notice_ends(now) + self._settled()
 
     def store_up(self, node: str, generation: int, host: str, port: int) -> list[Action]:
         """A service has no store."""
@@ -150,7 +150,7 @@ class ServiceRounds:
         """Its process has nothing left that it would lose."""
         if self._leaving.pop(node, None) is None:
             return []
-        return self.held.release([node]) + self._announce() + self._all_up(now)
+        return self.held.release([node]) + self._announce() + self._settled()
 
     def released(self, node: str, now: float) -> list[Action]:
         """No process of the job is left on ``node``."""
@@ -167,7 +167,7 @@ class ServiceRounds:
         self.held.unreachable.discard(node)
         self.target = tuple(n for n in self.target if n != node)
         self._out(node)
-        return self._announce() + self._all_up(now)
+        return self._announce() + self._settled()
 
     def unreachable(self, node: str) -> None:
         """The agent on ``node`` cannot be reached: it may be lost with its process."""
@@ -209,7 +209,7 @@ class ServiceRounds:
                     Broke((), f"No process of the service came up in time on {', '.join(late)}."),
                 ]
             self.deadline = None
-        return actions + self._announce() + self._all_up(now)
+        return actions + self._announce() + self._settled()
 
     def give_up(self) -> None:
         """Members of a service make no steps."""
@@ -231,10 +231,11 @@ class ServiceRounds:
     def _up(self, node: str) -> bool:
         return self.held.is_in(node, *UP)
 
+    def _up_or_done(self, node: str) -> bool:
+        return self._up(node) or self.held.is_in(node, AssignmentPhase.SUCCEEDED)
+
     def _whole(self) -> bool:
-        return bool(self.target) and all(
-            self._up(n) or self.held.is_in(n, AssignmentPhase.SUCCEEDED) for n in self.target
-        )
+        return bool(self.target) and all(self._up_or_done(n) for n in self.target)
 
     def _reject(self, nodes: list[str], why: str, unfit: bool = False) -> list[Action]:
         self.target = tuple(n for n in self.target if n not in nodes)
@@ -267,8 +268,12 @@ class ServiceRounds:
     def _tell(self, nodes: Iterable[str]) -> list[Action]:
         return [SendView(node, self.generation, self.view) for node in nodes]
 
-    def _all_up(self, now: float) -> list[Action]:
-        """Say once that everybody of the target is up."""
+    def _settled(self) -> list[Action]:
+        """Say once that the service's work is done, or that everybody of the target is up. Who was
+        neither may have gone, so every change is followed by this.
+        """
+        if done := self._finished():
+            return done
         if not self._awaited or not self._whole():
             return []
         self._awaited, self.deadline = False, None

@@ -348,6 +348,19 @@ def test_adopted_nodes_of_another_owner_are_not_the_jobs():
     assert not of(Suspend, site.said)
 
 
+@pytest.mark.parametrize("mine", ["", "alice"])
+def test_idle_nodes_of_an_owner_without_jobs_are_given_back(mine):
+    """They were adopted after a restart, and their owner's jobs have ended."""
+    site = Site()
+    site.do(NodeJoined("n0", owner="bob"), NodeJoined("n1", owner="bob"))
+    said = site.do(job("a", 1, 2, owner=mine)) + site.gaps(after=200.0)
+    said += site.do(Tick(), after=400.0)
+    assert {n for c in of(ReleaseLeases, said) + of(ReclaimNodes, said) for n in c.nodes} == {
+        "n0",
+        "n1",
+    }
+
+
 @pytest.mark.parametrize(
     ("node_class", "owner"), [("default", ""), ("gpu", "alice"), ("a b", "x-y_z$")]
 )

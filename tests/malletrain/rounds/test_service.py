@@ -159,6 +159,29 @@ def test_done_when_all_are_done():
     assert up(rounds, "b", phase="succeeded") == [WorkersDone()]
 
 
+def test_done_when_who_was_not_done_has_gone():
+    rounds = serving("a", "b")
+    up(rounds, "a", phase="succeeded")
+    assert WorkersDone() in rounds.gone("b", 1.0)
+    rounds = serving("a", "b")
+    up(rounds, "a", phase="succeeded")
+    ended(rounds, "b", 1.0)
+    assert WorkersDone() in rounds.move(("a",), 2.0), "the plan lets the one go that failed"
+    assert rounds.move((), 3.0) == []
+    rounds = ServiceRounds(SETTINGS)
+    rounds.move(("a", "b"), 0.0)
+    up(rounds, "a", phase="succeeded")
+    assert WorkersDone() in rounds.tick(60.0), "b did not come up in time"
+
+
+def test_not_done_while_one_is_started_again():
+    rounds = serving("a", "b")
+    up(rounds, "a", phase="succeeded")
+    ended(rounds, "b", 1.0)
+    assert WorkersDone() not in rounds.move(("a", "b"), 2.0)
+    assert up(rounds, "b", phase="succeeded") == [WorkersDone()]
+
+
 def test_what_was_missed_is_told_again():
     rounds = serving("a", "b")
     again = rounds.phase("a", Assignment("job", AssignmentPhase.RUNNING, 1, (), "a:1"), 9.0)

@@ -152,17 +152,25 @@ class LeasePlanner:
             lacking,
             candidates,
             {c.job: state.jobs[c.job].submitted.owner for c in candidates},
-            self._to_be_measured,
+            self._tried,
             self._way.seconds,
             lambda changed: self._planner(changed, everything, self._settings.planning),
             everything,
             had,
         )
 
-    def _to_be_measured(self, job: str) -> bool:
+    def _tried(self, job: str) -> int | None:
+        """The largest size at which the job's throughput was seen (0: none); ``None`` where all of
+        them are known, from a profile or from a sibling, or never will be.
+        """
         record = self._state.jobs[job]
+        scaling = record.scaling
         wanted = self._settings.profiling is not None and record.submitted.profile
-        return wanted and not record.scaling.profiled
+        if not wanted or scaling.profiled or scaling.curve.current.prior is not None:
+            return None
+        if record.curve is not None and not scaling.known:
+            return None  # its owner states it
+        return max(scaling.curve.measured_sizes, default=0)
 
     def _release(self, due: list[str], spare: Counter[str], now: float) -> tuple[str, ...]:
         """The nodes among those ``due`` that are spare (pool → how many); they are forgotten."""

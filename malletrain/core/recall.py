@@ -6,7 +6,8 @@ the way takes is off what a node brings within the forward-looking time; where t
 worth having, no node is taken. It is not held against an owner who has no node at all: whenever
 that one begins, the way is to be gone, and waiting makes it no shorter. And of a job that has yet
 to be measured nothing is known but what is believed of every job: for it only its smallest size is
-taken, the rest once it has shown what it makes of that. Which nodes are taken is decided by
+taken, and once it has shown what it makes of that, at most twice the largest that it has run on.
+Which nodes are taken is decided by
 :mod:`malletrain.core.lease_planner`.
 """
 
@@ -61,7 +62,7 @@ def worth_taking(
     lacking: Mapping[str, int],
     candidates: Sequence[Candidate],
     owners: Mapping[str, str],
-    to_be_measured: Callable[[str], bool],
+    tried: Callable[[str], int | None],
     way_s: float,
     imagine: Imagine,
     everything: Mapping[str, NodeInfo],
@@ -73,7 +74,8 @@ def worth_taking(
         lacking: pool → how many more nodes it would have in the best plan.
         candidates: of that plan.
         owners: job → whose it is.
-        to_be_measured: whether a job's scaling is not known, and will be.
+        tried: the largest size at which it was seen what a job does (0: none); None where nothing
+            has to be seen.
         way_s: how long a node is on its way.
         imagine: makes a plan.
         everything: the nodes of that plan.
@@ -82,12 +84,7 @@ def worth_taking(
     needy = {owner_of(name) for name, count in lacking.items() if count > 0}
     if not needy:
         return Counter()
-    careful = [
-        c.but(max_nodes=_enough(c))
-        if owners[c.job] in needy and c.curve is None and to_be_measured(c.job)
-        else c
-        for c in candidates
-    ]
+    careful = [_carefully(c, tried(c.job)) if owners[c.job] in needy else c for c in candidates]
     landed = {owner_of(name) for name, count in had.items() if count > 0}
     grow = needy & landed
     late = [c.but(late_s=way_s) if owners[c.job] in grow else c for c in careful]
@@ -101,9 +98,13 @@ def worth_taking(
     )
 
 
-def _enough(candidate: Candidate) -> int:
-    """What a job may have before it was measured."""
-    return max(candidate.smallest or candidate.min_nodes, len(candidate.nodes))
+def _carefully(candidate: Candidate, tried: int | None) -> Candidate:
+    """The job, bidding for no more than what it may have before larger sizes were seen."""
+    if tried is None:
+        return candidate
+    smallest = candidate.smallest or candidate.min_nodes
+    enough = max(smallest, 2 * tried, len(candidate.nodes))
+    return candidate.but(max_nodes=min(candidate.max_nodes, enough))
 
 
 def _lacking(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allocator import RescaleCost, ScalingCurve
+from jpa import MeasuredCurve
 from malletrain.core.commands import (
     ReclaimNodes,
     ReleaseLeases,
@@ -26,6 +27,7 @@ from malletrain.core.events import (
     Tick,
 )
 from malletrain.core.pools import by_class, class_of, largest, owner_of, pool
+from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ProfilingSettings
 
 DEBOUNCE = 1.0
@@ -240,6 +242,27 @@ def test_for_a_job_that_is_to_be_measured_only_its_smallest_size_is_recalled(low
         site.gaps(after=100.0)
         said = site.do(unknown("b", low, 4, "bob")) + site.gaps()
         assert [len(r.nodes) for r in of(ReclaimNodes, said)] == count
+
+
+@pytest.mark.parametrize(
+    ("seen", "taken"),
+    [({}, [1]), ({1: 10.0}, [2]), ({1: 10.0, 2: 20.0}, [4]), ({1: 10.0, 2: 10.5}, [1])],
+)
+def test_no_more_than_twice_the_size_is_recalled_that_a_job_was_seen_at(seen, taken):
+    # Found in random scenes of two users: as soon as a job had told of its steps on one node, all
+    # the others were recalled for it, on what is believed of every job.
+    curve = MeasuredCurve()
+    for nodes, rate in seen.items():
+        curve = curve.with_measurement(nodes, rate, 0.1, 0.0)
+    site = Site(profiling=ProfilingSettings(), reclaim_s=20.0)
+    flat = ScalingCurve.of((k, 10 * k**0.3) for k in range(1, 7))
+    site.do(JobSubmitted("a", 1, 6, owner="alice", curve=flat))
+    site.gaps(*NODES)
+    site.joins("alice", *NODES)
+    site.gaps(after=100.0)
+    seen_so_far = ScalingModel(curve) if seen else None
+    b = JobSubmitted("b", 1, 4, owner="bob", profile=True, scaling=seen_so_far)
+    assert [len(r.nodes) for r in of(ReclaimNodes, site.do(b) + site.gaps())] == taken
 
 
 def test_one_user_alone_never_has_a_node_recalled():

@@ -52,7 +52,7 @@ LOBBY_PATIENCE = 3.0
 means that it has forgotten this node.
 """
 
-_OWN_DRAIN = 2**62  # a number that no daemon reaches
+OWN_DRAIN = 2**53 - 1  # a number that no daemon reaches, and that a message may hold
 
 
 class NodeJob:
@@ -198,7 +198,7 @@ class NodeJob:
 
     def save_alone(self, within_s: float) -> None:
         """The node goes and no daemon moves the job: save what the workers did, if possible."""
-        drain = Drain(self.job, self.generation, _OWN_DRAIN, max(0.0, within_s))
+        drain = Drain(self.job, self.generation, OWN_DRAIN, max(0.0, within_s))
         if self._is_service:
             self._tell(drain)
         elif self.phase is AssignmentPhase.RUNNING and self.generation in self.reports.capable:

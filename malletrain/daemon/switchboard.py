@@ -105,6 +105,14 @@ class Switchboard:
         if self._told.at_once(sender):
             log.warning("message refused", reason=sentence)
 
+    def withdrawn(self, peer: bytes) -> None:
+        """A peer speaks whose lease has ended: it is still there (its node lost contact with the
+        main scheduler), and told only that it may not speak, it would stay for ever. What it is
+        told waits for the turn to be saved: the lease may have ended in this one.
+        """
+        self.invalid("A message came from a peer whose key is not valid any more.")
+        self._core.transmit(peer, messages.Goodbye("The lease has ended."))
+
     def dropped(self, who: str) -> None:
         """A message was let go unread: too many of its sender wait."""
         sender = _sender(who)

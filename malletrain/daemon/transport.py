@@ -66,6 +66,9 @@ class Receiver(Protocol):
     def invalid(self, sentence: str) -> None:
         """Something came that is no message; the sentence says why."""
 
+    def withdrawn(self, peer: bytes) -> None:
+        """A peer speaks whose key is not valid any more, although it was when it connected."""
+
     def dropped(self, who: str) -> None:
         """A message was let go unread: too much of ``who`` waits."""
 
@@ -271,11 +274,7 @@ class Transport:
     def _one(self, key: str, frames: list[Any], receiver: Receiver) -> None:
         peer, who = frames[0].bytes, self._lookup(key) if key else None
         if who is None:
-            # Its key was withdrawn after it had connected: its lease has ended, yet it is still
-            # there (its node lost contact with the main scheduler). Told only that it may not
-            # speak, it would stay for ever.
-            receiver.invalid("A message came from a peer whose key is not valid any more.")
-            self.send(peer, messages.Goodbye("The lease has ended."))
+            receiver.withdrawn(peer)
             return
         try:
             message = wire.decode([frame.bytes for frame in frames[1:]])

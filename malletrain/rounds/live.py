@@ -168,7 +168,8 @@ class LiveRounds:
             self._take_back()
         actions = self.job.form(now, because_lost=self.lost_member)
         self._rosters[self.generation] = self.members
-        return actions
+        # Where no round is formed none comes after which leavers would be let go.
+        return actions + self._let_go() if self.stage is RoundStage.IDLE else actions
 
     def _take_back(self) -> None:
         """Leavers that hold the state give it to those that stay, and leave after that."""

@@ -167,8 +167,7 @@ class VirtualTransport:
     def _take(self, connection: Connection, frames: list[bytes]) -> None:
         who = self._lookup(connection.caller.key.decode())
         if who is None:
-            self._receiver.invalid("A message came from a peer whose key is not valid any more.")
-            self.send(connection.peer, messages.Goodbye("The lease has ended."))
+            self._receiver.withdrawn(connection.peer)
             return
         message = wire.decode(frames)
         self._head.say("daemon", f"hears {connection.caller.place} {short(message)}")

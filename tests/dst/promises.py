@@ -148,8 +148,11 @@ class Promises:
         before it is over nobody has said that it saves on request.
         """
         world = self._world
-        steps = sum(world.happened.values()) if truth.spec.mode == "restart" else 0
-        allowed = steps * BATCH * len(world.machine.nodes)
+        steps, first = 0, 0.0
+        if truth.spec.mode == "restart":
+            steps = sum(world.happened.values())
+            first = sum(BATCH * group.size for group in truth.groups.values() if group.steps == 1)
+        allowed = max(steps * BATCH * len(world.machine.nodes), first)
         if truth.spec.mode != "service" and abs(truth.trained - truth.reached) > allowed + 1e-6:
             world.fail(
                 f"{job} trained {truth.trained:g} samples for the {truth.reached:g} that its "

@@ -42,6 +42,13 @@ def test_nothing_is_lost_whatever_goes_wrong(part, any_seed):
         )
 
 
+# A service of which one process had done its work; leases of a user without jobs; an agent's answer
+# to its own drain; a leaver that nobody let go; a farewell before the save.
+@pytest.mark.parametrize("seed", [888000754, 888000715, 888000910, 555001443, 555003242, 555009722])
+def test_days_that_broke_once(seed):
+    assert not live(seed).broken
+
+
 @pytest.mark.parametrize("seed", [777000486, 777001463, 777001969])
 def test_who_leaves_gives_its_state_where_those_who_stay_have_failed(seed):
     """Days found by longer searches, on which a live job went back to its snapshot."""

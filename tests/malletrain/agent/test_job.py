@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from malletrain.protocol import messages
+from malletrain.agent.jobrun import OWN_DRAIN
+from malletrain.protocol import messages, wire
 from tests.malletrain.agent.launchers import OBEDIENT, assign, is_clean, running
 from tests.malletrain.agent.node_side import eventually, fake_python, spec
 from tests.waiting import NEVER_S, PATIENCE_S
@@ -21,6 +22,14 @@ while not os.path.exists(os.path.join(order.spec.workdir, "come")):
     time.sleep(0.02)
 """
 """Before a launcher that says nothing until the test lets it."""
+
+
+def test_a_daemon_that_is_back_understands_the_answer_to_a_drain_of_the_agents_own():
+    # Found in simulated days: the number was none that a message may hold.
+    said = messages.Drained("j1", 1, True, "", OWN_DRAIN)
+    assert wire.decode(wire.encode(said)) == said
+    assert OWN_DRAIN > 1e11, "no time in seconds, by which daemons number theirs"
+
 
 # --- a job's life ---
 

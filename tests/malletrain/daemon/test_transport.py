@@ -38,6 +38,9 @@ class Deaf:
     def invalid(self, sentence):
         raise AssertionError(sentence)
 
+    def withdrawn(self, peer):
+        raise AssertionError(peer)
+
     def dropped(self, who):
         self.let_go.append(who)
 

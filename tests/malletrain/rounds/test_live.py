@@ -358,4 +358,5 @@ def test_a_job_that_lets_go_of_all_its_nodes_takes_none_back():
     live, _ = alone_with_a_leaver()
     actions = live.rounds.move((), live.now, 15.0)
     assert not rounds(actions)
+    assert {a.node for a in of(SendRelease, actions)} == {"a", "b"}, "b is not waited for either"
     assert live.rounds.members == ()

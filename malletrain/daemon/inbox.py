@@ -91,7 +91,7 @@ class Inbox:
         self._seen(agent, peer)
         if isinstance(message, messages.Heartbeat):
             agent.beat(message)
-            core.transmit(peer, messages.Alive(self.boot))
+            core.transmit(peer, (messages.WhoAreYou, messages.Alive)[agent.welcomed](self.boot))
         elif isinstance(message, messages.Warm):
             with core.step() as now:
                 self.arrivals.warm(agent, message.keys, now)

@@ -236,7 +236,9 @@ class Welcome(Message, frozen=True):
 
 
 class WhoAreYou(Message, frozen=True):
-    """The daemon does not know this agent (it restarted): send Hello."""
+    """The daemon does not know this agent (it restarted), or not this connection, and what it said
+    over the one before may be lost: send Hello.
+    """
 
     boot: Id
 

@@ -124,7 +124,8 @@ class LiveGroups:
     def _none_is_further(self, group: LiveGroup, furthest: float) -> None:
         """No round goes on from less than a worker holds that the daemon can reach."""
         for other in self._workers.get(group.job, []):
-            if other.alive and other.position > furthest and not self._away(other):
+            away = self._trainings.excused(other.launcher, now=True)
+            if other.alive and other.position > furthest and not away:
                 self._trainings.broken(
                     f"{group.job} round {group.generation} goes on at {furthest:g}, and the worker "
                     f"on {other.launcher.node.name} holds {other.position:g}"

@@ -118,6 +118,7 @@ class Connection:
         self.up.open = False
         if self.there:
             self.there = False
+            self.network.parted[self.caller.place] = self.network.loop.time()
             self.network.connections.pop(self.peer, None)
             self.server.broken(self)
 
@@ -136,6 +137,8 @@ class Network:
         self.loop, self._rng, self.say = loop, rng, say
         self.server: Server | None = None
         self.connections: dict[bytes, Connection] = {}
+        self.parted: dict[str, float] = {}
+        """Host → when the head heard last that a connection of its has ended."""
         self.context = _nobody()
         self.usual_s = rng.choice((0.0005, 0.002, 0.02))
         """Of a message on its way, on average."""

@@ -49,7 +49,7 @@ class Trainings:
         later: Callable[..., Any],
         say: Callable[[str, str], None],
         broken: Callable[[str], None],
-        excused: Callable[[Any], bool],
+        excused: Callable[..., bool],
     ) -> None:
         self.loop, self.rng, self.later = loop, rng, later
         self.say, self.broken, self.excused = say, broken, excused

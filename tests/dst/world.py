@@ -38,6 +38,8 @@ LENGTHS = {False: (8, 30), True: (40, 120)}
 """Of jobs, the least and the most batches, by whether they are profiled."""
 SERVES_S = 30.0
 """So long after the last fault a service without an end goes on, at most."""
+MOMENT_S = 2.0
+"""An agent whose connection broke is back after so long at the latest."""
 QUIET_S = 200.0
 """Within so long after the last fault every job has ended and every lease is back."""
 
@@ -165,11 +167,13 @@ class World:
             self.say("BROKEN", sentence)
             self.broken.append(f"at {self.loop.time() - 1000.0:.3f} s: {sentence}")
 
-    def _excused(self, launcher: Any) -> bool:
+    def _excused(self, launcher: Any, *, now: bool = False) -> bool:
         """Whether the daemon cannot know that the workers of this launcher train on: its node is
-        cut off from it, or was a moment ago.
+        cut off from it, or was a while ago. ``now``: or its connection broke a moment ago.
         """
-        return self.promises.out_of_touch(launcher.node.name)
+        node = launcher.node.name
+        broke = self.network.parted.get(node, -1e9)
+        return self.promises.out_of_touch(node) or (now and self.loop.time() - broke < MOMENT_S)
 
     def mend(self, place: str) -> None:
         """A way that was cut is whole again."""

@@ -19,6 +19,7 @@ def welcomed(daemon, agent):  # noqa: F811
     made.hello()
     made.hear(messages.Welcome)
     made.work(job)
+    made.held = messages.Assignment(job, "running", 1)
     return lease, made
 
 
@@ -28,9 +29,26 @@ def test_one_whose_first_words_over_a_new_connection_were_lost_is_welcomed(start
     lease, _ = welcomed(daemon, agent)
     back = agent(daemon, lease)
     back.say(BEAT)
-    back.hear(messages.Alive)
+    back.hear(messages.WhoAreYou)
     back.hello(again=True)
     back.hear(messages.Welcome)
+
+
+def test_one_whose_older_connection_was_heard_last_is_asked_and_told_again(start, agent):  # noqa: F811
+    """What comes over two connections comes in any order: the daemon spoke into the older one."""
+    daemon = start(Imagined("n0"))
+    lease, older = welcomed(daemon, agent)
+    newer = agent(daemon, lease)
+    newer.hello(assignment=older.held)
+    newer.hear(messages.Welcome)
+    older.say(BEAT)
+    older.hear(messages.WhoAreYou)
+    newer.say(BEAT)
+    newer.hear(messages.WhoAreYou)
+    newer.hello(assignment=older.held)
+    newer.hear(messages.Welcome)
+    newer.say(BEAT)
+    newer.hear(messages.Alive)
 
 
 def test_one_that_waits_for_its_answer_is_welcomed_once(start, agent):  # noqa: F811

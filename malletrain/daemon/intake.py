@@ -1,10 +1,10 @@
 """What has come in and was not handled yet: of each sender in its order, senders in turn. Pure.
 
-Decides how much of one sender (one key, over however many connections) may wait, by number and by
-bytes, and who is next. The daemon
-takes from its socket whatever is there and puts it here, so that it is our bound that holds and not
-ZeroMQ's: that one counts messages however large they are, and libzmq does not bear a connection
-that ends while its queue is full (zeromq/libzmq#3937).
+Decides how much of one sender (one key, over however many connections; all strangers together) may
+wait, by number and by bytes, and who is next. The daemon takes from its socket whatever is there
+and puts it here, so that it is our bound that holds and not ZeroMQ's: that one counts messages
+however large they are, and libzmq does not bear a connection that ends while its queue is full
+(zeromq/libzmq#3937).
 """
 
 from __future__ import annotations
@@ -22,6 +22,17 @@ finds all of them.
 """
 MOST_BYTES = 16 * 1024 * 1024
 """Of one sender: four of the largest messages there are."""
+
+
+STRANGERS = "stranger"
+"""The role of keys that have proved nothing yet, see :mod:`malletrain.identity.keys`."""
+
+
+def sender_of(key: str, who: str | None) -> str:
+    """As whose messages those of ``key`` wait, which belongs to ``who`` (``role:name``; None: to
+    nobody any more). All strangers are one sender: a new key costs nothing.
+    """
+    return STRANGERS if who is None or who.partition(":")[0] == STRANGERS else key
 
 
 @dataclass

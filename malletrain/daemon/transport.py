@@ -19,7 +19,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from malletrain.daemon.doorkeeper import Doorkeeper
-from malletrain.daemon.intake import Intake
+from malletrain.daemon.intake import Intake, sender_of
 from malletrain.identity.keys import KeyPair
 from malletrain.protocol import messages, wire
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -244,9 +244,10 @@ class Transport:
         self._flooded = False
         while time.monotonic() < until and (came := self._came(receiver)) is not None:
             key, frames = came
-            if not self._intake.put(key, came, sum(map(len, frames))):
+            who = self._lookup(key)
+            if not self._intake.put(sender_of(key, who), came, sum(map(len, frames))):
                 self._flooded = True
-                receiver.dropped(self._lookup(key) or "")
+                receiver.dropped(who or "")
 
     def _came(self, receiver: Receiver) -> tuple[str, list[Any]] | None:
         """A message and the key of its sender; None: none is there, or the socket is closed."""

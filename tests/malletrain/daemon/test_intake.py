@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.daemon.intake import Intake
+from malletrain.daemon.intake import Intake, sender_of
 
 
 def all_of(intake):
@@ -35,6 +35,18 @@ def test_of_one_sender_no_more_waits_than_may_and_then_it_may_send_again():
     assert len(all_of(intake)) == 6
     assert intake.put("a", 9, 10)
     assert all_of(intake) == [9]
+
+
+def test_all_strangers_are_one_sender_whatever_keys_they_come_with():
+    intake = Intake(most=3, most_bytes=1000)
+    who = {"k1": "stranger:k1", "k2": "stranger:k2", "k3": None, "ann": "client:ann"}
+    taken = [
+        intake.put(sender_of(key, who[key]), (key, n), 10) for n in range(2) for key in ("k1", "k2")
+    ]
+    assert taken == [True, True, True, False]
+    assert not intake.put(sender_of("k3", who["k3"]), ("k3", 0), 10), "a key that was withdrawn"
+    assert intake.put(sender_of("ann", who["ann"]), ("ann", 0), 10)
+    assert all_of(intake) == [("k1", 0), ("ann", 0), ("k2", 0), ("k1", 1)]
 
 
 @given(st.lists(st.one_of(st.none(), st.tuples(st.sampled_from("abc"), st.integers(0, 60)))))

@@ -187,9 +187,10 @@ class Slow(Deaf):
         time.sleep(TURN_S)
 
 
-def test_who_floods_keeps_nobody_waiting_and_fills_no_memory():
+@pytest.mark.parametrize("flooder", ["client:ann", "stranger:one"])
+def test_who_floods_keeps_nobody_waiting_and_fills_no_memory(flooder):
     server, ann, bob = new_pair(), new_pair(), new_pair()
-    names = {ann.public: "client:ann", bob.public: "lease:l1"}
+    names = {ann.public: flooder, bob.public: "lease:l1"}
     made, receiver = Transport(server, names.get), Slow()
     over = threading.Event()
 
@@ -234,4 +235,4 @@ def test_who_floods_keeps_nobody_waiting_and_fills_no_memory():
         over.set()
         flooding.join()
         made.stop()
-    assert set(receiver.let_go) == {"client:ann"}
+    assert set(receiver.let_go) == {flooder}

@@ -207,10 +207,7 @@ class PhaseCurve:
         distance = abs(math.log2(nodes / edge.nodes))
         walk = self._roughness**2 * distance
         if self.prior is not None:
-            rate = edge.rate * self.prior.rate(nodes) / self.prior.rate(edge.nodes)
-            return rate, rate * _bounded(
-                edge.relative_std**2 + walk + self.prior.own_std(nodes) ** 2
-            )
+            return _by_prior(self.prior, nodes, edge, walk)
         rate = edge.rate * self._law.rate(nodes) / self._law.rate(edge.nodes)
         return rate, rate * _bounded(self._law.relative_std(nodes) ** 2 + walk)
 
@@ -270,6 +267,22 @@ class PhaseCurve:
             total += max(0.0, off**2 - noise) * (to_low + to_high) / (to_low * to_high)
             count += 1
         return math.sqrt(total / count)
+
+
+def _by_prior(prior: Prior, nodes: int, edge: Point, walk: float) -> tuple[float, float]:
+    """(samples/s, standard deviation) at ``nodes``, outside what was measured, of which ``edge`` is
+    the next: the shape of the prior from there. ``walk``: relative variance of a shape over so
+    many octaves.
+
+    Where the one it comes from never ran at the edge's size, its shape is a guess there, and its
+    level may tell more: the mean of the two logarithms by precision.
+    """
+    here, there = prior.own_std(nodes) ** 2, prior.own_std(edge.nodes) ** 2
+    shape, level = edge.relative_std**2 + walk + there, prior.level_std**2
+    share = shape / (shape + level) if there else 0.0
+    by_shape = edge.rate * prior.rate(nodes) / prior.rate(edge.nodes)
+    rate = by_shape ** (1 - share) * prior.rate(nodes) ** share
+    return rate, rate * _bounded(here + (1 - share) * shape)
 
 
 def _bounded(variance: float) -> float:

@@ -45,6 +45,10 @@ class Promises:
             key = message.generation, message.rank, message.pid
             counts[key] = max(counts.get(key, 0.0), message.samples)
 
+    def touch(self, node: str) -> None:
+        """What comes from this node comes late from now on."""
+        self._touched[node] = self._world.loop.time()
+
     def out_of_touch(self, node: str) -> bool:
         """Whether the daemon could not reach this node of late."""
         now = self._world.loop.time()

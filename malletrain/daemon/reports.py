@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import msgspec
 import structlog
 
 from malletrain.core.events import JobState, ModelChanged, PriorSuggested
@@ -22,6 +23,7 @@ from malletrain.daemon.metric_series import GrowingSeries, Value
 from malletrain.daemon.slow_nodes import SlowNodeWatch
 from malletrain.protocol import messages
 from malletrain.protocol.fault_points import FaultPoint, reached
+from malletrain.store.rows import stored_text
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +69,8 @@ class AgentReports:
             core.save_soon(run)
 
     def metric(self, agent: LeasedAgent, run: ActiveJob, message: messages.Metric) -> None:
-        """A number with a name."""
+        """A number with a name. What is the same name in the store is one metric."""
+        message = msgspec.structs.replace(message, name=stored_text(message.name))
         metrics = run.row.metrics
         with self._core.step():
             if len(message.name) > LONGEST_METRIC or (

@@ -69,18 +69,19 @@ def encode_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _encode_value(name, value) for name, value in values.items()}
 
 
+def stored_text(text: str) -> str:
+    """As a text is stored. Output of jobs ends up in columns: what is no text must cost a character
+    and not the transaction.
+    """
+    clean = str(text).encode("utf-8", "replace").decode()
+    return clean.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
 def _encode_value(name: str, value: Any) -> Any:
     if name in _JSON:
         return json.dumps(list(value) if name in _TUPLES else dict(value), separators=(",", ":"))
     if isinstance(value, str):
-        # Output of jobs ends up here: what is no text must cost a character and not the
-        # transaction.
-        return (
-            str(value)
-            .encode("utf-8", "replace")
-            .decode()
-            .replace("\0", "\N{REPLACEMENT CHARACTER}")
-        )
+        return stored_text(value)
     return value
 
 

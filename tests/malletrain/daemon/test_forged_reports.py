@@ -233,6 +233,19 @@ def test_an_agent_writes_the_last_lines_of_a_job_that_has_ended(fresh):
         assert client.logs(job, stream="launcher").text == "bye\n"
 
 
+def test_names_that_are_the_same_in_the_store_are_one_metric(fresh):
+    # Found by mutated messages: the second value of such a name ended the step.
+    agent, job = fresh.agent["ann"], fresh.job["ann"]
+    agent.say(messages.Phase(messages.Assignment(job, "ready")))
+    agent.hear(messages.Round)
+    names = ("a\0", "a\N{REPLACEMENT CHARACTER}", "a\0")
+    fresh.say(*(messages.Metric(job, 0, name, float(n)) for n, name in enumerate(names)))
+    assert not fresh.daemon.daemon.mishaps.count
+    with fresh.daemon.client("ann") as client:
+        metrics = client.job(job).job.metrics
+    assert metrics == {"a\N{REPLACEMENT CHARACTER}": 2.0}
+
+
 def test_metrics_are_kept_up_to_a_number_and_a_length_and_the_owner_is_told_once(world):
     job = world.job["ann"]
     world.say(*(messages.Metric(job, 0, f"m{i}", float(i)) for i in range(MOST_METRICS + 5)))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from malletrain.api.copies import copy_snapshot, write_log
 from malletrain.api.event_files import write_events
 from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
-from malletrain.api.functions import function_spec, result_of
+from malletrain.api.function_job import function_spec, result_of
 from malletrain.api.options import SubmitOptions, limits_of, spec_of
 from malletrain.api.series import JobMetrics
 from malletrain.api.weights import export_weights

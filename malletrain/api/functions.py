@@ -1,92 +1,35 @@
 """Functions as jobs: :class:`concurrent.futures.Executor` whose workers are the idle nodes.
 
-Decides where a function's folder is and when its future is done. What runs on the nodes is
-:mod:`malletrain.training.functions`.
+Decides when a function's future is done. How a function becomes a job is
+:mod:`malletrain.api.function_job`.
 """
 
 from __future__ import annotations
 
-import os
-import re
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import msgspec
+from typing import Any, Protocol, TypeVar
 
 from malletrain.api.following import AGAIN_S, ENDED, Endings
-from malletrain.api.options import SubmitOptions, spec_of
-from malletrain.client import ClientError, Unreachable
+from malletrain.api.function_job import function_spec, result_of
+from malletrain.api.job import Asker, Job
+from malletrain.api.options import SubmitOptions
+from malletrain.client import Unreachable
 from malletrain.protocol.messages import JobSpec
-from malletrain.protocol.views import JobDetail
-from malletrain.submission.resuming import with_snapshots_bound
-from malletrain.training.functions import FUNCTION, FunctionLost, outcome, pack
-
-if TYPE_CHECKING:
-    from malletrain.api.client import Client
-    from malletrain.api.job import Job
 
 R = TypeVar("R")
 
-FOLDER = Path(".malletrain") / "functions"
-"""Below the working directory."""
-SEEN_WITHIN_S = 15.0
-"""How long a shared file system may take to show a result that was written on a node."""
 LISTEN_S = 1.0
 """How long one request for news lasts, and so what :meth:`FunctionExecutor.leave` waits for."""
 
 
-def function_spec(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    named: dict[str, Any],
-    options: SubmitOptions,
-) -> JobSpec:
-    """The job that calls ``function``; the function is packed into a folder of its own below the
-    job's working directory.
-    """
-    text = str(options.get("name") or getattr(function, "__name__", "") or type(function).__name__)
-    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-._+")[:64] or "function"
-    workdir = Path(os.path.abspath(os.path.expanduser(options.get("workdir", "."))))
-    folder = workdir / FOLDER / f"{name}-{uuid.uuid4().hex[:12]}"
-    script = pack(folder, "call", function, args, named)
-    spec = spec_of(script, (), {**options, "name": name})
-    return with_snapshots_bound(msgspec.structs.replace(spec, workdir=str(workdir)))
+class Submitter(Asker, Protocol):
+    """Who submits jobs: a client."""
 
-
-def result_of(detail: JobDetail) -> Any:
-    """What the function of a job that has ended returned.
-
-    Raises:
-        FunctionLost: it has none; the sentence says why.
-        ClientError: the job is no function's.
-        BaseException: what the function raised.
-    """
-    folder = Path(str(detail.spec.get("script", ""))).parent
-    if not (folder / FUNCTION).is_file():
-        raise ClientError(
-            f"Job {detail.job.id} ({detail.job.name}) is a script's and not a function's, so it "
-            "has no result; read its logs or its files."
-        )
-    if os.stat(folder).st_uid != os.getuid():  # reading a pickle runs what is in it
-        raise ClientError(
-            f"The result of job {detail.job.id} is {detail.job.owner}'s, in {folder}; reading it "
-            "would run code of its owner as you."
-        )
-    job = detail.job
-    made = outcome(folder)
-    until = time.monotonic() + SEEN_WITHIN_S
-    while made is None and job.state == "completed" and time.monotonic() < until:
-        time.sleep(0.2)
-        made = outcome(folder)
-    if made is None or job.state == "cancelled":
-        why = job.reason or detail.failure.strip() or "nothing more is known"
-        raise FunctionLost(f"Job {job.id} ({job.name}) was {job.state} without a result: {why}")
-    return made.result()
+    def submit_spec(self, spec: JobSpec) -> Job:
+        """Submit a job that is put together already."""
 
 
 class FunctionFuture(Future[R]):
@@ -131,7 +74,7 @@ class FunctionExecutor(Executor):
         options: of every job, as :meth:`malletrain.Client.submit` has them.
     """
 
-    def __init__(self, client: Client, options: SubmitOptions) -> None:
+    def __init__(self, client: Submitter, options: SubmitOptions) -> None:
         self._client = client
         self._options = options
         self._endings = Endings(())

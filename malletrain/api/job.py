@@ -14,7 +14,7 @@ from malletrain.api.copies import copy_snapshot, write_log
 from malletrain.api.display import job_html
 from malletrain.api.event_files import write_events
 from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
-from malletrain.api.functions import result_of
+from malletrain.api.function_job import result_of
 from malletrain.api.options import limits_of
 from malletrain.api.series import JobMetrics
 from malletrain.api.weights import export_weights

@@ -13,7 +13,7 @@ import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,9 +24,6 @@ from malletrain.elastic.sharded.moving import Parts, combined
 from malletrain.elastic.sharded.standing import Version
 from malletrain.elastic.transfer import pieces
 from malletrain.training.sharded_state import take_apart
-
-if TYPE_CHECKING:
-    from malletrain.elastic.sharded.training import ShardedTraining
 
 
 @dataclass(frozen=True)
@@ -41,15 +38,19 @@ class Kept:
     """What belongs to the state beside its shards."""
 
 
-def exchange(group: Group, training: ShardedTraining) -> Kept:
+def exchange(group: Group, version: Version, live: Parts, description: bytes) -> Kept:
     """Copy this rank's shards, and exchange the copies with the neighbours. Called on every rank
     after the same step. Raises what :meth:`Group.apart` raises.
+
+    Args:
+        group: of all ranks.
+        version: of the state.
+        live: this rank's shards of it.
+        description: what belongs to it beside the shards.
     """
-    version = training.version
-    assert version is not None
     own: Parts = {
         key: [(chunk, tensor.to("cpu", copy=True).contiguous()) for chunk, tensor in boxes]
-        for key, boxes in training.live_parts().items()
+        for key, boxes in live.items()
     }
     size, rank = group.place.size, group.place.rank
     apart = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) % size or 1
@@ -57,7 +58,7 @@ def exchange(group: Group, training: ShardedTraining) -> Kept:
     # A call that was left behind must not go on in the next group.
     ends = (rank + apart) % size, (rank - apart) % size, dist.group.WORLD
     group.apart(lambda: theirs.append(_swap(own, *ends)))
-    return Kept(version, combined([own, theirs[0]]), training.description())
+    return Kept(version, combined([own, theirs[0]]), description)
 
 
 def _swap(own: Parts, to: int, source: int, world: Any) -> Parts:

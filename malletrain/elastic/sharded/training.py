@@ -278,9 +278,12 @@ class ShardedTraining(Training):
         group = self.group
         if not self.replicate_every or group is None or not group.several:
             return
+        version = self.version
+        assert version is not None
         reached(FaultPoint.SHARDS_COPY)
+        made = copies.exchange(group, version, self.live_parts(), self.description())
         # The one before goes when all are known to have this one: a step later.
-        self.kept = [*self.kept[-1:], copies.exchange(group, self)]
+        self.kept = [*self.kept[-1:], made]
         reached(FaultPoint.SHARDS_KEPT)
 
     def digest(self) -> str:

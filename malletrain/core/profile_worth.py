@@ -57,21 +57,34 @@ class ProfileWorth:
         self._began: dict[str, float] = {}
         self._at: dict[str, tuple[int, float]] = {}
         self._rounds: Counter[str] = Counter()
-        self._stays: deque[float] = deque(maxlen=_KEPT)
+        self._stays: deque[tuple[float, bool]] = deque(maxlen=_KEPT)
+        """How long, and whether a plan ended it by a move to another size."""
         self._off: deque[float] = deque(maxlen=_KEPT)
         self._found: dict[str, _Found] = {}
         self._asked = (0.0, 0)
         """How many were looked at at this moment."""
 
-    def trains(self, job: str, nodes: int, now: float) -> None:
-        """The job processes samples on so many nodes from now on."""
+    def trains(self, job: str, nodes: int, now: float, *, visit: bool = False) -> None:
+        """The job processes samples on so many nodes from now on. ``visit``: its profile brought it
+        there, which says nothing of how long jobs stay at a size.
+        """
         self._began.setdefault(job, now)
         self._rounds[job] += 1
-        size, since = self._at.get(job, (nodes, now))
-        if size != nodes:
-            self._stays.append(now - since)
-        if size != nodes or job not in self._at:
+        if visit:
+            self._leaves(job, now, moved=False)
+        elif self._at.get(job, (0, now))[0] != nodes:
+            self._leaves(job, now, moved=True)
             self._at[job] = (nodes, now)
+
+    def profiled(self, job: str, nodes: int, now: float) -> None:
+        """The job's profile is over: from now on it stays where it is until a plan moves it."""
+        if nodes:
+            self._at[job] = (nodes, now)
+
+    def _leaves(self, job: str, now: float, *, moved: bool) -> None:
+        """The job's stay at its size is over, by a move or by something else before one came."""
+        if job in self._at:
+            self._stays.append((now - self._at.pop(job)[1], moved))
 
     def rounds(self, job: str) -> int:
         """How often it has begun to process samples."""
@@ -80,7 +93,7 @@ class ProfileWorth:
     def ended(self, job: str, now: float, *, done: bool) -> None:
         """The job has ended; ``done``: its work is."""
         self._found.pop(job, None)
-        self._at.pop(job, None)
+        self._leaves(job, now, moved=False)
         self._rounds.pop(job, None)
         since = self._began.pop(job, None)
         if since is not None:
@@ -88,8 +101,11 @@ class ProfileWorth:
 
     @property
     def stay_s(self) -> float:
-        """How long a job stays at a size, seconds."""
-        return (USUAL_S + sum(self._stays)) / (1 + len(self._stays))
+        """How long a job stays at a size, seconds: time over moves, so that stays of which the end
+        was not seen count as at least so long.
+        """
+        stayed = sum(seconds for seconds, _ in self._stays)
+        return (USUAL_S + stayed) / (1 + sum(moved for _, moved in self._stays))
 
     def seen(self, curve: MeasuredCurve, nodes: int, rate: float) -> None:
         """A job was seen at this throughput at a size; ``curve``: what was known of it before."""
@@ -151,11 +167,12 @@ class ProfileWorth:
             spec.job,
             *(o.submitted.job for o in others if o.submitted.kind == spec.kind != ""),
         }
+        told_s = visits * self.stay_s
         around = Circumstances(
             nodes=len(job.nodes),
             price=price,
             neighbour=neighbour,
-            left_s=sum(min(self.left_s(name, now), visits * self.stay_s) for name in alike),
+            left_s=sum(min(self.left_s(name, now), told_s) for name in alike),
             doubt=self.doubt,
             up_s=costs.up_s,
             down_s=costs.down_s,

@@ -46,6 +46,40 @@ class _Found:
     pays: bool
 
 
+class _Beside:
+    """What is the same for all jobs that are looked at at one moment."""
+
+    def __init__(self, jobs: Sequence[JobRecord], now: float) -> None:
+        self.now = now
+        self.kinds: dict[str, list[str]] = {}
+        """Kind → the jobs of it."""
+        self.brings: dict[str, tuple[float, float]] = {}
+        """Job that runs → what a node of it brings, and what it does with all of them, samples/s
+        by its weight.
+        """
+        self.of_use: dict[tuple[str, int], float] = {}
+        """Kind and visits → for how long a profile would be of use, seconds, once it was asked."""
+        for job in jobs:
+            spec, held = job.submitted, len(job.nodes)
+            if spec.kind:
+                self.kinds.setdefault(spec.kind, []).append(spec.job)
+            if held and job.curve is not None:
+                whole = spec.weight * job.curve.at(held)
+                self.brings[spec.job] = whole / held, whole
+
+    def elsewhere(self, job: JobRecord) -> tuple[float, float]:
+        """What a node brings elsewhere, and what another job does with all of its nodes: of the
+        other jobs that run the median and the mean, by this job's weight; nothing where none does.
+        """
+        others = [brings for name, brings in self.brings.items() if name != job.submitted.job]
+        if not others:
+            return 0.0, 0.0
+        weight = max(job.submitted.weight, 1e-9)
+        return median(each for each, _ in others) / weight, fmean(
+            whole for _, whole in others
+        ) / weight
+
+
 class ProfileWorth:
     """What is remembered of the jobs of one controller: how long they last, and how long they stay
     at one size.
@@ -61,7 +95,8 @@ class ProfileWorth:
         """How long, and whether a plan ended it by a move to another size."""
         self._off: deque[float] = deque(maxlen=_KEPT)
         self._found: dict[str, _Found] = {}
-        self._asked = (0.0, 0)
+        self._beside: _Beside | None = None
+        self._asked = 0
         """How many were looked at at this moment."""
 
     def trains(self, job: str, nodes: int, now: float, *, visit: bool = False) -> None:
@@ -142,12 +177,12 @@ class ProfileWorth:
         name, known = job.submitted.job, (job.scaling.curve, len(job.nodes))
         found = self._found.get(name)
         if found is None or found.known != known or now >= found.until:
-            if self._asked[0] != now:
-                self._asked = (now, 0)
-            if self._asked[1] >= _AT_ONCE:
+            if self._beside is None or self._beside.now != now:
+                self._beside, self._asked = _Beside(others, now), 0
+            if self._asked >= _AT_ONCE:
                 return found is not None and found.pays
-            self._asked = (now, self._asked[1] + 1)
-            found = _Found(known, now + 60.0, self._pays(job, others, now))
+            self._asked += 1
+            found = _Found(known, now + 60.0, self._pays(job, self._beside))
             self._found[name] = found
         return found.pays
 
@@ -155,24 +190,19 @@ class ProfileWorth:
         """Whether it was looked at whether a profile of the job pays."""
         return job in self._found
 
-    def _pays(self, job: JobRecord, others: Sequence[JobRecord], now: float) -> bool:
+    def _pays(self, job: JobRecord, beside: _Beside) -> bool:
         spec, curve, costs = job.submitted, job.scaling.curve, job.scaling.costs
         sizes = job.sizes or range(spec.min_nodes, spec.max_nodes + 1)
         looked = named(sizes, ())
         looked = looked[:: max(1, len(looked) // _LOOKED_AT)] + looked[-1:]
         advisor = self._settings.advisor
-        price, neighbour = _elsewhere(job, others)
+        price, neighbour = beside.elsewhere(job)
         visits = min(len(looked), advisor.plan.max_steps)
-        alike = {
-            spec.job,
-            *(o.submitted.job for o in others if o.submitted.kind == spec.kind != ""),
-        }
-        told_s = visits * self.stay_s
         around = Circumstances(
             nodes=len(job.nodes),
             price=price,
             neighbour=neighbour,
-            left_s=sum(min(self.left_s(name, now), told_s) for name in alike),
+            left_s=self._of_use_s(spec.job, spec.kind, visits, beside),
             doubt=self.doubt,
             up_s=costs.up_s,
             down_s=costs.down_s,
@@ -181,16 +211,16 @@ class ProfileWorth:
         )
         return pays(curve, sorted(set(looked)), around)
 
-
-def _elsewhere(job: JobRecord, others: Sequence[JobRecord]) -> tuple[float, float]:
-    """What a node brings elsewhere, and what another job does with all of its nodes: of the other
-    jobs that run the median and the mean, by this job's weight; nothing where none does.
-    """
-    each, whole = [], []
-    for other in others:
-        held = len(other.nodes)
-        if other is not job and held and other.curve is not None:
-            whole.append(other.submitted.weight * other.curve.at(held))
-            each.append(whole[-1] / held)
-    weight = max(job.submitted.weight, 1e-9)
-    return (median(each) / weight, fmean(whole) / weight) if each else (0.0, 0.0)
+    def _of_use_s(self, job: str, kind: str, visits: int, beside: _Beside) -> float:
+        """For how long a profile of so many visits would be of use, seconds, of all jobs of its
+        kind together.
+        """
+        told_s = visits * self.stay_s
+        alike = beside.kinds.get(kind, ())
+        if job not in alike:
+            return min(self.left_s(job, beside.now), told_s)
+        if (kind, visits) not in beside.of_use:
+            beside.of_use[kind, visits] = sum(
+                min(self.left_s(name, beside.now), told_s) for name in alike
+            )
+        return beside.of_use[kind, visits]

@@ -69,11 +69,11 @@ def test_a_profile_does_not_make_the_next_one_look_worthless():
     assert worth.stay_s > 0.3 * before, "the neighbour, which gave nodes, was moved"
 
 
-def test_the_time_that_jobs_stay_is_found_once_for_all_jobs_of_a_kind(monkeypatch):
-    asked = []
-    found = ProfileWorth.stay_s.fget
+def test_how_long_jobs_of_a_kind_go_on_is_found_once_for_all_that_are_asked(monkeypatch):
+    """A thousand trials of a sweep: a plan waits for what is found."""
+    found, asked = ProfileWorth.left_s, []
     monkeypatch.setattr(
-        ProfileWorth, "stay_s", property(lambda worth: asked.append(1) or found(worth))
+        ProfileWorth, "left_s", lambda worth, job, now: asked.append(job) or found(worth, job, now)
     )
     worth, jobs = ProfileWorth(ProfilingSettings()), []
     for number in range(50):
@@ -82,8 +82,9 @@ def test_the_time_that_jobs_stay_is_found_once_for_all_jobs_of_a_kind(monkeypatc
         job.nodes = (f"n{number}",)
         job.scaling = ScalingModel(MeasuredCurve().with_measurement(1, 1e3, 10.0, 0.0))
         jobs.append(job)
-    worth.pays(jobs[0], jobs, 0.0)
-    assert len(asked) == 1
+    for job in jobs[:5]:
+        worth.pays(job, jobs, 0.0)
+    assert sorted(asked) == sorted(job.submitted.job for job in jobs)
 
 
 def test_how_wrong_the_law_is_is_learned_from_sizes_that_turn_up():

@@ -28,7 +28,8 @@ class ProfilingSection(Section):
         True,
         description="Profile a job only when what that tells is expected to be worth more than it "
         "costs over the time that jobs here last. A job of which nothing is known runs at once on "
-        "its smallest size at least. false: every job is profiled once, as soon as it has nodes.",
+        "its smallest size at least, where that is no more than an even share of the nodes. "
+        "false: every job is profiled once, as soon as it has nodes.",
     )
     every_size_up_to: int = _key(
         defaults.EVERY_SIZE_UP_TO,

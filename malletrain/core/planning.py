@@ -170,7 +170,7 @@ def guarantees(
         granted(c)
     behind: set[Trainer | None] = set()
     for c in queue:
-        if c.trainer not in behind and not granted(c):
+        if c.job not in found and c.trainer not in behind and not granted(c):
             behind.add(c.trainer)
     return found
 

@@ -114,11 +114,11 @@ class ProfileRunner:
 
     def rescaled(self, job: JobRecord, now: float) -> list[Command]:
         """The job processes samples at its newest scale."""
-        self.profiler.worth.trains(job.submitted.job, len(job.nodes), now)
+        name, visit = job.submitted.job, self.holds(job)
+        self.profiler.worth.trains(name, len(job.nodes), now, visit=visit)
         if job.broken:
             return []
-        scaled = self.profiler.scaled(job.submitted.job, len(job.nodes), now)
-        return self._obey(scaled, now)
+        return self._obey(self.profiler.scaled(name, len(job.nodes), now), now)
 
     def crashed(self, job: JobRecord, now: float) -> list[Command]:
         """The job's script failed: while it is profiled, the size counts as the cause once another
@@ -204,6 +204,7 @@ class ProfileRunner:
             elif isinstance(answer, Waiting):
                 if job.state is JobState.PROFILING:
                     self._state.profile_ends(job)
+                    self.profiler.worth.profiled(answer.job, len(job.nodes), now)
                     self._state.plan_soon(now)
                 commands.append(Announce(answer.job, EventKind.PROFILE_WAITING, answer.reason))
             else:
@@ -306,6 +307,7 @@ class ProfileRunner:
             ended=now,
         )
         self._state.profile_done(job)
+        self.profiler.worth.profiled(answer.job, len(job.nodes), now)
         self._state.plan_soon(now)
         visited = ", ".join(str(k) for k in answer.visited) or "none"
         sentence = (

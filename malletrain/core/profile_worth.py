@@ -46,6 +46,40 @@ class _Found:
     pays: bool
 
 
+class _Beside:
+    """What is the same for all jobs that are looked at at one moment."""
+
+    def __init__(self, jobs: Sequence[JobRecord], now: float) -> None:
+        self.now = now
+        self.kinds: dict[str, list[str]] = {}
+        """Kind → the jobs of it."""
+        self.brings: dict[str, tuple[float, float]] = {}
+        """Job that runs → what a node of it brings, and what it does with all of them, samples/s
+        by its weight.
+        """
+        self.of_use: dict[tuple[str, int], float] = {}
+        """Kind and visits → for how long a profile would be of use, seconds, once it was asked."""
+        for job in jobs:
+            spec, held = job.submitted, len(job.nodes)
+            if spec.kind:
+                self.kinds.setdefault(spec.kind, []).append(spec.job)
+            if held and job.curve is not None:
+                whole = spec.weight * job.curve.at(held)
+                self.brings[spec.job] = whole / held, whole
+
+    def elsewhere(self, job: JobRecord) -> tuple[float, float]:
+        """What a node brings elsewhere, and what another job does with all of its nodes: of the
+        other jobs that run the median and the mean, by this job's weight; nothing where none does.
+        """
+        others = [brings for name, brings in self.brings.items() if name != job.submitted.job]
+        if not others:
+            return 0.0, 0.0
+        weight = max(job.submitted.weight, 1e-9)
+        return median(each for each, _ in others) / weight, fmean(
+            whole for _, whole in others
+        ) / weight
+
+
 class ProfileWorth:
     """What is remembered of the jobs of one controller: how long they last, and how long they stay
     at one size.
@@ -57,21 +91,35 @@ class ProfileWorth:
         self._began: dict[str, float] = {}
         self._at: dict[str, tuple[int, float]] = {}
         self._rounds: Counter[str] = Counter()
-        self._stays: deque[float] = deque(maxlen=_KEPT)
+        self._stays: deque[tuple[float, bool]] = deque(maxlen=_KEPT)
+        """How long, and whether a plan ended it by a move to another size."""
         self._off: deque[float] = deque(maxlen=_KEPT)
         self._found: dict[str, _Found] = {}
-        self._asked = (0.0, 0)
+        self._beside: _Beside | None = None
+        self._asked = 0
         """How many were looked at at this moment."""
 
-    def trains(self, job: str, nodes: int, now: float) -> None:
-        """The job processes samples on so many nodes from now on."""
+    def trains(self, job: str, nodes: int, now: float, *, visit: bool = False) -> None:
+        """The job processes samples on so many nodes from now on. ``visit``: its profile brought it
+        there, which says nothing of how long jobs stay at a size.
+        """
         self._began.setdefault(job, now)
         self._rounds[job] += 1
-        size, since = self._at.get(job, (nodes, now))
-        if size != nodes:
-            self._stays.append(now - since)
-        if size != nodes or job not in self._at:
+        if visit:
+            self._leaves(job, now, moved=False)
+        elif self._at.get(job, (0, now))[0] != nodes:
+            self._leaves(job, now, moved=True)
             self._at[job] = (nodes, now)
+
+    def profiled(self, job: str, nodes: int, now: float) -> None:
+        """The job's profile is over: from now on it stays where it is until a plan moves it."""
+        if nodes:
+            self._at[job] = (nodes, now)
+
+    def _leaves(self, job: str, now: float, *, moved: bool) -> None:
+        """The job's stay at its size is over, by a move or by something else before one came."""
+        if job in self._at:
+            self._stays.append((now - self._at.pop(job)[1], moved))
 
     def rounds(self, job: str) -> int:
         """How often it has begun to process samples."""
@@ -80,7 +128,7 @@ class ProfileWorth:
     def ended(self, job: str, now: float, *, done: bool) -> None:
         """The job has ended; ``done``: its work is."""
         self._found.pop(job, None)
-        self._at.pop(job, None)
+        self._leaves(job, now, moved=False)
         self._rounds.pop(job, None)
         since = self._began.pop(job, None)
         if since is not None:
@@ -88,8 +136,11 @@ class ProfileWorth:
 
     @property
     def stay_s(self) -> float:
-        """How long a job stays at a size, seconds."""
-        return (USUAL_S + sum(self._stays)) / (1 + len(self._stays))
+        """How long a job stays at a size, seconds: time over moves, so that stays of which the end
+        was not seen count as at least so long.
+        """
+        stayed = sum(seconds for seconds, _ in self._stays)
+        return (USUAL_S + stayed) / (1 + sum(moved for _, moved in self._stays))
 
     def seen(self, curve: MeasuredCurve, nodes: int, rate: float) -> None:
         """A job was seen at this throughput at a size; ``curve``: what was known of it before."""
@@ -126,12 +177,12 @@ class ProfileWorth:
         name, known = job.submitted.job, (job.scaling.curve, len(job.nodes))
         found = self._found.get(name)
         if found is None or found.known != known or now >= found.until:
-            if self._asked[0] != now:
-                self._asked = (now, 0)
-            if self._asked[1] >= _AT_ONCE:
+            if self._beside is None or self._beside.now != now:
+                self._beside, self._asked = _Beside(others, now), 0
+            if self._asked >= _AT_ONCE:
                 return found is not None and found.pays
-            self._asked = (now, self._asked[1] + 1)
-            found = _Found(known, now + 60.0, self._pays(job, others, now))
+            self._asked += 1
+            found = _Found(known, now + 60.0, self._pays(job, self._beside))
             self._found[name] = found
         return found.pays
 
@@ -139,23 +190,19 @@ class ProfileWorth:
         """Whether it was looked at whether a profile of the job pays."""
         return job in self._found
 
-    def _pays(self, job: JobRecord, others: Sequence[JobRecord], now: float) -> bool:
+    def _pays(self, job: JobRecord, beside: _Beside) -> bool:
         spec, curve, costs = job.submitted, job.scaling.curve, job.scaling.costs
         sizes = job.sizes or range(spec.min_nodes, spec.max_nodes + 1)
         looked = named(sizes, ())
         looked = looked[:: max(1, len(looked) // _LOOKED_AT)] + looked[-1:]
         advisor = self._settings.advisor
-        price, neighbour = _elsewhere(job, others)
+        price, neighbour = beside.elsewhere(job)
         visits = min(len(looked), advisor.plan.max_steps)
-        alike = {
-            spec.job,
-            *(o.submitted.job for o in others if o.submitted.kind == spec.kind != ""),
-        }
         around = Circumstances(
             nodes=len(job.nodes),
             price=price,
             neighbour=neighbour,
-            left_s=sum(min(self.left_s(name, now), visits * self.stay_s) for name in alike),
+            left_s=self._of_use_s(spec.job, spec.kind, visits, beside),
             doubt=self.doubt,
             up_s=costs.up_s,
             down_s=costs.down_s,
@@ -164,16 +211,16 @@ class ProfileWorth:
         )
         return pays(curve, sorted(set(looked)), around)
 
-
-def _elsewhere(job: JobRecord, others: Sequence[JobRecord]) -> tuple[float, float]:
-    """What a node brings elsewhere, and what another job does with all of its nodes: of the other
-    jobs that run the median and the mean, by this job's weight; nothing where none does.
-    """
-    each, whole = [], []
-    for other in others:
-        held = len(other.nodes)
-        if other is not job and held and other.curve is not None:
-            whole.append(other.submitted.weight * other.curve.at(held))
-            each.append(whole[-1] / held)
-    weight = max(job.submitted.weight, 1e-9)
-    return (median(each) / weight, fmean(whole) / weight) if each else (0.0, 0.0)
+    def _of_use_s(self, job: str, kind: str, visits: int, beside: _Beside) -> float:
+        """For how long a profile of so many visits would be of use, seconds, of all jobs of its
+        kind together.
+        """
+        told_s = visits * self.stay_s
+        alike = beside.kinds.get(kind, ())
+        if job not in alike:
+            return min(self.left_s(job, beside.now), told_s)
+        if (kind, visits) not in beside.of_use:
+            beside.of_use[kind, visits] = sum(
+                min(self.left_s(name, beside.now), told_s) for name in alike
+            )
+        return beside.of_use[kind, visits]

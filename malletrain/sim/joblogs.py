@@ -217,6 +217,8 @@ def read_sacct(path: str | Path) -> JobLog:
         submit, start, end = (
             _slurm_time(row[at[name]], where) for name in ("Submit", "Start", "End")
         )
+        if start and end and end < start < end + 3600:
+            end += 3600  # local times: it ran through the hour that there is twice in autumn
         listed = row[at["NodeList"]].strip() if "NodeList" in at else ""
         try:
             names = () if listed in ("", "None assigned") else expand(listed)

@@ -228,6 +228,14 @@ def test_a_holder_keeps_its_turn_on_its_own_class():
     assert guarantees(holders, [waiting("q", 3)], {"default": 2, "gpu": 3}, nodes) == {"h", "q"}
 
 
+def test_who_comes_twice_in_the_queue_takes_its_minimum_once():
+    """A job that starves and of which nothing is known is there for both."""
+    both = waiting("a", 2)
+    queue = [both, both, waiting("b", 2)]
+    assert guarantees([], queue, {"default": 4}, {}) == {"a", "b"}
+    assert guarantees([both], queue, {"default": 4}, {}) == {"a", "b"}
+
+
 # --- every plan can be carried out ---
 
 

@@ -42,6 +42,51 @@ def test_how_long_jobs_stay_at_a_size_is_learned_from_their_moves():
     assert worth.rounds("a") == 2 * 99
 
 
+def test_stays_that_were_cut_short_count_as_at_least_so_long():
+    worth = ProfileWorth(ProfilingSettings())
+    worth.trains("a", 4, 0.0)
+    worth.trains("a", 6, 500.0, visit=True)
+    for k in range(5):
+        worth.trains("a", 5 - k, 510.0 + 10.0 * k, visit=True)
+    assert worth.stay_s == USUAL_S + 500.0, "visits are no stays, and nobody saw how long it stays"
+    worth.profiled("a", 1, 560.0)
+    worth.trains("a", 6, 860.0)
+    assert worth.stay_s == (USUAL_S + 500.0 + 300.0) / 2
+    worth.ended("a", 1860.0, done=True)
+    worth.profiled("a", 0, 1900.0)
+    worth.trains("a", 6, 2000.0)
+    assert worth.stay_s == (USUAL_S + 500.0 + 300.0 + 1000.0) / 2
+
+
+def test_a_profile_does_not_make_the_next_one_look_worthless():
+    w = careful(12, wanted("a", high=12), wanted("b", high=12))
+    w.rates["b"] = lambda nodes: 100 * nodes / (1 + 0.5 * (nodes - 1))
+    w.run(1800, until=lambda: w.of("profile-started"))
+    worth = w.controller.profiles.profiler.worth
+    before = worth.stay_s
+    w.until_profiled(w.of("profile-started")[0].job)
+    assert len(w.of("profile-finished")[0].data["visited"]) > 3
+    assert worth.stay_s > 0.3 * before, "the neighbour, which gave nodes, was moved"
+
+
+def test_how_long_jobs_of_a_kind_go_on_is_found_once_for_all_that_are_asked(monkeypatch):
+    """A thousand trials of a sweep: a plan waits for what is found."""
+    found, asked = ProfileWorth.left_s, []
+    monkeypatch.setattr(
+        ProfileWorth, "left_s", lambda worth, job, now: asked.append(job) or found(worth, job, now)
+    )
+    worth, jobs = ProfileWorth(ProfilingSettings()), []
+    for number in range(50):
+        spec = JobSubmitted(f"j{number}", 1, 64, kind="sweep")
+        job = JobRecord(spec, number, number, JobState.RUNNING)
+        job.nodes = (f"n{number}",)
+        job.scaling = ScalingModel(MeasuredCurve().with_measurement(1, 1e3, 10.0, 0.0))
+        jobs.append(job)
+    for job in jobs[:5]:
+        worth.pays(job, jobs, 0.0)
+    assert sorted(asked) == sorted(job.submitted.job for job in jobs)
+
+
 def test_how_wrong_the_law_is_is_learned_from_sizes_that_turn_up():
     """One node was measured; two bring what was expected, again and again."""
     worth = ProfileWorth(ProfilingSettings())

@@ -76,6 +76,16 @@ def test_sacct(tmp_path):
     assert (log.nodes, log.skipped) == (None, 1)
 
 
+def test_a_job_of_sacct_that_ran_while_clocks_were_set_back(tmp_path):
+    """From 02:50 to 02:10 of the hour after it, which Slurm calls the same."""
+    text = SACCT.replace("2024-01-01T01:00:00", "2023-12-31T23:21:00")
+    log = read_log(write(tmp_path, text))
+    assert log.jobs[0].run_s == 1200.0
+    assert log.skipped == 1
+    never = SACCT.replace("2024-01-01T01:00:00", "2023-12-31T23:00:59")
+    assert read_log(write(tmp_path, never)).skipped == 2, "nobody's clock was set back so far"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from malletrain.sim.joblogs import JobLog, LogJob
+from malletrain.sim.logged_jobs import JobLog, LogJob
 from malletrain.sim.observation import Observation, observe
 from malletrain.sim.workloads import WorkloadError
 from scavenger.trace.trace import Trace

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from malletrain.sim.idle import idle_nodes
-from malletrain.sim.joblogs import JobLog, LogJob
+from malletrain.sim.logged_jobs import JobLog, LogJob
 from malletrain.sim.workloads import WorkloadError
 
 

@@ -6,14 +6,9 @@ from datetime import datetime
 
 import pytest
 
-from malletrain.sim.joblogs import (
-    LogJob,
-    read_gpu_csv,
-    read_log,
-    read_pbs,
-    read_sacct,
-    read_swf,
-)
+from malletrain.sim.accounting_logs import read_pbs, read_sacct
+from malletrain.sim.joblogs import read_gpu_csv, read_log, read_swf
+from malletrain.sim.logged_jobs import LogJob
 from malletrain.sim.workloads import WorkloadError
 from tests.malletrain.sim.conftest import shared
 

@@ -1,0 +1,191 @@
+"""The accounting of batch schedulers as logs of jobs: Slurm's ``sacct``, and PBS's daily files.
+
+Decides which entries are jobs that ran, and on which nodes.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from malletrain.sim.logged_jobs import JobLog, LogJob, job_log
+from malletrain.sim.workload_files import read_text
+from malletrain.sim.workloads import WorkloadError
+from scavenger.slurm.hostlist import expand
+
+SACCT = (
+    "sacct --allusers --allocations --parsable2 --starttime=FROM --endtime=TO "
+    "--format=JobID,Submit,Start,End,State,NNodes,NodeList"
+)
+"""The command whose output :func:`read_sacct` reads (more columns do not hurt; SLURM_TIME_FORMAT
+must not be set).
+"""
+
+
+def read_sacct(path: str | Path) -> JobLog:
+    """Slurm's accounting: the output of :data:`SACCT`, or the same as CSV.
+
+    Without a column NodeList, or for jobs that have none, the number of nodes counts. Raises
+    WorkloadError with the line.
+    """
+    lines = read_text(path).splitlines()
+    bars = "|" in next((line for line in lines if line.strip()), "|")
+    rows = csv.reader(lines, delimiter="|", quoting=csv.QUOTE_NONE) if bars else _comma_rows(lines)
+    header = [name.strip() for name in next(rows, [])]
+    missing = [name for name in ("Submit", "Start", "End", "NNodes") if name not in header]
+    if missing:
+        raise WorkloadError(
+            f"{path}: The output of sacct has no column {', '.join(missing)}; run: {SACCT}"
+        )
+    at = {name: header.index(name) for name in header}
+    jobs, skipped = [], 0
+    for number, row in enumerate(rows, start=2):
+        where = f"{path}, line {number}"
+        if not row:
+            continue
+        if len(row) > len(header) and not bars and "NodeList" in at:
+            # Unquoted commas between the names of nodes.
+            first, more = at["NodeList"], len(row) - len(header)
+            row = [*row[:first], ",".join(row[first : first + more + 1]), *row[first + more + 1 :]]
+        if len(row) != len(header):
+            raise WorkloadError(
+                f"{where}: There are {len(row)} columns instead of {len(header)}; use --parsable2."
+            )
+        submit, start, end = (
+            _slurm_time(row[at[name]], where) for name in ("Submit", "Start", "End")
+        )
+        listed = row[at["NodeList"]].strip() if "NodeList" in at else ""
+        try:
+            names = () if listed in ("", "None assigned") else expand(listed)
+            count = len(names) or _count(row[at["NNodes"]])
+        except ValueError as error:
+            raise WorkloadError(f"{where}: {error}") from None
+        if submit is None or start is None or not count or (end is not None and end <= start):
+            skipped += 1
+            continue
+        jobs.append(LogJob(submit, start, None if end is None else end - start, count, names))
+    zero = min((job.submit_s for job in jobs), default=None)
+    return replace(job_log("sacct", path, jobs, None, skipped), lists="running", zero=zero)
+
+
+def _comma_rows(lines: Sequence[str]) -> Iterator[list[str]]:
+    """Rows of a file with commas between its columns; those within brackets or quotes are none."""
+    for line in lines:
+        quoted = '"' in line
+        yield next(csv.reader([line])) if quoted else list(_split_outside(line + ","))
+
+
+def _count(text: str) -> int:
+    """A number of nodes as sacct prints it (``1K`` is 1,024)."""
+    found = re.fullmatch(r"\s*(\d+)([Kk]?)\s*", text)
+    if found is None:
+        raise WorkloadError(f"'{text}' is no number of nodes.")
+    return int(found[1]) * (1024 if found[2] else 1)
+
+
+_PBS_LINE = re.compile(r"(\d\d/\d\d/\d{4} \d\d:\d\d:\d\d);(\w);([^;]*);(.*)", re.DOTALL)
+
+
+def read_pbs(path: str | Path) -> JobLog:
+    """PBS accounting logs: a directory of files named by day (``server_priv/accounting``), or one
+    of them.
+
+    Start records (S) open a job, end (E) and rerun (R) records close it (PBS Professional,
+    Administrator's Guide, chapter "Accounting"). Other records are skipped. Raises WorkloadError
+    with file and line.
+    """
+    folder = Path(path)
+    files = sorted(f for f in folder.iterdir() if f.is_file()) if folder.is_dir() else [folder]
+    if folder.is_dir():
+        files = [f for f in files if re.fullmatch(r"\d{8}(\.gz)?", f.name)]
+        if not files:
+            raise WorkloadError(
+                f"{path}: No accounting log lies here; they are named by day, such as 20240131."
+            )
+    files.sort(key=lambda f: f.name)
+    running: dict[str, LogJob] = {}
+    jobs: list[LogJob] = []
+    skipped, since = 0, math.inf
+    for file in files:
+        for number, line in enumerate(read_text(file).splitlines(), start=1):
+            found = _PBS_LINE.fullmatch(line)
+            if found is None:
+                if line.strip():
+                    raise WorkloadError(
+                        f"{file}, line {number}: This is no PBS accounting record: '{line[:60]}'."
+                    )
+                continue
+            at, kind, job, message = found.groups()
+            since = min(since, _pbs_time(at))
+            if kind not in "SER":
+                continue
+            started = _pbs_job(dict(_pairs(message)))
+            if kind == "S" and started is not None:
+                running[job] = started
+                continue
+            begun = running.pop(job, None)
+            entry = begun if kind == "R" or started is None else started
+            if entry is None or entry.start_s is None:
+                skipped += 1
+                continue
+            fields = dict(_pairs(message))
+            stop = float(fields["end"]) if fields.get("end", "").isdigit() else _pbs_time(found[1])
+            if stop > entry.start_s:
+                jobs.append(replace(entry, run_s=stop - entry.start_s))
+    jobs += running.values()
+    log = job_log("PBS accounting", path, jobs, None, skipped)
+    zero = min(job.submit_s for job in jobs)
+    return replace(log, lists="since", since_s=since - zero, zero=zero)
+
+
+def _split_outside(text: str) -> Iterator[str]:
+    depth, word = 0, ""
+    for letter in text:
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            yield word
+            word = ""
+        else:
+            word += letter
+    if word or depth:
+        yield word
+
+
+def _slurm_time(text: str, where: str) -> float | None:
+    if text in ("", "Unknown", "None", "N/A"):
+        return None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise WorkloadError(
+            f"{where}: '{text}' is no time such as 2024-01-31T12:00:00; do not set "
+            "SLURM_TIME_FORMAT."
+        ) from None
+
+
+def _pbs_time(text: str) -> float:
+    return datetime.strptime(text, "%m/%d/%Y %H:%M:%S").timestamp()
+
+
+def _pairs(message: str) -> Iterator[tuple[str, str]]:
+    for word in message.split():
+        key, equals, value = word.partition("=")
+        if equals:
+            yield key, value
+
+
+def _pbs_job(fields: dict[str, str]) -> LogJob | None:
+    """The job of a start or end record, None where it says nothing of use."""
+    start, submit = fields.get("start", ""), fields.get("ctime", fields.get("qtime", ""))
+    hosts = fields.get("exec_host", "")
+    if not start.isdigit() or not hosts:
+        return None
+    names = tuple(dict.fromkeys(part.partition("/")[0] for part in hosts.split("+")))
+    return LogJob(
+        float(submit) if submit.isdigit() else float(start), float(start), None, len(names), names
+    )

@@ -45,7 +45,8 @@ from malletrain.core.settings import ControllerSettings
 from malletrain.sim.deadlines import with_deadlines
 from malletrain.sim.engine import Simulation
 from malletrain.sim.idle import idle_nodes
-from malletrain.sim.joblogs import JobLog, read_log
+from malletrain.sim.joblogs import read_log
+from malletrain.sim.logged_jobs import JobLog
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.workload_files import read_curves
 from malletrain.sim.workloads import SimJob, arriving, hpo

@@ -99,8 +99,13 @@ class GapReport:
 
 def gap_report(trace: Trace) -> GapReport:
     """The gaps in ``trace``. Raises WorkloadError when it lasts no time or has no nodes."""
-    if not trace.names or trace.duration_s <= 0:
-        raise WorkloadError("The trace has no nodes or lasts no time; there is nothing to assess.")
+    if not trace.names:
+        raise WorkloadError("The trace has no nodes; there is nothing to assess.")
+    if trace.duration_s <= 0:
+        raise WorkloadError(
+            "The trace lasts no time: it ends with its last event, and all are at one time. Add "
+            "the event with which the observation ends, such as a node that becomes busy."
+        )
     found = trace.gaps()
     lengths = found.length
     complete = lengths[found.complete]
@@ -144,7 +149,7 @@ def _over_time(trace: Trace) -> tuple[tuple[float, int, float, int], ...]:
 
 def typical_window(trace: Trace, hours: float) -> tuple[float, float]:
     """Begin and end (seconds) of the window of this length whose mean number of idle nodes is
-    nearest to that of the whole trace.
+    nearest to that of the whole trace. One without idle nodes is typical of a machine without any.
 
     Windows begin a quarter of their length apart. A trace that is not longer is a window itself.
     """
@@ -161,5 +166,6 @@ def typical_window(trace: Trace, hours: float) -> tuple[float, float]:
     starts = np.arange(0.0, trace.duration_s - length, length / 4)
     means = (until(starts + length) - until(starts)) / length
     mean = float(until(np.array([trace.duration_s]))[0]) / trace.duration_s
-    begin = float(starts[int(np.argmin(np.abs(means - mean)))])
+    away = np.where((means > 0) | (mean == 0), np.abs(means - mean), np.inf)
+    begin = float(starts[int(np.argmin(away))])
     return begin, begin + length

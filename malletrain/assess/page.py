@@ -73,7 +73,8 @@ def verdict(found: Assessment) -> list[str]:
         f"{r.equivalent_nodes * r.harvested_fraction:.1f} nodes of their own would, or about "
         f"{_thousands(per_year)} node-hours a year.",
         f"That is {100 * r.fraction_of_ideal:.0f} % of the samples that the same jobs could "
-        "process if changes of scale cost nothing.",
+        "process at most: if changes of scale cost nothing, and the fastest of them always went "
+        "before those that wait for their turn.",
     ]
     if r.preemptions:
         often = r.hours * r.equivalent_nodes / r.preemptions

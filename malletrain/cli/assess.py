@@ -100,8 +100,9 @@ def assess(
     from malletrain.assess.gaps import gap_report, typical_window
     from malletrain.assess.page import Assessment, page, text
     from malletrain.assess.whatif import cases, enough_at_a_time, lasting
-    from malletrain.sim import joblogs
+    from malletrain.sim.accounting_logs import read_pbs, read_sacct
     from malletrain.sim.idle import idle_nodes
+    from malletrain.sim.joblogs import read_swf
     from malletrain.sim.observation import moment, observe
     from malletrain.sim.workloads import WorkloadError
     from scavenger.trace.checks import TraceError
@@ -122,11 +123,11 @@ def assess(
                 )
             idle, source = read(path), f"trace {path.name}"
         else:
-            readers = {"--sacct": joblogs.read_sacct, "--pbs-logs": joblogs.read_pbs}
+            readers = {"--sacct": read_sacct, "--pbs-logs": read_pbs}
             log = (
                 readers[kind](path)
                 if kind in readers
-                else joblogs.read_swf(path, per_node=options["per_node"])
+                else read_swf(path, per_node=options["per_node"])
             )
             edges = (moment(at, log) if at else None for at in (begin, end))
             found = idle_nodes(log, nodes, observe(log, *edges))

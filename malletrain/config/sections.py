@@ -46,7 +46,9 @@ class DaemonSection(Section):
         "postgresql+psycopg://user@host/malletrain; empty: SQLite under state_dir.",
     )
     metrics_listen: str = _key(
-        "127.0.0.1:9464", description="HOST:PORT of the Prometheus metrics; empty: none."
+        "127.0.0.1:9464",
+        description="HOST:PORT of the Prometheus metrics; empty: none. Where this is not set and "
+        "the port is in use, the daemon runs without metrics and says so.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = _key(
         "info", description="Least severe messages that are logged."
@@ -107,6 +109,11 @@ class DaemonSection(Section):
     def several_users(self) -> bool:
         """Whether others than the user who runs the daemon may be its users."""
         return self.munge or self.users is not None
+
+    @property
+    def metrics_asked_for(self) -> bool:
+        """Whether somebody set ``metrics_listen``, so that it must be had."""
+        return "metrics_listen" in self.model_fields_set
 
     @field_validator("listen")
     @classmethod

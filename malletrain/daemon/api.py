@@ -364,6 +364,9 @@ class Api:
         now = core.clock.now()
         totals = core.store.totals()
         unsaved = sum(run.monitor.total - run.row.samples for run in core.runs.values())
+        # What was idle at the last poll may have been leased since.
+        taken = {row.node for row in self.leases.active.values()}
+        taken.update(agent.node for agent in core.agents)
         return StatusView(
             __version__,
             os.getpid(),
@@ -371,7 +374,7 @@ class Api:
             self.began,
             now,
             self.scheduler,
-            len(self.parts.gaps),
+            len(self.parts.gaps.keys() - taken),
             sum(1 for _ in core.agents),
             sum(agent.holds is not None for agent in core.agents),
             dict(totals.jobs),

@@ -150,9 +150,7 @@ class Daemon:
             self.endpoint = f"tcp://{host}:{bound.rpartition(':')[2]}"
             await asyncio.to_thread(self._scheduler.prepare, self.config)
             self.service = service = self._connect()
-            if self.config.daemon.metrics_listen:
-                port = self.metrics.serve(self.config.daemon.metrics_listen)
-                log.info("metrics", port=port)
+            self._serve_metrics()
             self.metrics.started(__version__)
             failure = await self._live(service, stop, again)
             while failure is not None:
@@ -164,6 +162,18 @@ class Daemon:
             tell_service_manager("STOPPING=1")
             self.metrics.stop()
             self._transport.stop()
+
+    def _serve_metrics(self) -> None:
+        """Raises MetricsError where the address was asked for and cannot be had."""
+        settings = self.config.daemon
+        if not settings.metrics_listen:
+            return
+        try:
+            log.info("metrics", port=self.metrics.serve(settings.metrics_listen))
+        except MetricsError as error:
+            if settings.metrics_asked_for:
+                raise
+            log.warning("no metrics", reason=str(error))
 
     async def _live(
         self,

@@ -27,8 +27,8 @@ from malletrain.store.migrations import versions
 from malletrain.store.schema import HEAD
 from scavenger.interface import SchedulerError
 
-Findings = Iterator[tuple[bool, str]]
-"""(whether it works, a sentence)"""
+Findings = Iterator[tuple[bool | None, str]]
+"""(whether it works, None: it does and deserves a look, a sentence)"""
 
 ADDRESS = "address"
 """The test that a daemon which already runs here makes fail."""
@@ -36,13 +36,13 @@ ADDRESS = "address"
 
 def refusals(config: Config) -> list[str]:
     """Why the daemon cannot start with ``config``: sentences, none when it can."""
-    return [sentence for _, works, sentence in startup_findings(config) if not works]
+    return [sentence for _, works, sentence in startup_findings(config) if works is False]
 
 
 def startup_findings(
     config: Config, leave_out: tuple[str, ...] = ()
-) -> Iterator[tuple[str, bool, str]]:
-    """(what was tested, whether it works, a sentence) of all but the tests named."""
+) -> Iterator[tuple[str, bool | None, str]]:
+    """(what was tested, and a finding) of all but the tests named."""
     for name, test in STARTUP:
         if name in leave_out:
             continue
@@ -94,10 +94,16 @@ def keys(config: Config) -> Findings:
 
 
 def address(config: Config) -> Findings:
-    """The addresses to listen on are free."""
-    for what, text in (
-        ("listen", config.daemon.listen.removeprefix("tcp://")),
-        ("metrics_listen", config.daemon.metrics_listen),
+    """The addresses to listen on are free. Where nobody named one for the metrics, they may be
+    missing: several daemons of one host cannot share the default.
+    """
+    for what, text, mend in (
+        ("listen", config.daemon.listen.removeprefix("tcp://"), "set another address"),
+        (
+            "metrics_listen",
+            config.daemon.metrics_listen,
+            'set another address, or "" for no metrics,',
+        ),
     ):
         if not text:
             continue
@@ -111,11 +117,11 @@ def address(config: Config) -> Findings:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(where)
         except OSError as error:
-            yield (
-                False,
-                f"{what} = {text} cannot be listened on ({error.strerror or error}); set "
-                "another address in [daemon].",
-            )
+            why = f"{what} = {text} cannot be listened on ({error.strerror or error})"
+            if what == "metrics_listen" and not config.daemon.metrics_asked_for:
+                yield None, f"{why}, so that there are no metrics; {mend} in [daemon]."
+            else:
+                yield False, f"{why}; {mend} in [daemon]."
         else:
             yield (
                 True,

@@ -108,10 +108,11 @@ def headline(status: StatusView) -> Text:
         f" (pid {status.pid}) on {plain(status.scheduler)}, up "
         f"{since(status.started, status.now)}\n"
     )
-    spare = max(0, status.nodes_leased - status.nodes_training)
+    held, trains, idle = status.nodes_leased, status.nodes_training, status.nodes_idle
     line.append(
-        f"{status.nodes_leased} nodes held: {status.nodes_training} train, {spare} without a job; "
-        f"{status.nodes_idle} more are idle\n"
+        f"{held} {'node' if held == 1 else 'nodes'} held: "
+        f"{trains} {'trains' if trains == 1 else 'train'}, {max(0, held - trains)} without a job; "
+        f"{idle} more {'is' if idle == 1 else 'are'} idle\n"
     )
     line.append(
         f"{rate(status.rate)}; {count(status.samples)} samples, {status.rescales:,} rescales, "

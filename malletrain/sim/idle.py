@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from malletrain.sim.joblogs import JobLog, LogJob
-from malletrain.sim.observation import Observation, observe
+from malletrain.sim.logged_jobs import JobLog, LogJob
+from malletrain.sim.observation import MISSING, Observation, observe
 from malletrain.sim.workloads import WorkloadError
 from scavenger.trace.trace import Trace
 
@@ -66,8 +66,17 @@ def idle_nodes(
         "Nodes without a job count as idle: the log does not tell those that are down, drained "
         "or reserved.",
     ]
-    if all(job.names for _, _, job in spans):
-        trace = _named(spans, begin, duration, nodes, said)
+    named = [span for span in spans if span[2].names]
+    used = _node_s(spans, begin, observed.end_s)
+    unnamed = used - _node_s(named, begin, observed.end_s)
+    if named and unnamed <= MISSING * used:
+        if len(named) < len(spans):
+            share = 100 * unnamed / max(used, 1.0)
+            said.append(
+                f"{len(spans) - len(named)} jobs are left out, with {share:.1f} % "
+                "of the node-hours in use: the log does not say which nodes they had."
+            )
+        trace = _named(named, begin, duration, nodes, said)
         return IdleNodes(trace, tuple(said))
     trace, short = _packed(spans, begin, duration, nodes or log.nodes, said)
     if short:
@@ -76,6 +85,15 @@ def idle_nodes(
             "these are left out."
         )
     return IdleNodes(trace, tuple(said), short)
+
+
+def _node_s(spans: Sequence[Span], begin: float, end: float) -> float:
+    """Node-seconds of jobs between two times."""
+    return sum(
+        (min(stop, end) - max(start, begin)) * job.nodes
+        for start, stop, job in spans
+        if stop > begin and start < end
+    )
 
 
 def _named(

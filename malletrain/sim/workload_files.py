@@ -207,16 +207,19 @@ def _curve(points: Iterable[tuple[int, float]], where: str) -> ScalingCurve:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file, gzip or not. Raises WorkloadError when there is none."""
+    """The text of a file, gzip or not. A letter that is not UTF-8 (users name their jobs) becomes a
+    sign of its own. Raises WorkloadError when there is no text.
+    """
     try:
         raw = Path(path).read_bytes()
-        return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
+        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        if b"\0" in raw:
+            raise WorkloadError(f"{path}: This is not a text file.")
+        return raw.decode("utf-8-sig", errors="replace")
     except FileNotFoundError:
         raise WorkloadError(f"{path}: There is no such file.") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise WorkloadError(f"{path}: The gzip file is damaged ({error}).") from None
-    except UnicodeDecodeError:
-        raise WorkloadError(f"{path}: This is not a text file.") from None
     except OSError as error:
         raise WorkloadError(
             f"{path}: The file cannot be read: {error.strerror or error}."

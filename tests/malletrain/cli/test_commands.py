@@ -69,7 +69,7 @@ def test_status(run, daemon):
     assert result.exit_code == 0, result.stderr
     for words in (
         "malletraind 0.1.0",
-        "3 nodes held: 2 train, 1 without a job; 1 more are idle",
+        "3 nodes held: 2 train, 1 without a job; 1 more is idle",
         "train",
         "running",
         "1:4",

@@ -231,3 +231,9 @@ def test_what_was_wrong_is_said_in_few_words(message):
 def test_what_cannot_be_sent_is_said_so(data):
     with pytest.raises(wire.WireError):
         wire.encode(messages.Reply("1", True, data))
+
+
+def test_a_file_name_that_is_no_text_is_said_so_in_words_of_its_owner():
+    with pytest.raises(wire.WireError) as refused:
+        wire.encode(messages.Request("1", "submit", {"script": "/home/ann/caf\udce9.py"}))
+    assert str(refused.value).startswith(r"'/home/ann/caf\udce9.py' is not text in UTF-8. Rename")

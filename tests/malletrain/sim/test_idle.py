@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from malletrain.sim.idle import idle_nodes
-from malletrain.sim.joblogs import JobLog, LogJob
+from malletrain.sim.logged_jobs import JobLog, LogJob
 from malletrain.sim.workloads import WorkloadError
 
 
@@ -51,6 +51,16 @@ def test_overlapping_jobs_on_one_node_are_one_busy_time():
         log(LogJob(0, 0, 80, 1, ("a",)), LogJob(0, 10, 20, 1, ("a",)), LogJob(0, 100, 1, 1, ("a",)))
     )
     assert spans(found.trace) == [("a", 80.0, 100.0)]
+
+
+def test_a_few_jobs_without_names_do_not_cost_the_others_theirs():
+    named = [LogJob(10.0 * k, 10.0 * k, 10.0, 1, (f"n{k % 2}",)) for k in range(100)]
+    whole = idle_nodes(log(*named))
+    found = idle_nodes(log(*named, LogJob(50.0, 50.0, 5.0, 1)))
+    assert found.trace.gaps().length.tolist() == whole.trace.gaps().length.tolist()
+    assert any("1 jobs are left out, with 0.5 % of the node-hours" in s for s in found.assumptions)
+    many = idle_nodes(log(*named, LogJob(50.0, 50.0, 50.0, 1)))
+    assert any("does not say which nodes jobs used" in s for s in many.assumptions)
 
 
 def test_without_names_the_node_idle_longest_is_taken():

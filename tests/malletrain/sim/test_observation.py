@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from malletrain.sim.accounting_logs import read_pbs, read_sacct
 from malletrain.sim.idle import idle_nodes
-from malletrain.sim.joblogs import JobLog, LogJob, read_pbs, read_sacct, read_swf
+from malletrain.sim.joblogs import read_swf
+from malletrain.sim.logged_jobs import JobLog, LogJob
 from malletrain.sim.observation import moment, observe
 from malletrain.sim.workloads import WorkloadError
 

@@ -1,0 +1,174 @@
+"""Accounting of batch schedulers: what is read, what is skipped, and what is refused with which
+line.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+from malletrain.sim.accounting_logs import read_pbs, read_sacct
+from malletrain.sim.joblogs import read_log
+from malletrain.sim.logged_jobs import LogJob
+from malletrain.sim.workloads import WorkloadError
+from tests.malletrain.sim.test_joblogs import write
+
+
+def seconds(text):
+    return datetime.fromisoformat(text).timestamp()
+
+
+SACCT = """JobID|Submit|Start|End|State|NNodes|NodeList
+11|2024-01-01T00:00:00|2024-01-01T00:01:00|2024-01-01T01:00:00|COMPLETED|3|n[01-02],m1
+12|2024-01-01T00:10:00|Unknown|Unknown|PENDING|1|None assigned
+13|2024-01-01T00:20:00|2024-01-01T00:30:00|Unknown|RUNNING|1|n03
+"""
+
+
+def test_sacct(tmp_path):
+    log = read_log(write(tmp_path, SACCT))
+    assert log.jobs == (
+        LogJob(0.0, 60.0, 3540.0, 3, ("n01", "n02", "m1")),
+        LogJob(1200.0, 1800.0, None, 1, ("n03",)),
+    )
+    assert (log.nodes, log.skipped) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("|End", "|Ende", "no column End; run: sacct"),
+        ("2024-01-01T00:01:00", "yesterday", "line 2: 'yesterday' is no time"),
+        ("n[01-02],m1", "n[02-01]", "line 2: This is no list of nodes"),
+        ("n[01-02],m1", "n[01-02", "line 2: This is no list of nodes"),
+        ("|3|", "|", "line 2: There are 6 columns instead of 7"),
+    ],
+)
+def test_bad_sacct(tmp_path, old, new, says):
+    with pytest.raises(WorkloadError, match=says):
+        read_sacct(write(tmp_path, SACCT.replace(old, new, 1)))
+
+
+def pbs(day, records):
+    return "".join(f"{day} {time};{kind};{job};{message}\n" for time, kind, job, message in records)
+
+
+def test_pbs(tmp_path):
+    first, second = seconds("2024-03-01T10:00:00"), seconds("2024-03-02T01:00:00")
+    host = "exec_host=n1/0*64+n2/0*64 exec_vnode=(n1:ncpus=64)+(n2:ncpus=64)"
+    one = f"user=u queue=workq ctime={first:.0f} start={first + 60:.0f} {host}"
+    text = pbs(
+        "03/01/2024",
+        [
+            ("10:00:00", "Q", "1.s", "queue=workq"),
+            ("10:01:00", "S", "1.s", one),
+            ("11:00:00", "S", "2.s", f"ctime={first:.0f} start={first + 3600:.0f} exec_host=n3/0"),
+            ("11:30:00", "L", "license", "floating license hour:0"),
+            ("12:00:00", "R", "2.s", "user=u"),
+            ("13:00:00", "E", "9.s", "user=u session=0 Exit_status=-1"),
+            (
+                "23:00:00",
+                "S",
+                "3.s",
+                f"ctime={first + 10:.0f} start={first + 46800:.0f} exec_host=n3/0",
+            ),
+        ],
+    )
+    write(tmp_path, text, "20240301")
+    write(
+        tmp_path,
+        pbs("03/02/2024", [("01:00:00", "E", "1.s", f"{one} end={second:.0f} Exit_status=0")]),
+        "20240302",
+    )
+    write(tmp_path, "not a log", "notes.txt")
+    log = read_log(tmp_path)
+    assert log.jobs == (
+        LogJob(0.0, 60.0, second - first - 60.0, 2, ("n1", "n2")),
+        LogJob(0.0, 3600.0, 3600.0, 1, ("n3",)),
+        LogJob(10.0, 46800.0, None, 1, ("n3",)),
+    )
+    assert log.skipped == 1
+
+
+def test_bad_pbs(tmp_path):
+    with pytest.raises(WorkloadError, match="named by day"):
+        read_pbs(tmp_path)
+    write(tmp_path, "hello\n", "20240301")
+    with pytest.raises(
+        WorkloadError, match="20240301, line 1: This is no PBS accounting record: 'hello'"
+    ):
+        read_pbs(tmp_path)
+
+
+def test_a_job_of_sacct_that_ran_while_clocks_were_set_back(tmp_path):
+    """From 02:50 to 02:10 of the hour after it, which Slurm calls the same."""
+    text = SACCT.replace("2024-01-01T01:00:00", "2023-12-31T23:21:00")
+    log = read_log(write(tmp_path, text))
+    assert log.jobs[0].run_s == 1200.0
+    assert log.skipped == 1
+    never = SACCT.replace("2024-01-01T01:00:00", "2023-12-31T23:00:59")
+    assert read_log(write(tmp_path, never)).skipped == 2, "nobody's clock was set back so far"
+
+
+def test_sacct_of_a_month_and_the_next_one(tmp_path):
+    """Two files put together: the header stands twice, and so does what ran in both months."""
+    ended = SACCT.replace("00:30:00|Unknown|RUNNING", "00:30:00|2024-01-01T02:00:00|COMPLETED")
+    once = read_sacct(write(tmp_path, ended)).jobs
+    assert once[1] == LogJob(1200.0, 1800.0, 5400.0, 1, ("n03",))
+    for both in (SACCT + ended, ended + SACCT, ended + ended):
+        assert read_sacct(write(tmp_path, both)).jobs == once
+
+
+def test_steps_of_jobs_are_no_jobs(tmp_path):
+    first = SACCT.splitlines()[1]
+    assert first.startswith("11|")
+    steps = [first.replace("11|", f"11.{step}|") for step in ("batch", "extern", "0")]
+    log = read_sacct(write(tmp_path, SACCT + "\n".join(steps) + "\n"))
+    assert log.jobs == read_sacct(write(tmp_path, SACCT)).jobs
+    [note] = log.notes
+    assert "lists 3 steps of jobs, which are left out" in note
+
+
+def test_sacct_by_another_name_of_the_number_of_nodes_or_without(tmp_path):
+    jobs = read_sacct(write(tmp_path, SACCT)).jobs
+    assert read_sacct(write(tmp_path, SACCT.replace("NNodes", "AllocNodes"))).jobs == jobs
+    rows = [line.split("|") for line in SACCT.splitlines()]
+    without = "\n".join("|".join([*row[:5], row[6]]) for row in rows)
+    assert read_sacct(write(tmp_path, without)).jobs == jobs
+    neither = "\n".join("|".join(row[:5]) for row in rows)
+    with pytest.raises(WorkloadError, match="no column NNodes; run: sacct"):
+        read_sacct(write(tmp_path, neither))
+    thousands = "\n".join("|".join([*row[:5], row[5].replace("3", "1.50K")]) for row in rows)
+    assert read_sacct(write(tmp_path, thousands)).jobs[0].nodes == 1536
+
+
+def test_a_name_in_another_encoding_does_not_matter(tmp_path):
+    rows = [f"{line}|{'JobName' if not k else 'tést'}" for k, line in enumerate(SACCT.splitlines())]
+    path = tmp_path / "log"
+    path.write_bytes("\n".join(rows).encode("latin-1"))
+    assert read_sacct(path).jobs == read_sacct(write(tmp_path, SACCT)).jobs
+
+
+def test_a_file_that_was_cut_short(tmp_path):
+    with pytest.raises(WorkloadError, match="the file ends in the middle of a line"):
+        read_sacct(write(tmp_path, SACCT[:-20]))
+    with pytest.raises(WorkloadError, match="line 2: There are 8 columns instead of 7; use"):
+        read_sacct(write(tmp_path, SACCT.replace("n[01-02],m1", "a|b", 1)))
+
+
+def test_pbs_of_a_machine_in_another_time_zone(tmp_path):
+    """Its records say the time of its own clock, and starts and ends in seconds since the epoch."""
+    began = seconds("2024-03-01T10:00:00")
+    job = f"ctime={began - 600:.0f} start={began:.0f} exec_host=n1/0"
+    records = [("%02d:00:00", "S", "1.s", job), ("%02d:30:00", "R", "1.s", "user=u")]
+    here, there = (
+        pbs("03/01/2024", [("08:00:00" if hour == 10 else "02:00:00", "Q", "1.s", "")])
+        + pbs("03/01/2024", [(time % hour, *more) for time, *more in records])
+        for hour in (10, 4)
+    )
+    first, second = (
+        read_pbs(write(tmp_path, text, name)) for text, name in ((here, "1"), (there, "2"))
+    )
+    assert first.jobs == second.jobs == (LogJob(0.0, 600.0, 1800.0, 1, ("n1",)),)
+    assert first.since_s == second.since_s == -6600.0

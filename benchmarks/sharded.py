@@ -1,6 +1,8 @@
-"""What a change of the number of ranks costs a sharded model: restart from disk, from memory, live.
+"""What a change of the number of ranks costs a sharded model: restart from disk, from memory, live,
+and with plain torchrun.
 
-    python -m benchmarks.sharded [--modes disk memory live] [--params-m 10] [--sizes 8 4 6 8]
+    python -m benchmarks.sharded [--modes disk disk-cold cold torchrun memory live]
+    [--params-m 10] [--sizes 8 4 6 8]
     [--repeats 1] [--changes 20] [--loss-steps 200] [--every-s 5] [--json]
 
 A transformer with AdamW (benchmarks/sharded_training.py), sharded over all ranks with FSDP2 over
@@ -116,11 +118,11 @@ def undisturbed(args: argparse.Namespace) -> dict[int, float]:
 def written(root: Path) -> int:
     """Bytes of the newest snapshot on disk, its shards included."""
     newest = max(
-        (p for p in root.glob("snapshot.shards/*") if (p / ".metadata").exists()),
+        (p.parent for p in root.glob("snapshot*/*/.metadata")),
         key=lambda p: p.stat().st_mtime,
         default=None,
     )
-    own = (root / "snapshot").stat().st_size if (root / "snapshot").exists() else 0
+    own = (root / "snapshot").stat().st_size if (root / "snapshot").is_file() else 0
     return own + (sum(f.stat().st_size for f in newest.iterdir()) if newest else 0)
 
 

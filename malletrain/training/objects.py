@@ -29,6 +29,8 @@ _NOT_LIVE = {
 }
 _INSIDE_COMPILED = "_orig_mod"
 """Where torch.compile keeps the module; torch has no public name for it."""
+_WRAPPINGS = {_INSIDE_COMPILED, "_checkpoint_wrapped_module"}
+"""Parts of names that torch.compile and activation checkpointing add."""
 
 
 def check_object(owner: str, name: str, value: Any, sharded: bool = False) -> None:
@@ -75,6 +77,11 @@ def unwrapped(value: Any) -> Any:
             value = getattr(value, _INSIDE_COMPILED)
         else:
             return value
+
+
+def plain_name(path: str) -> str:
+    """The name of a module's tensor as it is without the wrappings of its parts."""
+    return ".".join(part for part in path.split(".") if part not in _WRAPPINGS)
 
 
 def states(objects: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 
 from malletrain.elastic.errors import ElasticError
 from malletrain.training import rng
+from malletrain.training.objects import plain_name
 
 Build = Callable[[], torch.nn.Module]
 Parallelize = Callable[[torch.nn.Module, Any], Any]
@@ -105,6 +106,23 @@ def release(module: torch.nn.Module) -> None:
             local.detach().untyped_storage().resize_(0)
 
 
+def named_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters by the names that they have without wrappings: ``parallelize`` may compile
+    parts of the model, or have their activations computed anew.
+    """
+    return {plain_name(name): parameter for name, parameter in module.named_parameters()}
+
+
+def named_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The same of the buffers."""
+    return {plain_name(name): buffer for name, buffer in module.named_buffers()}
+
+
+def saved_names(module: torch.nn.Module) -> set[str]:
+    """The same of all that is part of the module's state."""
+    return {plain_name(name) for name in module.state_dict()}
+
+
 def exchange_parameters(
     optimizer: torch.optim.Optimizer, old: torch.nn.Module, new: torch.nn.Module
 ) -> Callable[[], None]:
@@ -112,10 +130,10 @@ def exchange_parameters(
     state yet. Returns what undoes it.
 
     Raises:
-        ElasticError: a parameter is not of the model.
+        ElasticError: a parameter is not of the model, or not of the new one.
     """
-    names = {id(parameter): name for name, parameter in old.named_parameters()}
-    there = dict(new.named_parameters())
+    names = {id(parameter): plain_name(name) for name, parameter in old.named_parameters()}
+    there = named_parameters(new)
     before = [list(group["params"]) for group in optimizer.param_groups]
     state = dict(optimizer.state)
     unknown = [p for params in before for p in params if id(p) not in names]
@@ -124,6 +142,12 @@ def exchange_parameters(
             f"The optimizer trains {len(unknown)} parameters that are not of the model that "
             "build() makes. Make it of model.parameters() in the function that you pass as "
             "`optimizer`."
+        )
+    gone = [name for params in before for p in params if (name := names[id(p)]) not in there]
+    if gone:
+        raise ElasticError(
+            f"parallelize(model, mesh) made a model without the parameter {gone[0]} of build()'s. "
+            "It may wrap and shard the parts of the model, but every parameter must keep its name."
         )
     for group, params in zip(optimizer.param_groups, before, strict=True):
         group["params"] = [there[names[id(p)]] for p in params]

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from malletrain.elastic.link import Place
 from malletrain.elastic.sharded import moving
 from malletrain.elastic.sharded.chunks import Chunk
+from malletrain.elastic.sharded.model import named_parameters
 from malletrain.elastic.sharded.training import MODEL, OPTIMIZER, ShardedTraining
 from malletrain.elastic.sharded.transfer_plan import make_plan
 from malletrain.training import report, rng
@@ -140,8 +141,8 @@ def twin_of(
     """An optimizer like ``optimizer``, with the parameters of ``new`` for those of ``old`` of the
     same names and no state. What it does leaves ``optimizer`` as it is.
     """
-    names = {id(parameter): name for name, parameter in old.named_parameters()}
-    there = dict(new.named_parameters())
+    names = {id(parameter): name for name, parameter in named_parameters(old).items()}
+    there = named_parameters(new)
     twin = object.__new__(type(optimizer))
     twin.__dict__.update(optimizer.__dict__)
     twin.state = defaultdict(dict)

@@ -22,7 +22,7 @@ from malletrain.elastic.group import Group
 from malletrain.elastic.sharded import copies
 from malletrain.elastic.sharded.assignment import Held
 from malletrain.elastic.sharded.meshes import Meshes
-from malletrain.elastic.sharded.model import ShardedModel
+from malletrain.elastic.sharded.model import ShardedModel, named_buffers, saved_names
 from malletrain.elastic.sharded.moving import Parts, combined, parts_of
 from malletrain.elastic.sharded.snapshot import RunSnapshot
 from malletrain.elastic.sharded.standing import ShardStanding, Version
@@ -156,11 +156,11 @@ class ShardedTraining(Training):
             return next(kept.description for kept in self.kept if kept.version == version)
         skeletons, tensors = self._apart()
         module = self.model.module
-        known = set(module.state_dict())
+        known = saved_names(module)
         said = {
             "objects": to_host(skeletons),
             "shapes": {key: (tuple(t.shape), t.dtype) for key, t in tensors.items()},
-            "buffers": to_host({n: b for n, b in module.named_buffers() if n not in known}),
+            "buffers": to_host({n: b for n, b in named_buffers(module).items() if n not in known}),
             "rng": rng.state(),
             "counters": self._counted(),
             "history": self.history,

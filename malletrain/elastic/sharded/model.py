@@ -8,6 +8,7 @@ it is filled in by :mod:`malletrain.elastic.sharded.sharing`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -93,6 +94,32 @@ class ShardedModel(torch.nn.Module):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Into the module."""
         return self.module.load_state_dict(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What a script sets of a module and no state has: what is frozen, what is evaluated only."""
+
+    trained: dict[str, bool]
+    """``requires_grad`` of each parameter."""
+    training: dict[str, bool]
+    """Whether each part is in training mode."""
+
+
+def switches_of(module: torch.nn.Module) -> Switches:
+    """Those of ``module``, by names without wrappings."""
+    return Switches(
+        {name: parameter.requires_grad for name, parameter in named_parameters(module).items()},
+        {plain_name(name): part.training for name, part in module.named_modules()},
+    )
+
+
+def set_switches(module: torch.nn.Module, switches: Switches) -> None:
+    """Have ``module`` have them."""
+    for name, parameter in named_parameters(module).items():
+        parameter.requires_grad_(switches.trained.get(name, parameter.requires_grad))
+    for name, part in module.named_modules():
+        part.training = switches.training.get(plain_name(name), part.training)
 
 
 def release(module: torch.nn.Module) -> None:

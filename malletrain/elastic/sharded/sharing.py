@@ -26,6 +26,7 @@ from malletrain.elastic.sharded.model import (
     named_parameters,
     release,
     saved_names,
+    set_switches,
 )
 from malletrain.elastic.sharded.standing import Version
 from malletrain.elastic.sharded.training import MODEL, OPTIMIZER, ShardedTraining
@@ -280,6 +281,7 @@ def _fill(
     saved = {name: state for name, state in said["objects"].items() if name in objects}
     with torch.no_grad():
         put_together(objects, saved, said["shapes"], True, read, refuse)
+        set_switches(module, said["switches"])
         for name, buffer in named_buffers(module).items():
             if name in said["buffers"]:
                 buffer.copy_(said["buffers"][name])
@@ -294,8 +296,11 @@ def _begin_anew(
     table: Sequence[standing.ShardStanding],
 ) -> None:
     lost = any(one.live is not None for one in table)
-    history = from_one(group, 0, pickle.dumps((training.new_history(), rng.state())))
-    name, random = pickle.loads(history)
+    source = next((rank for rank, one in enumerate(table) if one.live is not None), 0)
+    mine = training.new_history(), rng.state(), training.switches()
+    name, random, switches = pickle.loads(from_one(group, source, pickle.dumps(mine)))
+    if switches is not None:
+        set_switches(module, switches)
     before, old = training.steps, training.model.module
     restored = training.begins_anew(module, group, name)
     tensors = named_buffers(module)

@@ -22,7 +22,13 @@ from malletrain.elastic.group import Group
 from malletrain.elastic.sharded import copies
 from malletrain.elastic.sharded.assignment import Held
 from malletrain.elastic.sharded.meshes import Meshes
-from malletrain.elastic.sharded.model import ShardedModel, named_buffers, saved_names
+from malletrain.elastic.sharded.model import (
+    ShardedModel,
+    Switches,
+    named_buffers,
+    saved_names,
+    switches_of,
+)
 from malletrain.elastic.sharded.moving import Parts, combined, parts_of
 from malletrain.elastic.sharded.snapshot import RunSnapshot
 from malletrain.elastic.sharded.standing import ShardStanding, Version
@@ -161,6 +167,7 @@ class ShardedTraining(Training):
             "objects": to_host(skeletons),
             "shapes": {key: (tuple(t.shape), t.dtype) for key, t in tensors.items()},
             "buffers": to_host({n: b for n, b in named_buffers(module).items() if n not in known}),
+            "switches": switches_of(module),
             "rng": rng.state(),
             "counters": self._counted(),
             "history": self.history,
@@ -176,6 +183,12 @@ class ShardedTraining(Training):
                         f"The state of {name!r} cannot be sent to another process: {error}"
                     ) from error
             raise
+
+    def switches(self) -> Switches | None:
+        """Those of the live module; None before the first group, when ``parallelize`` may have its
+        own.
+        """
+        return switches_of(self.model.module) if self.group is not None else None
 
     def _state_of(self, name: str) -> Any:
         return to_host(take_apart({name: self.others[name]})[0][name])

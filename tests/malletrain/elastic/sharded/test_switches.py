@@ -18,7 +18,8 @@ import malletrain.elastic as elastic
 from tests.malletrain.elastic.conductor import conducted
 from tests.malletrain.elastic.scripts import data
 from tests.malletrain.elastic.sharded import scripts
-from tests.malletrain.elastic.test_run import change_at, losses, records
+from tests.malletrain.elastic.sharded.test_live import that_count
+from tests.malletrain.elastic.test_run import change_at, records
 
 OPTIONS: dict[str, Any] = {"samples": 240, "gates": [8]}
 THAWS, EVALUATES = 3, 5
@@ -119,13 +120,14 @@ def test_they_are_carried_over_growth_and_a_loss(tmp_path):
         change_at(c, tmp_path, 12)
         c.round(c.lose(members[1]))
         c.finish()
-    found = records(tmp_path)
-    newest = {
-        r["step"]: max(q["generation"] for q in found if q["step"] == r["step"]) for r in found
-    }
-    for path in tmp_path.glob("steps-*"):  # a step counts in the last round that did it
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        kept = [r for r in lines if r["generation"] == newest[r["step"]]]
-        path.write_text("".join(json.dumps(r) + "\n" for r in kept))
+    by_step: dict[int, list[dict[str, Any]]] = {}
+    for record in that_count(tmp_path):
+        by_step.setdefault(record["step"], []).append(record)
+    expected = alone()
+    assert sorted(by_step) == list(range(len(expected)))
+    whole = {step: ranks for step, ranks in by_step.items() if len(ranks) == ranks[0]["size"]}
+    assert len(whole) >= len(expected) - 1  # who was killed may not have written down its last one
+    for step, ranks in whole.items():
+        mean = sum(record["loss"] for record in ranks) / len(ranks)
+        assert mean == pytest.approx(expected[step], rel=1e-5)
     assert {r["size"] for r in records(tmp_path)} == {2, 3}
-    assert losses(tmp_path) == pytest.approx(alone(), rel=1e-5)

@@ -8,12 +8,12 @@ it is filled in by :mod:`malletrain.elastic.sharded.sharing`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from malletrain.elastic.errors import ElasticError
+from malletrain.elastic.switches import named_parameters
 from malletrain.training import rng
 from malletrain.training.objects import plain_name
 
@@ -96,32 +96,6 @@ class ShardedModel(torch.nn.Module):
         return self.module.load_state_dict(*args, **kwargs)
 
 
-@dataclass(frozen=True)
-class Switches:
-    """What a script sets of a module and no state has: what is frozen, what is evaluated only."""
-
-    trained: dict[str, bool]
-    """``requires_grad`` of each parameter."""
-    training: dict[str, bool]
-    """Whether each part is in training mode."""
-
-
-def switches_of(module: torch.nn.Module) -> Switches:
-    """Those of ``module``, by names without wrappings."""
-    return Switches(
-        {name: parameter.requires_grad for name, parameter in named_parameters(module).items()},
-        {plain_name(name): part.training for name, part in module.named_modules()},
-    )
-
-
-def set_switches(module: torch.nn.Module, switches: Switches) -> None:
-    """Have ``module`` have them."""
-    for name, parameter in named_parameters(module).items():
-        parameter.requires_grad_(switches.trained.get(name, parameter.requires_grad))
-    for name, part in module.named_modules():
-        part.training = switches.training.get(plain_name(name), part.training)
-
-
 def release(module: torch.nn.Module) -> None:
     """Give the memory of a module back that is not used any more. Modules of FSDP are part of
     circles, and would keep it until the interpreter looks for those.
@@ -133,20 +107,8 @@ def release(module: torch.nn.Module) -> None:
             local.detach().untyped_storage().resize_(0)
 
 
-def named_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The parameters by the names that they have without wrappings: ``parallelize`` may compile
-    parts of the model, or have their activations computed anew.
-    """
-    return {plain_name(name): parameter for name, parameter in module.named_parameters()}
-
-
-def named_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The same of the buffers."""
-    return {plain_name(name): buffer for name, buffer in module.named_buffers()}
-
-
 def saved_names(module: torch.nn.Module) -> set[str]:
-    """The same of all that is part of the module's state."""
+    """The names, without wrappings, of all that is part of the module's state."""
     return {plain_name(name) for name in module.state_dict()}
 
 

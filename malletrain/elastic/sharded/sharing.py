@@ -20,18 +20,12 @@ from malletrain.elastic.group import Group
 from malletrain.elastic.invited import Invited, to_wait_for, who_stays
 from malletrain.elastic.sharded import moving, standing
 from malletrain.elastic.sharded.chunks import Chunk, share
-from malletrain.elastic.sharded.model import (
-    exchange_parameters,
-    named_buffers,
-    named_parameters,
-    release,
-    saved_names,
-    set_switches,
-)
+from malletrain.elastic.sharded.model import exchange_parameters, release, saved_names
 from malletrain.elastic.sharded.standing import Version
 from malletrain.elastic.sharded.training import MODEL, OPTIMIZER, ShardedTraining
 from malletrain.elastic.sharded.transfer_plan import IncompleteStateError, Layout, make_plan
 from malletrain.elastic.state import StateError
+from malletrain.elastic.switches import named_buffers, named_parameters, set_switches
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import report, rng
 from malletrain.training.sharded_state import put_together

@@ -22,17 +22,12 @@ from malletrain.elastic.group import Group
 from malletrain.elastic.sharded import copies
 from malletrain.elastic.sharded.assignment import Held
 from malletrain.elastic.sharded.meshes import Meshes
-from malletrain.elastic.sharded.model import (
-    ShardedModel,
-    Switches,
-    named_buffers,
-    saved_names,
-    switches_of,
-)
+from malletrain.elastic.sharded.model import ShardedModel, saved_names
 from malletrain.elastic.sharded.moving import Parts, combined, parts_of
 from malletrain.elastic.sharded.snapshot import RunSnapshot
 from malletrain.elastic.sharded.standing import ShardStanding, Version
 from malletrain.elastic.state import StateError
+from malletrain.elastic.switches import Switches, named_buffers, switches_of
 from malletrain.elastic.training import Training
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import report, rng

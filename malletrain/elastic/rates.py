@@ -58,8 +58,8 @@ def sentence(optimizers: list[torch.optim.Optimizer], rank: int) -> str:
     """What the script's author is told."""
     here = ", ".join(f"{float(g['lr']):g}" for o in optimizers for g in o.param_groups if "lr" in g)
     return (
-        f"The ranks made their last update at different learning rates (rank {rank}: {here} now), so "
-        "that their models are not the same any more. A counter of the script's own begins anew in "
-        "a process that joins: compute the rate from run.steps_done, keep the counter in a dict "
-        "that elastic.Run is given, and pass the scheduler to elastic.Run."
+        f"The ranks made their last update at different learning rates (rank {rank}: {here} now), "
+        "so that their models are not the same any more. A counter of the script's own begins "
+        "anew in a process that joins: compute the rate from run.steps_done, keep the counter in a "
+        "dict that elastic.Run is given, and pass the scheduler to elastic.Run."
     )

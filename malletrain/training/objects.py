@@ -153,6 +153,28 @@ def tell_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], nam
             )
 
 
+def tell_left_out(objects: Mapping[str, Any]) -> None:
+    """Tell the user of parameters that an optimizer among ``objects`` trains and no module among
+    them has, as those of a loss that learns: the optimizer's state of them would come back, and
+    they would not. Nothing is said where modules are given in other ways.
+    """
+    targets = {name: unwrapped(value) for name, value in objects.items()}
+    modules = [v for v in targets.values() if callable(getattr(v, "named_parameters", None))]
+    held = {id(p) for module in modules for p in module.parameters()}
+    for name, value in targets.items():
+        groups = getattr(value, "param_groups", None)
+        if not isinstance(groups, list):
+            continue
+        known = [id(p) in held for group in groups for p in group["params"]]
+        if any(known) and not all(known):
+            report.tell(
+                f"The optimizer {name!r} trains {known.count(False)} parameters that are of no "
+                "module that Snapshot was given: after a rescale they begin anew. Pass the module "
+                "that has them, too, as in Snapshot(model=model, criterion=criterion, …).",
+                once=f"left out {name}",
+            )
+
+
 def parameters(objects: Mapping[str, Any]) -> int:
     """Parameters of all modules among ``objects``; 0 when that cannot be said."""
     modules = [

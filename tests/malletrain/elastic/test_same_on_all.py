@@ -41,8 +41,7 @@ def train(folder: str, kind: str) -> None:
     given.pop(kind, None)
     run = elastic.Run(**given)
     net = run.ddp(model)
-    counter = 0
-    for done in run.steps(1 << 30):
+    for counter, done in enumerate(run.steps(1 << 30)):
         if kind == "counter":
             optimizer.param_groups[0]["lr"] = 0.01 / (1 + counter)
         if kind == "thaws" and done == 3:
@@ -53,7 +52,6 @@ def train(folder: str, kind: str) -> None:
             head(net(X * (run.rank + 1))).square().sum().backward()
             optimizer.step()
             time.sleep(0.005)
-        counter += 1
         Path(folder, f"at-{run.world_size}").write_text(str(run.steps_done))
         if Path(folder, "stop").exists():
             run.request_stop()

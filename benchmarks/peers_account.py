@@ -142,6 +142,16 @@ def step_s(done: Sequence[Line]) -> float:
     return statistics.median(b - a for a, b in itertools.pairwise(times))
 
 
+def usual_steps(logs: Iterable[Sequence[Line]]) -> dict[int, float]:
+    """The same by the number of ranks, without the steps around a change."""
+    done = [d for d in finished(logs) if d.rank == 0]
+    usual: dict[int, list[float]] = defaultdict(list)
+    for before, after in itertools.pairwise(done):
+        if before.world == after.world and after.step == before.step + 1:
+            usual[after.world].append(after.time - before.time)
+    return {world: statistics.median(times) for world, times in usual.items()}
+
+
 def goodput(kept: int, seconds: float, undisturbed: float) -> float:
     """Samples kept a second, as a fraction of what an undisturbed training does a second."""
     return kept / seconds / undisturbed
@@ -153,18 +163,11 @@ def good_time(logs: Iterable[Sequence[Line]], begin: float, end: float) -> float
     """
     lines = [log for log in logs if log]
     done = [d for d in finished(lines) if d.rank == 0]
-    usual: dict[int, list[float]] = defaultdict(list)
-    for before, after in itertools.pairwise(done):
-        if before.world == after.world and after.step == before.step + 1:
-            usual[after.world].append(after.time - before.time)
+    usual = usual_steps(lines)
     first: dict[int, Line] = {}
     counted = {(d.step, d.world) for d in trained(lines)}
     for d in done:
         if (d.step, d.world) in counted:
             first.setdefault(d.step, d)
-    good = sum(
-        statistics.median(usual[d.world])
-        for d in first.values()
-        if begin <= d.time <= end and usual[d.world]
-    )
+    good = sum(usual.get(d.world, 0.0) for d in first.values() if begin <= d.time <= end)
     return good / (end - begin)

@@ -1,12 +1,15 @@
-"""What a change of the number of ranks costs a sharded model: restart from disk, from memory, live.
+"""What a change of the number of ranks costs a sharded model: restart from disk, from memory, live,
+and with plain torchrun.
 
-    python -m benchmarks.sharded [--modes disk memory live] [--params-m 10] [--sizes 8 4 6 8]
+    python -m benchmarks.sharded [--modes disk disk-cold cold torchrun memory live]
+    [--params-m 10] [--sizes 8 4 6 8]
     [--repeats 1] [--changes 20] [--loss-steps 200] [--every-s 5] [--json]
 
 A transformer with AdamW (benchmarks/sharded_training.py), sharded over all ranks with FSDP2 over
 gloo, one rank a virtual node, goes through ``--sizes``. Of every change:
 
 * pause: the longest time without a finished step. It contains one step.
+* stopped: the pause without that step, by the median of those on as many ranks.
 * moved / least: the bytes that were read and written to move the state, beside the fewest that have
   to reach a rank anew, over all orders of the new ranks (benchmarks/sharded_account.py).
   In restart mode from memory they are not counted.
@@ -44,7 +47,7 @@ from rich.table import Table
 
 from benchmarks import end_in_order
 from benchmarks.peers import settled
-from benchmarks.peers_account import Logs, count, finished, good_time, pause
+from benchmarks.peers_account import Logs, count, finished, good_time, pause, usual_steps
 from benchmarks.rescale_modes import until
 from benchmarks.sharded_account import Tensor, apart, least, over, shard_bytes
 from benchmarks.sharded_modes import (
@@ -116,11 +119,11 @@ def undisturbed(args: argparse.Namespace) -> dict[int, float]:
 def written(root: Path) -> int:
     """Bytes of the newest snapshot on disk, its shards included."""
     newest = max(
-        (p for p in root.glob("snapshot.shards/*") if (p / ".metadata").exists()),
+        (p.parent for p in root.glob("snapshot*/*/.metadata")),
         key=lambda p: p.stat().st_mtime,
         default=None,
     )
-    own = (root / "snapshot").stat().st_size if (root / "snapshot").exists() else 0
+    own = (root / "snapshot").stat().st_size if (root / "snapshot").is_file() else 0
     return own + (sum(f.stat().st_size for f in newest.iterdir()) if newest else 0)
 
 
@@ -181,7 +184,7 @@ def go(
                 ended = time.time()
                 found = changed(root, old, new, (at, ended), state, mode)
                 took = pause(finished(logs.look()), at, ended)
-                changes.append({"event": f"{old} to {new}", "pause_s": took, **found})
+                changes.append({"event": f"{old} to {new}", "pause_s": took, "to": new, **found})
                 changes[-1]["bandwidth"] = bandwidth
                 time.sleep(max(0.0, at + every_s - time.time()))
             over_at = time.time()
@@ -195,7 +198,10 @@ def go(
         finally:
             training.stop()
         lines = logs.look()
-        samples = count(lines)
+        usual, samples = usual_steps(lines), count(lines)
+        for change in changes:
+            change["step_s"] = usual.get(change.pop("to"), 0.0)
+            change["stopped_s"] = max(0.0, change["pause_s"] - change["step_s"])
         account = {
             "goodput": good_time(lines, began, over_at),
             "seconds": over_at - began,
@@ -256,7 +262,8 @@ def measure(
 
 def show(rows: Sequence[dict[str, Any]], say: Console) -> None:
     """Two tables."""
-    table = Table("mode", "change", "pause s", "moved MB", "least MB", "moved / least")
+    table = Table("mode", "change", "pause s", "stopped s", "moved MB", "least MB")
+    table.add_column("moved / least")
     for column in ("pause / wire", "cpu s", "peak MB", "allowed MB"):
         table.add_column(column)
     for row in rows:
@@ -268,6 +275,7 @@ def show(rows: Sequence[dict[str, Any]], say: Console) -> None:
                 row["mode"],
                 e["event"],
                 f"{e['pause_s']:.2f}",
+                f"{e['stopped_s']:.2f}",
                 f"{e['moved'] / 1e6:.1f}" if e["moved"] else "-",
                 f"{e['least'] / 1e6:.1f}",
                 f"{e['moved_over_least']:.2f}" if e["moved"] else "-",

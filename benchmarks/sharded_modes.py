@@ -2,8 +2,14 @@
 node, and is put on another number.
 
 ``disk``: MalleTrain's restart mode, each rank's shards written to a file system and read from it.
+``disk-cold``: the same with workers that are new Pythons instead of forks of a warm one.
 ``memory``: restart mode, the shards in the memory of the nodes. ``live``: MalleTrain's live mode. A
 mode that this version does not have says so.
+
+Without MalleTrain, a script that knows nothing of it (train_sharded_torchrun.py): ``cold`` is told
+to save and to end, and is started anew with the other number of nodes as soon as it has ended: a
+checkpoint and a restart by somebody who loses no time. ``torchrun`` is left to notice by itself,
+its times set short.
 """
 
 from __future__ import annotations
@@ -16,17 +22,41 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Protocol
 
 import malletrain
 import malletrain.elastic as elastic
 from benchmarks import switched_cluster
-from benchmarks.peers_contenders import HERE, PeerRestart, Undisturbed
+from benchmarks.peers_contenders import (
+    HERE,
+    PeerRestart,
+    PeerTorchrun,
+    Undisturbed,
+    free_port,
+)
+from benchmarks.rescale_modes import until
 from scavenger.embedded.cluster_process import ClusterProcess
 from scavenger.embedded.layout import node_names
 
 NOTICE_S = 120.0
 """From SIGTERM to SIGKILL of a leaver: a machine with many ranks a core takes its time."""
 PIECE = 1 << 22
+
+
+class Sharded(Protocol):
+    """One way to train a sharded model on a number of nodes, and then on another."""
+
+    def begin(self, nodes: int) -> None:
+        """Start to train on so many nodes; returns at once."""
+
+    def resize(self, nodes: int) -> None:
+        """Put it on so many."""
+
+    def last_words(self) -> str:
+        """What its parts said last."""
+
+    def stop(self) -> None:
+        """End everything."""
 
 
 class ShardedRestart(PeerRestart):
@@ -51,6 +81,12 @@ class ShardedRestart(PeerRestart):
             self._switch(node, "idle")
 
 
+class ShardedRestartCold(ShardedRestart):
+    """The same with every worker started afresh."""
+
+    env: ClassVar[dict[str, str]] = {"MALLETRAIN_PRELOAD": "0"}
+
+
 class ShardedMemory(ShardedRestart):
     """Restart mode with the snapshot in the memory of the nodes."""
 
@@ -69,6 +105,46 @@ class ShardedUndisturbed(Undisturbed):
     """Plain torchrun that nobody disturbs."""
 
     script = HERE / "train_sharded.py"
+
+
+class ShardedCold(Undisturbed):
+    """Plain torchrun whose job saves and ends, and begins anew on as many nodes as there are."""
+
+    script = HERE / "train_sharded_torchrun.py"
+
+    def begin(self, nodes: int) -> None:
+        # All at once, and whoever is first serves the rendezvous: nobody waits for another's start.
+        self.port = free_port()
+        self.options = (f"--nnodes={nodes}:{nodes}", "--monitor-interval=0.1")
+        for _ in range(nodes):
+            self._one()
+
+    def resize(self, nodes: int) -> None:
+        end = self.root / "snapshot.end"
+        end.touch()
+        until(lambda: all(t.poll() is not None for t in self.running), "all torchruns have ended")
+        end.unlink()
+        self.running.clear()
+        self.begin(nodes)
+
+
+class ShardedTorchrun(PeerTorchrun):
+    """Plain torchrun that notices by itself who joins and who left. It looks often and does not
+    wait long for a last call; with shorter keep-alives, too, joiners were not taken up.
+    """
+
+    script = HERE / "train_sharded_torchrun.py"
+    options: ClassVar[tuple[str, ...]] = (
+        "--monitor-interval=0.1",
+        "--rdzv-conf=last_call_timeout=1",
+    )
+
+    def resize(self, nodes: int) -> None:
+        by = nodes - len(self.running)
+        if by > 0:
+            self.grow(by)
+        else:
+            self.shrink(-by)
 
 
 def disk_bandwidth(folder: Path, size: int) -> float:
@@ -115,7 +191,7 @@ def network_bandwidth(folder: Path, size: int) -> float:
 class Mode:
     """One way to move a sharded state."""
 
-    kind: type[ShardedRestart]
+    kind: Callable[[Path, int, list[str]], Sharded]
     missing: str = ""
     """Why this version does not have it; empty: it has."""
     on_disk: bool = False
@@ -130,6 +206,9 @@ def _has(callable_: Callable[..., object], name: str) -> bool:
 
 MODES: dict[str, Mode] = {
     "disk": Mode(ShardedRestart, on_disk=True),
+    "disk-cold": Mode(ShardedRestartCold, on_disk=True),
+    "cold": Mode(ShardedCold, on_disk=True),
+    "torchrun": Mode(ShardedTorchrun, on_disk=True),
     "memory": Mode(
         ShardedMemory,
         "" if _has(malletrain.Snapshot, "memory") else "not built: Snapshot(memory=) is not there",

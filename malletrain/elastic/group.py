@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from malletrain.elastic import sockets
+from malletrain.elastic import rates, sockets
 from malletrain.elastic.checkin import RoundStore
 from malletrain.elastic.errors import Interrupted
 from malletrain.elastic.link import Place
@@ -114,7 +114,9 @@ class Group:
         """A peer is lost: nothing more can be done together."""
         self.exchanges = 0
         """Averages of gradients that were begun."""
-        self._flag = torch.zeros(len(StepWishes._fields), dtype=torch.int32)
+        self.rates_differ = False
+        """By the last answer, the ranks made their update before at different learning rates."""
+        self._flag = torch.zeros(len(StepWishes._fields) + 2, dtype=torch.float64)
         self._flag_work: Any = None
         self._begun = False
         self._lock = threading.Lock()
@@ -250,13 +252,15 @@ class Group:
         if self.several:
             self.wait(dist.all_reduce(torch.zeros(1), async_op=True))
 
-    def begin_step(self, go: bool, stop: bool, save: bool = False) -> None:
+    def begin_step(
+        self, go: bool, stop: bool, save: bool = False, rate: float = rates.UNKNOWN
+    ) -> None:
         """Start to ask all ranks whether this step is the last of the group (``go``) or of the loop
         (``stop``), and whether all are to ``save`` after it; the answer travels while the step
-        computes.
+        computes. ``rate``: of the update before it in this group.
         """
         if not self._begun:  # else a call that others did not make has begun it: meet()
-            self._ask(StepWishes(go, stop, save, step=True))
+            self._ask(StepWishes(go, stop, save, step=True), rate)
 
     def meet(self, asked: StepWishes) -> bool:
         """Whether all ranks have come to the same call, ``asked``, outside of a step. If not the
@@ -275,9 +279,9 @@ class Group:
         self._begun = False
         return self._answer()
 
-    def _ask(self, asked: StepWishes) -> None:
+    def _ask(self, asked: StepWishes, rate: float = rates.UNKNOWN) -> None:
         self._begun = True
-        self._flag.copy_(torch.tensor(asked))
+        self._flag.copy_(torch.tensor((*asked, *rates.both(rate)), dtype=torch.float64))
         if self.several and not self.broken:
             self._flag_work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, async_op=True)
 
@@ -287,7 +291,9 @@ class Group:
             self.wait(work)
         elif self.broken:
             raise Interrupted("A peer is lost.")
-        return StepWishes(*map(bool, self._flag.tolist()))
+        *wishes, highest, negated_lowest = self._flag.tolist()
+        self.rates_differ = rates.differ(highest, negated_lowest)
+        return StepWishes(*map(bool, wishes))
 
     # --- its end ---
 

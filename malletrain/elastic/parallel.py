@@ -40,6 +40,9 @@ class Parallel(torch.nn.Module):
         wanted = options.get("forward_sync_buffers", options.get("broadcast_buffers"))
         self._sync_buffers = wanted is not False
         self._group: Group | None = None
+        self._round: Group | None = None
+        self._seen: list[torch.nn.Parameter] = []
+        self._trained: list[bool] = []
         self.__dict__["_ddp"] = None  # not a submodule: it holds ``module`` itself
 
     def rebuild(self, group: Group) -> None:
@@ -48,7 +51,9 @@ class Parallel(torch.nn.Module):
         Gradients are dropped. They are those of the last step, which the next one begins without;
         DDP would copy them into its new buckets.
         """
-        self.__dict__["_ddp"], self._group = None, None
+        self.__dict__["_ddp"], self._group, self._round = None, None, group
+        self._seen = list(self.module.parameters())
+        self._trained = [p.requires_grad for p in self._seen]
         self.module.zero_grad(set_to_none=True)
         if not group.several or not any(p.requires_grad for p in self.module.parameters()):
             return
@@ -82,6 +87,9 @@ class Parallel(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's."""
         self._used()
+        if self._round and self._trained != [p.requires_grad for p in self._seen]:
+            # DDP exchanges the gradients of what was trained when it was made.
+            self.rebuild(self._round)
         ddp = self.__dict__["_ddp"]
         if ddp is None:
             return self.module(*args, **kwargs)

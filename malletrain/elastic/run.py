@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from malletrain.elastic.belongs import check_model
 from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.membership import GroupMembership
 from malletrain.elastic.parallel import Parallel, average_gradients
@@ -205,6 +206,7 @@ class Run:
         """``module`` over all ranks; write it where the script had
         ``DistributedDataParallel(module)``. Options are those of that class.
         """
+        check_model(self._training, module, "run.ddp(model)")
         made = Parallel(module, self._steps.note_exchange, options)
         self.membership.parallels.append(made)
         made.rebuild(self.membership.group)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from malletrain.elastic.rooms import Rooms
+from malletrain.elastic.switches import set_switches, switches_of
 from malletrain.training import rng
 from malletrain.training.objects import check_object, unwrapped
 from malletrain.training.snapshot_file import SnapshotError
@@ -122,6 +123,7 @@ class Holder:
         """
         tensors: list[torch.Tensor] = []
         skeleton = {"objects": {}, "rng": _take_out(rng.state(), tensors), "counters": counters}
+        skeleton["switches"] = {name: switches_of(m) for name, m in self.modules().items()}
         for name, state in self._states().items():
             skeleton["objects"][name] = _take_out(state, tensors)
             try:
@@ -170,6 +172,8 @@ class Holder:
                     f"The peers' state of {name!r} does not fit the {type(target).__name__} "
                     f"here: {reason}"
                 ) from error
+        for name, module in self.modules().items():
+            set_switches(module, skeleton["switches"][name])
         rng.load(_put_in(skeleton["rng"], tensors))
         counters: dict[str, Any] = skeleton["counters"]
         return counters

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from malletrain.elastic import rates
+from malletrain.elastic.belongs import Optimizers
 from malletrain.elastic.errors import ElasticError, Interrupted, is_peer_loss
 from malletrain.elastic.membership import GroupMembership
 from malletrain.elastic.wishes import StepWishes
@@ -37,8 +39,12 @@ class Steps:
         """All ranks are to save, as soon as all are there."""
         self.exchanged = False
         """Gradients of the step under way went through the group."""
+        self.rate = rates.UNKNOWN
+        """Of the update under way or before it, in this group."""
         self._sound = 0
         """Exchanges that were over, and good, when the last update was made."""
+        self._changes = membership.changes
+        self._optimizers = Optimizers(self.training)
         for optimizer in self.training.optimizers:
             optimizer.register_step_pre_hook(self._before_update)
             optimizer.register_step_post_hook(self._after_update)
@@ -47,6 +53,19 @@ class Steps:
         """Gradients are about to go through the group."""
         self.exchanged = True
         self.membership.group.exchanges += 1
+
+    def begin(self, step: Step) -> None:
+        """``step`` is under way; the others are asked what is asked once a step."""
+        membership = self.membership
+        self.now, self.exchanged = step, False
+        self.attempts += 1
+        self.training.undo.keep()
+        rate, self.rate = self.rate, rates.UNKNOWN
+        if membership.changes != self._changes:
+            rate, self._changes = rates.UNKNOWN, membership.changes
+        membership.group.begin_step(
+            membership.ready_to_go, self.stop_wanted, self.save_wanted, rate
+        )
 
     def all_call(self, *, save: bool = False, digest: bool = False) -> bool:
         """Whether all ranks have come to this call, so that they can do together what it takes. A
@@ -64,7 +83,7 @@ class Steps:
             membership.give_up()
             return False
 
-    def _before_update(self, *_: Any) -> None:
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         group = self.membership.group
         if self.training.catching_up:
             return
@@ -76,6 +95,8 @@ class Steps:
                 "run.ddp(model)`, `net(x)`, or call "
                 "run.average_gradients(model) after backward()."
             )
+        self._optimizers.check(optimizer)
+        self.rate = rates.rate_of(optimizer, max(self.rate, 0.0))
         on_cuda = self.training.device.type == "cuda"
         unseen = on_cuda and self.membership.wrapped  # exchanges during a backward pass
         if self.now.updates and group.exchanges == self._sound and not unseen:
@@ -149,10 +170,7 @@ class Step:
         membership = steps.membership
         membership.settle()
         self._set_out()
-        steps.now, steps.exchanged = self, False
-        steps.attempts += 1
-        steps.training.undo.keep()
-        membership.group.begin_step(membership.ready_to_go, steps.stop_wanted, steps.save_wanted)
+        steps.begin(self)
         return self
 
     def __exit__(
@@ -188,6 +206,8 @@ class Step:
                 if not (membership.live and is_peer_loss(late)):
                     raise
                 lost = True
+        if not lost and group.rates_differ:  # before this goes into a snapshot
+            raise ElasticError(rates.sentence(training.optimizers, self.rank))
         if not lost and not membership.change_due:
             try:
                 training.snapshot_step()

@@ -29,6 +29,8 @@ _NOT_LIVE = {
 }
 _INSIDE_COMPILED = "_orig_mod"
 """Where torch.compile keeps the module; torch has no public name for it."""
+_WRAPPINGS = {_INSIDE_COMPILED, "_checkpoint_wrapped_module"}
+"""Parts of names that torch.compile and activation checkpointing add."""
 
 
 def check_object(owner: str, name: str, value: Any, sharded: bool = False) -> None:
@@ -75,6 +77,11 @@ def unwrapped(value: Any) -> Any:
             value = getattr(value, _INSIDE_COMPILED)
         else:
             return value
+
+
+def plain_name(path: str) -> str:
+    """The name of a module's tensor as it is without the wrappings of its parts."""
+    return ".".join(part for part in path.split(".") if part not in _WRAPPINGS)
 
 
 def states(objects: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,6 +150,28 @@ def tell_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], nam
             report.tell(
                 f"Snapshot {name} also holds {key!r}, which this script does not use; it is "
                 "left out of later snapshots."
+            )
+
+
+def tell_left_out(objects: Mapping[str, Any]) -> None:
+    """Tell the user of parameters that an optimizer among ``objects`` trains and no module among
+    them has, as those of a loss that learns: the optimizer's state of them would come back, and
+    they would not. Nothing is said where modules are given in other ways.
+    """
+    targets = {name: unwrapped(value) for name, value in objects.items()}
+    modules = [v for v in targets.values() if callable(getattr(v, "named_parameters", None))]
+    held = {id(p) for module in modules for p in module.parameters()}
+    for name, value in targets.items():
+        groups = getattr(value, "param_groups", None)
+        if not isinstance(groups, list):
+            continue
+        known = [id(p) in held for group in groups for p in group["params"]]
+        if any(known) and not all(known):
+            report.tell(
+                f"The optimizer {name!r} trains {known.count(False)} parameters that are of no "
+                "module that Snapshot was given: after a rescale they begin anew. Pass the module "
+                "that has them, too, as in Snapshot(model=model, criterion=criterion, …).",
+                once=f"left out {name}",
             )
 
 

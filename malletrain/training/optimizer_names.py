@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from malletrain.training.objects import plain_name
 from malletrain.training.report import tell
 
-_WRAPPINGS = {"_orig_mod", "_checkpoint_wrapped_module"}
-"""Parts of names that torch.compile and activation checkpointing add."""
 _NOT_SAVED = {"params", "param_names"}
 """Keys of a group that are of the script's own now, whatever was saved."""
 
@@ -25,8 +24,7 @@ def names_of(modules: Mapping[str, Any]) -> dict[int, str]:
     names: dict[int, str] = {}
     for name, module in modules.items():
         for path, parameter in module.named_parameters():
-            clean = ".".join(part for part in path.split(".") if part not in _WRAPPINGS)
-            names.setdefault(id(parameter), f"{name}.{clean}")
+            names.setdefault(id(parameter), f"{name}.{plain_name(path)}")
     return names
 
 

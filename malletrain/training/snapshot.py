@@ -361,6 +361,7 @@ class Snapshot:
             return
         if self._flags is not None:
             report.send(Capable)
+        parts.tell_left_out(self._objects)
         count = parts.parameters(self._objects)
         if count:
             report.describe(parameters=count)

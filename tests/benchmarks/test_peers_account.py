@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.peers_account import Samples, count, finished, goodput, lines_of, pause, trained
+from benchmarks.peers_account import (
+    Samples,
+    count,
+    finished,
+    goodput,
+    lines_of,
+    pause,
+    trained,
+    usual_steps,
+)
 
 BATCH = 4
 
@@ -39,6 +48,14 @@ def test_every_sample_once_over_changes_of_the_group():
     for number, names in enumerate(["ab", "ab", "abc", "abc", "a", "a"], 1):
         script.step(number, names)
     assert count(script.lines()) == Samples(kept=20, repeated=0, lost=0)
+
+
+def test_what_a_step_takes_is_told_by_the_number_of_ranks_and_without_changes():
+    script = Script()
+    for number, names in enumerate(["ab", "ab", "ab", "c", "c", "c"], 1):
+        script.step(number, names)
+        script.clock += 10.0 if number == 3 else 2.0 if names == "c" else 0.0
+    assert usual_steps(script.lines()) == {2: 1.0, 1: 3.0}
 
 
 def test_steps_done_again_after_a_loss_are_counted_sample_by_sample():

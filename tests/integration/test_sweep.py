@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from malletrain.cli import main
 from malletrain.sweep.ledger import Ledger, open_storage
-from tests.integration.embedded import site
+from tests.integration.embedded import gone, site
 
 TRAIN = """
 import json, os, sys, time, malletrain
@@ -99,7 +99,12 @@ def test_a_sweep_whose_engine_and_daemon_are_killed(tmp_path, agents):
         attending = engine("resume", "s")
         made.until(lambda: heard(3), "another engine hears of a third")
         if agents:
-            next(iter(made.agents().values())).send_signal(signal.SIGKILL)
+            victim = next(iter(made.agents().values()))
+            theirs = [w for w in made.workers(made.work / "train.py") if victim in w.parents()]
+            victim.send_signal(signal.SIGKILL)
+            # What a worker does without its agent nobody hears of, and this one would not do it
+            # again.
+            made.until(lambda: all(gone(w) for w in theirs), "its workers have ended")
             go(3, 4)
             made.until(lambda: heard(5), "a trial goes on though its agent was killed")
             made.kill_daemon()

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from malletrain.elastic.errors import ElasticError
+from malletrain.elastic.switches import named_parameters
 from malletrain.training import rng
+from malletrain.training.objects import plain_name
 
 Build = Callable[[], torch.nn.Module]
 Parallelize = Callable[[torch.nn.Module, Any], Any]
@@ -105,6 +107,11 @@ def release(module: torch.nn.Module) -> None:
             local.detach().untyped_storage().resize_(0)
 
 
+def saved_names(module: torch.nn.Module) -> set[str]:
+    """The names, without wrappings, of all that is part of the module's state."""
+    return {plain_name(name) for name in module.state_dict()}
+
+
 def exchange_parameters(
     optimizer: torch.optim.Optimizer, old: torch.nn.Module, new: torch.nn.Module
 ) -> Callable[[], None]:
@@ -112,10 +119,10 @@ def exchange_parameters(
     state yet. Returns what undoes it.
 
     Raises:
-        ElasticError: a parameter is not of the model.
+        ElasticError: a parameter is not of the model, or not of the new one.
     """
-    names = {id(parameter): name for name, parameter in old.named_parameters()}
-    there = dict(new.named_parameters())
+    names = {id(parameter): plain_name(name) for name, parameter in old.named_parameters()}
+    there = named_parameters(new)
     before = [list(group["params"]) for group in optimizer.param_groups]
     state = dict(optimizer.state)
     unknown = [p for params in before for p in params if id(p) not in names]
@@ -124,6 +131,12 @@ def exchange_parameters(
             f"The optimizer trains {len(unknown)} parameters that are not of the model that "
             "build() makes. Make it of model.parameters() in the function that you pass as "
             "`optimizer`."
+        )
+    gone = [name for params in before for p in params if (name := names[id(p)]) not in there]
+    if gone:
+        raise ElasticError(
+            f"parallelize(model, mesh) made a model without the parameter {gone[0]} of build()'s. "
+            "It may wrap and shard the parts of the model, but every parameter must keep its name."
         )
     for group, params in zip(optimizer.param_groups, before, strict=True):
         group["params"] = [there[names[id(p)]] for p in params]

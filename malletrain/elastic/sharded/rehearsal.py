@@ -24,6 +24,7 @@ from malletrain.elastic.sharded import moving
 from malletrain.elastic.sharded.chunks import Chunk
 from malletrain.elastic.sharded.training import MODEL, OPTIMIZER, ShardedTraining
 from malletrain.elastic.sharded.transfer_plan import make_plan
+from malletrain.elastic.switches import named_parameters
 from malletrain.training import report, rng
 from malletrain.training.sharded_state import put_together, take_apart
 from malletrain.training.torch_private import adopt_backend, leave_out_hooks
@@ -140,8 +141,8 @@ def twin_of(
     """An optimizer like ``optimizer``, with the parameters of ``new`` for those of ``old`` of the
     same names and no state. What it does leaves ``optimizer`` as it is.
     """
-    names = {id(parameter): name for name, parameter in old.named_parameters()}
-    there = dict(new.named_parameters())
+    names = {id(parameter): name for name, parameter in named_parameters(old).items()}
+    there = named_parameters(new)
     twin = object.__new__(type(optimizer))
     twin.__dict__.update(optimizer.__dict__)
     twin.state = defaultdict(dict)

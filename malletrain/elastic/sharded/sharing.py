@@ -20,11 +20,12 @@ from malletrain.elastic.group import Group
 from malletrain.elastic.invited import Invited, to_wait_for, who_stays
 from malletrain.elastic.sharded import moving, standing
 from malletrain.elastic.sharded.chunks import Chunk, share
-from malletrain.elastic.sharded.model import exchange_parameters, release
+from malletrain.elastic.sharded.model import exchange_parameters, release, saved_names
 from malletrain.elastic.sharded.standing import Version
 from malletrain.elastic.sharded.training import MODEL, OPTIMIZER, ShardedTraining
 from malletrain.elastic.sharded.transfer_plan import IncompleteStateError, Layout, make_plan
 from malletrain.elastic.state import StateError
+from malletrain.elastic.switches import named_buffers, named_parameters, set_switches
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import report, rng
 from malletrain.training.sharded_state import put_together
@@ -274,7 +275,8 @@ def _fill(
     saved = {name: state for name, state in said["objects"].items() if name in objects}
     with torch.no_grad():
         put_together(objects, saved, said["shapes"], True, read, refuse)
-        for name, buffer in module.named_buffers():
+        set_switches(module, said["switches"])
+        for name, buffer in named_buffers(module).items():
             if name in said["buffers"]:
                 buffer.copy_(said["buffers"][name])
     if not training.has_state or goes_back:
@@ -288,16 +290,20 @@ def _begin_anew(
     table: Sequence[standing.ShardStanding],
 ) -> None:
     lost = any(one.live is not None for one in table)
-    history = from_one(group, 0, pickle.dumps((training.new_history(), rng.state())))
-    name, random = pickle.loads(history)
+    source = next((rank for rank, one in enumerate(table) if one.live is not None), 0)
+    mine = training.new_history(), rng.state(), training.switches()
+    name, random, switches = pickle.loads(from_one(group, source, pickle.dumps(mine)))
+    if switches is not None:
+        set_switches(module, switches)
     before, old = training.steps, training.model.module
     restored = training.begins_anew(module, group, name)
-    tensors = dict(module.named_buffers())
+    tensors = named_buffers(module)
     if restored:  # all but the buffers that no snapshot has
-        tensors = {n: b for n, b in tensors.items() if n not in set(module.state_dict())}
+        known = saved_names(module)
+        tensors = {n: b for n, b in tensors.items() if n not in known}
         random = rng.state()
     else:
-        tensors.update(module.named_parameters())
+        tensors.update(named_parameters(module))
         rng.load(random)
     if tensors:
         _take_over_numbers(tensors, training.model.whole())
@@ -317,7 +323,7 @@ def _begin_anew(
 
 def _take_over_numbers(tensors: Mapping[str, Any], whole: torch.nn.Module) -> None:
     """The numbers of a whole model into the shards of ``tensors``, by name."""
-    numbers = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
+    numbers = {**named_parameters(whole), **named_buffers(whole)}
     with torch.no_grad():
         for name, tensor in tensors.items():
             full = numbers[name].detach()

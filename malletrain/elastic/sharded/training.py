@@ -22,11 +22,12 @@ from malletrain.elastic.group import Group
 from malletrain.elastic.sharded import copies
 from malletrain.elastic.sharded.assignment import Held
 from malletrain.elastic.sharded.meshes import Meshes
-from malletrain.elastic.sharded.model import ShardedModel
+from malletrain.elastic.sharded.model import ShardedModel, saved_names
 from malletrain.elastic.sharded.moving import Parts, combined, parts_of
 from malletrain.elastic.sharded.snapshot import RunSnapshot
 from malletrain.elastic.sharded.standing import ShardStanding, Version
 from malletrain.elastic.state import StateError
+from malletrain.elastic.switches import Switches, named_buffers, switches_of
 from malletrain.elastic.training import Training
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import report, rng
@@ -156,11 +157,12 @@ class ShardedTraining(Training):
             return next(kept.description for kept in self.kept if kept.version == version)
         skeletons, tensors = self._apart()
         module = self.model.module
-        known = set(module.state_dict())
+        known = saved_names(module)
         said = {
             "objects": to_host(skeletons),
             "shapes": {key: (tuple(t.shape), t.dtype) for key, t in tensors.items()},
-            "buffers": to_host({n: b for n, b in module.named_buffers() if n not in known}),
+            "buffers": to_host({n: b for n, b in named_buffers(module).items() if n not in known}),
+            "switches": switches_of(module),
             "rng": rng.state(),
             "counters": self._counted(),
             "history": self.history,
@@ -176,6 +178,12 @@ class ShardedTraining(Training):
                         f"The state of {name!r} cannot be sent to another process: {error}"
                     ) from error
             raise
+
+    def switches(self) -> Switches | None:
+        """Those of the live module; None before the first group, when ``parallelize`` may have its
+        own.
+        """
+        return switches_of(self.model.module) if self.group is not None else None
 
     def _state_of(self, name: str) -> Any:
         return to_host(take_apart({name: self.others[name]})[0][name])

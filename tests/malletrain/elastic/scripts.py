@@ -101,9 +101,9 @@ def train(folder: str, options: dict[str, Any]) -> None:
 
 def differing(folder: str, width: int) -> None:
     model = torch.nn.Linear(4, width)
-    run = elastic.Run(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    net = run.ddp(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = elastic.Run(model=model, optimizer=optimizer)
+    net = run.ddp(model)
     for _ in run.steps(100000):
         with run.step(samples=1):
             optimizer.zero_grad()

@@ -333,3 +333,14 @@ def test_a_process_left_over_from_an_earlier_round_does_not_overwrite(tmp_path, 
         shutil.copy(path, tmp_path / "copy")
         os.replace(tmp_path / "copy", path)
         assert new.save()
+
+
+def test_parameters_that_would_not_come_back_are_told_of(tmp_path, plain, capsys):
+    model, criterion = nn.Linear(2, 2), nn.Linear(2, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), *criterion.parameters()], lr=0.1)
+    for given in ({"model": model}, {"model": model, "criterion": criterion}):
+        Snapshot(tmp_path / "run.pt", every_s=math.inf, optimizer=optimizer, **given).step()
+        said = capsys.readouterr().err
+        assert ("'optimizer' trains 2 parameters that are of no module" in said) is (
+            "criterion" not in given
+        )

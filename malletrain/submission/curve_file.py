@@ -10,7 +10,6 @@ import json
 import math
 from pathlib import Path
 
-from allocator.curves import CurveError, ScalingCurve
 from malletrain.protocol.bounds import MAX_NODES
 from malletrain.submission.error import SpecError
 
@@ -28,6 +27,9 @@ def read_curve(path: Path) -> dict[str, float]:
             f"The scaling curve {path} is not a text file; accepted is {CURVE_HELP}."
         ) from None
     points = _from_json(text, path) if text.lstrip()[:1] in ("{", "[") else _from_csv(text, path)
+    if not points:
+        raise SpecError(f"{path}: The scaling curve has no points; accepted is {CURVE_HELP}.")
+    rates: dict[int, float] = {}
     for where, nodes, rate in points:
         if not nodes.is_integer() or not 1 <= nodes <= MAX_NODES:
             raise SpecError(
@@ -37,11 +39,10 @@ def read_curve(path: Path) -> dict[str, float]:
             raise SpecError(
                 f"{where}: {rate:g} is not a throughput; it is a number of samples/s, 0 or more."
             )
-    try:
-        curve = ScalingCurve.of((int(nodes), rate) for _, nodes, rate in points)
-    except CurveError as error:
-        raise SpecError(f"{path}: {error}") from None
-    return {str(nodes): rate for nodes, rate in curve.points}
+        if int(nodes) in rates:
+            raise SpecError(f"{where}: {nodes:g} nodes are named twice; name each size once.")
+        rates[int(nodes)] = rate
+    return {str(nodes): rates[nodes] for nodes in sorted(rates)}
 
 
 def _from_csv(text: str, path: Path) -> list[tuple[str, float, float]]:

@@ -70,13 +70,17 @@ def select_of(options: PbsLeaseOptions, host: str, vnodes: Host) -> str:
 
 
 def sum_of(name: str, parts: Sequence[Mapping[str, Any]]) -> str:
-    """The sum of a number or a size (in kb) over vnodes; empty when there is nothing of it."""
+    """The sum of a number or a size (in kb) over vnodes; empty when there is nothing of it. Of a
+    vnode's memory whole megabytes count: PBS's scheduler gives out no more, and a job that asks for
+    the rest too never starts (OpenPBS 23.06, node_info.cpp).
+    """
     numbers, kilobytes = 0.0, 0
     for has in parts:
         value = has.get(name)
         if isinstance(value, str) and (match := _SIZE.fullmatch(value)) and (match[2] or match[3]):
             words = 8 if match[3].lower() == "w" else 1
-            kilobytes += int(match[1]) * words * 1024 ** _POWERS[match[2].lower()] // 1024
+            size = int(match[1]) * words * 1024 ** _POWERS[match[2].lower()] // 1024
+            kilobytes += size - size % 1024 if name == "mem" else size
         elif value is not None:
             numbers += number_of(value)
     if kilobytes:

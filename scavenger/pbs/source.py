@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from scavenger.batch.commands import Commands
 from scavenger.interface import SchedulerError
-from scavenger.pbs.bindings import BindingsSource, load_module
+from scavenger.pbs.bindings import BindingsSource
 from scavenger.pbs.parse import (
     PbsJobTable,
     PbsReservation,
@@ -140,9 +140,9 @@ def source_for(api: Api, commands: Commands, server: str) -> PbsSource:
     if api == "commands":
         return PbsCommandSource(commands)
     qstat = shutil.which("qstat", path=(commands.environment or {}).get("PATH"))
-    module, why = load_module(Path(qstat).resolve().parents[1] if qstat else None)
-    if module is not None:
-        return BindingsSource(module, server, commands.policy.timeout_s)
+    source = BindingsSource(commands, server, Path(qstat).resolve().parents[1] if qstat else None)
+    if not (why := source.trouble()):
+        return source
     if api == "bindings":
         raise SchedulerError(
             f'{why}; install PBS\'s bindings (pbs_ifl), or set api = "auto" in [scheduler.pbs].'

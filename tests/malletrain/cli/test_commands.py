@@ -50,6 +50,22 @@ def test_importing_the_command_line_imports_nothing_heavy():
     )
 
 
+def test_what_a_scientist_runs_does_without_numpy():
+    """torch brings it no more, and a training environment has nothing else that does."""
+    code = """
+import importlib, pkgutil, sys
+sys.modules["numpy"] = None
+import torch
+for name in ("cli", "client", "submission", "render", "api", "training", "launch", "agent"):
+    room = importlib.import_module(f"malletrain.{name}")
+    for module in pkgutil.iter_modules(room.__path__, f"malletrain.{name}."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
 def test_completion():
     environment = {
         **os.environ,

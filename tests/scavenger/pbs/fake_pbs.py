@@ -28,8 +28,10 @@ PATIENT = {**QUEUES, "preemptable": {**QUEUES["preemptable"], "kill_delay": NEVE
 
 
 def hosts_of(count: int) -> dict[str, dict[str, dict[str, Any]]]:
-    """Hosts n1, n2, … with one vnode each, named as in the recordings."""
-    return {f"n{i}": {f"pbs0[{i}]": {"ncpus": 2, "mem": "2gb"}} for i in range(1, count + 1)}
+    """Hosts n1, n2, … with one vnode each, named as in the recordings, with as much memory as
+    a machine has: never a whole number of megabytes.
+    """
+    return {f"n{i}": {f"pbs0[{i}]": {"ncpus": 2, "mem": "2097852kb"}} for i in range(1, count + 1)}
 
 
 class FakePbs:

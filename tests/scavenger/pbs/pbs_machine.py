@@ -107,7 +107,7 @@ class Machine:
         )
         for number, job in waiting:
             job.pop("estimated", None)
-            free = [h for h in free_hosts(state, now) if fits(job, h)]
+            free = [h for h in free_hosts(state, now) if fits(state, job, h)]
             if len(free) >= job["count"]:
                 self.start(state, number, job, free[: job["count"]], now)
             elif not self.preempt(state, job, free, now) and state["strict_ordering"]:
@@ -176,7 +176,7 @@ class Machine:
             if (
                 other["state"] == "R"
                 and queues[other["queue"]].get("Priority", 0) < prio
-                and all(fits(job, h) for h in other["hosts"])
+                and all(fits(state, job, h) for h in other["hosts"])
             ):
                 if other.get("kill_at"):
                     on_their_way |= set(other["hosts"])
@@ -213,13 +213,24 @@ class Machine:
     def estimate(self, state, job, now) -> None:
         running = [j for j in state["jobs"].values() if j["state"] == "R"]
         ends = sorted(j["began"] + j["walltime"] for j in running)
-        vnodes = [v for v, node in state["nodes"].items() if fits(job, node["host"])]
+        vnodes = [v for v, node in state["nodes"].items() if fits(state, job, node["host"])]
         where = "+".join(f"({v}:ncpus=2)" for v in vnodes[: job["count"]])
         job["estimated"] = {"exec_vnode": where, "start_time": ends[-1] if ends else now}
 
 
-def fits(job, host) -> bool:
-    return not job["host"] or job["host"] == host
+def fits(state, job, host) -> bool:
+    """Whether the host is the one that is asked for, and has the memory. The scheduler gives out
+    whole megabytes of each vnode only (openpbs, scheduler/node_info.cpp).
+    """
+    has = [n["resources"] for n in state["nodes"].values() if n["host"] == host]
+    whole = sum(size_kb(r.get("mem", "0kb")) // 1024 * 1024 for r in has)
+    wanted = next((w[4:] for w in job["select"].split(":") if w.startswith("mem=")), "0kb")
+    return job["host"] in ("", host) and size_kb(wanted) <= whole
+
+
+def size_kb(text: str) -> int:
+    number, unit = int(text.rstrip("kmgb")), text.lstrip("0123456789")
+    return number * 1024 ** ("b", "kb", "mb", "gb").index(unit) // 1024
 
 
 def free_hosts(state, now) -> list[str]:

@@ -1,16 +1,55 @@
 """PBS's Python bindings, imitated: linked lists as SWIG makes them, errors, and no answer."""
 
 import sys
-import threading
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from scavenger.batch.commands import Commands
+from scavenger.batch.calls import SILENT
+from scavenger.batch.commands import CommandPolicy, Commands, NoAnswerError
 from scavenger.interface import SchedulerError
-from scavenger.pbs.bindings import NEEDED, NODE_ATTRIBUTES, BindingsSource, load_module
+from scavenger.pbs import ask_pbs_ifl
+from scavenger.pbs.bindings import NODE_ATTRIBUTES, BindingsSource
 from scavenger.pbs.source import PbsCommandSource, source_for
-from tests.waiting import PATIENCE_S
+
+IFL = """
+import ctypes
+from types import SimpleNamespace as Thing
+
+class attrl:
+    pass
+
+def chain(items):
+    head = None
+    for item in reversed(items):
+        item.next, head = head, item
+    return head
+
+def stat(what):
+    return chain([Thing(name=name, attribs=chain([
+        Thing(name=key.partition(".")[0], resource=key.partition(".")[2] or None, value=value)
+        for key, value in values.items()])) for name, values in what.items()])
+
+def pbs_connect(server):
+    # As SWIG calls libpbs: Python's lock is held meanwhile.
+    ctypes.PyDLL(None).usleep({silent})
+    return {connection}
+
+def pbs_statjob(connection, id, wanted, extend):
+    return stat({jobs})
+
+def pbs_statvnode(connection, id, wanted, extend):
+    return stat({nodes})
+
+def pbs_disconnect(connection):
+    pass
+
+def pbs_statfree(status):
+    pass
+
+def get_pbs_errno():
+    return {errno}
+"""
 
 
 class Attrl:
@@ -115,9 +154,48 @@ JOBS = {
 }
 
 
-def test_the_same_values_as_from_the_commands():
+def test_what_is_asked_and_that_nothing_is_left_open():
     module = FakeIfl(NODES, JOBS)
-    nodes, jobs = BindingsSource(module).read("malletrain-t-")
+    said = ask_pbs_ifl.ask(module, "s", ["job_state"], list(NODE_ATTRIBUTES))
+    assert said["nodes"]["a[0]"]["resources_available"] == {"host": "a", "ncpus": "4"}
+    assert said["jobs"]["2.s"]["estimated"]["exec_vnode"] == "(b:ncpus=2)"
+    assert module.asked == [["job_state"], list(NODE_ATTRIBUTES)], "only what is needed"
+    assert (module.open, module.freed) == (0, 2)
+    module.errno = 15010
+    with pytest.raises(ask_pbs_ifl.NoAnswer, match="cannot be reached \\(error 15010\\)"):
+        ask_pbs_ifl.ask(module, "s", [], [])
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """A PBS whose bindings lie where its installation puts them, in no folder Python knows."""
+    (tmp_path / "bin").mkdir()
+    (qstat := tmp_path / "bin" / "qstat").write_text("#!/bin/sh\n")
+    qstat.chmod(0o755)
+
+    def make(nodes=NODES, jobs=JOBS, connection=3, errno=0, silent=0):
+        folder = tmp_path / "lib" / "python" / "altair"
+        folder.mkdir(parents=True, exist_ok=True)
+        given = {"nodes": nodes, "jobs": jobs, "connection": connection, "errno": errno}
+        text = IFL
+        for name, value in {**given, "silent": silent}.items():
+            text = text.replace(f"{{{name}}}", repr(value))
+        (folder / "pbs_ifl.py").write_text(text)
+        return tmp_path
+
+    return make
+
+
+def commands_of(installed, timeout_s=60.0):
+    return Commands(CommandPolicy(timeout_s, 1), {"PATH": str(installed / "bin")})
+
+
+def test_the_same_values_as_from_the_commands(installed):
+    source = source_for("auto", commands_of(installed()), "s")
+    assert isinstance(source, BindingsSource)
+    before = list(sys.path)
+    nodes, jobs = source.read("malletrain-t-")
+    assert sys.path == before
     assert nodes["a[0]"].resources_available == {"host": "a", "ncpus": "4"}
     assert (nodes["b"].state, nodes["b"].comment) == ("offline", "bad dimm")
     assert [(job.id, job.start, job.planned_on) for job in jobs.pending] == [
@@ -125,66 +203,50 @@ def test_the_same_values_as_from_the_commands():
     ]
     [ours] = jobs.ours
     assert (ours.host, ours.runs, ours.submitted, ours.user) == ("a", 1, 1795197778.0, "me")
-    assert list(NODE_ATTRIBUTES) in module.asked, "only what is needed"
-    assert (module.open, module.freed) == (0, 2), "nothing is left open"
 
 
-def test_errors_are_sentences():
-    module = FakeIfl(NODES, JOBS)
-    module.errno = 15010
-    with pytest.raises(SchedulerError, match="cannot be reached \\(error 15010\\)"):
-        BindingsSource(module, "s").read("x")
-    module = FakeIfl({}, {})
-    with pytest.raises(SchedulerError, match="names no nodes"):
-        BindingsSource(module).read("x")
-    module = FakeIfl(NODES, JOBS)
-    del FakeIfl.pbs_statfree
-    try:
-        with pytest.raises(SchedulerError, match="bindings failed"):
-            BindingsSource(module).read("x")
-    finally:
-        FakeIfl.pbs_statfree = lambda self, status: None
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"connection": -1, "errno": 15010}, "cannot be reached \\(error 15010\\)"),
+        ({"nodes": {}, "jobs": {}}, "names no nodes"),
+        ({"jobs": {}, "errno": 15031}, "refused to answer \\(error 15031\\)"),
+    ],
+)
+def test_errors_are_sentences(installed, given, words):
+    source = source_for("bindings", commands_of(installed(**given)), "s")
+    with pytest.raises(SchedulerError, match=words):
+        source.read("x")
 
 
-def test_no_answer():
-    module, gate = FakeIfl(NODES, JOBS), threading.Event()
-    module.pbs_connect = lambda server: gate.wait(PATIENCE_S) and 3
-    source = BindingsSource(module, timeout_s=0.1)
-    try:
-        with pytest.raises(SchedulerError, match="gave its Python bindings no answer"):
-            source.read("x")
-        with pytest.raises(SchedulerError, match="still gives"):
-            source.read("x")
-    finally:
-        gate.set()
+def test_a_server_without_an_answer_holds_up_nobody(installed):
+    """Its call holds Python's lock for an hour: in a thread of this process nothing would run."""
+    made = installed(silent=3_600_000_000)
+    commands = commands_of(made, timeout_s=2.0)
+    source = BindingsSource(commands, "s", made)
+    with pytest.raises(NoAnswerError, match="gave no answer within 2 s"):
+        source.read("x")
+    assert commands.calls.counts() == {("ask_pbs_ifl.py", SILENT): 1}
+    assert commands.calls.left_alone_s() > 0
 
 
-def test_which_source_is_used(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pbs_ifl", None)
-    assert load_module()[0] is None
-    assert isinstance(source_for("auto", Commands(), "s"), PbsCommandSource)
-    with pytest.raises(SchedulerError, match="pbs_ifl cannot be imported"):
-        source_for("bindings", Commands(), "s")
-    monkeypatch.setitem(sys.modules, "pbs_ifl", ModuleType("pbs_ifl"))
-    assert "lacks pbs_connect" in load_module()[1]
-    monkeypatch.setitem(sys.modules, "pbs_ifl", FakeIfl({}, {}))
-    assert isinstance(source_for("auto", Commands(), "s"), BindingsSource)
-    assert isinstance(source_for("commands", Commands(), "s"), PbsCommandSource)
+def test_bytes_that_are_no_characters(installed):
+    nodes = {"a": {"comment": "bad \udcff dimm", "resources_available.host": "a"}}
+    source = source_for("bindings", commands_of(installed(nodes)), "s")
+    assert source.read("x")[0]["a"].comment == "bad \ufffd dimm"
 
 
-def test_bindings_that_come_with_pbs_are_found_where_it_is_installed(tmp_path, monkeypatch):
-    """In no folder that Python knows; where they lie is known from the commands."""
-    installed, before = tmp_path / "pbs", list(sys.path)
-    (installed / "bin").mkdir(parents=True)
-    (qstat := installed / "bin" / "qstat").write_text("#!/bin/sh\n")
-    qstat.chmod(0o755)
-    commands = Commands(environment={"PATH": str(installed / "bin")})
-    folder = installed / "lib" / "python" / "altair"
-    folder.mkdir(parents=True)
-    (folder / "pbs_ifl.py").write_text("".join(f"{name} = None\n" for name in NEEDED))
-    monkeypatch.delitem(sys.modules, "pbs_ifl", raising=False)
-    found = source_for("auto", commands, "s")
-    monkeypatch.delitem(sys.modules, "pbs_ifl", raising=False)
-    assert isinstance(found, BindingsSource)
-    assert found.module.__file__ == str(folder / "pbs_ifl.py")
-    assert sys.path == before
+def test_which_source_is_used(installed):
+    made = installed()
+    assert isinstance(source_for("commands", commands_of(made), "s"), PbsCommandSource)
+    file = made / "lib" / "python" / "altair" / "pbs_ifl.py"
+    file.write_text("pbs_connect = None\n")
+    assert isinstance(source_for("auto", commands_of(made), "s"), PbsCommandSource)
+    with pytest.raises(
+        SchedulerError, match=r"pbs_ifl lacks pbs_disconnect.*install PBS's bindings"
+    ):
+        source_for("bindings", commands_of(made), "s")
+    file.unlink()
+    with pytest.raises(SchedulerError, match=r"pbs_ifl cannot be imported .*set api"):
+        source_for("bindings", commands_of(made), "s")
+    assert isinstance(source_for("auto", commands_of(made), "s"), PbsCommandSource)

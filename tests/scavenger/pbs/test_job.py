@@ -21,6 +21,9 @@ def test_what_a_host_has():
         sum_of("mem", [{"mem": "2gb"}, {"mem": "1024kb"}, {"mem": "1mw"}])
         == f"{2 * 1024**2 + 1024 + 8 * 1024}kb"
     )
+    # Of each vnode the whole megabytes: PBS's scheduler has no more to give.
+    assert sum_of("mem", [{"mem": "24684092kb"}, {"mem": "2047kb"}]) == "24684544kb"
+    assert sum_of("vmem", [{"vmem": "2047kb"}]) == "2047kb"
     assert sum_of("mem", [{"mem": "0b"}]) == sum_of("ngpus", [{}]) == ""
     vnodes = [("a[0]", RawNode(resources_available={"ncpus": 2, "mem": "0b"}))]
     assert select_of(PbsLeaseOptions(), "a", vnodes) == "1:host=a:ncpus=2"

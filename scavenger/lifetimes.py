@@ -13,9 +13,10 @@ step with a fading memory of the curvature (the extended Kalman filter of logist
 Nothing is known before its time: a forecast made now uses only bins that are over.
 
 The main scheduler's ways change from day to day, and what was true of them may mislead. So each bin
-keeps two opinions, the life table's and the model's, and follows each by how well it has foretold
-lately (a fixed share of experts: Herbster and Warmuth, *Machine Learning* 32, 1998). While little
-was seen both say the same.
+keeps three opinions, the life table's, the model's and the base rate (how many of those that
+reached the bin lately ended in it, whatever else is known), and follows each by how well it has
+foretold lately (a fixed share of experts: Herbster and Warmuth, *Machine Learning* 32, 1998). While
+little was seen all say the same.
 
 It decides nothing about leases or jobs.
 """
@@ -52,13 +53,15 @@ _COUNTS = np.minimum(1.0, 2.0 * EVERY_S / _WIDTHS)
 """What one observation of each bin counts: what is seen of a wide bin at one moment is mostly what
 was seen of it at the moments before.
 """
+OPINIONS = 3
+"""Of each bin: the life table's, the model's, the base rate."""
 _SHARE = 0.01
-"""So much of the trust in the better opinion goes over to the other one at each observation: the
-better one may be another tomorrow.
+"""So much of the trust is shared out anew at each observation: the best opinion may be another one
+tomorrow.
 """
 _MOST = 8.0
 """Largest log odds that are believed."""
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Together(NamedTuple):
@@ -83,8 +86,10 @@ class LifetimeModel:
         self._ridge = np.diag(ridge)
         self.weights = np.zeros((BINS, len(NAMES)))
         self.curvature = np.repeat(self._ridge[None], BINS, axis=0)
-        self.trust = np.full(BINS, 0.5)
-        """What the model's opinion counts in each bin; the rest is the life table's."""
+        self.seen = np.zeros((BINS, 2))
+        """How many gaps ended in each bin of late, and how many reached it."""
+        self.trust = np.full((BINS, OPINIONS), 1.0 / OPINIONS)
+        """What each opinion counts in each bin."""
         self.steps = 0
         """How often the weights were moved."""
 
@@ -95,8 +100,8 @@ class LifetimeModel:
         (gaps, bins) log odds by the life table.
         """
         left = np.ones((len(rows), BINS + 1))
-        model = _logistic(table + rows @ self.weights.T)
-        hazard = self.trust * model + (1.0 - self.trust) * _logistic(table)
+        said = self._opinions(slice(None), rows, table)
+        hazard = (said * self.trust).sum(axis=-1)
         np.cumprod(1.0 - hazard, axis=1, out=left[:, 1:])
         return left
 
@@ -105,17 +110,26 @@ class LifetimeModel:
         (0.0); ``table``: (gaps,) log odds by the life table when they were put aside.
         """
         weight = weight * _COUNTS[k]
-        p = _logistic(table + rows @ self.weights[k])
-        better = _likelihood(p, ended, weight) - _likelihood(_logistic(table), ended, weight)
-        odds = math.log(self.trust[k] / (1.0 - self.trust[k])) + better
-        trust = 1.0 / (1.0 + math.exp(-max(-_MOST, min(_MOST, odds))))
-        self.trust[k] = (1.0 - _SHARE) * trust + _SHARE * 0.5
+        said = self._opinions(k, rows, table)
+        p = said[:, 1]
+        better = np.array([_likelihood(said[:, each], ended, weight) for each in range(OPINIONS)])
+        trust = self.trust[k] * np.exp(np.maximum(better - better.max(), -_MOST))
+        self.trust[k] = (1.0 - _SHARE) * trust / trust.sum() + _SHARE / OPINIONS
         keep = 0.5 ** (1.0 / HALF_LIFE)
+        self.seen[k] = keep * self.seen[k] + (weight @ ended, weight.sum())
         self.curvature[k] *= keep
         self.curvature[k] += (1.0 - keep) * self._ridge
         self.curvature[k] += (rows.T * (weight * np.maximum(p * (1.0 - p), 1e-3))) @ rows
         self.weights[k] += np.linalg.solve(self.curvature[k], rows.T @ (weight * (ended - p)))
         self.steps += 1
+
+    def _opinions(self, k: int | slice, rows: Floats, table: Floats) -> Floats:
+        """(gaps, [bins,] opinions) That a gap that reaches bin ``k`` ends in it."""
+        by_age = _logistic(table)
+        model = _logistic(table + rows @ self.weights[k].T)
+        ended, reached = self.seen[k].T
+        base = (ended + RIDGE * by_age) / (reached + RIDGE)
+        return np.stack((by_age, model, base), axis=-1)
 
 
 def _logistic(odds: Floats) -> Floats:
@@ -123,7 +137,7 @@ def _logistic(odds: Floats) -> Floats:
 
 
 def _likelihood(p: Floats, ended: Floats, weight: Floats) -> float:
-    return float(weight @ np.log(np.where(ended > 0, p, 1.0 - p)))
+    return float(weight @ np.log(np.maximum(np.where(ended > 0, p, 1.0 - p), 1e-9)))
 
 
 @dataclass
@@ -264,6 +278,7 @@ class Lifetimes:
             "edges_s": list(EDGES_S),
             "weights": _short(self.model.weights),
             "curvature": _short(self.model.curvature),
+            "seen": self.model.seen.tolist(),
             "trust": self.model.trust.tolist(),
             "steps": self.model.steps,
             "moment": self.moment.to_dict(),
@@ -284,7 +299,9 @@ class Lifetimes:
             model = LifetimeModel()
             model.weights = _shaped(value["weights"], model.weights.shape)
             model.curvature = _shaped(value["curvature"], model.curvature.shape)
-            model.trust = np.clip(_shaped(value["trust"], model.trust.shape), 1e-3, 1.0 - 1e-3)
+            model.seen = np.maximum(_shaped(value["seen"], model.seen.shape), 0.0)
+            trust = np.clip(_shaped(value["trust"], model.trust.shape), 1e-3, 1.0)
+            model.trust = trust / trust.sum(axis=1, keepdims=True)
             model.steps = int(value["steps"])
             return cls(lengths, model, GapMoment.from_dict(value["moment"]))
         except (KeyError, TypeError, AttributeError, ValueError) as error:

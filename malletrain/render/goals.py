@@ -41,11 +41,18 @@ def past(hours: float) -> str:
 
 def forecast(goal: GoalView, now: float) -> str:
     """When the job ends, or why that is not known: a sentence, or nothing."""
+    if goal.standing == "infeasible" and _spent(goal):
+        return "It stands still, for its budget is spent: malletrain extend JOB --budget +N nh."
     if goal.ends is None:
         return goal.why
     low = moment(goal.ends_low, now) if goal.ends_low is not None else "?"
     high = moment(goal.ends_high, now) if goal.ends_high is not None else "much later"
     return f"With {past(goal.history_h)} this ends {moment(goal.ends, now)} ({low} … {high})."
+
+
+def _spent(goal: GoalView) -> bool:
+    """Whether nothing is left of the budget, to what is shown of it."""
+    return goal.budget_nh is not None and goal.charged_nh >= 0.999 * goal.budget_nh
 
 
 def wanted(goal: GoalView, now: float) -> str:

@@ -3,6 +3,7 @@
 import json
 import time
 
+import msgspec
 import pytest
 
 from malletrain.protocol.views import GoalView
@@ -110,6 +111,14 @@ def test_the_sentence_at_submission():
     unknown = GoalView(deadline=NOW + 3 * DAY, why="When it ends can be said later.")
     assert sentence(unknown, NOW) == "When it ends can be said later."
     assert sentence(GoalView(), NOW) == ""
+
+
+def test_a_job_whose_budget_is_spent_is_not_said_to_end():
+    spent = msgspec.structs.replace(GOAL, budget_nh=0.02, charged_nh=0.0202, standing="infeasible")
+    assert "this ends" not in sentence(spent, NOW)
+    assert "its budget is spent: malletrain extend" in sentence(spent, NOW)
+    late = msgspec.structs.replace(GOAL, standing="infeasible")
+    assert "this ends" in sentence(late, NOW), "it goes on, and ends too late"
 
 
 def test_times_and_pasts_in_words():

@@ -72,8 +72,11 @@ class JobRepository:
         self._audit = audit
 
     def save(self, run: ActiveJob, **changes: Any) -> None:
-        """Write fields of the job, and with them how far it has come."""
-        run.row = self._store.change_job(run.row, samples=run.monitor.total, **changes)
+        """Write fields of the job, and with them how far it has come: late reports add to what
+        was counted before the present round.
+        """
+        counted = {"samples": run.monitor.total, "samples_before": run.monitor.before}
+        run.row = self._store.change_job(run.row, **counted, **changes)
 
     def checkpoint(self, run: ActiveJob, now: float) -> None:
         """Write how far the job has come and what was measured of it since the last time."""

@@ -114,12 +114,7 @@ class RoundShell:
                         run.row.members, action.members, self._clock.now(), lost=True
                     )
                 run.monitor.forming(action.generation, action.members, self._clock.now())
-                self._repository.save(
-                    run,
-                    generation=action.generation,
-                    members=action.members,
-                    samples_before=run.monitor.before,
-                )
+                self._repository.save(run, generation=action.generation, members=action.members)
                 self._audit.record(
                     EventKind.ROUND_FORMED,
                     f"Round {action.generation} has {len(action.members)} members.",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from scavenger.batch.lease_ledger import LeaseJob
@@ -20,10 +20,11 @@ from scavenger.batch.look import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Submitter
 from scavenger.interface import Lease, LeaseState, SchedulerError
-from scavenger.pbs.job import PLAIN_SHELL, PbsLeaseOptions, qsub
+from scavenger.pbs.job import PLAIN_SHELL, PbsLeaseOptions, qsub, sum_of
+from scavenger.pbs.json_text import number_of
 from scavenger.pbs.site import PbsSite, limit_of
 from scavenger.pbs.source import PbsSource, Reservations
-from scavenger.pbs.state import by_host
+from scavenger.pbs.state import Host, by_host
 
 WAYS = {"D": "deleted", "R": "requeued", "C": "checkpointed", "S": "suspended"}
 
@@ -46,7 +47,7 @@ def findings(checked: PbsChecked) -> Iterator[Finding]:
     """(works, sentence) per thing tested."""
     parts = [_server, _queue]
     parts += [_backfill] if checked.settings.backfill else [_preemption, _grace]
-    tests = [*parts, _limits, _shape, _shell, _nodes]
+    tests = [*parts, _shape, _shell, _nodes]
     found = [finding for part in tests for finding in part(checked)]
     yield from found
     if all(works for works, _ in found):
@@ -260,16 +261,35 @@ def _shape(checked: PbsChecked) -> Iterator[Finding]:
         )
 
 
-def _limits(checked: PbsChecked) -> Iterator[Finding]:
-    """Whether limits on a user's jobs leave room beside leases."""
+def _limits(checked: PbsChecked, hosts: Collection[Host]) -> Iterator[Finding]:
+    """Whether limits on a user's jobs leave room beside leases. ``hosts``: those that leases
+    may take.
+    """
     s = checked.settings
+    smallest = {
+        what: min(number_of(sum_of(what, [v.resources_available for _, v in h])) for h in hosts)
+        for what in s.lease.resources
+        if what != "mem"
+    }
     queue = checked.site.queues.get(s.lease.queue)
     places = {"the server": checked.site.limits, f"queue {s.lease.queue}": queue and queue.limits}
     for place, limits in places.items():
         for name, text in (limits or {}).items():
-            if (most := limit_of(text, s.user)) is not None:
+            what = name.partition(".")[2]
+            share = smallest.get(what, 0.0) if what else 1.0
+            if share >= 1 and (most := limit_of(text, s.user)) is not None:
                 named = f"{name} of {place}"
-                yield from job_limit("PBS", named, most, s.max_leases_per_user, "scheduler.pbs")
+                if what:
+                    named += f": {most}, of which a lease takes {share:.0f} or more"
+                if most < share:
+                    yield (
+                        False,
+                        f"No lease would run, since PBS allows one user less ({named}); raise "
+                        f"that, or take {what} out of resources in [scheduler.pbs].",
+                    )
+                    continue
+                ours, jobs = s.max_leases_per_user, int(most // share)
+                yield from job_limit("PBS", named, jobs, ours, "scheduler.pbs")
 
 
 def _shell(checked: PbsChecked) -> Iterator[Finding]:
@@ -305,8 +325,8 @@ def _nodes(checked: PbsChecked) -> Iterator[Finding]:
     found = checked.site.queues.get(queue)
     queues_of = checked.site.queues_of()
     mine = [
-        host
-        for host, vnodes in hosts.items()
+        vnodes
+        for vnodes in hosts.values()
         if found is None or not found.execution or queue in queues_of(vnodes[0][1])
     ]
     if not mine:
@@ -320,6 +340,7 @@ def _nodes(checked: PbsChecked) -> Iterator[Finding]:
             f"PBS has {len(hosts)} hosts with {len(nodes)} vnodes; {len(mine)} take jobs of "
             f"queue {queue}.",
         )
+        yield from _limits(checked, mine)
 
 
 def _permission(checked: PbsChecked) -> Iterator[Finding]:

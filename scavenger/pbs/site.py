@@ -31,7 +31,9 @@ Attributes").
 SCHEDULER_ITERATION_S = 600.0
 LIMITS = ("max_run", "max_queued")
 """Attributes that limit the jobs of a user."""
-_LIMIT = re.compile(r"u:([^=\]]+?)\s*=\s*(\d+)")
+AMOUNTS = ("max_run_res", "max_queued_res")
+"""Attributes that limit how much of a resource the jobs of a user have."""
+_LIMIT = re.compile(r"u:([^=\]]+?)\s*=\s*(\d+)\s*\]")
 _SCHED = re.compile(r"^set sched(?: \S+)? (\w+) = (.*?)\s*$", re.MULTILINE)
 
 
@@ -39,8 +41,8 @@ _SCHED = re.compile(r"^set sched(?: \S+)? (\w+) = (.*?)\s*$", re.MULTILINE)
 class PbsQueue:
     """One queue. ``chunk``: default_chunk, which every node of its jobs must have (how sites tie
     nodes to queues). ``max_walltime_s`` and ``min_walltime_s``: None where there is no such limit.
-    ``kill_delay_s``: from SIGTERM to SIGKILL. ``limits``: max_run and max_queued, as they stand
-    there.
+    ``kill_delay_s``: from SIGTERM to SIGKILL. ``limits``: max_run, max_queued and, as
+    ``max_run_res.ncpus``, amounts of resources, as they stand there.
     """
 
     name: str
@@ -188,7 +190,7 @@ def read_site(server: str, queues: str, sched: str = "") -> PbsSite:
         preempt_known=bool(settings),
         estimates=number_of(attributes.get("backfill_depth"), 1) > 0,
         sees_others=truth_of(attributes.get("query_other_jobs"), False),
-        limits={name: text_of(attributes[name]) for name in LIMITS if name in attributes},
+        limits=_limits(attributes),
         queues={queue: _queue(queue, values) for queue, values in table.items()},
     )
 
@@ -229,15 +231,26 @@ def _queue(name: str, values: Mapping[str, Any]) -> PbsQueue:
         if truth_of(values.get("acl_user_enable"), False)
         else (),
         destinations=words_of(values.get("route_destinations")),
-        limits={name: text_of(values[name]) for name in LIMITS if name in values},
+        limits=_limits(values),
     )
 
 
+def _limits(values: Mapping[str, Any]) -> dict[str, str]:
+    found = {name: text_of(values[name]) for name in LIMITS if name in values}
+    for name in AMOUNTS:
+        if isinstance(amounts := values.get(name), dict):
+            found.update({f"{name}.{what}": text_of(text) for what, text in amounts.items()})
+    return found
+
+
 def limit_of(text: str, user: str) -> int | None:
-    """Jobs of ``user`` that a limit such as ``[u:PBS_GENERIC=5],[u:ann=9]`` allows (Reference
-    Guide, "Format of Limit Attributes"); None: it says nothing of single users.
+    """What a limit such as ``[u:PBS_GENERIC=5],[u:ann=9]`` allows ``user`` (Reference Guide,
+    "Format of Limit Attributes"); None: it says nothing of single users, or has a unit. Of several
+    for one user the smallest counts: qstat's JSON puts max_queued_res behind max_run_res.
     """
-    found = {name: int(most) for name, most in _LIMIT.findall(text)}
+    found: dict[str, int] = {}
+    for name, most in _LIMIT.findall(text):
+        found[name] = min(int(most), found.get(name, int(most)))
     return found.get(user, found.get("PBS_GENERIC"))
 
 

@@ -111,6 +111,34 @@ def test_what_works_with_a_warning(site, change, words):
     assert any(works and words in sentence for works, sentence in found), found
 
 
+@pytest.mark.parametrize(
+    ("limits", "most", "works", "words"),
+    [
+        ({"max_run": "[u:PBS_GENERIC=2]"}, 2, False, "allows one user 2 jobs (max_run of queue"),
+        # As qstat's JSON has it: max_queued_res stands behind max_run_res.
+        (
+            {"max_run_res": {"ncpus": "[u:PBS_GENERIC=8],[o:PBS_ALL=6],[u:PBS_GENERIC=5]"}},
+            0,
+            True,
+            "allows one user 2 jobs (max_run_res.ncpus of queue preemptable: 5, of which a lease "
+            "takes 2 or more)",
+        ),
+        ({"max_run_res": {"ncpus": "[u:PBS_GENERIC=5],[u:pbsuser=9]"}}, 3, True, "take 3 of them"),
+        ({"max_run_res": {"ncpus": "[u:PBS_GENERIC=1]"}}, 0, False, "No lease would run, since"),
+    ],
+)
+def test_limits_on_a_users_jobs(site, limits, most, works, words):
+    site.pbs.edit(queue(**limits))
+    found = site.scavenger(max_leases_per_user=most).check()
+    assert any(worked is works and words in sentence for worked, sentence in found), found
+
+
+@pytest.mark.parametrize("limit", ["[o:PBS_ALL=1]", "[g:users=1]", "[u:PBS_GENERIC=4gb]"])
+def test_limits_that_are_not_on_a_users_leases(site, limit):
+    site.pbs.edit(queue(max_run_res={"mem": limit, "ncpus": limit}))
+    assert not [s for _, s in site.scavenger().check() if "max_run_res" in s]
+
+
 def test_leases_that_could_never_be_preempted(site):
     site.pbs.edit(lambda s: s["sched"].update(preempt_order="R"))
     assert (

@@ -1,0 +1,29 @@
+from types import SimpleNamespace
+
+from malletrain.daemon.job_repository import JobRepository
+from malletrain.daemon.monitor import JobMonitor
+from malletrain.store.records import JobRow
+from malletrain.store.store import Store
+from tests.malletrain.daemon.test_monitor import progress
+
+
+def test_late_counts_outlive_a_restart_of_the_daemon(tmp_path):
+    """Those of a node that was cut off: its 86 come when the next round has counted 10."""
+    store = Store.open(f"sqlite:///{tmp_path}/jobs.db")
+    row = store.add_job(JobRow(store.new_job_id(), "x", "ada", "{}", "queued"))
+    monitor = JobMonitor()
+    run = SimpleNamespace(row=row, monitor=monitor)
+    repository = JobRepository(store, None, None, None)
+    monitor.forming(1, ("n1",), 100.0)
+    monitor.progress(progress(40, 101.0, generation=1))
+    monitor.forming(2, ("n2",), 102.0)
+    repository.save(run, generation=2)
+    monitor.progress(progress(10, 103.0, generation=2))
+    monitor.progress(progress(126, 104.0, generation=1))
+    assert monitor.total == 136
+    repository.save(run)
+
+    kept = store.get_job(row.id)
+    again = JobMonitor(kept.samples, kept.samples_before, kept.generation)
+    again.progress(progress(15, 105.0, generation=2))
+    assert again.total == 141

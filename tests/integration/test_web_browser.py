@@ -105,12 +105,25 @@ def test_a_person_follows_submits_cancels_and_goes_on_after_the_daemon_was_kille
             tab.until(lambda: tab.run("document.querySelector('h1')"), "a page")
             assert tab.run("document.documentElement.scrollWidth <= innerWidth"), address
             assert tab.run(unnamed()) == [], address
+            assert tab.run(unread()) == [], address
         tab.picture("web-phone")
         # 503: what was under way when the daemon was killed.
         complaints = [t for t in tab.complaints() if " 400 (" not in t and " 503 (" not in t]
         assert complaints == []
         stop.touch()
         made.until_state(job, "completed")
+
+
+def unread() -> str:
+    """The words in pictures that are too small for anybody, and names of jobs that are one word and
+    stand on several lines.
+    """
+    return (
+        "[...document.querySelectorAll('figure svg text, #jobs a')].filter((e) => e.closest('svg')"
+        " ? e.getBoundingClientRect().height < 9"
+        r" : /^\w+$/.test(e.textContent) && e.getClientRects().length > 1"
+        ").map((e) => e.textContent)"
+    )
 
 
 def unnamed() -> str:

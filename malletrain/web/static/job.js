@@ -4,7 +4,7 @@ import { get, jobPath, onchange, seen, send } from "./daemon.js";
 import { bars, chart } from "./charts.js";
 import { h, replace, section, table } from "./dom.js";
 import { logs } from "./logs.js";
-import { CAUSES, ENDED, clock, count, duration, moment, number, rate } from "./words.js";
+import { CAUSES, ENDED, STANDS, clock, count, duration, moment, number, rate } from "./words.js";
 
 const ASK_EVERY_MS = 2000;
 
@@ -99,7 +99,8 @@ export function job(main, [id = ""]) {
     // What was seen since the page is served is finer: a suspended job is in no rescale.
     const watched = history.points.map(([time, , nodes]) => [time, nodes]);
     if (!rescales.length && !watched.length) {
-      replace(places.scale, h("p", { class: "none" }, "It has not had nodes yet, or its first sample is still to come."));
+      replace(places.scale, h("p", { class: "none" }, ENDED.has(job.state)
+        ? "It ended before its first sample." : "It has not had nodes yet, or its first sample is still to come."));
       return;
     }
     const before = rescales.filter((each) => each.began < (watched[0]?.[0] ?? Infinity));
@@ -133,7 +134,7 @@ export function job(main, [id = ""]) {
     const seenAt = new Map(rates.map((r) => [r.nodes, r]));
     const all = [...new Set([...points.map((p) => p.nodes), ...seenAt.keys()])].sort((a, b) => a - b);
     const at = new Map(points.map((p) => [p.nodes, p]));
-    replace(places.curve, profile && h("p", {}, `${profile.state}. ${profile.sentence}`),
+    replace(places.curve, profile && h("p", {}, `It is ${STANDS[profile.state] ?? profile.state}. ${profile.sentence}`),
       lines.length ? chart("Samples/s by number of nodes", { lines, time: false, height: 220 }) : h("p", { class: "none" }, "Nothing is known yet."),
       all.length ? table("Scaling curve", [["Nodes", "number"], ["Expected", "number"], ["Give or take", "number"], ["From", ""], ["Seen", "number"]],
         all.map((k) => [k, rate(at.get(k)?.rate), at.get(k) ? rate(at.get(k).spread) : "", at.has(k) ? (at.get(k).measured ? "measured" : "estimated") : "", rate(seenAt.get(k)?.rate)])) : "");

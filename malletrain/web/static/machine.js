@@ -22,7 +22,7 @@ export function machine(main) {
 
   replace(main, h("h1", {}, "Machine"), numbers,
     section("Nodes", h("p", {}, h("label", { for: "span" }, "Show the last "), choice), picture),
-    section("Networks", h("div", { id: "networks" })),
+    section("Main scheduler and networks", h("div", { id: "networks" })),
     section("What happened", events));
   load();
 

@@ -70,10 +70,18 @@ export class Timeline {
     return h("figure", { class: "timeline" },
       s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label }, body.parts, axis),
       h("figcaption", {}, label, h("span", { class: "legend" },
-        jobsIn(rows).map((job) => h("span", {}, h("i", { class: `key job${jobColour(job)}` }), names.get(job) ?? job)),
+        told(this.jobsIn(rows, since), names).map(([job, name]) =>
+          h("span", {}, h("i", { class: `key job${jobColour(job)}` }), name)),
         ORDER.filter((state) => state !== "job" || rows.length > MOST_ROWS).map((state) =>
           h("span", {}, h("i", { class: `key node-${state}` }), STATES[state])),
         h("span", {}, "▼ taken back, with notice"), h("span", {}, "✕ lost without"))));
+  }
+
+  /** The jobs that had nodes in this time, the newest first; a few of them where they are many. */
+  jobsIn(rows, since) {
+    if (rows.length > MOST_ROWS) return [];
+    const seen = rows.flatMap(([, spans]) => spans).filter((span) => span.job && (span.end ?? this.now) > since);
+    return [...new Set(seen.map((span) => span.job))].sort((a, b) => natural(b, a)).slice(0, 14);
   }
 
   x(time, since) {
@@ -132,9 +140,11 @@ export class Timeline {
   }
 }
 
-/** The jobs that have nodes, the newest first; a few of them where they are many. */
-const jobsIn = (rows) => rows.length > MOST_ROWS ? [] : [...new Set(rows.flatMap(([, spans]) =>
-  spans.filter((span) => span.job).map((span) => span.job)))].sort((a, b) => natural(b, a)).slice(0, 14);
+/** Jobs by name; those of one name also by id. */
+function told(jobs, names) {
+  const called = jobs.map((job) => names.get(job) ?? job);
+  return jobs.map((job, k) => [job, called.filter((name) => name === called[k]).length > 1 ? `${called[k]} (${job})` : called[k]]);
+}
 
 /** The colour of a job: those of one's neighbours in the queue differ. */
 export const jobColour = (id) => (Number(String(id).replace(/\D/g, "")) || 0) % 7;

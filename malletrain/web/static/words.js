@@ -54,6 +54,18 @@ export const CAUSES = {
   loss: "a node was lost",
 };
 
+/** How a profile stands, in the words of `malletrain show` (malletrain/render/scaling.py). */
+export const STANDS = {
+  off: "not measured",
+  waiting: "not measured yet",
+  profiling: "being measured now",
+  measured: "measured",
+  partial: "measured in part",
+  unknown: "not known",
+  gone: "measured in part",
+  known: "known without a measurement of its own",
+};
+
 export const STATES = {
   idle: "idle",
   leasing: "being leased",

@@ -26,7 +26,7 @@ from malletrain.daemon.restraints import Restraints
 from malletrain.daemon.sickbay import manner
 from malletrain.daemon.steps import CoreOver
 from malletrain.daemon.strays import Strays
-from malletrain.daemon.unheard import Unheard, last_words, likely_cause
+from malletrain.daemon.unheard import Unheard, last_words, likely_cause, trouble_of
 from malletrain.daemon.waiting import happens
 from malletrain.identity.keys import KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
@@ -300,7 +300,9 @@ class Leases:
             row, limit_s = self.active[lease], self._unheard.limit_s
             words = last_words(output_dir(self._parts.config), lease)
             kept = f"~{row.owner}/{KEPT_AT_HOME}/{lease}.out" if row.owner else ""
-            cause = likely_cause(words, row.node, self._endpoint, kept)
+            seen = self.last_poll.explanations if self.last_poll else ()
+            trouble = trouble_of(seen, row.node)
+            cause = likely_cause(words, row.node, self._endpoint, kept, trouble)
             sentence = f"Its agent has not reported for {limit_s:g} s. {cause}"
             log.warning("lease cancelled", lease=lease, node=row.node, reason=sentence)
             self._desk.cancel_unheard(lease, sentence)

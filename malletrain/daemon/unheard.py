@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from malletrain.daemon.agent_python import agent_program
+from scavenger.batch.rules import USABLE
+from scavenger.interface import Explanation
 
 _KEPT_BYTES = 2000
 _KEPT_LINES = 3
@@ -61,14 +63,23 @@ def last_words(folder: Path, lease: str) -> str:
     return " / ".join([line for line in lines if line][-_KEPT_LINES:])
 
 
-def likely_cause(words: str, node: str, endpoint: str, kept: str = "") -> str:
+def trouble_of(explanations: Iterable[Explanation], node: str) -> str:
+    """What the main scheduler says is wrong with ``node``; empty when it says nothing."""
+    said = next((one.rules for one in explanations if one.node == node), ())
+    return next((words for rule, passed, words in said if rule == USABLE and not passed), "")
+
+
+def likely_cause(words: str, node: str, endpoint: str, kept: str = "", trouble: str = "") -> str:
     """Why an agent on ``node`` may not report, as sentences that say what to look at.
 
     Args:
+        trouble: what the main scheduler says is wrong with the node; empty: nothing.
         words: the last that the lease printed; empty: nothing is known.
         endpoint: where agents are told to reach the daemon.
         kept: where the owner of the lease finds what it printed; empty: nowhere.
     """
+    if trouble:
+        return f"The main scheduler says of {node}: {trouble}."
     if words:
         return f"It said last: {words}"
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")

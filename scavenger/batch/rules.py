@@ -163,9 +163,11 @@ def _hold(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     return not why, why or "the main scheduler does not need it just now"
 
 
+USABLE = "usable"
+"""The rule that says what is wrong with a node."""
 RULES: tuple[tuple[str, Rule], ...] = (
     ("idle", _idle),
-    ("usable", _usable),
+    (USABLE, _usable),
     ("reservation", _reservation),
     ("planned", _planned),
     ("partition", _partition),

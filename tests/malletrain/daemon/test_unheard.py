@@ -1,7 +1,8 @@
 """A lease that runs without a word of its agent is cancelled, and its node left alone."""
 
-from malletrain.daemon.unheard import Unheard, last_words, likely_cause
+from malletrain.daemon.unheard import Unheard, last_words, likely_cause, trouble_of
 from malletrain.protocol import messages
+from scavenger.batch.rules import Choice, Explanations, GapRules, NodeFacts
 from scavenger.interface import LeaseState
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
@@ -63,3 +64,13 @@ def test_where_nothing_is_known_the_cause_is_guessed():
     said = likely_cause("", "n1", "tcp://[fd00::1]:7443")
     assert "n1 cannot connect to [fd00::1]" in said
     assert "port 7443" in said
+
+
+def test_a_node_of_which_the_main_scheduler_knows_that_it_is_down_is_called_so():
+    """Its power is gone: no firewall is to be looked for."""
+    nodes = [NodeFacts("n1", "down", False, trouble="it is down"), NodeFacts("n2", "free", True)]
+    said = Explanations(nodes, GapRules(), Choice((), {}), 0.0)
+    assert trouble_of(said, "n2") == trouble_of((), "n1") == ""
+    trouble = trouble_of(said, "n1")
+    cause = likely_cause("", "n1", "tcp://10.0.0.1:7443", trouble=trouble)
+    assert cause == "The main scheduler says of n1: it is down."

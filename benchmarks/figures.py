@@ -98,6 +98,7 @@ class Point:
     start: float = 18.0
     when_worth: bool = True
     revealed: bool = False
+    sized: bool = False
 
 
 @lru_cache(maxsize=2)
@@ -130,6 +131,7 @@ def play(world: World, point: Point) -> dict[str, Any]:
         seed=p.seed,
         site=ControllerSettings(profiling=ProfilingSettings(when_worth=p.when_worth)),
         revealed=p.revealed,
+        sized=p.sized,
     )
     return {**simulate(trace, given(jobs, p.states, p.seed), settings).to_dict(), **asdict(p)}
 

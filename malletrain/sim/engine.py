@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
+from itertools import islice
 
 import numpy as np
 
@@ -112,7 +113,7 @@ class Simulation:
         self._gaps: dict[str, tuple[float | None, str]] = {}
         self._gaps_changed = False
         self._foreteller = foreteller(s.foretells, trace, s.epoch_s)
-        self._reports = Reports(s.seed, revealed=s.revealed)
+        self._reports = Reports(s.seed, revealed=s.revealed, sized=s.sized)
         self.profiles = 0
         self.ideal = 0.0
         self.idle_node_s = 0.0
@@ -263,7 +264,9 @@ class Simulation:
         run.ended(self.now)
         del self.unfinished[name]
         self._stale = True
-        return [JobCompleted(name)]
+        waiting = (each.job for each in self.unfinished.values() if not each.nodes)
+        told = self._reports.of_size(islice(waiting, self.settings.max_running))
+        return [*told, JobCompleted(name)]
 
     def _leases_up(self, names: Iterable[str]) -> list[Event]:
         """The leases asked for are there, where the nodes are still idle."""

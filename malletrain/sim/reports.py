@@ -11,6 +11,7 @@ all the time, but as a model job's throughput never changes, later windows would
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,11 +71,13 @@ class Memory:
 class Reports:
     """The reports of all jobs of one simulation, drawn with ``seed``.
 
-    ``revealed``: a job's true curve is told when it first runs (:class:`SimSettings`).
+    ``revealed``: a job's true curve is told when it first runs; ``sized``: how large its model is,
+    before it does (:class:`SimSettings`).
     """
 
-    def __init__(self, seed: int, *, revealed: bool = False) -> None:
+    def __init__(self, seed: int, *, revealed: bool = False, sized: bool = False) -> None:
         self._revealed = revealed
+        self._sized = sized
         self._rng = np.random.default_rng((seed, 2))
         self._rounds: dict[str, _Round] = {}
         self._seen: dict[str, set[int]] = {}
@@ -121,6 +124,20 @@ class Reports:
     def starts_with(self, job: SimJob) -> ScalingModel | None:
         """What is known of a job when it is submitted: the newest curve of its own model."""
         return siblings.starts_with(self._curves, kind_of(job)) if job.model else None
+
+    def of_size(self, jobs: Iterable[SimJob]) -> list[PriorSuggested]:
+        """What is suggested of jobs that wait, where their owners said how large their models are;
+        of those of which nothing is yet, it is asked again.
+        """
+        found = []
+        for job in jobs if self._sized else ():
+            if job.name not in self._introduced:
+                suggested = self.described(job)
+                if suggested is None:
+                    self._introduced.discard(job.name)
+                else:
+                    found.append(suggested)
+        return found
 
     def described(self, job: SimJob) -> PriorSuggested | None:
         """What jobs of similar models suggest, once the job's workers have said how large its model

@@ -49,6 +49,10 @@ class SimSettings:
     """A job's true curve becomes known when it first runs: what finding out costs at least, for who
     has to run a job to know it.
     """
+    sized: bool = False
+    """Owners say beforehand how large their models are, so that a job begins with what similar ones
+    suggest; else its workers say it when it first runs.
+    """
     site: ControllerSettings = field(default_factory=ControllerSettings)
     """Everything else that the controller is told."""
 

@@ -146,3 +146,29 @@ def test_a_curve_that_is_revealed_is_the_true_one_from_when_the_job_first_runs()
         assert (told, std) == (pytest.approx(rate, rel=1e-6), pytest.approx(0.0, abs=0.01 * rate))
     assert reports.described(job) is None, "said once"
     assert Reports(0).described(job) is None
+
+
+def test_who_says_its_models_size_beforehand_begins_with_what_similar_ones_did():
+    """The second of two alike jobs waits while the first trains, and is told before it runs."""
+    jobs = nas(3, seed=1, samples=1e6, max_nodes=6)
+    trace = trace_of({f"n{k}": [(0.0, 40000.0)] for k in range(6)}, 40000.0)
+    began = {}
+    for sized in (False, True):
+        world = Simulation(
+            trace,
+            jobs,
+            SimSettings(policy=POLICIES["profiled"], max_running=1, site=ALWAYS, sized=sized),
+        )
+        handled, first = world.controller.handle_all, {}
+
+        def handle_all(events, now, handled=handled, world=world, first=first):
+            commands = handled(events, now)
+            for name, job in world.controller.jobs.items():
+                if job.nodes:
+                    first.setdefault(name, job.scaling.curve.current.prior is not None)
+            return commands
+
+        world.controller.handle_all = handle_all
+        world.run()
+        began[sized] = list(first.values())
+    assert began == {False: [False] * 3, True: [False, True, True]}

@@ -71,7 +71,7 @@ def submit(spec: messages.JobSpec) -> Operation[JobView]:
 
 def cancel(jobs: Sequence[str], why: str = "") -> Operation[list[dict[str, Any]]]:
     """Jobs by id or name: one ``{"job", "ok", "sentence"}`` for each. ``why``: what is said of them
-    instead of that their owner cancelled them, such as "its trial was pruned".
+    after who cancelled them, such as "its trial was pruned".
     """
     asked: dict[str, Any] = {"jobs": list(jobs)} | ({"why": why} if why else {})
     return Operation("cancel", list[dict[str, Any]], asked, changes=True, part="results")

@@ -36,6 +36,8 @@ MOST_AFTER = 1000
 MOST_SPEC_BYTES = 256 * 1024
 MOST_TEXT = 300
 """Characters of a parameter: a job's name, a log's, a place in it."""
+MOST_WHY = 100
+"""The same, of why jobs are cancelled."""
 
 
 class RequestRefused(Exception):
@@ -124,11 +126,21 @@ def problem_of(spec: messages.JobSpec, files: bool = True) -> str:
 
 
 def why_cancelled(params: Mapping[str, Any]) -> str:
-    """What is said of jobs that a request cancels. Raises RequestRefused."""
+    """What the request says of why it cancels jobs; may be empty. Raises RequestRefused."""
     why = text(params, "why", "")
-    if not why.isprintable():
-        raise RequestRefused("Why jobs are cancelled is told in one printable line.", "usage")
-    return why or BY_ITS_OWNER
+    if not why.isprintable() or len(why) > MOST_WHY:
+        raise RequestRefused(
+            f"Why jobs are cancelled is told in one printable line of {MOST_WHY} characters at "
+            "most.",
+            "usage",
+        )
+    return why
+
+
+def cancelled(user: str, owner: str, why: str) -> str:
+    """The reason that is kept of a job of ``owner``: whose words ``why`` are stands before them."""
+    by = BY_ITS_OWNER if user == owner else f"cancelled by {user}, an operator"
+    return f"{by}: {why}" if why else by
 
 
 def for_trainer(spec: messages.JobSpec, trainer: Trainer | None, usual: str) -> messages.JobSpec:

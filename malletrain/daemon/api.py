@@ -24,6 +24,7 @@ from malletrain.daemon import node_forecasts, watching
 from malletrain.daemon.admission import (
     MOST_TEXT,
     RequestRefused,
+    cancelled,
     for_trainer,
     number,
     problem_of,
@@ -229,11 +230,12 @@ class Api:
                 sentence = f"Job {row.id} is {row.state} already."
                 results.append({"job": row.id, "ok": False, "sentence": sentence})
             else:
+                reason = cancelled(user, row.owner, why)
                 with self._step():
                     if self.promises.waits(row.id):
-                        self.promises.cancel(row.id, why)
+                        self.promises.cancel(row.id, reason)
                     else:
-                        self.core.feed(JobCancelled(row.id, why))
+                        self.core.feed(JobCancelled(row.id, reason))
                 sentence = f"Job {row.id} ({row.name}) is cancelled."
                 results.append({"job": row.id, "ok": True, "sentence": sentence})
         return {"results": results}

@@ -202,10 +202,10 @@ class LiveRounds:
         lost, stays = set(lost), self.survivors()
         void = sorted(g for g, roster in self._rosters.items() if lost & set(roster))
         actions: list[Action] = [SendAbort(n, g) for n in stays for g in void]
-        if lost & set(self._group):
-            actions += self._let_go()  # the step that they were to finish is lost
         if len(stays) < max(1, self.job.min_nodes):
-            return actions
+            # The step that leavers were to finish is lost, and no round follows.
+            return actions + (self._let_go() if lost & set(self._group) else [])
+        # Leavers stay until it is formed: should those that are left fail, they have the state.
         self.job.lost_member = self._at_once = True
         try:
             return actions + self.form(now)

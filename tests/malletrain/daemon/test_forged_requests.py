@@ -59,7 +59,7 @@ def running(tmp_path_factory):
         ("cancel", {}),
         ("cancel", {"jobs": ["j1"], "why": 7}),
         ("cancel", {"jobs": ["j1"], "why": "two\nlines"}),
-        ("cancel", {"jobs": ["j1"], "why": "x" * 301}),
+        ("cancel", {"jobs": ["j1"], "why": "x" * 101}),
         ("submit", {}),
         ("submit", {"spec": {"name": 1}}),
     ],
@@ -233,3 +233,16 @@ def test_a_request_that_fails_costs_its_sender_an_error_and_a_database_that_refu
             client.cancel([job])
         assert failed.value.code == "internal"
     assert isinstance(running.ended(), StoreError)
+
+
+def test_whose_words_the_reason_of_a_cancel_is_stands_before_it(running):
+    words = "The main scheduler wants the node back."
+    jobs = [running.submit("ann") for _ in range(2)]
+    with running.client("ann") as client:
+        client.call("cancel", {"jobs": jobs[:1], "why": words}, changes=True)
+    with running.client("olga") as client:
+        client.cancel(jobs[1:])
+    assert [running.job(job).reason for job in jobs] == [
+        f"cancelled by its owner: {words}",
+        "cancelled by olga, an operator",
+    ]

@@ -341,6 +341,26 @@ def test_a_leaver_gives_the_state_to_another_node_where_the_first_is_lost():
     assert rounds(live.run()) == [("c",)]
 
 
+def test_a_leaver_gives_the_state_where_two_stayed_and_both_fail_one_after_the_other():
+    live = Live("a", "b", "c")
+    assert rounds(live.rounds.move(("a", "b"), live.now, 20.0)) == [("a", "b")]
+    actions = live.says("a", "exited", 1)
+    assert rounds(actions) == [("b",)], "b goes on alone"
+    assert not of(SendRelease, actions), "c is the only other one that has the state"
+    live.says("b", "exited", 1)
+    live.says("c", "lost", 1)
+    live.rounds.move(("a", "b"), live.now, 15.0)
+    live.says("a", "ready", 0)
+    assert rounds(live.says("b", "ready", 0)) == [("c", "a", "b")]
+
+
+def test_a_leaver_is_let_go_when_those_that_are_left_after_a_failure_have_a_round():
+    live = Live("a", "b", "c")
+    live.rounds.move(("a", "b"), live.now, 20.0)
+    live.says("a", "exited", 1)
+    assert SendRelease("c") in live.run()
+
+
 @pytest.mark.parametrize("how", ["gone", "failed", "unreachable"])
 def test_a_leaver_that_has_the_state_no_more_is_not_waited_for(how):
     live, _ = alone_with_a_leaver()

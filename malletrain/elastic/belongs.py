@@ -7,6 +7,7 @@ would drift apart without a word. Decides what belongs, and the sentences where 
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -40,6 +41,8 @@ class Optimizers:
     def __init__(self, training: Training) -> None:
         self._training = training
         self._sizes: dict[int, int] = {}
+        self._others: WeakSet[torch.optim.Optimizer] = WeakSet()
+        """Those that were looked at and train something else."""
         _watched.begin(self)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
@@ -59,9 +62,9 @@ class Optimizers:
             )
         self._sizes[id(optimizer)] = size
 
-    def refuse_others(self, optimizer: Any) -> None:
+    def refuse_others(self, optimizer: torch.optim.Optimizer) -> None:
         """Before an update of any optimizer. Raises ElasticError."""
-        if any(optimizer is known for known in self._training.optimizers):
+        if optimizer in self._others or any(optimizer is o for o in self._training.optimizers):
             return
         held = _held(self._training)
         if any(id(p) in held for group in optimizer.param_groups for p in group["params"]):
@@ -70,6 +73,7 @@ class Optimizers:
                 "state: a process that joins would begin without its momentum. Pass it by name: "
                 "elastic.Run(model=model, optimizer=optimizer, …)."
             )
+        self._others.add(optimizer)
 
 
 class _Watched:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from malletrain.elastic import pickled
 from malletrain.elastic.background import to_host
 from malletrain.elastic.group import Group
 from malletrain.elastic.sharded import copies
@@ -168,7 +169,7 @@ class ShardedTraining(Training):
             "history": self.history,
         }
         try:
-            return pickle.dumps(said)
+            return pickled.dumps(said)
         except Exception as error:
             for name, state in skeletons.items():
                 try:

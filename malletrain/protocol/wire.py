@@ -35,8 +35,8 @@ def encode(message: Message) -> list[bytes]:
     except UnicodeEncodeError as e:
         shown = e.object.encode("utf-8", "backslashreplace").decode()
         raise WireError(
-            f"'{shown[:200]}' is not text in UTF-8. Rename it, or where it is right choose a locale "
-            "of UTF-8, such as LC_ALL=C.UTF-8."
+            f"'{shown[:200]}' is not text in UTF-8. Rename it, or where it is right choose a "
+            "locale of UTF-8, such as LC_ALL=C.UTF-8."
         ) from None
     except (TypeError, ValueError, OverflowError, RecursionError) as e:
         raise WireError(

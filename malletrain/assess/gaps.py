@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from malletrain.sim.idle import require_time
 from malletrain.sim.workloads import WorkloadError
 from scavenger.trace.trace import Trace
 
@@ -101,11 +102,7 @@ def gap_report(trace: Trace) -> GapReport:
     """The gaps in ``trace``. Raises WorkloadError when it lasts no time or has no nodes."""
     if not trace.names:
         raise WorkloadError("The trace has no nodes; there is nothing to assess.")
-    if trace.duration_s <= 0:
-        raise WorkloadError(
-            "The trace lasts no time: it ends with its last event, and all are at one time. Add "
-            "the event with which the observation ends, such as a node that becomes busy."
-        )
+    require_time(trace)
     found = trace.gaps()
     lengths = found.length
     complete = lengths[found.complete]

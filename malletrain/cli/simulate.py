@@ -352,6 +352,11 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
                 max_nodes=o["max_nodes"],
             )
         else:
+            if not Path(o["workload"]).exists():
+                raise workloads.WorkloadError(
+                    f"There is no such file and no workload {o['workload']}; give hpo, nas, or "
+                    "the path of a CSV or JSON file."
+                )
             jobs = read_workload(o["workload"], curves)
     if log:
         larger = sum(

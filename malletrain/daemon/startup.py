@@ -21,7 +21,7 @@ from malletrain.config.model import Config
 from malletrain.daemon.advertise import AddressError
 from malletrain.daemon.backends import backend
 from malletrain.identity.keys import CLIENT, SERVER, read_key
-from malletrain.identity.state_directory import StateDirError, make_private_dir
+from malletrain.identity.state_directory import FULL, StateDirError, make_private_dir
 from malletrain.store.database import StoreError, advice, open_engine, schema_version
 from malletrain.store.migrations import versions
 from malletrain.store.schema import HEAD
@@ -30,6 +30,8 @@ from scavenger.interface import SchedulerError
 Findings = Iterator[tuple[bool | None, str]]
 """(whether it works, None: it does and deserves a look, a sentence)"""
 
+ROOM = 1 << 18
+"""Bytes that must fit into the state directory: a new database and what is logged at a start."""
 ADDRESS = "address"
 """The test that a daemon which already runs here makes fail."""
 
@@ -54,18 +56,19 @@ def startup_findings(
 
 
 def state_directory(config: Config) -> Findings:
-    """The directory is the daemon's user's and can be written, or can be made."""
+    """The directory is the daemon's user's and has room, or can be made."""
     path = config.state_dir
     if path.exists() and not path.is_dir():
         yield False, f"{path} is not a directory; set state_dir in [daemon] to one."
         return
     with _tried(path) as new:
         try:
-            with tempfile.NamedTemporaryFile(dir=path, prefix=".check-"):
-                pass
+            with tempfile.NamedTemporaryFile(dir=path, prefix=".check-") as file:
+                file.write(bytes(ROOM))
         except OSError as error:
+            mend = "make room there" if error.errno in FULL else "make it yours"
             problem = f"{path} cannot be written ({error.strerror})"
-            yield False, f"{problem}; make it yours, or set state_dir in [daemon] to another."
+            yield False, f"{problem}; {mend}, or set state_dir in [daemon] to another."
             return
     yield True, f"{path} will be created." if new else f"{path} can be written."
 

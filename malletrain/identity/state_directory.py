@@ -10,6 +10,7 @@ command line uses it at every call.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -29,6 +30,8 @@ START_HINT = "Start one with: malletrain daemon --config FILE"
 SITE_HINT = "Ask the operators of this machine."
 KEY_FORM = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 """A CURVE key as z85 text."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What an operating system answers where nothing more can be written."""
 _ENDPOINT = re.compile(r"tcp://[^\s/;]+:[0-9]{1,5}")
 
 
@@ -144,9 +147,9 @@ def lock_state_dir(path: Path) -> StateLock:
         ) from None
     except OSError as error:
         os.close(handle)
+        mend = "Make room there." if error.errno in FULL else "Use a local file system."
         raise StateDirError(
-            f"The state directory {path} cannot be locked: {error.strerror}. Use a local file "
-            "system."
+            f"The state directory {path} cannot be locked: {error.strerror}. {mend}"
         ) from None
     return StateLock(handle, lock)
 

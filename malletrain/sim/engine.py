@@ -47,6 +47,7 @@ from malletrain.protocol.event_kinds import EventKind
 from malletrain.sim.bound import Bound
 from malletrain.sim.costs import SimRun
 from malletrain.sim.foresight import foreteller
+from malletrain.sim.idle import require_time
 from malletrain.sim.report import Result, tally
 from malletrain.sim.reports import Reports
 from malletrain.sim.settings import SimSettings
@@ -80,6 +81,7 @@ class Simulation:
             raise WorkloadError(
                 "The trace has no node that is ever idle; there is nothing to simulate."
             )
+        require_time(trace)
         if not jobs:
             raise WorkloadError("There is no job to simulate.")
         if min(job.min_nodes for job in jobs) > len(trace.names):

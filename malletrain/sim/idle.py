@@ -87,6 +87,15 @@ def idle_nodes(
     return IdleNodes(trace, tuple(said), short)
 
 
+def require_time(trace: Trace) -> None:
+    """Raises WorkloadError when the trace lasts no time."""
+    if trace.duration_s <= 0:
+        raise WorkloadError(
+            "The trace lasts no time: it ends with its last event, and all are at one time. Add "
+            "the event with which the observation ends, such as a node that becomes busy."
+        )
+
+
 def _node_s(spans: Sequence[Span], begin: float, end: float) -> float:
     """Node-seconds of jobs between two times."""
     return sum(

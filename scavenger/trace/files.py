@@ -158,9 +158,14 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> None:
 def read_names(path: str | os.PathLike[str]) -> list[str]:
     """Node names, one per line. Raises TraceError when the file cannot be read or holds none."""
     try:
-        found = [line.strip() for line in Path(path).read_text().splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(str(path), [f"The node list cannot be read: {error}."]) from None
+        found = [
+            line.strip() for line in Path(path).read_text("utf-8").splitlines() if line.strip()
+        ]
+    except OSError as error:
+        why = error.strerror or error
+        raise TraceError(str(path), [f"The node list cannot be read: {why}."]) from None
+    except UnicodeDecodeError:
+        raise TraceError(str(path), ["The node list is not text in UTF-8."]) from None
     if not found:
         raise TraceError(str(path), ["The node list is empty; it has one node name per line."])
     return found

@@ -11,6 +11,7 @@ import pytest
 from malletrain.cli.check import MORE
 from malletrain.daemon.startup import STARTUP
 from malletrain.protocol.views import NetworkView
+from tests.disks import fill, small_disk
 
 
 @pytest.fixture
@@ -128,6 +129,17 @@ def test_state_directory_is_a_file(run, config, tmp_path):
     code, found = findings(run, config())
     assert code == 1
     assert any("is not a directory" in sentence for sentence in found)
+
+
+def test_state_directory_on_a_full_disk(run, config, tmp_path):
+    path = config(f'state_dir = "{tmp_path / "disk" / "state"}"')
+    (tmp_path / "disk").mkdir()
+    with small_disk(tmp_path / "disk"):
+        assert findings(run, path)[0] == 0
+        fill(tmp_path / "disk")
+        code, found = findings(run, path)
+    assert code == 1
+    assert any("No space left on device); make room there, or" in sentence for sentence in found)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

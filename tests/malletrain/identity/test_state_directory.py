@@ -28,6 +28,7 @@ from malletrain.identity.state_directory import (
     write_atomically,
     write_daemon_info,
 )
+from tests.disks import fill, small_disk
 
 HOLDER = """
 import pathlib, sys
@@ -102,6 +103,13 @@ def test_directories_that_cannot_be_used(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(StateDirError, match="belongs to another user"):
         lock_state_dir(tmp_path)
+
+
+def test_a_full_disk_is_told_as_that(tmp_path):
+    with small_disk(tmp_path):
+        fill(tmp_path)
+        with pytest.raises(StateDirError, match=r"No space left on device. Make room there\.$"):
+            lock_state_dir(tmp_path / "state")
 
 
 def test_where_the_default_is(monkeypatch):

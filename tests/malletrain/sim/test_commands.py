@@ -137,7 +137,9 @@ def test_a_real_log_gives_the_jobs(week, tmp_path):
         (["--trace", "none.csv"], "There is no such file"),
         (["--nodes", "41"], "Cannot draw 41 nodes"),
         (["--curves", "none.csv"], "There is no such file"),
-        (["--workload", "none.csv"], "There is no such file"),
+        (["--workload", "none.csv"], "no workload none.csv; give hpo, nas, or the path"),
+        (["--node-list", "none.txt"], "The node list cannot be read: No such file or directory."),
+        (["--node-list", "latin"], "The node list is not text in UTF-8."),
         (["--jobs", "none.swf"], "There is no such file"),
         (["--jobs", "0"], "0 jobs cannot be simulated"),
         (["--starvation", "0"], "cannot starve"),
@@ -147,6 +149,7 @@ def test_a_real_log_gives_the_jobs(week, tmp_path):
 )
 def test_refusals_are_one_sentence(week, tmp_path, args, says, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "latin").write_bytes(b"n\xe9\n")
     (tmp_path / "single").write_text("model,nodes,samples_per_s\nx,1,5\n")
     (tmp_path / "nan").write_text("model,nodes,samples_per_s\nx,1,5\nx,2,nan\n")
     done = run("simulate", *([] if args[0] == "--trace" else ["--trace", week]), *args)
@@ -161,6 +164,9 @@ def test_times_that_go_back_and_traces_without_events_are_refused(tmp_path):
     assert "Time goes back" in run("simulate", "--trace", path).stderr
     path.write_text("time_s,node,event\n")
     assert "no event" in run("simulate", "--trace", path).stderr
+    path.write_text("time_s,node,event\n0,a,idle\n")
+    for command in ("simulate", "assess"):
+        assert "The trace lasts no time" in run(command, "--trace", path).stderr
     files.write(trace_of({"a": [(0, 5)], "b": []}, 10.0), path)
     assert run("simulate", "--trace", path, "--jobs", 2).exit_code == 0
 

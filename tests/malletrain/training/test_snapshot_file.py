@@ -8,7 +8,6 @@ import functools
 import multiprocessing
 import os
 import resource
-import subprocess
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 
 from malletrain.training import snapshot_file
 from malletrain.training.snapshot_file import SnapshotError, candidates, read, write
+from tests.disks import small_disk
 
 
 def payload(number, size=1000, **objects):
@@ -109,22 +109,6 @@ def test_a_damaged_newest_file_is_replaced_and_does_not_push_out_the_good_one(tm
         file.truncate(100)
     write(path, payload(3), 1, keep_newest=False)
     assert [number_in(name) for name in candidates(path, 1)] == [3, 1]
-
-
-@contextlib.contextmanager
-def small_disk(folder):
-    """A file system of 512 KiB mounted on ``folder``."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)],
-        capture_output=True,
-        text=True,
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"no right to mount a small file system here: {mounted.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ COMMANDS = frozenset(
     {
         "sacctmgr", "sbatch", "scancel", "scontrol", "sdiag", "sinfo", "squeue",
         "pbs_rstat", "pbsnodes", "qdel", "qmgr", "qrls", "qsig", "qstat", "qsub",
-        "ask_pbs_ifl.py",
+        "ask_pbs_ifl.py", "scavenger.slurm.ask_pyslurm",
     }
 )  # fmt: skip
 """Those that ask a controller; what stands before them (sudo) is none of them."""
@@ -51,7 +51,7 @@ SIGNS = re.compile(
     re.IGNORECASE,
 )
 """Words of a controller that has too much to do, or is not to be asked for the moment."""
-REQUESTS = {"squeue": 2, "sinfo": 2, "ask_pbs_ifl.py": 2}
+REQUESTS = {"squeue": 2, "sinfo": 2, "ask_pbs_ifl.py": 2, "scavenger.slurm.ask_pyslurm": 4}
 """Requests (RPCs) that a command sends to its controller, where it is not one (measured with sdiag
 of Slurm 22.05). scancel and qdel send one for each job.
 """

@@ -1,25 +1,30 @@
 """Reading Slurm through pyslurm (23.02 and later: ``Nodes``, ``Jobs``, ``Partitions`` and
 ``Reservations`` with ``load()``).
 
-pyslurm speaks to slurmctld through libslurm, so it must be of the running Slurm's own version, and
-it has no time limits: its calls are made in a thread of their own and given up when they take too
-long. What it says is turned into the same tables as the output of the commands. Leases are asked
-for and given back by the commands in any case, which alone can do so as another user.
+pyslurm speaks to slurmctld through libslurm, so it must be of the running Slurm's own version. Its
+calls hold Python's lock while they wait (pyslurm 25.11): they are made in a process of their own
+(:mod:`scavenger.slurm.ask_pyslurm`), which is run as every command is, with its time limit. What it
+says is turned into the same tables as the output of the commands. Leases are asked for and given
+back by the commands in any case, which alone can do so as another user.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
 from types import ModuleType
 from typing import Any
 
-from scavenger.batch.commands import shorten
+import msgspec
+
+from scavenger.batch.commands import Commands, shorten
 from scavenger.interface import SchedulerError
 from scavenger.slurm.parse import NodeGroup, NodeTable, SlurmJob, SlurmJobTable, SlurmReservation
 
+Tables = tuple[NodeTable, SlurmJobTable, list[SlurmReservation]]
+PROGRAM = (sys.executable, "-m", "scavenger.slurm.ask_pyslurm")
 OLDEST = (23, 2)
 FLAG_WORDS = {
     "DRAIN": "drained",
@@ -76,43 +81,52 @@ def load_module(slurm_version: tuple[int, int]) -> tuple[ModuleType | None, str]
 
 
 class PyslurmSource:
-    """Reads through pyslurm; see :class:`scavenger.slurm.SlurmSource`."""
+    """Reads through pyslurm of the version of this Slurm; see
+    :class:`scavenger.slurm.source.SlurmSource`.
+    """
 
     name = "pyslurm"
 
-    def __init__(self, module: Any, timeout_s: float = 20.0) -> None:
-        self.module = module
-        self.timeout_s = timeout_s
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="pyslurm")
-        self._running: Future[Any] | None = None
+    def __init__(self, commands: Commands, version: tuple[int, int]) -> None:
+        self.commands = commands
+        self._argv = [*PROGRAM, *(str(number) for number in version)]
 
-    def read(self, prefix: str) -> tuple[NodeTable, SlurmJobTable, list[SlurmReservation]]:
+    def trouble(self) -> str:
+        """Why it cannot be used; empty when it can."""
+        if importlib.util.find_spec("pyslurm") is None:  # most often, and no process is needed
+            return "pyslurm cannot be imported (it is not installed)"
+        result = self.commands.run(self._argv)
+        return "" if result.status == 0 else result.complaint or "pyslurm cannot be imported"
+
+    def read(self, prefix: str) -> Tables:
         """Nodes, jobs and reservations now. Raises SchedulerError."""
-        jobs = self._load("Jobs", lambda found: job_table(found, prefix))
-        partitions = self._load(
-            "Partitions", lambda found: {p.name for p in items(found) if str(p.state) == "UP"}
-        )
-        nodes = self._load("Nodes", lambda found: node_table(found, partitions))
-        return nodes, jobs, self._load("Reservations", reservations)
-
-    def _load(self, name: str, read: Callable[[Any], Any]) -> Any:
-        if self._running is not None and not self._running.done():
-            raise SchedulerError("Slurm still gives pyslurm no answer.")
-        self._running = self._pool.submit(lambda: read(getattr(self.module, name).load()))
+        said = self.commands.ask([*self._argv, prefix])
         try:
-            return self._running.result(self.timeout_s)
-        except FutureTimeout:
+            tables: Tables = msgspec.json.decode(said, type=Tables)
+        except msgspec.DecodeError as error:
             raise SchedulerError(
-                f"Slurm gave pyslurm no answer within {self.timeout_s:g} s."
+                f"The answer of pyslurm cannot be understood: {error}. Nothing was changed."
             ) from None
-        except SchedulerError:
-            raise
-        except (
-            Exception
-        ) as error:  # pyslurm.RPCError, and anything that an interface changed since may raise
-            raise SchedulerError(
-                f"pyslurm.{name}.load() failed: {shorten(str(error) or type(error).__name__)}"
-            ) from None
+        return tables
+
+
+def read(module: Any, prefix: str) -> Tables:
+    """What pyslurm says now. Raises SchedulerError."""
+    jobs = _load(module, "Jobs", lambda found: job_table(found, prefix))
+    partitions = _load(
+        module, "Partitions", lambda found: {p.name for p in items(found) if str(p.state) == "UP"}
+    )
+    nodes = _load(module, "Nodes", lambda found: node_table(found, partitions))
+    return nodes, jobs, _load(module, "Reservations", reservations)
+
+
+def _load(module: Any, name: str, read: Callable[[Any], Any]) -> Any:
+    try:
+        return read(getattr(module, name).load())
+    except Exception as error:  # RPCError, and anything that an interface changed since may raise
+        raise SchedulerError(
+            f"pyslurm.{name}.load() failed: {shorten(str(error) or type(error).__name__)}"
+        ) from None
 
 
 def items(collection: Any) -> Iterable[Any]:

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from scavenger.batch.commands import CommandError, Commands
 from scavenger.interface import SchedulerError
-from scavenger.slurm.bindings import PyslurmSource, load_module
+from scavenger.slurm.bindings import PyslurmSource
 from scavenger.slurm.parse import (
     SINFO_FIELDS,
     SQUEUE_FIELDS,
@@ -103,9 +103,9 @@ def source_for(api: Api, commands: Commands, version: tuple[int, int]) -> SlurmS
     """
     if api == "commands":
         return SlurmCommandSource(commands)
-    module, why = load_module(version)
-    if module is not None:
-        return PyslurmSource(module, commands.policy.timeout_s)
+    source = PyslurmSource(commands, version)
+    if not (why := source.trouble()):
+        return source
     if api == "pyslurm":
         raise SchedulerError(
             f'{why}; install the one for this Slurm, or set api = "auto" in [scheduler.slurm].'

@@ -2,17 +2,35 @@
 only beside its own Slurm.
 """
 
+import os
 import sys
-import threading
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from scavenger.batch.commands import Commands
+from scavenger.batch.calls import SILENT
+from scavenger.batch.commands import CommandPolicy, Commands, NoAnswerError
 from scavenger.interface import SchedulerError
-from scavenger.slurm.bindings import PyslurmSource, load_module, node_group
+from scavenger.slurm.bindings import PyslurmSource, load_module, node_group, read
 from scavenger.slurm.source import SlurmCommandSource, source_for
-from tests.waiting import PATIENCE_S
+
+PYSLURM = """
+import ctypes
+from types import SimpleNamespace as Thing
+from tests.scavenger.slurm.test_bindings import filled
+__version__ = "24.11.0"
+
+class Jobs:
+    @staticmethod
+    def load():
+        # As Cython calls libslurm: Python's lock is held meanwhile.
+        ctypes.PyDLL(None).usleep(SILENT)
+        return filled(Thing()).Jobs.load()
+
+Nodes, Partitions, Reservations = (getattr(filled(Thing()), name)
+                                   for name in ("Nodes", "Partitions", "Reservations"))
+"""
 
 
 def collection(*objects):
@@ -57,7 +75,23 @@ def job(number, state, name, **fields):
 
 @pytest.fixture
 def module():
-    made = ModuleType("pyslurm")
+    return filled(ModuleType("pyslurm"))
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A pyslurm that can be imported; returns commands that find it."""
+
+    def make(silent=0, timeout_s=60.0):
+        (tmp_path / "pyslurm.py").write_text(PYSLURM.replace("SILENT", str(silent)))
+        monkeypatch.syspath_prepend(tmp_path)
+        folders = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])
+        return Commands(CommandPolicy(timeout_s, 1), {**os.environ, "PYTHONPATH": folders})
+
+    return make
+
+
+def filled(made):
     made.__version__ = "24.11.0"
     nodes = [
         node("n1", "IDLE", ("batch", "low"), ("a100",)),
@@ -87,7 +121,7 @@ def module():
 
 
 def test_the_same_tables_as_from_the_commands(module):
-    nodes, jobs, reservations = PyslurmSource(module).read("malletrain-t-")
+    nodes, jobs, reservations = read(module, "malletrain-t-")
     assert {name: group.base for name, group in nodes.nodes.items()} == {
         "n1": "idle",
         "n2": "planned",
@@ -130,31 +164,32 @@ def test_an_error_of_pyslurm_is_a_sentence(module):
 
     module.Nodes.load = refuse
     with pytest.raises(SchedulerError, match=r"pyslurm.Nodes.load\(\) failed: Unable to contact"):
-        PyslurmSource(module).read("x")
+        read(module, "x")
 
 
-def test_a_call_that_hangs_is_given_up_and_not_piled_up(module):
-    release = threading.Event()
-    module.Jobs.load = lambda: release.wait(PATIENCE_S) and {}
-    source = PyslurmSource(module, timeout_s=0.05)
-    with pytest.raises(SchedulerError, match=r"no answer within 0\.05 s"):
-        source.read("x")
-    with pytest.raises(SchedulerError, match="still gives pyslurm no answer"):
-        source.read("x")
-    release.set()
+def test_it_is_asked_in_a_process_of_its_own(module, installed):
+    source = source_for("auto", installed(), (24, 11))
+    assert isinstance(source, PyslurmSource)
+    assert source.read("malletrain-t-") == read(module, "malletrain-t-")
+    assert "pyslurm" not in sys.modules
 
 
-def test_only_a_pyslurm_of_slurms_version_is_taken(module, monkeypatch):
+def test_a_controller_without_an_answer_holds_up_nobody(installed):
+    """Its call holds Python's lock for an hour: in a thread of this process nothing would run."""
+    commands = installed(silent=3_600_000_000, timeout_s=5.0)
+    with pytest.raises(NoAnswerError, match="gave no answer within 5 s"):
+        PyslurmSource(commands, (24, 11)).read("x")
+    assert commands.calls.counts() == {("scavenger.slurm.ask_pyslurm", SILENT): 1}
+
+
+def test_only_a_pyslurm_of_slurms_version_is_taken(module, monkeypatch, installed):
+    commands = installed()
+    assert isinstance(source_for("commands", commands, (24, 11)), SlurmCommandSource)
+    assert isinstance(source_for("auto", commands, (23, 11)), SlurmCommandSource)
+    with pytest.raises(SchedulerError, match=r"not of Slurm's version 23\.11.*set api"):
+        source_for("pyslurm", commands, (23, 11))
     monkeypatch.setitem(sys.modules, "pyslurm", module)
     assert load_module((24, 11)) == (module, "")
-    assert isinstance(source_for("auto", Commands(), (24, 11)), PyslurmSource)
-    assert isinstance(source_for("commands", Commands(), (24, 11)), SlurmCommandSource)
-    found, why = load_module((23, 11))
-    assert found is None
-    assert "24.11.0 is not of Slurm's version 23.11" in why
-    assert isinstance(source_for("auto", Commands(), (23, 11)), SlurmCommandSource)
-    with pytest.raises(SchedulerError, match=r"install the one for this Slurm, or set api"):
-        source_for("pyslurm", Commands(), (23, 11))
 
 
 def test_without_pyslurm_the_commands_are_taken(monkeypatch):
@@ -162,4 +197,5 @@ def test_without_pyslurm_the_commands_are_taken(monkeypatch):
     found, why = load_module((24, 11))
     assert found is None
     assert "cannot be imported" in why
+    monkeypatch.delitem(sys.modules, "pyslurm")
     assert isinstance(source_for("auto", Commands(), (24, 11)), SlurmCommandSource)

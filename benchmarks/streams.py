@@ -16,9 +16,9 @@ and ``longhpo`` (the same ten jobs all the time). Each cell is simulated for ``-
   that has to run a job first can be expected to do better;
 * ``always``: the product, every job profiled;
 * ``worth``: the product, profiles where they are worth their cost;
-* ``sized``: the same, and owners say beforehand how large their models are, which is what the
-  product cannot be told yet (its workers say it when they run): what that would be worth. Here the
-  speed follows from the size by one law, which flatters it.
+* ``sized``: the same, and owners say beforehand how large their models are (``--model-size``),
+  which else workers say when they run. Here the speed follows from the size by one law, which
+  flatters it.
 
 Two numbers per way and kind, means over its cells: samples over FreeTrain's, with the standard
 error, and the share of what the jobs of each moment could do. In a stream the first flatters plans

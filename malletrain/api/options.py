@@ -71,6 +71,9 @@ class SubmitOptions(TypedDict, total=False):
     """Measure at these numbers of nodes."""
     profile_key: str
     """Jobs of one key scale alike."""
+    model_size: str
+    """Its model's parameters, and after a comma the FLOPs per sample: it begins with what similar
+    ones showed."""
     live: bool
     """The script uses malletrain.elastic."""
     service: bool

@@ -189,6 +189,11 @@ class _BeforeScript(click.Command):
     help="Jobs of one key scale alike: the next starts from the curve of the last, as in a sweep.",
 )
 @click.option(
+    "--model-size",
+    metavar="PARAMETERS[,FLOPS]",
+    help="Of the model, FLOPs per sample: the job begins with what similar ones showed.",
+)
+@click.option(
     "--live",
     is_flag=True,
     help="The script uses malletrain.elastic: its processes live on when nodes come and go, "

@@ -115,6 +115,9 @@ class Curves:
             elif profiled:
                 storage = replace(self._storage(row, spec), known=known)
                 model = siblings.starts_with(storage, row.key, named=_may_differ(spec))
+                if model is None and (spec.parameters or spec.flops):
+                    size = ModelSize(_positive(spec.parameters), _positive(spec.flops))
+                    model = siblings.suggested(storage, row.key, size, self._costs)
             found.append(Beginning(model, "" if _may_differ(spec) else row.key))
         return found
 

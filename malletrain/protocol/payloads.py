@@ -108,6 +108,10 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     work: float | None = None
     on_hang: str = "tell"
     """What is done when its workers hang: ``tell`` its owner, or ``restart`` them too."""
+    parameters: float | None = None
+    """Of its model, as its owner says before any worker does; None: not said."""
+    flops: float | None = None
+    """Of its model, per sample, forward and backward; None: not said."""
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

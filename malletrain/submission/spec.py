@@ -135,6 +135,21 @@ def _python_of(environment: SoftwareEnvironment | None) -> str:
     return os.path.join(environment.venv, "bin", "python") if environment.venv else "python"
 
 
+def parse_model_size(text: str) -> tuple[float, float | None]:
+    """Parameters, and FLOPs per sample where they are said, of ``--model-size``."""
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not 1 <= len(found) <= 2 or not all(0 < x < math.inf for x in found):
+        raise SpecError(
+            f'"{text}" is no size of a model; accepted are its parameters, and after a comma its '
+            "FLOPs per sample (forward and backward), such as 25.6e6 or 25.6e6,1.2e10.",
+            "model_size",
+        )
+    return found[0], found[1] if len(found) == 2 else None
+
+
 def build(
     script: str,
     args: Sequence[str],
@@ -163,6 +178,7 @@ def build(
     budget: str | None = None,
     work: str | None = None,
     on_hang: str = "tell",
+    model_size: str | None = None,
 ) -> JobSpec:
     """The checked job. By default it has the script's name without suffix, the present directory
     and the site's goal.
@@ -248,6 +264,8 @@ def build(
             "deadline",
             "work",
         )
+    with about("model_size"):
+        parameters, flops = (None, None) if model_size is None else parse_model_size(model_size)
     if on_hang not in ("tell", "restart"):
         raise SpecError(
             f'What is done at a hang is "tell" or "restart", not "{on_hang}".', "on_hang"
@@ -284,4 +302,6 @@ def build(
         budget_nh=hours,
         work=samples,
         on_hang=on_hang,
+        parameters=parameters,
+        flops=flops,
     )

@@ -53,12 +53,17 @@ def sampler_of(sweep: Sweep, tried: int = 0) -> optuna.samplers.BaseSampler:
     return optuna.samplers.RandomSampler(seed=seed)
 
 
-def _own(named: str, workdir: Path | None, options: dict[str, Any]) -> optuna.samplers.BaseSampler:
+def own(named: str, workdir: Path | None, values: dict[str, Any]) -> Any:
+    """What ``MODULE:NAME``, of the sweep's owner, makes of these values."""
     where, _, name = named.rpartition(":")
     if (folder := str(workdir or ".")) not in sys.path:
         sys.path.append(folder)
+    return getattr(importlib.import_module(where), name)(**values)
+
+
+def _own(named: str, workdir: Path | None, options: dict[str, Any]) -> optuna.samplers.BaseSampler:
     try:
-        made = getattr(importlib.import_module(where), name)(**options)
+        made = own(named, workdir, options)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise SweepError(f"The sampler {named} cannot be made: {error}") from None
     if not isinstance(made, optuna.samplers.BaseSampler):

@@ -148,6 +148,12 @@ class JobSection(Section):
         description='How scaling is learnt. "auto": trials whose parameters change what is learnt '
         'and not how fast share one profile; "shared": all do; "off": no trial is profiled.',
     )
+    model_size: str = key(
+        "",
+        description='"MODULE:FUNCTION" of your own: given a trial\'s parameters it returns how '
+        "many parameters the model has and its FLOPs per sample, so that the trial begins with "
+        "what similar ones showed; modules are found in workdir too.",
+    )
 
 
 class SamplerSection(Section):

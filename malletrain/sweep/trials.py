@@ -22,6 +22,7 @@ from malletrain.submission.software import SoftwareOptions
 from malletrain.submission.spec import build
 from malletrain.sweep import ledger as book
 from malletrain.sweep.ledger import Ledger
+from malletrain.sweep.search import own
 from malletrain.sweep.space import Value, trial_arguments
 from malletrain.sweep.spec import Sweep, SweepError
 from malletrain.training.owner import FILE, FOLDER
@@ -61,10 +62,22 @@ def build_job(sweep: Sweep, name: str, values: dict[str, Value], number: int) ->
             live=job.live,
             profile=job.profile != "off",
             profile_key=f"sweep {sweep.sweep.name}" if job.profile == "shared" else None,
+            model_size=_model_size(sweep, values),
             software=software,
         )
     except SpecError as error:
         raise SweepError(f"The trials of {sweep.sweep.name} cannot be jobs: {error}") from None
+
+
+def _model_size(sweep: Sweep, values: dict[str, Value]) -> str | None:
+    """How large the trial's model is, where its owner knows: PARAMETERS[,FLOPS]."""
+    if not sweep.job.model_size:
+        return None
+    try:
+        found = own(sweep.job.model_size, sweep.job.workdir, values)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise SweepError(f"{sweep.job.model_size} does not say a model's size: {error}") from None
+    return ",".join(map(str, found if isinstance(found, tuple | list) else (found,)))
 
 
 def check(sweep: Sweep) -> None:

@@ -98,6 +98,12 @@ def test_everything(run, daemon, script, tmp_path, monkeypatch):
     )
 
 
+def test_the_size_of_a_model(run, daemon, script):
+    assert run("submit", "--model-size", "25.6e6,1.2e10", script).exit_code == 0
+    sent = spec_of(daemon)
+    assert (sent["parameters"], sent["flops"]) == (25.6e6, 1.2e10)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -156,6 +162,8 @@ def test_unreadable_script(run, script):
         (["--env", "NOT_SET_ANYWHERE_1"], "is not set here"),
         (["--workdir", "/does/not/exist"], "does not exist"),
         (["--goal", "speed"], "efficiency"),
+        (["--model-size", "large"], "is no size of a model"),
+        (["--model-size", "1e6,0"], "is no size of a model"),
         (["--nods", "4"], "No such option"),
         (["--curve", "/does/not/exist"], "cannot be read"),
     ],

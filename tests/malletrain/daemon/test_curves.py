@@ -150,6 +150,21 @@ def test_a_model_of_similar_size_is_believed_once_it_says_how_large_it_is(curves
     assert curves.described("j2", other, {"parameters": "many", "flops_per_sample": -1.0}) is None
 
 
+def test_a_job_whose_owner_says_its_models_size_begins_with_what_a_similar_one_showed(curves):
+    _, made = new(curves, "j1", "--layers", "3", parameters=1e6)
+    curves.described("j1", made, {"parameters": 1_000_000, "flops_per_sample": None})
+    curves.keep("j1", made, MEASURED)
+    model, other = new(curves, "j2", "--layers", "4", parameters=1.2e6)
+    assert 200 < model.curve.estimate(4)[0] < 340
+    assert not model.profiled
+    assert not model.curve.measured_sizes, "it is believed, not known"
+    said = {"parameters": 1_200_000, "flops_per_sample": None}
+    assert curves.described("j2", other, said) is not None, "its workers' word counts for others"
+    assert new(curves, "j3", "--layers", "5", parameters=1e9)[0] is None, "nobody is near"
+    again, _ = new(curves, "j4", "--layers", "3", parameters=1e6)
+    assert again.curve.measured_sizes, "one of its own kind goes before"
+
+
 def test_a_restart_finds_what_the_job_knew(curves):
     _, made = new(curves, "j1")
     curves.keep("j1", made, MEASURED)

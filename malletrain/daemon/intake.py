@@ -5,6 +5,10 @@ wait, by number and by bytes, and who is next. The daemon takes from its socket 
 and puts it here, so that it is our bound that holds and not ZeroMQ's: that one counts messages
 however large they are, and libzmq does not bear a connection that ends while its queue is full
 (zeromq/libzmq#3937).
+
+All share one room. A sender may have as much waiting as is left free of it: one alone half, of
+seven each an eighth, and who comes new finds as much again (the dynamic thresholds of Choudhury and
+Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
 """
 
 from __future__ import annotations
@@ -20,8 +24,14 @@ MOST_MESSAGES = 2000
 """Of one sender: agents say some a second, and after a minute in which the daemon stood still it
 finds all of them.
 """
-MOST_BYTES = 16 * 1024 * 1024
-"""Of one sender: four of the largest messages there are."""
+ROOM_BYTES = 24 * 1024 * 1024
+"""Of all together, except what is under LEAST_BYTES of each."""
+LEAST_BYTES = 64 * 1024
+"""Of one sender, however full the room is: who says little is heard while others flood."""
+MESSAGE_BYTES = 1024
+"""What a message takes beside what is in it."""
+MANY, MANY_BYTES = 64, 1024 * 1024
+"""Who has more of either waiting crowds the others."""
 
 
 STRANGERS = "stranger"
@@ -42,37 +52,58 @@ class _Line(Generic[T]):
     waiting: deque[tuple[T, int]] = field(default_factory=deque)
     size: int = 0
 
+    @property
+    def crowds(self) -> bool:
+        return len(self.waiting) > MANY or self.size > MANY_BYTES
+
 
 class Intake(Generic[T]):
-    """Messages that wait, ``most`` of one sender and ``most_bytes`` of them at most."""
+    """Messages that wait: ``most`` of one sender, ``room`` bytes of all. See the module."""
 
-    def __init__(self, most: int = MOST_MESSAGES, most_bytes: int = MOST_BYTES) -> None:
-        self._most, self._most_bytes = most, most_bytes
+    def __init__(
+        self, most: int = MOST_MESSAGES, room: int = ROOM_BYTES, least: int = LEAST_BYTES
+    ) -> None:
+        self._most, self._free, self._least = most, room, least
         self._lines: dict[Hashable, _Line[T]] = {}
         self._turns: deque[Hashable] = deque()
+        self._crowds = 0
+        """Senders that do."""
 
     def __bool__(self) -> bool:
         return bool(self._turns)
 
+    @property
+    def crowded(self) -> bool:
+        """Somebody sends more than is handled."""
+        return self._crowds > 0
+
     def put(self, sender: Hashable, message: T, size: int) -> bool:
         """Keep it, of so many bytes; False where as much of its sender waits as may."""
+        size += MESSAGE_BYTES
         line = self._lines.get(sender)
+        waits, wait_bytes = (len(line.waiting), line.size) if line else (0, 0)
+        if waits >= self._most or wait_bytes + size > max(self._least, self._free - size):
+            return False
         if line is None:
             line = self._lines[sender] = _Line()
             self._turns.append(sender)
-        elif len(line.waiting) >= self._most or line.size + size > self._most_bytes:
-            return False
+        self._crowds -= line.crowds
         line.waiting.append((message, size))
         line.size += size
+        self._crowds += line.crowds
+        self._free -= size
         return True
 
     def take(self) -> T:
         """The next one. Raises IndexError where nothing waits."""
         sender = self._turns.popleft()
         line = self._lines[sender]
+        self._crowds -= line.crowds
         message, size = line.waiting.popleft()
+        line.size -= size
+        self._crowds += line.crowds
+        self._free += size
         if line.waiting:
-            line.size -= size
             self._turns.append(sender)
         else:
             del self._lines[sender]

@@ -291,9 +291,9 @@ class Metrics:
         self._plans.observe(seconds)
         self._gap.set(gap)
 
-    def dropped_message(self, sender: str) -> None:
-        """A message was let go unread; ``sender`` as in :meth:`invalid_message`."""
-        self._dropped.labels(sender).inc()
+    def dropped_messages(self, sender: str, number: int) -> None:
+        """So many messages were let go unread; ``sender`` as in :meth:`invalid_message`."""
+        self._dropped.labels(sender).inc(number)
 
     def invalid_message(self, sender: str) -> None:
         """A message was refused; ``sender`` is ``agent``, ``client`` or ``unknown``."""

@@ -7,7 +7,6 @@ never refused. The user who runs the daemon and its operators do not wait.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -113,10 +112,3 @@ class Rates:
         account.spent_s = max(0.0, account.spent_s - since * MOST_PART)
         account.at = now
         return account
-
-    async def turn(self, user: str) -> Turn | None:
-        """Wait for the turn of ``user``; None: there is none, too many wait already."""
-        turn = self.next(user)
-        if turn is not None and turn.wait_s:
-            await asyncio.sleep(turn.wait_s)
-        return turn

@@ -18,7 +18,7 @@ from malletrain.daemon.core import Core
 from malletrain.daemon.inbox import Inbox
 from malletrain.daemon.login import Login
 from malletrain.daemon.mishaps import Mishap, Mishaps
-from malletrain.daemon.rates import Rates
+from malletrain.daemon.rates import Rates, Turn
 from malletrain.daemon.steps import CoreOver
 from malletrain.daemon.timed import TimedCall
 from malletrain.protocol import messages
@@ -113,10 +113,10 @@ class Switchboard:
         self.invalid("A message came from a peer whose key is not valid any more.")
         self._core.transmit(peer, messages.Goodbye("The lease has ended."))
 
-    def dropped(self, who: str) -> None:
-        """A message was let go unread: too many of its sender wait."""
+    def dropped(self, who: str, number: int) -> None:
+        """So many messages were let go unread: too many of their sender wait."""
         sender = _sender(who)
-        self._core.metrics.dropped_message(sender)
+        self._core.metrics.dropped_messages(sender, number)
         if self._told.at_once(f"dropped {sender}"):
             log.warning("messages dropped: too many of one sender wait", sender=who)
 
@@ -138,24 +138,28 @@ class Switchboard:
         probe(gone)
 
     def _client(self, peer: bytes, user: str, message: Any) -> None:
-        if isinstance(message, messages.Request):
-            self._reply(peer, f"client:{user}", message, self._in_turn(user, message))
-        else:
+        if not isinstance(message, messages.Request):
             sentence = f"A client may not send {type(message).__name__}."
             self._core.transmit(peer, messages.Error(sentence))
+        elif (turn := self._rates.next(user)) is not None:
+            self._reply(peer, f"client:{user}", message, self._in_turn(user, turn, message))
+        else:  # who sends very many is not worth a task for each
+            rate = self._core.config.daemon.request_rate
+            sentence = (
+                f"Too many of your requests wait; {rate:g} a second are answered. Wait for the "
+                "answers."
+            )
+            refused = messages.Reply(message.id, False, error=sentence, code="busy")
+            self._core.transmit(peer, refused)
 
-    async def _in_turn(self, user: str, request: messages.Request) -> messages.Reply:
-        if (turn := await self._rates.turn(user)) is not None:
-            answer = TimedCall(self._api.answer(user, request))
-            try:
-                return await answer
-            finally:
-                self._rates.took(user, turn, answer.seconds)
-        sentence = (
-            f"Too many of your requests wait; {self._core.config.daemon.request_rate:g} a second "
-            "are answered. Wait for the answers."
-        )
-        return messages.Reply(request.id, False, error=sentence, code="busy")
+    async def _in_turn(self, user: str, turn: Turn, request: messages.Request) -> messages.Reply:
+        if turn.wait_s:
+            await asyncio.sleep(turn.wait_s)
+        answer = TimedCall(self._api.answer(user, request))
+        try:
+            return await answer
+        finally:
+            self._rates.took(user, turn, answer.seconds)
 
     def _stranger(self, peer: bytes, key: str, message: Any) -> None:
         if isinstance(message, messages.Request):

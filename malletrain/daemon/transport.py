@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 import zmq
@@ -41,17 +42,33 @@ TURN_S = 0.01
 """How long messages are handled before others of the loop's work have their turn: who sends very
 much does not keep those waiting whose messages are here already.
 """
-TAKE_IN_S = 0.2 * TURN_S
-"""How long messages are taken in after a turn that was not long enough; that is many times
-quicker than to handle them.
+CROWDED_TURN_S = 0.2 * TURN_S
+"""The same while somebody sends more than is handled: to be answered takes others two turns."""
+LEAST_TAKE_IN_S, MOST_TAKE_IN_S = 0.2 * TURN_S, TURN_S
+"""How long messages are taken in after a turn that was not long enough: as long as all else has
+taken since, within these bounds. To take one in is quicker than to handle it, and what is left in
+the socket has no bound in bytes.
 """
-FLOOD_TURN_S, FLOOD_TAKE_IN_S = 0.2 * TURN_S, 0.4 * TURN_S
-"""The two while somebody sends more than may wait: to be answered takes others several turns."""
+FRAMES = 3
+"""Of a message: its sender's identity, the protocol's tag, the body."""
 
 _AT_ONCE, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 """As plain numbers: to put flags together costs as much as to send."""
 
 log = structlog.get_logger(__name__)
+
+
+class Came(NamedTuple):
+    """A message as it came in."""
+
+    key: str
+    """Of its sender, z85; empty where it has none."""
+    frames: list[Any]
+    """The first FRAMES of it."""
+    number: int
+    """Of all of its frames."""
+    size: int
+    """Bytes of what is kept."""
 
 
 class Receiver(Protocol):
@@ -69,8 +86,8 @@ class Receiver(Protocol):
     def withdrawn(self, peer: bytes) -> None:
         """A peer speaks whose key is not valid any more, although it was when it connected."""
 
-    def dropped(self, who: str) -> None:
-        """A message was let go unread: too much of ``who`` waits."""
+    def dropped(self, who: str, number: int) -> None:
+        """So many messages were let go unread: too much of ``who`` waits."""
 
     def disconnected(self, peer: bytes) -> None:
         """The connection of a peer that has spoken ended."""
@@ -105,11 +122,11 @@ class Transport:
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._intake: Intake[tuple[str, list[Any]]] = Intake()
+        self._intake: Intake[Came] = Intake()
         self._behind = False
         """The last turn was not long enough."""
-        self._flooded = False
-        """Somebody has just sent more than may wait."""
+        self._took_in = 0.0
+        """When messages were last taken in."""
         self._of_connection: dict[int, bytes] = {}
         """Descriptor of a connection → the peer that was heard over it."""
 
@@ -135,7 +152,7 @@ class Transport:
         """Begin to receive."""
         self._receiver = receiver
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.fileno(), self._receive)
+        self._loop.add_reader(self._socket.fileno(), self._soon)
         self._loop.add_reader(self._monitor.fileno(), self._watch)
         self._loop.add_reader(self._door.socket.fileno(), self._admit)
         # ZeroMQ's descriptors are edge-triggered: what came before is not told of again.
@@ -218,21 +235,18 @@ class Transport:
             self._soon()
 
     def _turn(self, receiver: Receiver) -> bool:
-        """Handle what is there, for TURN_S at most; whether there may be more. What was too much
-        for the turn before waits here meanwhile, and its senders take turns.
+        """Handle what is there, for a while; whether there may be more. What was too much for the
+        turn before waits here meanwhile, and its senders take turns.
         """
         if self._behind:
             self._take_in(receiver)
-        until = time.monotonic() + (FLOOD_TURN_S if self._flooded else TURN_S)
+        until = time.monotonic() + (CROWDED_TURN_S if self._intake.crowded else TURN_S)
         while time.monotonic() < until:
-            if self._intake:
-                key, frames = self._intake.take()
-            elif (came := self._came(receiver)) is not None:
-                key, frames = came
-            else:
-                self._behind = self._flooded = False
+            came = self._intake.take() if self._intake else self._came(receiver)
+            if came is None:
+                self._behind = False
                 return False
-            self._one(key, frames, receiver)
+            self._one(came, receiver)
             if self._receiver is None:
                 return False
         self._behind = True
@@ -240,19 +254,21 @@ class Transport:
 
     def _take_in(self, receiver: Receiver) -> None:
         """Let messages wait here, and not in the socket."""
-        until = time.monotonic() + (FLOOD_TAKE_IN_S if self._flooded else TAKE_IN_S)
-        self._flooded = False
+        now = time.monotonic()
+        until = now + min(max(now - self._took_in, LEAST_TAKE_IN_S), MOST_TAKE_IN_S)
+        let_go: Counter[str] = Counter()
         while time.monotonic() < until and (came := self._came(receiver)) is not None:
-            key, frames = came
-            who = self._lookup(key)
-            if not self._intake.put(sender_of(key, who), came, sum(map(len, frames))):
-                self._flooded = True
-                receiver.dropped(who or "")
+            who = self._lookup(came.key)
+            if not self._intake.put(sender_of(came.key, who), came, came.size):
+                let_go[who or ""] += 1
+        for sender, number in let_go.items():
+            receiver.dropped(sender, number)
+        self._took_in = time.monotonic()
 
-    def _came(self, receiver: Receiver) -> tuple[str, list[Any]] | None:
-        """A message and the key of its sender; None: none is there, or the socket is closed."""
+    def _came(self, receiver: Receiver) -> Came | None:
+        """A message; None: none is there, or the socket is closed."""
         try:
-            frames = self._frames()
+            frames, number = self._frames()
         except zmq.ZMQError:
             return None
         peer = frames[0].bytes
@@ -261,24 +277,29 @@ class Transport:
         self._of_connection[descriptor] = peer
         if before != peer:  # its connection ended, and another has the descriptor already
             receiver.disconnected(before)
-        return str(frames[-1].get("User-Id")) if len(frames) > 1 else "", frames
+        key = str(frames[-1].get("User-Id")) if number > 1 else ""
+        return Came(key, frames, number, sum(map(len, frames)))
 
-    def _frames(self) -> list[Any]:
-        """Those of one message. Raises ZMQError where there is none."""
+    def _frames(self) -> tuple[list[Any], int]:
+        """Those of one message, FRAMES at most, and how many it has. What has more is none of ours,
+        and the others are let go as they come. Raises ZMQError where there is none.
+        """
         frame: Any = self._socket.recv(_AT_ONCE, copy=False)
-        frames = [frame]
+        frames, number = [frame], 1
         while frame.more:
             frame = self._socket.recv(_AT_ONCE, copy=False)
-            frames.append(frame)
-        return frames
+            number += 1
+            if number <= FRAMES:
+                frames.append(frame)
+        return frames, number
 
-    def _one(self, key: str, frames: list[Any], receiver: Receiver) -> None:
-        peer, who = frames[0].bytes, self._lookup(key) if key else None
+    def _one(self, came: Came, receiver: Receiver) -> None:
+        peer, who = came.frames[0].bytes, self._lookup(came.key) if came.key else None
         if who is None:
             receiver.withdrawn(peer)
             return
         try:
-            message = wire.decode([frame.bytes for frame in frames[1:]])
+            message = wire.decode([frame.bytes for frame in came.frames[1:]], came.number - 1)
         except wire.WireError as e:
             receiver.invalid(f"{who}: {e}")
             self.send(peer, messages.Error(str(e)))

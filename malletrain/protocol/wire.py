@@ -50,12 +50,13 @@ def encode(message: Message) -> list[bytes]:
     return [PROTOCOL, payload]
 
 
-def decode(frames: Sequence[bytes]) -> Any:
-    """The message in ``frames`` (identity frames removed). Raises WireError with a sentence for the
-    sender.
+def decode(frames: Sequence[bytes], number: int | None = None) -> Any:
+    """The message in ``frames`` (identity frames removed), of which there were ``number`` where
+    not all were kept. Raises WireError with a sentence for the sender.
     """
-    if len(frames) != 2:
-        raise WireError(f"A message has 2 frames (protocol tag, body); this one has {len(frames)}.")
+    number = len(frames) if number is None else number
+    if number != 2:
+        raise WireError(f"A message has 2 frames (protocol tag, body); this one has {number}.")
     tag, payload = frames
     if tag != PROTOCOL:
         shown = tag[:16].decode("ascii", "replace")

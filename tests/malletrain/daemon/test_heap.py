@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from malletrain.daemon.heap import EVERY_S, Heap
+from malletrain.daemon.heap import AT_LEAST_S, EVERY_S, GROWN_BYTES, Heap
 
 HOLES = """
 import os
@@ -24,7 +24,7 @@ print(full - freed, full - held())
 
 
 def test_it_looks_once_a_minute():
-    heap = Heap()
+    heap = Heap(lambda: 100_000_000)
     assert [heap.look(at) for at in (0.0, 1.0, EVERY_S - 1, EVERY_S, EVERY_S + 1)] == [
         True,
         False,
@@ -32,6 +32,18 @@ def test_it_looks_once_a_minute():
         True,
         False,
     ]
+
+
+def test_it_looks_at_once_when_much_was_taken_and_then_counts_anew():
+    held = [100_000_000]
+    heap = Heap(lambda: held[0])
+    assert heap.look(0.0)
+    held[0] += GROWN_BYTES
+    assert not heap.look(0.5 * AT_LEAST_S)
+    assert heap.look(AT_LEAST_S)
+    assert not heap.look(2 * AT_LEAST_S), "what it brought nothing for is in use"
+    held[0] += GROWN_BYTES - 1
+    assert not heap.look(3 * AT_LEAST_S)
 
 
 def test_holes_go_back_to_the_machine():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.daemon.intake import Intake, sender_of
+from malletrain.daemon.intake import MANY, MANY_BYTES, MESSAGE_BYTES, Intake, sender_of
 
 
 def all_of(intake):
@@ -27,18 +27,76 @@ def test_senders_take_turns_and_each_is_heard_in_its_order():
 
 
 def test_of_one_sender_no_more_waits_than_may_and_then_it_may_send_again():
-    intake = Intake(most=3, most_bytes=100)
+    intake = Intake(most=3)
     assert [intake.put("a", n, 10) for n in range(5)] == [True, True, True, False, False]
-    assert [intake.put("b", n, 45) for n in range(3)] == [True, True, False]
-    assert intake.put("c", 0, 10_000), "one of any size, or it would never be heard"
-    assert not intake.put("c", 1, 1)
-    assert len(all_of(intake)) == 6
+    assert intake.put("b", 0, 10)
+    assert len(all_of(intake)) == 4
     assert intake.put("a", 9, 10)
     assert all_of(intake) == [9]
 
 
+def waiting_bytes(intake, sender, size):
+    """What of ``sender`` is taken, in messages of so many bytes."""
+    taken = 0
+    while intake.put(sender, sender, size - MESSAGE_BYTES):
+        taken += size
+    return taken
+
+
+def test_who_floods_leaves_as_much_free_as_it_has_itself():
+    room, size = 1_000_000, 10_000
+    alone = Intake(room=room, least=size)
+    assert waiting_bytes(alone, "a", size) == room / 2
+    assert waiting_bytes(alone, "b", size) == room / 4, "who comes new finds room"
+    all_of(alone)
+    assert waiting_bytes(alone, "b", size) == room / 2, "all of it is free again"
+
+
+def test_the_first_message_of_a_sender_has_to_find_room_too():
+    intake = Intake(room=1_000_000, least=10_000)
+    assert not intake.put("a", 0, 600_000)
+    assert intake.put("a", 0, 400_000)
+    assert not intake.put("b", 0, 400_000)
+
+
+def test_however_full_the_room_is_who_says_little_is_heard():
+    intake = Intake(room=100_000, least=20_000)
+    for name in range(50):
+        waiting_bytes(intake, f"flood{name}", 10_000)
+    assert intake.put("ann", "ann", 20_000 - MESSAGE_BYTES)
+    assert not intake.put("ann", "ann", 0)
+    assert "ann" in all_of(intake)
+
+
+def test_a_message_without_content_takes_room_too():
+    intake = Intake(most=10**9, room=100 * MESSAGE_BYTES, least=0)
+    assert sum(intake.put("a", n, 0) for n in range(1000)) == 50
+
+
+def test_it_is_crowded_while_more_of_somebody_waits_than_is_handled():
+    intake = Intake()
+    for name in range(2 * MANY):
+        intake.put(name, name, 10)
+    assert not intake.crowded, "many who say one thing each crowd nobody"
+    all_of(intake)
+    for number in range(MANY):
+        intake.put("a", number, 10)
+    assert not intake.crowded
+    for name in "ab":
+        intake.put(name, 0, 10)
+    assert intake.crowded
+    intake.take()
+    assert not intake.crowded
+    all_of(intake)
+    for size in (MANY_BYTES // 2, MANY_BYTES // 2):
+        assert intake.put("a", size, size)
+    assert intake.crowded, "few large ones take as long"
+    intake.take()
+    assert not intake.crowded
+
+
 def test_all_strangers_are_one_sender_whatever_keys_they_come_with():
-    intake = Intake(most=3, most_bytes=1000)
+    intake = Intake(most=3)
     who = {"k1": "stranger:k1", "k2": "stranger:k2", "k3": None, "ann": "client:ann"}
     taken = [
         intake.put(sender_of(key, who[key]), (key, n), 10) for n in range(2) for key in ("k1", "k2")
@@ -52,7 +110,8 @@ def test_all_strangers_are_one_sender_whatever_keys_they_come_with():
 @given(st.lists(st.one_of(st.none(), st.tuples(st.sampled_from("abc"), st.integers(0, 60)))))
 def test_nothing_that_was_taken_in_is_lost_and_no_bound_is_broken(steps):
     """None: one is taken out."""
-    intake, model = Intake(most=4, most_bytes=100), {name: [] for name in "abc"}
+    least, room = 2 * MESSAGE_BYTES + 30, 4 * MESSAGE_BYTES + 100
+    intake, model = Intake(most=4, room=room, least=least), {name: [] for name in "abc"}
     for number, step in enumerate(steps):
         waits = {name: len(line) for name, line in model.items() if line}
         if step is None:
@@ -63,7 +122,10 @@ def test_nothing_that_was_taken_in_is_lost_and_no_bound_is_broken(steps):
             continue
         name, size = step
         line = model[name]
-        fits = not line or (len(line) < 4 and sum(s for _, s in line) + size <= 100)
+        held = {n: sum(MESSAGE_BYTES + s for _, s in model[n]) for n in model}
+        after = held[name] + MESSAGE_BYTES + size
+        free = room - sum(held.values()) - MESSAGE_BYTES - size
+        fits = len(line) < 4 and (after <= least or after <= free)
         assert intake.put(name, (name, number, size), size) == fits
         if fits:
             line.append((number, size))

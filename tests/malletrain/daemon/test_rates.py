@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from malletrain.daemon.rates import (
@@ -74,11 +72,6 @@ def test_users_are_forgotten_and_those_that_ask_are_not():
     for number in range(2 * MOST_USERS):
         wait_s(rates, "ann" if number % 100 == 0 else f"u{number}")
     assert wait_s(rates, "ann") > 0.0
-
-
-def test_there_is_a_turn_or_none():
-    rates = Rates(1e6, lambda user: False, Clock())
-    assert asyncio.run(rates.turn("ann")) is not None
 
 
 def test_who_asks_for_what_takes_long_has_a_part_of_the_processor():

@@ -9,8 +9,9 @@ import time
 import pytest
 import zmq
 
-from malletrain.daemon.intake import MOST_MESSAGES
-from malletrain.daemon.transport import TURN_S, Transport
+from malletrain.daemon import transport
+from malletrain.daemon.intake import MOST_MESSAGES, Intake
+from malletrain.daemon.transport import FRAMES, TURN_S, Transport
 from malletrain.identity.keys import new_pair
 from malletrain.protocol import messages
 from malletrain.protocol.wire import encode
@@ -41,7 +42,7 @@ class Deaf:
     def withdrawn(self, peer):
         raise AssertionError(peer)
 
-    def dropped(self, who):
+    def dropped(self, who, number):
         self.let_go.append(who)
 
     def disconnected(self, peer):
@@ -185,6 +186,51 @@ class Slow(Deaf):
     def message(self, peer, who, message):
         self.heard.append(who)
         time.sleep(TURN_S)
+
+
+class Odd(Slow):
+    """A receiver that keeps what it is told of messages that are none."""
+
+    def __init__(self):
+        super().__init__()
+        self.sentences = []
+
+    def invalid(self, sentence):
+        self.sentences.append(sentence)
+
+
+def test_of_a_message_of_very_many_frames_only_the_first_are_kept(monkeypatch):
+    server, own, receiver, kept = new_pair(), new_pair(), Odd(), []
+
+    class Watched(Intake):
+        def put(self, sender, message, size):
+            kept.append(len(message.frames))
+            return super().put(sender, message, size)
+
+    monkeypatch.setattr(transport, "Intake", Watched)
+    made = Transport(server, lambda key: "client:ann")
+
+    async def busy():
+        with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+            client.linger, client.curve_serverkey = 0, server.public.encode()
+            client.curve_publickey, client.curve_secretkey = (
+                own.public.encode(),
+                own.secret.encode(),
+            )
+            client.connect(made.bind("tcp://127.0.0.1:0"))
+            for _ in range(3):  # a turn each; what comes after waits
+                client.send_multipart(encode(messages.Heartbeat("boot")))
+            client.send_multipart([b""] * 5000)
+            made.serve(receiver)
+            while not receiver.sentences:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    try:
+        asyncio.run(asyncio.wait_for(busy(), PATIENCE_S))
+    finally:
+        made.stop()
+    assert kept and set(kept) == {FRAMES}
+    assert "this one has 5000" in receiver.sentences[0]
 
 
 @pytest.mark.parametrize("flooder", ["client:ann", "stranger:one"])

@@ -214,11 +214,10 @@ def read_sacct(path: str | Path) -> JobLog:
             raise WorkloadError(
                 f"{where}: There are {len(row)} columns instead of {len(header)}; use --parsable2."
             )
-        submit, start, end = (
-            _slurm_time(row[at[name]], where) for name in ("Submit", "Start", "End")
-        )
-        if start and end and end < start < end + 3600:
-            end += 3600  # local times: it ran through the hour that there is twice in autumn
+        times = (_slurm_time(row[at[name]], where) for name in ("Submit", "Start", "End"))
+        submit, start, end = times
+        if start and end and end < start < end + 3600:  # local times: through autumn's double hour
+            end += 3600
         listed = row[at["NodeList"]].strip() if "NodeList" in at else ""
         try:
             names = () if listed in ("", "None assigned") else expand(listed)

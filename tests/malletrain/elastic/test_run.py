@@ -148,6 +148,7 @@ def test_a_step_that_only_some_had_finished_counts_for_all(tmp_path):
             lambda: any(w.heard("lost") for w in members),
             "rank 1 has given up a step that the others finished",
         )
+        c.abort()  # as the daemon does: gloo may lose track of what the others wait for
         c.round(
             [members[1], members[0], members[2]]
         )  # the one that is behind comes first, and must not win

@@ -111,7 +111,8 @@ def events(
 def _write_trace(client: Connection, output: IO[str] | None) -> None:
     from malletrain.render.held_trace import held_trace
 
-    lines = list(held_trace(_all(client)))
+    found = list(_all(client))
+    lines = list(held_trace(found, client.status().now))
     if len(lines) == 1:
         raise Refused("No node has been held yet, so there is nothing to make a trace of.")
     for line in lines:

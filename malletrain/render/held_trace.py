@@ -13,14 +13,16 @@ from malletrain.protocol.views import EventView
 HEADER = "time_s,node,event"
 
 
-def held_trace(events: Iterable[EventView]) -> Iterator[str]:
+def held_trace(events: Iterable[EventView], until: float) -> Iterator[str]:
     """The lines of the trace, without line ends; time 0 is the first join.
 
     A node that joins twice in a row (it was adopted after a restart) is written once, and a clock
-    that was set back makes no event earlier than the one before.
+    that was set back makes no event earlier than the one before. What is still held is so until the
+    end: a trace ends with its last event.
 
     Args:
         events: all of them, oldest first.
+        until: when they were asked for, seconds since the epoch.
     """
     held: set[str] = set()
     last: dict[str, float] = {}
@@ -37,3 +39,6 @@ def held_trace(events: Iterable[EventView]) -> Iterator[str]:
         now = last[e.node] = round(max(now, e.time - begin, last.get(e.node, -1.0) + 0.001), 3)
         (held.add if joined else held.discard)(e.node)
         yield f"{now:.3f},{e.node},{'idle' if joined else 'busy'}"
+    for node in sorted(held):
+        now = round(max(now, until - (begin or 0.0), last[node] + 0.001), 3)
+        yield f"{now:.3f},{node},busy"

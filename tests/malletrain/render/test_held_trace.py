@@ -24,18 +24,19 @@ def test_the_audit_log_becomes_a_trace():
         event(105.0, JOINED, "a"),  # back within a millisecond
         event(90.0, LOST, "b"),  # the clock was set back
     ]
-    assert list(held_trace(events)) == [
+    assert list(held_trace(events, 106.5)) == [
         "time_s,node,event",
         "0.000,a,idle",
         "0.000,b,idle",
         "4.500,a,busy",
         "4.501,a,idle",
         "4.501,b,busy",
+        "6.000,a,busy",  # held until it was asked for
     ]
 
 
 def test_no_event_no_row():
-    assert list(held_trace([])) == [HEADER]
+    assert list(held_trace([], 5.0)) == [HEADER]
 
 
 @settings(max_examples=40, deadline=None)
@@ -50,7 +51,9 @@ def test_every_exported_trace_is_a_valid_one(changes):
     for step, kind, node in changes:
         now += step
         events.append(event(now, kind, node))
-    lines = list(held_trace(events))
+    lines = list(held_trace(events, now))
     if len(lines) > 1:
         read = files.parse("\n".join(lines) + "\n")
+        assert read.duration_s > 0
+        assert not read.idle_at(read.duration_s).any()
         assert len(read.names) == len({line.split(",")[1] for line in lines[1:]})

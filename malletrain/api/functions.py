@@ -25,7 +25,7 @@ LISTEN_S = 1.0
 """How long one request for news lasts, and so what :meth:`FunctionExecutor.leave` waits for."""
 
 
-class Submitter(Asker, Protocol):
+class JobSubmitter(Asker, Protocol):
     """Who submits jobs: a client."""
 
     def submit_spec(self, spec: JobSpec) -> Job:
@@ -74,7 +74,7 @@ class FunctionExecutor(Executor):
         options: of every job, as :meth:`malletrain.Client.submit` has them.
     """
 
-    def __init__(self, client: Submitter, options: SubmitOptions) -> None:
+    def __init__(self, client: JobSubmitter, options: SubmitOptions) -> None:
         self._client = client
         self._options = options
         self._endings = Endings(())

@@ -109,10 +109,12 @@ class VirtualTransport:
 
     def serve(self, receiver: Any) -> None:
         self._receiver = receiver
+        self._head.listens = True
         self._soon()
 
     def hold(self) -> None:
         self._receiver = None
+        self._head.listens = False
 
     def stop(self) -> None:
         if self._process.alive and self._network.server is self:
@@ -222,6 +224,8 @@ class Head:
         self.process: Process | None = None
         self.daemon: Any = None
         self.restarts = 0
+        self.listens = False
+        """The daemon started last takes messages: it has read what was before."""
         self.sends_left: int | None = None
         """So many messages more it tells, then it is killed; None: as many as it likes."""
         self.turns_left: int | None = None
@@ -239,10 +243,16 @@ class Head:
     def alive(self) -> bool:
         return self.process is not None and self.process.alive
 
+    @property
+    def deaf(self) -> bool:
+        """Whether nobody is heard: it is dead, or still begins."""
+        return not (self.alive and self.listens)
+
     def start(self) -> None:
         """The service manager starts the daemon."""
         assert not self.alive
         self.restarts += 1
+        self.listens = False
         self.sends_left = self.turns_left = None
         backend = Backend(
             lambda config: self._scheduler,

@@ -59,7 +59,7 @@ class Promises:
         world = self._world
         now = world.loop.time()
         for node in world.machine.nodes:
-            if world.network.cut(node) or not world.head.alive or node in world.network.slow:
+            if world.network.cut(node) or world.head.deaf or node in world.network.slow:
                 self._touched[node] = now
         daemon = world.head.daemon
         if daemon is None:
@@ -86,9 +86,9 @@ class Promises:
         truth = world.trainings.jobs.get(job)
         if truth is None or truth.finished or now - since < SETTLED_S:
             return
-        if any(self.out_of_touch(node) for node in nodes):
-            return
         here = [n for n in world.machine.nodes.values() if any(x.job == job for x in n.launchers)]
+        if any(self.out_of_touch(node) for node in nodes.union(node.name for node in here)):
+            return
         if {node.name for node in here} != nodes:
             names = ", ".join(node.name for node in here)
             world.fail(f"{job} was given {', '.join(sorted(nodes))}, and is on {names or 'none'}")

@@ -43,8 +43,11 @@ def test_nothing_is_lost_whatever_goes_wrong(part, any_seed):
 
 
 # A service of which one process had done its work; leases of a user without jobs; an agent's answer
-# to its own drain; a leaver that nobody let go; a farewell before the save.
-@pytest.mark.parametrize("seed", [888000754, 888000715, 888000910, 555001443, 555003242, 555009722])
+# to its own drain; a leaver that nobody let go; a farewell before the save. The last one broke by
+# the check: it held a daemon to its word that had not read yet what was before.
+@pytest.mark.parametrize(
+    "seed", [888000754, 888000715, 888000910, 555001443, 555003242, 555009722, 2100004518]
+)
 def test_days_that_broke_once(seed):
     assert not live(seed).broken
 

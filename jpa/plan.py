@@ -213,7 +213,9 @@ def next_step(plan: ProfilePlan, measured: MeasuredCurve, nodes_available: int) 
             continue
         if i + 1 < len(rungs) and _bridged(plan, measured, size, rungs[i + 1]):
             continue
-        return ProfileStep(size, f"{size} nodes: {why}.")
+        return ProfileStep(size, f"{size} node{'s' if size != 1 else ''}: {why}.")
+    if plan.config.tolerance == 0:
+        return ProfileStep(None, "Every size has been visited.")
     return ProfileStep(None, f"Every size is known to within {plan.config.tolerance:.1%}.")
 
 

@@ -283,7 +283,8 @@ class ProfileRunner:
         self._state.forgive(job)
         known = math.isfinite(m.half_width)
         spread = f"± {m.half_width:.2g}" if known else "± unknown"
-        sentence = f"{m.nodes} nodes: {m.rate:.4g} {spread} samples/s, from {m.seconds:.1f} s."
+        many = f"{m.nodes} node{'s' if m.nodes != 1 else ''}"
+        sentence = f"{many}: {m.rate:.4g} {spread} samples/s, from {m.seconds:.1f} s."
         data = {
             "nodes": m.nodes,
             "rate": m.rate,

@@ -298,7 +298,7 @@ class Trace:
         """
         if not 0 < count <= len(self.names):
             raise TraceError(
-                "sample", [f"Cannot draw {count} nodes: the trace has {len(self.names)}."]
+                "trace", [f"Cannot draw {count} nodes: the trace has {len(self.names)}."]
             )
         drawn = np.random.default_rng(seed).choice(len(self.names), size=count, replace=False)
         return self.select(np.sort(drawn).tolist())

@@ -1,4 +1,9 @@
-"""My first convolutional network, on pictures of 16x16 pixels. After docs/training-scripts.md."""
+"""My first convolutional network, on pictures of 16x16 pixels. After docs/training-scripts.md.
+
+Smooth throughout: where ReLU has its kink, rounding decides, which differs from processor to
+processor and with the size of a batch. On one of them two undisturbed runs, on one rank and on two,
+ended 3 % apart.
+"""
 
 import argparse
 import json
@@ -8,6 +13,7 @@ import torch
 import torch.distributed as dist
 from pace import crawl
 from torch import nn
+from torch.nn.functional import gelu
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -41,7 +47,7 @@ class Block(nn.Module):
         self.second = nn.Conv2d(width, width, 3, padding=1)
 
     def forward(self, x):
-        return torch.relu(x + self.second(torch.relu(self.norm(self.first(x)))))
+        return gelu(x + self.second(gelu(self.norm(self.first(x)))))
 
 
 def network():

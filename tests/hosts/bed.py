@@ -83,7 +83,7 @@ def missing() -> str:
     if absent:
         return f"{', '.join(absent)} not installed"
     if Path(sys.executable).is_relative_to("/tmp"):
-        return "this Python lies in /tmp, of which each host has its own; put the checkout elsewhere"
+        return "this Python is in /tmp, of which each host has its own; put the checkout elsewhere"
     probe = "mount -t tmpfs tmpfs /run && ip link add name b type bridge"
     argv = ["unshare", *NAMESPACES, "--fork", "sh", "-c", probe]
     tried = subprocess.run(argv, capture_output=True, text=True)

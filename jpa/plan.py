@@ -214,8 +214,8 @@ def next_step(plan: ProfilePlan, measured: MeasuredCurve, nodes_available: int) 
         if i + 1 < len(rungs) and _bridged(plan, measured, size, rungs[i + 1]):
             continue
         return ProfileStep(size, f"{size} node{'s' if size != 1 else ''}: {why}.")
-    if plan.config.tolerance == 0:
-        return ProfileStep(None, "Every size has been visited.")
+    if plan.config.tolerance == _MEASURED_ONLY:
+        return ProfileStep(None, "Every size that was asked for has been measured.")
     return ProfileStep(None, f"Every size is known to within {plan.config.tolerance:.1%}.")
 
 

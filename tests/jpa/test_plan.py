@@ -160,6 +160,16 @@ def test_the_users_own_ladder_is_taken_as_it_is():
         new_plan(1, 4, MeasuredCurve(), chosen=(9,))
 
 
+def test_what_a_step_says_of_its_size_and_of_the_end():
+    plan = new_plan(1, 2, MeasuredCurve(), chosen=(1, 2))
+    larger = MeasuredCurve().with_measurement(2, 200.0, 2.0, 0.0)
+    step = next_step(plan.asking(2).done_with(2), larger, 2)
+    assert (step.size, step.reason) == (1, "1 node: the next size down.")
+    over = next_step(plan, larger.with_measurement(1, 100.0, 1.0, 0.0), 2)
+    assert over.size is None
+    assert over.reason == "Every size that was asked for has been measured."
+
+
 def test_with_fewer_nodes_it_starts_at_the_largest_that_can_be_had_even_off_the_ladder():
     plan = new_plan(1, 64, MeasuredCurve(), config=ALL)
     assert 50 not in plan.rungs

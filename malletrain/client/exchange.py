@@ -86,9 +86,10 @@ class Handshake:
 
 def request(op: str, params: Mapping[str, Any]) -> tuple[str, list[bytes]]:
     """The id and the frames of a request. Raises ClientError for one that no message holds."""
-    made = messages.Request(id=uuid.uuid4().hex, op=op, params=dict(params))
+    number = uuid.uuid4().hex
     try:
-        return made.id, wire.encode(made)
+        made = wire.request(number, op, params)
+        return number, wire.encode(made, wire.MAX_REQUEST_BYTES)
     except wire.WireError as error:
         raise ClientError(str(error), "usage") from None
 

@@ -35,6 +35,7 @@ from malletrain.daemon.admission import (
 from malletrain.daemon.core import Core
 from malletrain.daemon.extension import wanted_of
 from malletrain.daemon.goals import goals_problem
+from malletrain.daemon.heap import unsearched
 from malletrain.daemon.job_changes import JobChanges, dependencies
 from malletrain.daemon.job_repository import decode_spec, submitted_before
 from malletrain.daemon.job_views import JobViews
@@ -136,12 +137,14 @@ class Api:
                     f"{', '.join(sorted(self.operations))}.",
                     "usage",
                 )
+            with unsearched():
+                params = request.parameters()
             return messages.Reply(
-                request.id, True, msgspec.to_builtins(await operation(user, request.params))
+                request.id, True, msgspec.to_builtins(await operation(user, params))
             )
         except RequestRefused as e:
             return messages.Reply(request.id, False, error=str(e), code=e.code)
-        except (msgspec.ValidationError, KeyError, TypeError, ValueError) as e:
+        except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as e:
             return messages.Reply(
                 request.id,
                 False,

@@ -18,13 +18,15 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from malletrain.protocol import wire
+
 T = TypeVar("T")
 
 MOST_MESSAGES = 2000
 """Of one sender: agents say some a second, and after a minute in which the daemon stood still it
 finds all of them.
 """
-ROOM_BYTES = 24 * 1024 * 1024
+ROOM_BYTES = 16 * 1024 * 1024
 """Of all together, except what is under LEAST_BYTES of each."""
 LEAST_BYTES = 64 * 1024
 """Of one sender, however full the room is: who says little is heard while others flood."""
@@ -36,6 +38,7 @@ MANY, MANY_BYTES = 64, 1024 * 1024
 
 STRANGERS = "stranger"
 """The role of keys that have proved nothing yet, see :mod:`malletrain.identity.keys`."""
+_MOST_BYTES = {"client": wire.MAX_REQUEST_BYTES, STRANGERS: wire.MAX_LOGIN_BYTES}
 
 
 def sender_of(key: str, who: str | None) -> str:
@@ -43,6 +46,14 @@ def sender_of(key: str, who: str | None) -> str:
     nobody any more). All strangers are one sender: a new key costs nothing.
     """
     return STRANGERS if who is None or who.partition(":")[0] == STRANGERS else key
+
+
+def most_bytes(who: str) -> int:
+    """How large a message of ``who`` (``role:name``) may be. What agents send are logs and counts,
+    which are as large in memory; what others send are requests.
+    """
+    role = who.partition(":")[0]
+    return _MOST_BYTES.get(role, wire.MAX_MESSAGE_BYTES)
 
 
 @dataclass

@@ -60,7 +60,7 @@ class Login:
             )
         self._waiting += 1
         try:
-            credential = str(request.params.get("credential", ""))
+            credential = str(request.parameters().get("credential", ""))
             async with self._one:
                 user = await asyncio.to_thread(
                     self._munge.user, credential, login_payload(self._keys.server.public, key)

@@ -27,7 +27,7 @@ from malletrain.daemon.compose import Service, agent_command, compose
 from malletrain.daemon.core import Core
 from malletrain.daemon.descriptors import allow_many
 from malletrain.daemon.gauges import show_gauges
-from malletrain.daemon.heap import Heap
+from malletrain.daemon.heap import Heap, settle
 from malletrain.daemon.metrics import Metrics, MetricsError
 from malletrain.daemon.mishaps import Mishaps, cause_of
 from malletrain.daemon.retention import Retention
@@ -193,6 +193,7 @@ class Daemon:
             # First what was: agents may have called already, and speak of jobs known before.
             wait_s = self._restore(service, failure)
             reached(FaultPoint.DAEMON_RESTORED)
+            settle()
             self._transport.serve(service.switchboard)
             for agent in before.core.agents if before is not None else ():
                 self._transport.send(agent.peer, messages.WhoAreYou(self._boot))

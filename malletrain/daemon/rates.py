@@ -16,6 +16,8 @@ MOST_WAIT_S = 30.0
 """Who would wait longer for what the requests before took of the processor is refused: else a flood
 of them would be answered for hours after its end.
 """
+MOST_WAITING_BYTES = 1024 * 1024
+"""Of these requests together, beside one."""
 BURST_S = 5.0
 """Turns of so many seconds are saved up while a user asks for nothing."""
 MOST_PART = 0.1
@@ -44,6 +46,8 @@ class _Account:
     """When they were counted last."""
     spent_s: float = 0.0
     """Of the processor, less what it may have since."""
+    waiting_bytes: int = 0
+    """Of the requests that are not answered yet."""
     usual_s: float = 0.005
     """What an answer usually takes of it: how many that wait will take is not known before."""
 
@@ -55,6 +59,8 @@ class Turn:
     wait_s: float
     taken_s: float
     """Of the processor, before the answer, for it; see :meth:`Rates.took`."""
+    size: int
+    """Bytes of the request."""
 
 
 class Rates:
@@ -66,25 +72,31 @@ class Rates:
         self._rate, self._free, self._now = rate, free, now
         self._accounts: dict[str, _Account] = {}
 
-    def next(self, user: str) -> Turn | None:
-        """The turn of the next request of ``user``; None: too many wait already."""
+    def next(self, user: str, size: int = 0) -> Turn | None:
+        """The turn of the next request of ``user``, of so many bytes; None: too many wait
+        already.
+        """
         if self._free(user):
-            return Turn(0.0, 0.0)
+            return Turn(0.0, 0.0, size)
         account = self._account(user)
         spent_s = account.spent_s + account.usual_s
         over_s = spent_s / MOST_PART - BURST_S
         if account.turns <= 1.0 - MOST_WAITING or over_s > MOST_WAIT_S:
             return None
+        if account.waiting_bytes and account.waiting_bytes + size > MOST_WAITING_BYTES:
+            return None
         account.turns -= 1.0
         account.spent_s = spent_s
+        account.waiting_bytes += size
         wait_s = max(0.0, -account.turns / self._rate, over_s)
-        return Turn(wait_s, account.usual_s)
+        return Turn(wait_s, account.usual_s, size)
 
     def took(self, user: str, turn: Turn, seconds: float) -> None:
         """The answer to a request that had its ``turn`` took so much of the processor."""
         if self._free(user):
             return
         account = self._account(user)
+        account.waiting_bytes = max(0, account.waiting_bytes - turn.size)
         more = account.spent_s + seconds - turn.taken_s
         most = MOST_PART * MOST_SURPRISE_S + max(account.spent_s, MOST_PART * BURST_S)
         account.spent_s = max(0.0, min(more, most, MOST_OWED_S))

@@ -59,10 +59,10 @@ class Switchboard:
         self._answers: set[asyncio.Task[None]] = set()
         self._gone: set[bytes] = set()
         """Peers whose connections have just ended."""
-        self._table: dict[str, Callable[[bytes, str, Any], None]] = {
-            "lease": inbox.handle,
+        self._table: dict[str, Callable[[bytes, str, Any, int], None]] = {
+            "lease": lambda peer, name, message, size: inbox.handle(peer, name, message),
             "client": self._client,
-            "stranger": self._stranger,
+            "stranger": lambda peer, name, message, size: self._stranger(peer, name, message),
         }
 
     @contextmanager
@@ -80,7 +80,7 @@ class Switchboard:
         except Exception as error:
             self._core.fail(error)
 
-    def message(self, peer: bytes, who: str, message: Any) -> None:
+    def message(self, peer: bytes, who: str, message: Any, size: int) -> None:
         """A valid message of a peer whose key is that of ``who``, as the key ring names it."""
         if self._core.failed.done():  # the next parts ask agents who they are
             if isinstance(message, messages.Request):
@@ -94,7 +94,7 @@ class Switchboard:
             return
         role, _, name = who.partition(":")
         try:
-            self._table[role](peer, name, message)
+            self._table[role](peer, name, message, size)
         except Exception as error:
             self._failed(who, kind, error)
 
@@ -137,11 +137,11 @@ class Switchboard:
         self._gone = set()
         probe(gone)
 
-    def _client(self, peer: bytes, user: str, message: Any) -> None:
+    def _client(self, peer: bytes, user: str, message: Any, size: int) -> None:
         if not isinstance(message, messages.Request):
             sentence = f"A client may not send {type(message).__name__}."
             self._core.transmit(peer, messages.Error(sentence))
-        elif (turn := self._rates.next(user)) is not None:
+        elif (turn := self._rates.next(user, size)) is not None:
             self._reply(peer, f"client:{user}", message, self._in_turn(user, turn, message))
         else:  # who sends very many is not worth a task for each
             rate = self._core.config.daemon.request_rate

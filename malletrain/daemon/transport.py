@@ -20,7 +20,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from malletrain.daemon.doorkeeper import Doorkeeper
-from malletrain.daemon.intake import Intake, sender_of
+from malletrain.daemon.intake import Intake, most_bytes, sender_of
 from malletrain.identity.keys import KeyPair
 from malletrain.protocol import messages, wire
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -77,8 +77,10 @@ class Receiver(Protocol):
     def turn(self) -> AbstractContextManager[None]:
         """Around the messages that are taken in at one go."""
 
-    def message(self, peer: bytes, who: str, message: Any) -> None:
-        """A valid message; ``peer`` addresses the answer, ``who`` is what the key says."""
+    def message(self, peer: bytes, who: str, message: Any, size: int) -> None:
+        """A valid message, of so many bytes; ``peer`` addresses the answer, ``who`` is what the key
+        says.
+        """
 
     def invalid(self, sentence: str) -> None:
         """Something came that is no message; the sentence says why."""
@@ -299,12 +301,13 @@ class Transport:
             receiver.withdrawn(peer)
             return
         try:
-            message = wire.decode([frame.bytes for frame in came.frames[1:]], came.number - 1)
+            frames = [frame.bytes for frame in came.frames[1:]]
+            message = wire.decode(frames, came.number - 1, most_bytes(who))
         except wire.WireError as e:
             receiver.invalid(f"{who}: {e}")
             self.send(peer, messages.Error(str(e)))
             return
-        receiver.message(peer, who, message)
+        receiver.message(peer, who, message, came.size)
 
     def _admit(self) -> None:
         """Let those in who ask, if their keys are known."""

@@ -7,15 +7,21 @@ whose text is sent back to the sender.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from malletrain.protocol.messages import AnyMessage, Message
+from malletrain.protocol.messages import AnyMessage, Message, Request
 
 PROTOCOL = b"MT1"
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+MAX_REQUEST_BYTES = 512 * 1024
+"""Of a client to the daemon. To read a byte on the wire can take as long as to read sixty (an empty
+list): 512 KiB of them, 20 ms.
+"""
+MAX_LOGIN_BYTES = 16 * 1024
+"""Of who has not said yet who it is."""
 
 
 class WireError(ValueError):
@@ -26,12 +32,29 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
 
 
-def encode(message: Message) -> list[bytes]:
-    """The frames of ``message``. Raises WireError when it is larger than MAX_MESSAGE_BYTES, or
-    holds what msgpack does not.
+def encode(message: Message, most: int = MAX_MESSAGE_BYTES) -> list[bytes]:
+    """The frames of ``message``. Raises WireError when it is larger than ``most`` bytes, or holds
+    what msgpack does not.
     """
+    payload = _packed(message, type(message).__name__)
+    if len(payload) > most:
+        raise WireError(
+            f"A {type(message).__name__} message of {len(payload)} bytes is over the limit of "
+            f"{most}; send less at once."
+        )
+    return [PROTOCOL, payload]
+
+
+def request(number: str, op: str, params: Mapping[str, Any]) -> Request:
+    """The request ``number`` for ``op``. Raises WireError for parameters that msgpack does not
+    hold.
+    """
+    return Request(number, op, msgspec.Raw(_packed(dict(params), Request.__name__)))
+
+
+def _packed(data: Any, what: str) -> bytes:
     try:
-        payload = _encoder.encode(message)
+        return _encoder.encode(data)
     except UnicodeEncodeError as e:
         shown = e.object.encode("utf-8", "backslashreplace").decode()
         raise WireError(
@@ -39,20 +62,14 @@ def encode(message: Message) -> list[bytes]:
             "locale of UTF-8, such as LC_ALL=C.UTF-8."
         ) from None
     except (TypeError, ValueError, OverflowError, RecursionError) as e:
-        raise WireError(
-            f"A {type(message).__name__} message does not fit into msgpack: {e}."
-        ) from None
-    if len(payload) > MAX_MESSAGE_BYTES:
-        raise WireError(
-            f"A {type(message).__name__} message of {len(payload)} bytes is over the limit of "
-            f"{MAX_MESSAGE_BYTES}; send less at once."
-        )
-    return [PROTOCOL, payload]
+        raise WireError(f"A {what} message does not fit into msgpack: {e}.") from None
 
 
-def decode(frames: Sequence[bytes], number: int | None = None) -> Any:
+def decode(
+    frames: Sequence[bytes], number: int | None = None, most: int = MAX_MESSAGE_BYTES
+) -> Any:
     """The message in ``frames`` (identity frames removed), of which there were ``number`` where
-    not all were kept. Raises WireError with a sentence for the sender.
+    not all were kept; of ``most`` bytes at most. Raises WireError with a sentence for the sender.
     """
     number = len(frames) if number is None else number
     if number != 2:
@@ -64,8 +81,10 @@ def decode(frames: Sequence[bytes], number: int | None = None) -> Any:
             f"Protocol tag '{shown}' is not '{PROTOCOL.decode()}'; use the malletrain version "
             "that the daemon runs."
         )
-    if len(payload) > MAX_MESSAGE_BYTES:
-        raise WireError(f"The message has {len(payload)} bytes; the limit is {MAX_MESSAGE_BYTES}.")
+    if len(payload) > most:
+        raise WireError(
+            f"The message has {len(payload)} bytes; the limit is {most}. Send less at once."
+        )
     try:
         return _decoder.decode(payload)
     except msgspec.ValidationError as e:

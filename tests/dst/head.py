@@ -174,7 +174,7 @@ class VirtualTransport:
         message = wire.decode(frames)
         self._head.say("daemon", f"hears {connection.caller.place} {short(message)}")
         self._head.heard(message)
-        self._receiver.message(connection.peer, who, message)
+        self._receiver.message(connection.peer, who, message, 0)
 
 
 def short(message: Any) -> str:

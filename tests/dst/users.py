@@ -105,7 +105,7 @@ class User:
             return
         if self._connection is not None:
             op, params, _ = self._asked[number]
-            self._connection.up.put(wire.encode(messages.Request(number, op, params)))
+            self._connection.up.put(wire.encode(wire.request(number, op, params)))
         elif not self._dialling:
             self._dialling = True
             self._network.dial(self)
@@ -117,7 +117,7 @@ class User:
         self._connection, self._dialling = connection, False
         for number in list(self._asked):
             op, params, _ = self._asked[number]
-            connection.up.put(wire.encode(messages.Request(number, op, params)))
+            connection.up.put(wire.encode(wire.request(number, op, params)))
 
     def refused(self) -> None:
         self._network.later(0.5, self._network.dial, self)

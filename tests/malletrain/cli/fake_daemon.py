@@ -86,9 +86,9 @@ class FakeDaemon:
                 continue
             peer, *frames = self._socket.recv_multipart()
             request = wire.decode(frames)
-            self.seen.append((request.op, request.params))
+            self.seen.append((request.op, request.parameters()))
             try:
-                data = self.answers[request.op](request.params)
+                data = self.answers[request.op](request.parameters())
                 if data is SILENCE:
                     continue
                 reply = messages.Reply(request.id, True, msgspec.to_builtins(data))

@@ -4,8 +4,10 @@ and the daemon goes on.
 
 from __future__ import annotations
 
+import asyncio
 import math
 
+import msgspec
 import pytest
 
 from malletrain.client import ClientError
@@ -18,7 +20,7 @@ from malletrain.daemon.admission import (
     whole,
 )
 from malletrain.protocol.bounds import MAX_NODES
-from malletrain.protocol.messages import JobSpec
+from malletrain.protocol.messages import JobSpec, Request
 from tests.malletrain.daemon.forged import Imagined, RunningDaemon
 
 INF, BIG = math.inf, 2**64 - 1
@@ -72,6 +74,17 @@ def test_parameters_that_make_no_sense_are_refused(running, op, params):
     assert refused.value.code == "usage"
     assert len(str(refused.value)) < 500
     assert running.alive()
+
+
+@pytest.mark.parametrize(
+    "packed", [b"\xc0", b"\x90", b"\x81\x01\x01", b"\x81\xa1\xff\x01", b"\x81\xa1a\xa1\xff"]
+)
+def test_parameters_that_are_none_are_refused(running, packed):
+    """Nothing, a list, a number for a name, what is no text: read when it is their turn."""
+    asked = Request("r1", "jobs", msgspec.Raw(packed))
+    reply = asyncio.run(running.service.api.answer("ann", asked))
+    assert (reply.ok, reply.code) == (False, "usage")
+    assert "is not of its form" in reply.error
 
 
 @pytest.mark.parametrize(

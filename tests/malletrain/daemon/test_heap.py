@@ -14,13 +14,67 @@ def held():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 heap = Heap()
-kept = [os.urandom(100_000) for _ in range(1000)]
+kept = [os.urandom(50_000) for _ in range(2000)]
 full = held()
 del kept[:-1]  # the last one stays above the holes
 freed = held()
 assert heap.look(0.0)
 print(full - freed, full - held())
 """
+
+
+LARGE = """
+import os
+from malletrain.daemon.heap import LARGE_BYTES, Heap, resident_bytes
+
+Heap()
+first = [os.urandom(16 * LARGE_BYTES) for _ in range(20)]
+del first  # glibc would take such from among the small things from now on
+kept = [os.urandom(2 * LARGE_BYTES) for _ in range(500)]
+full = resident_bytes()
+del kept[:-1]
+print(full - resident_bytes())
+"""
+
+SETTLED = """
+import gc
+from malletrain.daemon.heap import settle, unsearched
+
+class Ring:
+    def __init__(self):
+        self.me = self
+    def __del__(self):
+        ended.append(self)
+
+ended = []
+kept, there = [[] for _ in range(100_000)], Ring()
+settle()
+assert gc.get_freeze_count() > 100_000 > len(gc.get_objects())
+del there
+gc.collect()
+assert not ended, "what was there is not looked at"
+Ring()
+gc.collect()
+assert len(ended) == 1, "what came later is"
+settle()
+assert len(ended) == 2, "and all of it now"
+with unsearched():
+    assert not gc.isenabled()
+assert gc.isenabled()
+gc.disable()
+with unsearched():
+    pass
+assert not gc.isenabled(), "as it was before"
+"""
+
+
+def test_what_is_large_goes_back_at_its_end_without_being_looked_for():
+    said = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
+    assert int(said.stdout) > 50e6
+
+
+def test_what_is_there_at_the_start_is_not_searched_for_garbage_again_and_again():
+    subprocess.run([sys.executable, "-c", SETTLED], check=True)
 
 
 def test_it_looks_once_a_minute():

@@ -9,7 +9,7 @@ import pytest
 from malletrain.daemon.login import MOST_WAITING, STRANGER, Login
 from malletrain.identity.keys import KeyRing, new_pair
 from malletrain.identity.users import UsersError, login_payload
-from malletrain.protocol import messages
+from malletrain.protocol import wire
 from tests.waiting import PATIENCE_S
 
 KEY = new_pair().public
@@ -49,7 +49,7 @@ def logins(tmp_path):
 
 
 def login(logins, credential, key=KEY):
-    return logins.answer(key, messages.Request("r1", "login", {"credential": credential}))
+    return logins.answer(key, wire.request("r1", "login", {"credential": credential}))
 
 
 def test_who_is_believed_becomes_a_user(logins):
@@ -59,7 +59,7 @@ def test_who_is_believed_becomes_a_user(logins):
 
 
 def test_strangers_are_told_what_to_do(logins):
-    reply = asyncio.run(logins.answer(KEY, messages.Request("r1", "submit", {})))
+    reply = asyncio.run(logins.answer(KEY, wire.request("r1", "submit", {})))
     assert (reply.ok, reply.code, reply.data) == (False, STRANGER, {"munge": True})
 
 
@@ -72,7 +72,7 @@ def test_strangers_are_told_what_to_do(logins):
     ],
 )
 def test_whatever_goes_wrong_is_a_reply(logins, params, code, words):
-    reply = asyncio.run(logins.answer(KEY, messages.Request("r1", "login", params)))
+    reply = asyncio.run(logins.answer(KEY, wire.request("r1", "login", params)))
     assert not reply.ok
     assert (reply.code or None) == code
     assert words in reply.error

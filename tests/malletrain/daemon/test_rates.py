@@ -11,6 +11,7 @@ from malletrain.daemon.rates import (
     MOST_USERS,
     MOST_WAIT_S,
     MOST_WAITING,
+    MOST_WAITING_BYTES,
     Rates,
 )
 
@@ -44,6 +45,19 @@ def test_who_asks_too_often_waits_and_then_is_refused():
     assert sum(wait_s(rates, "ann") is not None for _ in range(50)) in (9, 10)
     clock.now = 1000.0
     assert wait_s(rates, "ann") == 0.0
+
+
+def test_of_one_user_so_many_bytes_wait_at_most():
+    rates = Rates(10.0, {"olga"}.__contains__, Clock())
+    half = MOST_WAITING_BYTES // 2
+    turns = [rates.next("ann", size) for size in (half, half, 1)]
+    assert [turn is None for turn in turns] == [False, False, True]
+    assert rates.next("bob", 1) is not None
+    rates.took("ann", turns[0], 0.001)
+    assert rates.next("ann", half) is not None
+    assert rates.next("ann", 1) is None
+    assert rates.next("carl", 4 * MOST_WAITING_BYTES) is not None, "alone any request may"
+    assert None not in [rates.next("olga", MOST_WAITING_BYTES) for _ in range(3)]
 
 
 def test_a_client_that_waits_for_each_answer_is_never_refused():

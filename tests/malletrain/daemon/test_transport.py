@@ -14,7 +14,7 @@ from malletrain.daemon.intake import MOST_MESSAGES, Intake
 from malletrain.daemon.transport import FRAMES, TURN_S, Transport
 from malletrain.identity.keys import new_pair
 from malletrain.protocol import messages
-from malletrain.protocol.wire import encode
+from malletrain.protocol.wire import MAX_LOGIN_BYTES, MAX_REQUEST_BYTES, encode
 from tests.waiting import PATIENCE_S, until
 
 MANY = 2050
@@ -33,7 +33,7 @@ class Deaf:
         yield
         self.turns.append(len(self.peers) - before)
 
-    def message(self, peer, who, message):
+    def message(self, peer, who, message, size):
         self.peers.append(peer)
 
     def invalid(self, sentence):
@@ -183,7 +183,7 @@ class Slow(Deaf):
         super().__init__()
         self.heard = []
 
-    def message(self, peer, who, message):
+    def message(self, peer, who, message, size):
         self.heard.append(who)
         time.sleep(TURN_S)
 
@@ -232,6 +232,42 @@ def test_of_a_message_of_very_many_frames_only_the_first_are_kept(monkeypatch):
     assert kept
     assert set(kept) == {FRAMES}
     assert "this one has 5000" in receiver.sentences[0]
+
+
+@pytest.mark.parametrize(
+    ("who", "size", "heard"),
+    [
+        ("lease:l1", MAX_REQUEST_BYTES, True),
+        ("client:ann", MAX_LOGIN_BYTES, True),
+        ("client:ann", MAX_REQUEST_BYTES, False),
+        ("stranger:one", 1000, True),
+        ("stranger:one", MAX_LOGIN_BYTES, False),
+    ],
+)
+def test_how_large_a_message_may_be_depends_on_whose_it_is(who, size, heard):
+    server, own, receiver = new_pair(), new_pair(), Odd()
+    made = Transport(server, lambda key: who)
+    chunk = messages.LogChunk("j1", 1, "rank0", "n0", 0, bytes(size))
+
+    async def busy():
+        with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+            client.linger, client.curve_serverkey = 0, server.public.encode()
+            client.curve_publickey, client.curve_secretkey = (
+                own.public.encode(),
+                own.secret.encode(),
+            )
+            client.connect(made.bind("tcp://127.0.0.1:0"))
+            client.send_multipart(encode(chunk))
+            made.serve(receiver)
+            while not (receiver.sentences or receiver.heard):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    try:
+        asyncio.run(asyncio.wait_for(busy(), PATIENCE_S))
+    finally:
+        made.stop()
+    assert (receiver.heard == [who]) is heard
+    assert heard or "the limit is" in receiver.sentences[0]
 
 
 @pytest.mark.parametrize("flooder", ["client:ann", "stranger:one"])

@@ -53,7 +53,7 @@ HONEST = [
     messages.LogChunk("j1", 3, "rank1023", "n1", 2**50, b"\0\xff"),
     messages.LogChunk("j1", 0, "launcher", "n1", 0, b""),
     messages.LogChunk("j1", 0, "service", "n1", 0, b""),
-    messages.Request("0123456789abcdef0123456789abcdef", "events", {"since": 0, "job": None}),
+    wire.request("0123456789abcdef0123456789abcdef", "events", {"since": 0, "job": None}),
 ]
 
 
@@ -235,5 +235,5 @@ def test_what_cannot_be_sent_is_said_so(data):
 
 def test_a_file_name_that_is_no_text_is_said_so_in_words_of_its_owner():
     with pytest.raises(wire.WireError) as refused:
-        wire.encode(messages.Request("1", "submit", {"script": "/home/ann/caf\udce9.py"}))
+        wire.request("1", "submit", {"script": "/home/ann/caf\udce9.py"})
     assert str(refused.value).startswith(r"'/home/ann/caf\udce9.py' is not text in UTF-8. Rename")

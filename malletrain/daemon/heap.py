@@ -18,7 +18,10 @@ EVERY_S = 60.0
 AT_LEAST_S = 1.0
 """Between two times; of 600 MB it takes 25 ms."""
 GROWN_BYTES = 16 * 1024 * 1024
-"""Who has grown by so much since the last time does not wait for the next."""
+"""Who holds so much more than was ever left does not wait for the next time, as long as that is
+worth it: what brings back less than WORTH_BYTES doubles the wait.
+"""
+WORTH_BYTES = GROWN_BYTES // 2
 LARGE_BYTES = 64 * 1024
 """What is as large gets pages of its own, which go back to the machine at its end (mallopt(3)).
 Left alone glibc raises this to 32 MB as it goes, and holes of megabytes stay between small things.
@@ -66,8 +69,9 @@ class Heap:
     def __init__(self, held: Callable[[], int] = resident_bytes) -> None:
         self._held = held
         self._last = float("-inf")
-        self._left = 0
-        """What was held after the last time."""
+        self._least = float("inf")
+        """What was held after the best of these times."""
+        self._wait_s = AT_LEAST_S
         # malloc_trim(3); other C libraries have none
         library = ctypes.CDLL(None)
         self._trim = getattr(library, "malloc_trim", None)
@@ -77,11 +81,15 @@ class Heap:
     def look(self, now: float) -> bool:
         """Give back what is free, if it is time to; whether it was."""
         since = now - self._last
-        if self._trim is None or since < AT_LEAST_S:
+        if self._trim is None or since < self._wait_s:
             return False
-        if since < EVERY_S and self._held() - self._left < GROWN_BYTES:
+        before = self._held()
+        if since < EVERY_S and before - self._least < GROWN_BYTES:
             return False
         self._last = now
         self._trim(0)
-        self._left = self._held()
+        left = self._held()
+        self._least = min(self._least, left)
+        worth = before - left >= WORTH_BYTES
+        self._wait_s = AT_LEAST_S if worth else min(2.0 * self._wait_s, EVERY_S)
         return True

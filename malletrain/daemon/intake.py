@@ -13,11 +13,11 @@ Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from malletrain.daemon.in_turn import InTurn
 from malletrain.protocol import wire
 
 T = TypeVar("T")
@@ -57,15 +57,15 @@ def most_bytes(who: str) -> int:
 
 
 @dataclass
-class _Line(Generic[T]):
+class _Line:
     """What waits of one sender."""
 
-    waiting: deque[tuple[T, int]] = field(default_factory=deque)
+    number: int = 0
     size: int = 0
 
     @property
     def crowds(self) -> bool:
-        return len(self.waiting) > MANY or self.size > MANY_BYTES
+        return self.number > MANY or self.size > MANY_BYTES
 
 
 class Intake(Generic[T]):
@@ -75,13 +75,13 @@ class Intake(Generic[T]):
         self, most: int = MOST_MESSAGES, room: int = ROOM_BYTES, least: int = LEAST_BYTES
     ) -> None:
         self._most, self._free, self._least = most, room, least
-        self._lines: dict[Hashable, _Line[T]] = {}
-        self._turns: deque[Hashable] = deque()
+        self._lines: dict[Hashable, _Line] = {}
+        self._waiting: InTurn[Hashable, tuple[Hashable, T, int]] = InTurn()
         self._crowds = 0
         """Senders that do."""
 
     def __bool__(self) -> bool:
-        return bool(self._turns)
+        return bool(self._waiting)
 
     @property
     def crowded(self) -> bool:
@@ -91,31 +91,26 @@ class Intake(Generic[T]):
     def put(self, sender: Hashable, message: T, size: int) -> bool:
         """Keep it, of so many bytes; False where as much of its sender waits as may."""
         size += MESSAGE_BYTES
-        line = self._lines.get(sender)
-        waits, wait_bytes = (len(line.waiting), line.size) if line else (0, 0)
-        if waits >= self._most or wait_bytes + size > max(self._least, self._free - size):
+        line = self._lines.get(sender) or _Line()
+        if line.number >= self._most or line.size + size > max(self._least, self._free - size):
             return False
-        if line is None:
-            line = self._lines[sender] = _Line()
-            self._turns.append(sender)
-        self._crowds -= line.crowds
-        line.waiting.append((message, size))
-        line.size += size
-        self._crowds += line.crowds
-        self._free -= size
+        self._lines[sender] = line
+        self._waiting.put(sender, (sender, message, size))
+        self._changed(line, 1, size)
         return True
 
     def take(self) -> T:
         """The next one. Raises IndexError where nothing waits."""
-        sender = self._turns.popleft()
+        sender, message, size = self._waiting.take()
         line = self._lines[sender]
-        self._crowds -= line.crowds
-        message, size = line.waiting.popleft()
-        line.size -= size
-        self._crowds += line.crowds
-        self._free += size
-        if line.waiting:
-            self._turns.append(sender)
-        else:
+        self._changed(line, -1, -size)
+        if not line.number:
             del self._lines[sender]
         return message
+
+    def _changed(self, line: _Line, number: int, size: int) -> None:
+        self._crowds -= line.crowds
+        line.number += number
+        line.size += size
+        self._crowds += line.crowds
+        self._free -= size

@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from malletrain.daemon.answering import Answering
 from malletrain.daemon.api import Api, StepFailed
 from malletrain.daemon.core import Core
 from malletrain.daemon.inbox import Inbox
@@ -52,6 +53,7 @@ class Switchboard:
         self._core = core
         self._mishaps = mishaps
         self._rates = Rates(core.config.daemon.request_rate, core.accounts.operates, monotonic)
+        self._answering = Answering()
         self._told = Rates(TOLD_PER_S, lambda sender: False, monotonic)
         self._inbox = inbox
         self._api = api
@@ -155,6 +157,7 @@ class Switchboard:
     async def _in_turn(self, user: str, turn: Turn, request: messages.Request) -> messages.Reply:
         if turn.wait_s:
             await asyncio.sleep(turn.wait_s)
+        await self._answering.turn(user, turn.taken_s)
         answer = TimedCall(self._api.answer(user, request))
         try:
             return await answer

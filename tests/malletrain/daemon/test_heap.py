@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 
 from malletrain.daemon.heap import AT_LEAST_S, EVERY_S, GROWN_BYTES, Heap
 
@@ -88,16 +89,54 @@ def test_it_looks_once_a_minute():
     ]
 
 
-def test_it_looks_at_once_when_much_was_taken_and_then_counts_anew():
-    held = [100_000_000]
-    heap = Heap(lambda: held[0])
+class Process:
+    """One that holds so many bytes, of which a look leaves ``needed``."""
+
+    def __init__(self, held):
+        self.held = self.needed = held
+        self.asked = 0
+
+    def __call__(self):
+        self.asked += 1
+        if self.asked % 2:  # before; then after
+            return self.held
+        self.held = self.needed
+        return self.held
+
+
+def test_it_looks_every_second_while_that_brings_much():
+    process = Process(100_000_000)
+    heap = Heap(process)
     assert heap.look(0.0)
-    held[0] += GROWN_BYTES
-    assert not heap.look(0.5 * AT_LEAST_S)
-    assert heap.look(AT_LEAST_S)
-    assert not heap.look(2 * AT_LEAST_S), "what it brought nothing for is in use"
-    held[0] += GROWN_BYTES - 1
-    assert not heap.look(3 * AT_LEAST_S)
+    for second in (2, 3, 4):
+        process.held += GROWN_BYTES
+        assert heap.look(second), "also above what was left the last time"
+        assert process.held == process.needed
+    process.asked = 0
+    process.held += GROWN_BYTES - 1
+    assert not heap.look(10.0)
+
+
+def test_what_is_in_use_is_looked_at_ever_more_rarely():
+    process = Process(100_000_000)
+    heap = Heap(process)
+    assert heap.look(0.0)
+    process.held = process.needed = 300_000_000  # of which nothing is free
+    looks, at = [], 1.0
+    while at < 300.0:
+        process.asked = 0
+        if heap.look(at):
+            looks.append(at)
+        at += AT_LEAST_S
+    waits = [b - a for a, b in pairwise(looks)]
+    assert waits == sorted(waits)
+    assert waits[-1] == EVERY_S
+    process.needed = 100_000_000
+    process.asked = 0
+    assert heap.look(at + EVERY_S)
+    process.held += GROWN_BYTES
+    process.asked = 0
+    assert heap.look(at + EVERY_S + AT_LEAST_S), "it was worth it again"
 
 
 def test_holes_go_back_to_the_machine():

@@ -36,7 +36,9 @@ class SubmitOptions(TypedDict, total=False):
     goal: str
     """``"throughput"`` or ``"efficiency"``. Default: what the site maximises."""
     deadline: str
-    """When it is to be done: ``"2026-12-01T08:00"`` or ``"in 6 h"``."""
+    """When it is to be done: ``"friday 18:00"``, ``"18:00"``, ``"2026-12-01T08:00"`` or
+    ``"in 6 h"``; local time.
+    """
     budget: str
     """Charged node-hours that it may cost, such as ``"200nh"``."""
     work: str

@@ -33,7 +33,9 @@ def goal_options(command: F) -> F:
         click.option(
             "--deadline",
             metavar="TIME",
-            help='When the job is to be done: 2026-12-01T08:00, or "in 6 h".',
+            help='When the job is to be done: "friday 18:00", "tomorrow 08:00", "18:00" (the next '
+            'such moment, local time), 2026-12-01T08:00, or "in 6 h". A day alone is its '
+            "beginning.",
         ),
     ):
         command = option(command)
@@ -72,6 +74,7 @@ def extend(
     Examples:
       malletrain extend train --budget +50nh
       malletrain extend train --deadline "in 2 d"
+      malletrain extend train --deadline "friday 18:00"
       malletrain extend train --deadline none
     """
     from malletrain.submission.error import SpecError

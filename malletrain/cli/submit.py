@@ -345,6 +345,7 @@ def _tell(jobs: Sequence[JobView], array: bool, as_json: bool) -> None:
         click.echo(
             f"Submitted {len(jobs)} jobs, {first.name} ({first.id}) to {last.name} ({last.id})."
         )
+        tell_goal(first.goal)
     else:
         click.echo(
             f"Submitted {first.name} as job {first.id}. Follow it with: malletrain logs "

@@ -48,7 +48,7 @@ class Claim:
     floor: float = 0.0
     least: int | None = None
     """The fewest nodes that it can use. Where its part is smaller, it has so many for a part of the
-    time: it takes turns with others. None: it has its part or nothing."""
+    time: it takes turns with others, while there are so many. None: it has its part or nothing."""
 
     def of(self, nodes: Floats) -> Floats:
         """The job's part of so many nodes."""
@@ -62,7 +62,8 @@ class Claim:
         turns, at = rates.copy(), np.arange(len(rates))
         turns[: self.least] = rates[self.least] * at[: self.least] / self.least
         found: Floats = np.interp(self.of(nodes), at, turns)
-        return found
+        # A mean of 3.2 nodes may have been four for a while; one of 3 was not.
+        return np.where(np.ceil(nodes - 1e-9) >= self.least, found, 0.0)
 
 
 def fair_share(most: Iterable[int], nodes: float) -> float:

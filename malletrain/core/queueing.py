@@ -57,7 +57,7 @@ class AdmissionQueue:
         self._trainers = trainers or Trainers()
         self._state = state
         self._gaps = gaps
-        self._max_running = max_running
+        self.max_running = max_running
         self._starvation_s = starvation_s
         self._found: dict[tuple[float, ...], list[JobRecord]] = {}
         self._found_at = -1
@@ -65,7 +65,7 @@ class AdmissionQueue:
 
     def allow(self, max_running: int) -> None:
         """So many jobs may run at once from now on."""
-        self._max_running = max_running
+        self.max_running = max_running
         self._found.clear()
 
     def admitted(self, nodes: Mapping[str, int], *, shared: bool) -> list[JobRecord]:
@@ -110,10 +110,10 @@ class AdmissionQueue:
         entries: dict[int, int] = {}
         for job in jobs:
             of_entry = entries.get(job.place, 0)
-            if not of_entry and len(entries) == self._max_running:
+            if not of_entry and len(entries) == self.max_running:
                 if not self._state.sweeps:
                     return  # no later one is of an entry that has its place
-            elif of_entry < self._max_running:
+            elif of_entry < self.max_running:
                 entries[job.place] = of_entry + 1
                 yield job
 

@@ -43,12 +43,16 @@ class SiblingStorage(Protocol):
         """Those of other keys that run on the same class of nodes."""
 
 
-def keep(storage: SiblingStorage, sibling: Sibling) -> None:
-    """Keep what was learnt of a job, once it was profiled, or seen at some size while it ran."""
+def keep(storage: SiblingStorage, sibling: Sibling) -> bool:
+    """Keep what was learnt of a job, once it was profiled, or seen at some size while it ran.
+    Returns whether it was.
+    """
     scaling = sibling.scaling
     measured = any(p.rate > 0 for p in scaling.curve.current.points)
-    if sibling.key and measured and (scaling.profiled or scaling.result):
-        storage.put(sibling)
+    if not (sibling.key and measured and (scaling.profiled or scaling.result)):
+        return False
+    storage.put(sibling)
+    return True
 
 
 def starts_with(storage: SiblingStorage, key: str, *, named: bool = False) -> ScalingModel | None:

@@ -173,6 +173,7 @@ class CommandRunner:
         parts.metrics.job_ended(job, command.state.value)
         parts.news.came(job)
         del parts.runs[job]
+        parts.curves.news = True  # another job is next
 
 
 def _step(before: int, after: int) -> str:

@@ -130,6 +130,8 @@ class Core:
         """Carry on wherever a time limit has passed."""
         with self.step() as now:
             self.feed(Tick())
+            if self.curves.news:
+                self._events += self.curves.for_waiting(self._spec)
             for run in list(self.runs.values()):
                 self.rounds.act(run, run.rounds.tick(now))
                 if run.starting_until is not None and now >= run.starting_until:
@@ -179,10 +181,14 @@ class Core:
 
     def _next(self) -> float | None:
         """When :meth:`tick` is due although nothing happens."""
-        times = [self.controller.next_wakeup()]
+        times = [self.controller.next_wakeup(), self.clock.now() if self.curves.news else None]
         for run in self.runs.values():
             times += [run.rounds.next_wakeup(), run.starting_until]
         return min((t for t in times if t is not None), default=None)
+
+    def _spec(self, job: str) -> messages.JobSpec | None:
+        run = self.runs.get(job)
+        return run.spec if run is not None else None
 
     def _not_reached(self, peers: set[bytes]) -> None:
         for agent in self.agents:

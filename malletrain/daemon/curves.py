@@ -8,7 +8,7 @@ Decides under which key a curve is stored. Whose curve a job inherits is decided
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from allocator import CurveError
 from jpa import ModelSize, RescaleCosts, profile_key
 from malletrain.core import siblings
 from malletrain.core.controller import Controller
+from malletrain.core.events import PriorSuggested
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.siblings import Sibling
+from malletrain.core.sized_jobs import SizedJob, suggestions
 from malletrain.daemon.clock import Clock
 from malletrain.protocol import messages
 from malletrain.store.records import CurveRow, ProfileRow
@@ -45,6 +47,8 @@ class _Stored:
     now: float
     known: Mapping[str, CurveRow] | None = None
     """The newest curve of each key, where they have been read; None: they have not."""
+    every: tuple[Sibling, ...] | None = None
+    """The newest curves of all keys, where they have been read."""
 
     def put(self, sibling: Sibling) -> None:
         """Keep it."""
@@ -59,9 +63,16 @@ class _Stored:
 
     def others(self, key: str) -> list[Sibling]:
         """Those of other keys that can be read, the newest first."""
+        every = self.read().every or ()
+        return [sibling for sibling in every if sibling.key != key]
+
+    def read(self) -> _Stored:
+        """The same with the curves of all keys in memory: several jobs are asked for."""
+        if self.every is not None:
+            return self
         rows = self.store.curves(self.node_class, self.processes)
-        found = (self._sibling(row) for row in rows if row.key != key)
-        return [sibling for sibling in found if sibling is not None]
+        found = (self._sibling(row) for row in rows)
+        return replace(self, every=tuple(each for each in found if each is not None))
 
     def _sibling(self, row: CurveRow) -> Sibling | None:
         scaling = _read(row.learned, f"jobs like {row.job}", self.costs)
@@ -90,6 +101,8 @@ class Curves:
         self._clock = clock
         self._controller = controller
         self._costs = costs
+        self.news = False
+        """What is known, or who waits, has changed since waiting jobs were last told."""
 
     # --- a job begins ---
 
@@ -128,8 +141,32 @@ class Curves:
         row = self._store.put_profile(
             replace(self._on_its_class(job, spec), learned=scaling.to_dict(), waits="")
         )
-        size = ModelSize(row.parameters, row.flops)
-        siblings.keep(self._storage(row, spec), Sibling(row.key, job, scaling, size))
+        size = ModelSize(
+            row.parameters or _positive(spec.parameters), row.flops or _positive(spec.flops)
+        )
+        kept = siblings.keep(self._storage(row, spec), Sibling(row.key, job, scaling, size))
+        self.news = self.news or kept
+
+    def for_waiting(self, specs: Callable[[str], messages.JobSpec | None]) -> list[PriorSuggested]:
+        """What waiting jobs are told of jobs of other sizes. ``specs``: how a job was submitted."""
+        read: dict[tuple[str, int], _Stored] = {}
+
+        def sized(job: str) -> SizedJob | None:
+            spec = specs(job)
+            if spec is None or not (spec.parameters or spec.flops):
+                return None
+            row, size = self._row(job), ModelSize(_positive(spec.parameters), _positive(spec.flops))
+            node_class = self._usual_class()  # when it was submitted, there may have been no node
+            if node_class != row.node_class:
+                row = replace(row, key=self._key(spec, node_class), node_class=node_class)
+            where = node_class, spec.nproc_per_node
+            if where not in read:
+                read[where] = self._storage(row, spec).read()
+            return SizedJob(row.key, size, read[where], self._costs)
+
+        self.news = False
+        most = self._controller.queue.max_running
+        return suggestions(self._controller.state.unfinished.values(), most, sized)
 
     def waits(self, job: str, reason: str) -> None:
         """Why its profile does not begin."""

@@ -32,14 +32,22 @@ RECALLED_S = 60 * 86400.0
 """Forecasts older than this are left to the past when the daemon starts."""
 KEEP_EVERY_S = 5.0
 """How often what jobs are charged is written down."""
-LATEST_S, MOST_NH, MOST_WORK = 1e10, 1e12, 1e15
-"""Bounds of a deadline (seconds from now), a budget and the work."""
+YEAR_S = 366 * 86400.0
+LATEST_S, MOST_NH, MOST_WORK = 100 * YEAR_S, 1e12, 1e15
+"""Bounds of a deadline (seconds from now), a budget and the work. What would end later than a
+deadline can be, never does.
+"""
 
 
 def goals_problem(goals: OwnerGoals, mode: str, now: float) -> str:
     """What is wrong with the goals of a job, as a sentence; empty: nothing."""
-    if goals.deadline is not None and not now < goals.deadline < now + LATEST_S:
+    if goals.deadline is not None and not now < goals.deadline:
         return "The job's deadline is over already; give a time to come."
+    if goals.deadline is not None and not goals.deadline < now + LATEST_S:
+        return (
+            f"The job's deadline is more than {LATEST_S / YEAR_S:.0f} years ahead; give a nearer "
+            "one, or none."
+        )
     if goals.budget_s is not None and not 0 < goals.budget_s <= MOST_NH * HOUR_S:
         return "The job's budget is no number of node-hours above 0; give one such as 200nh."
     if goals.work is not None and not 0 < goals.work <= MOST_WORK:
@@ -230,20 +238,20 @@ class JobGoals:
             charged_s / HOUR_S,
             row.work,
             row.standing,
-            _known(seen.end) if seen else None,
-            _known(seen.low) if seen else None,
-            _known(seen.high) if seen else None,
+            _known(seen.end, now) if seen else None,
+            _known(seen.low, now) if seen else None,
+            _known(seen.high, now) if seen else None,
             seen.hours if seen else 0.0,
-            _why(record) if record else "",
+            _why(record, now) if record else "",
         )
 
 
-def _known(at: float) -> float | None:
-    """JSON knows no infinity."""
-    return at if math.isfinite(at) else None
+def _known(at: float, now: float) -> float | None:
+    """JSON knows no infinity, and no calendar the year 10^12."""
+    return at if at < now + LATEST_S else None
 
 
-def _why(record: GoalRecord) -> str:
+def _why(record: GoalRecord, now: float) -> str:
     """Why there is no forecast, as a sentence; empty where there is one."""
     if record.job.halted:
         return "The budget is spent; malletrain extend lets the job go on."
@@ -254,6 +262,6 @@ def _why(record: GoalRecord) -> str:
         )
     if record.forecast is None:
         return "When it ends can be said once its speed is known."
-    if not math.isfinite(record.forecast.end):
+    if _known(record.forecast.end, now) is None:
         return "With the nodes that there were of late it does not end."
     return ""

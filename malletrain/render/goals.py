@@ -87,5 +87,6 @@ def sentence(goal: GoalView, now: float) -> str:
     """What is said of a job's goals when it is submitted or extended; may be empty."""
     word = standing(goal)
     asked = wanted(goal, now) if goal.deadline is not None or goal.budget_nh is not None else ""
-    said = f"{asked}: {word}." if asked and word else ""
+    said = f"{asked}: {word}." if word else f"{asked}."
+    said = said if asked else ""
     return " ".join(part for part in (forecast(goal, now), said[:1].upper() + said[1:]) if part)

@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from itertools import islice
 
 import numpy as np
 
@@ -266,9 +265,8 @@ class Simulation:
         run.ended(self.now)
         del self.unfinished[name]
         self._stale = True
-        waiting = (each.job for each in self.unfinished.values() if not each.nodes)
-        told = self._reports.of_size(islice(waiting, self.settings.max_running))
-        return [*told, JobCompleted(name)]
+        self._reports.news = True  # another job is next
+        return [JobCompleted(name)]
 
     def _leases_up(self, names: Iterable[str]) -> list[Event]:
         """The leases asked for are there, where the nodes are still idle."""
@@ -332,6 +330,7 @@ class Simulation:
             if self.controller.plans != before:
                 self.decisions_s.append(time.perf_counter() - began)
             events = [event for command in commands for event in self._carry_out(command)]
+            events += self._reports.for_waiting(self.controller, self.runs)
             if not events:
                 return
 

@@ -11,7 +11,7 @@ all the time, but as a model job's throughput never changes, later windows would
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +19,11 @@ import numpy as np
 from jpa import MeasuredCurve, ModelSize, Prior, RescaleCosts
 from malletrain.core import siblings
 from malletrain.core.commands import KeepScalingModel
+from malletrain.core.controller import Controller
 from malletrain.core.events import PriorSuggested, Progressed
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.siblings import Sibling
+from malletrain.core.sized_jobs import SizedJob, suggestions
 from malletrain.sim.costs import SimRun
 from malletrain.sim.workloads import SimJob
 
@@ -83,6 +85,8 @@ class Reports:
         self._seen: dict[str, set[int]] = {}
         self._curves = Memory()
         self._introduced: set[str] = set()
+        self.news = False
+        """What is known, or who waits, has changed since waiting jobs were last told."""
 
     def due(self, run: SimRun, now: float, *, profiled: bool) -> float | None:
         """When the job, which processes samples since now, reports next; None: it has nothing to
@@ -119,25 +123,35 @@ class Reports:
     def keep(self, job: SimJob, command: KeepScalingModel) -> None:
         """What was learnt of a job, for the next of its kind."""
         sibling = Sibling(kind_of(job), job.name, command.scaling, _size(job))
-        siblings.keep(self._curves, sibling)
+        self.news = siblings.keep(self._curves, sibling) or self.news
 
     def starts_with(self, job: SimJob) -> ScalingModel | None:
-        """What is known of a job when it is submitted: the newest curve of its own model."""
-        return siblings.starts_with(self._curves, kind_of(job)) if job.model else None
-
-    def of_size(self, jobs: Iterable[SimJob]) -> list[PriorSuggested]:
-        """What is suggested of jobs that wait, where their owners said how large their models are;
-        of those of which nothing is yet, it is asked again.
+        """What is known of a job when it is submitted: the newest curve of its own model, else what
+        models of other sizes suggest, where its owner said how large it is.
         """
-        found = []
-        for job in jobs if self._sized else ():
-            if job.name not in self._introduced:
-                suggested = self.described(job)
-                if suggested is None:
-                    self._introduced.discard(job.name)
-                else:
-                    found.append(suggested)
-        return found
+        if not job.model:
+            return None
+        known = siblings.starts_with(self._curves, kind_of(job))
+        if known is None and self._sized and job.parameters is not None:
+            return siblings.suggested(self._curves, kind_of(job), _size(job), RescaleCosts())
+        return known
+
+    def for_waiting(
+        self, controller: Controller, runs: Mapping[str, SimRun]
+    ) -> list[PriorSuggested]:
+        """What is suggested to jobs that wait, where their owners said how large their models are,
+        as the daemon does.
+        """
+
+        def sized(name: str) -> SizedJob | None:
+            job = runs[name].job
+            if job.parameters is None:
+                return None
+            return SizedJob(kind_of(job), _size(job), self._curves, RescaleCosts())
+
+        told, self.news = self.news and self._sized, False
+        unfinished, most = controller.state.unfinished.values(), controller.queue.max_running
+        return suggestions(unfinished, most, sized) if told else []
 
     def described(self, job: SimJob) -> PriorSuggested | None:
         """What jobs of similar models suggest, once the job's workers have said how large its model

@@ -1,5 +1,5 @@
 """Deadlines, budgets and work as their owners write them: ``in 6 h``, ``2026-12-01T08:00``,
-``200nh``, ``1.3e8``.
+``friday 18:00``, ``200nh``, ``1.3e8``.
 
 Decides what such a text means. Whether a deadline can be held is the daemon's to say. Raises
 :class:`malletrain.submission.error.SpecError`.
@@ -14,8 +14,12 @@ from datetime import datetime
 
 from malletrain.config.units import UnitError, parse_duration
 from malletrain.submission.error import SpecError
+from malletrain.submission.said_times import SAID_HELP, said_time
 
-DEADLINE_HELP = 'a time such as 2026-12-01T08:00 (local, or with its zone), or "in 6 h"'
+DEADLINE_HELP = (
+    f"a time such as {SAID_HELP}, a date such as 2026-12-01T08:00 (local, or with its zone), or "
+    '"in 6 h"'
+)
 BUDGET_HELP = "node-hours, such as 200nh"
 WORK_HELP = "a number of samples above 0, such as 1.3e8"
 NONE = "none"
@@ -38,6 +42,8 @@ def parse_deadline(text: str, now: float | None = None) -> float:
                 f'"{text}" is no deadline; accepted is {DEADLINE_HELP}. Units are s, min, h and d.'
             )
         return now + seconds
+    if (said := said_time(words, now)) is not None:
+        return said
     try:
         moment = datetime.fromisoformat(re.sub(r"[zZ]\Z", "+00:00", words)).timestamp()
     except (ValueError, OverflowError, OSError):

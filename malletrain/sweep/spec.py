@@ -151,8 +151,8 @@ class JobSection(Section):
     model_size: str = key(
         "",
         description='"MODULE:FUNCTION" of your own: given a trial\'s parameters it returns how '
-        "many parameters the model has and its FLOPs per sample, so that the trial begins with "
-        "what similar ones showed; modules are found in workdir too.",
+        "many parameters the model has and its FLOPs per sample (None: not known), so that the "
+        "trial begins with what similar ones showed; modules are found in workdir too.",
     )
 
 

@@ -70,13 +70,15 @@ def build_job(sweep: Sweep, name: str, values: dict[str, Value], number: int) ->
 
 
 def _model_size(sweep: Sweep, values: dict[str, Value]) -> str | None:
-    """How large the trial's model is, where its owner knows: PARAMETERS[,FLOPS]."""
+    """How large the trial's model is: PARAMETERS[,FLOPS]. None where its owner does not know."""
     if not sweep.job.model_size:
         return None
     try:
         found = own(sweep.job.model_size, sweep.job.workdir, values)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise SweepError(f"{sweep.job.model_size} does not say a model's size: {error}") from None
+    if found is None:
+        return None
     return ",".join(map(str, found if isinstance(found, tuple | list) else (found,)))
 
 

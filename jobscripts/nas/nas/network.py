@@ -6,29 +6,11 @@ number of its parameters is that of :func:`malletrain.sim.nas.network`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 
 from malletrain.sim.nas import STACKS, Cell, Op, channels
-
-
-@dataclass(frozen=True)
-class NetworkSize:
-    """How large the network is."""
-
-    stem: int
-    """Channels of the first convolution."""
-    per_stack: int
-    """Cells in each of the three stacks."""
-
-
-PRESETS = {
-    "cpu": NetworkSize(8, 1),
-    "small": NetworkSize(32, 2),
-    "nasbench": NetworkSize(128, 3),
-}
+from nas.sizes import NetworkSize
 
 
 class ConvBnRelu(nn.Sequential):

@@ -21,12 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import malletrain
-from malletrain.sim.nas import network
-from malletrain.sim.throughput import TRAINING_COST
 from nas import NasError
 from nas.codes import decode, text
 from nas.images import subsets
-from nas.network import PRESETS, CellNetwork
+from nas.network import CellNetwork
+from nas.sizes import PRESETS, size_of
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -66,9 +65,9 @@ def train(args: argparse.Namespace) -> float:
         dist.init_process_group("gloo")
     rank = dist.get_rank() if distributed else 0
     cell, size = decode(args.edges, args.ops), PRESETS[args.preset]
-    made = network(cell, size=28, classes=10, planes=1, stem=size.stem, per_stack=size.per_stack)
     # Cells of like size scale alike: what one trial's profile found, others begin with.
-    malletrain.describe(made.parameters, TRAINING_COST * made.flops)
+    parameters, flops = size_of(cell, args.preset)
+    malletrain.describe(parameters, flops)
     training, validation = subsets(args.data, args.train, args.validation)
     model = CellNetwork(cell, size)
     optimizer = torch.optim.SGD(
@@ -87,7 +86,7 @@ def train(args: argparse.Namespace) -> float:
         snapshot.restore()
     wrapped = DistributedDataParallel(model) if distributed else model
     if rank == 0:
-        print(f"cell {text(cell.pruned())}, {made.parameters} parameters", flush=True)
+        print(f"cell {text(cell.pruned())}, {parameters} parameters", flush=True)
     found = 0.0
     for epoch in sampler.epochs(args.epochs):
         for group in optimizer.param_groups:  # by the epoch alone, so that no state of it is kept

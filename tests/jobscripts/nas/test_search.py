@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import nas.train
+import numpy as np
 import optuna
 import pytest
-from nas.codes import decode
+from nas.codes import decode, draw
 from nas.search import SPACE, EvolvingCells, RandomCells
 
+import malletrain
 from malletrain.sim.nas import Op
+from malletrain.sweep import trials
 from malletrain.sweep.spec import load_sweep
 from tests.bare import ROOT
 
@@ -67,3 +71,21 @@ def test_no_cell_is_tried_twice_while_others_still_train():
     for n in range(100):
         few.tell(few.ask(SPACE), float(n))
     assert len({(t.params["edges"], t.params["ops"]) for t in few.trials}) == 100
+
+
+@pytest.mark.parametrize("file", ["random", "evolution"])
+def test_a_trials_size_is_known_before_it_trains_and_is_what_it_says_itself(file, monkeypatch):
+    """The preset of the size is that of the training."""
+    sweep = load_sweep(NAS / f"{file}.toml")
+    trials.check(sweep)  # with values that are no cell
+    said = []
+    monkeypatch.setattr(malletrain, "describe", lambda *size: said.append(size))
+    monkeypatch.setattr(nas.train, "subsets", lambda *_: 1 / 0)  # nothing is trained
+    rng = np.random.default_rng(7)
+    for _ in range(5):
+        edges, ops = draw(rng)
+        job = trials.build_job(sweep, "s-0", {"edges": edges, "ops": ops}, 0)
+        with pytest.raises(ZeroDivisionError):
+            nas.train.train(nas.train.arguments(job.args))
+        assert (job.parameters, job.flops) == said[-1]
+    assert len(set(said)) > 1

@@ -11,7 +11,8 @@ import torch
 from nas import NasError
 from nas.codes import encode
 from nas.images import IMAGES, LABELS, read_idx, subsets
-from nas.network import PRESETS, CellNetwork
+from nas.network import CellNetwork
+from nas.sizes import PRESETS
 from nas.train import arguments, main, train
 
 from malletrain.sim.nas import network, random_cell

@@ -41,6 +41,29 @@ def test_goals_of_the_command_line_go_before_those_of_the_script(run, daemon, tm
     assert "this ends" in result.stdout
 
 
+def test_a_deadline_as_people_say_it_is_said_back_at_submission(run, daemon, tmp_path):
+    specs = []
+
+    def answer(params):
+        specs.append(params["spec"])
+        return {"job": job_view(goal=GoalView(deadline=params["spec"]["deadline"]))}
+
+    daemon.answers["submit"] = answer
+    script = tmp_path / "train.py"
+    script.write_text("")
+    result = run("submit", "--deadline", "tomorrow 08:30", script)
+    assert result.exit_code == 0, result.stderr
+    due = time.localtime(specs[0]["deadline"])
+    assert (due.tm_hour, due.tm_min) == (8, 30)
+    assert 0 < specs[0]["deadline"] - time.time() < 2.1 * 86400
+    assert f"By {time.strftime('%a', due)} 08:30." in result.stdout, "whatever is forecast"
+    result = run("submit", "--array", "1-2", "--deadline", "tomorrow 08:30", script)
+    assert f"By {time.strftime('%a', due)} 08:30." in result.stdout
+    result = run("submit", "--deadline", "friday 25:00", script)
+    assert result.exit_code == 2
+    assert "there is no such time of the day" in result.stderr
+
+
 def test_a_mistake_names_its_line(run, daemon, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("#MALLETRAIN --budget 200\n")
@@ -109,7 +132,7 @@ def test_the_sentence_at_submission():
         "By Fri 09:00, 12.5 of 200 nh, 130.0 M samples: on track."
     )
     unknown = GoalView(deadline=NOW + 3 * DAY, why="When it ends can be said later.")
-    assert sentence(unknown, NOW) == "When it ends can be said later."
+    assert sentence(unknown, NOW) == "When it ends can be said later. By Fri 09:00."
     assert sentence(GoalView(), NOW) == ""
 
 

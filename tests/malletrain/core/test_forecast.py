@@ -52,6 +52,20 @@ def test_on_no_nodes_it_never_ends():
     assert math.isinf(seen.low)
 
 
+def test_turns_are_taken_only_while_there_are_as_many_nodes_as_the_job_needs():
+    """On a machine that never has four nodes at once a job of four does not run half of the time,
+    but never.
+    """
+    claim = Claim(0.25, least=4)
+    assert math.isinf(forecast(1.0, LINEAR, np.full(50, 3.0), 3.0, claim, now=0.0).low)
+    seen = forecast(1200.0, LINEAR, EVEN, 4.0, claim, now=0.0)
+    assert seen.end == pytest.approx(1200.0), "four nodes for a quarter of the time"
+    half = forecast(
+        8.0 * 20 * SPAN_S, LINEAR, np.tile([8.0, 3.0], 50), 8.0, Claim(least=4), now=0.0
+    )
+    assert half.end == pytest.approx(40 * SPAN_S, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("within_s", "nodes"), [(1001.0, 4), (2001.0, 2), (3999.0, 2), (4001.0, 1), (10.0, 8)]
 )

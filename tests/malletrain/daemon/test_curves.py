@@ -165,6 +165,32 @@ def test_a_job_whose_owner_says_its_models_size_begins_with_what_a_similar_one_s
     assert again.curve.measured_sizes, "one of its own kind goes before"
 
 
+def test_where_the_script_says_nothing_of_its_models_size_its_owner_is_believed(curves):
+    _, made = new(curves, "j1", "--layers", "3", parameters=1e6, flops=2e9)
+    curves.keep("j1", made, MEASURED)
+    assert new(curves, "j2", "--layers", "4", parameters=1.2e6)[0] is not None
+    curves.described("j1", made, {"parameters": 8e9, "flops_per_sample": None})
+    curves.keep("j1", made, MEASURED)
+    assert new(curves, "j3", "--layers", "5", parameters=1.2e6)[0] is None, "the script's counts"
+
+
+def test_who_was_submitted_before_there_was_a_node_is_told_of_those_that_came(curves):
+    controller, specs = curves.controller, {}
+    _, specs["j1"] = new(curves, "j1", "--layers", "3", parameters=1e6)
+    _, specs["j2"] = new(curves, "j2", "--layers", "4", parameters=1.2e6)
+    controller.handle(NodeJoined("g0", "gpu"), 0.0)
+    for job in specs:
+        controller.handle(JobSubmitted(job, 1, 4), 0.0)
+    controller.jobs["j1"].nodes = ("g0",)
+    assert not curves.news
+    curves.keep("j1", specs["j1"], ScalingModel(curve_of({1: 100.0})))
+    assert not curves.news, "it is not over"
+    curves.keep("j1", specs["j1"], MEASURED)
+    assert curves.news
+    assert [told.job for told in curves.for_waiting(specs.get)] == ["j2"]
+    assert not curves.news
+
+
 def test_a_restart_finds_what_the_job_knew(curves):
     _, made = new(curves, "j1")
     curves.keep("j1", made, MEASURED)

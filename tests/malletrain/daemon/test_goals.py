@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from allocator import ScalingCurve
 from malletrain.core.controller import Controller
+from malletrain.core.events import GapsSeen, JobSubmitted
 from malletrain.core.forecast import Forecast
+from malletrain.core.goals import OwnerGoals
 from malletrain.core.past_forecasts import Made
 from malletrain.core.settings import ControllerSettings
-from malletrain.daemon.goals import JobGoals
+from malletrain.daemon.goals import JobGoals, goals_problem
 from malletrain.daemon.metrics import Metrics
 from malletrain.protocol.event_kinds import EventKind
-from malletrain.store.records import EventRow, JobRow
+from malletrain.render.goals import sentence
+from malletrain.store.records import EventRow, GoalRow, JobRow
 from malletrain.store.store import Store
 
 HOUR, DAY = 3600.0, 86400.0
@@ -41,6 +45,42 @@ def forecast_of(store, made_at, state, ended):
         data = {"standing": standing, "first": first}
         store.add_event(EventRow(made_at + 9.0, EventKind.GOAL_STANDING, job, data=data))
     return job
+
+
+def test_a_deadline_lies_ahead_and_within_a_lifetime():
+    for deadline, said in (
+        (NOW - 1.0, "is over already"),
+        (NOW, "is over already"),
+        (NOW + 1.0, ""),
+        (NOW + 101 * 366 * DAY, "is more than 100 years ahead; give a nearer one"),
+        (1e300, "is more than 100 years ahead"),
+    ):
+        problem = goals_problem(OwnerGoals(deadline), "restart", NOW)
+        assert said in problem
+        assert bool(said) == bool(problem)
+
+
+@pytest.mark.parametrize("work", [1e15, 3.6e5])
+def test_what_would_end_beyond_any_calendar_is_said_not_to_end(store, work):
+    """A client could not tell the moment."""
+    job = store.add_job(JobRow(store.new_job_id(), "j", "ann", "{}", "queued")).id
+    controller = Controller(ControllerSettings())
+    goals = JobGoals(store, Stopped(), controller, Metrics())
+    row = GoalRow(job, NOW + DAY, None, work)
+    store.goals.put(row)
+    controller.handle(GapsSeen({"n0": (None, "default")}), NOW)
+    curve = ScalingCurve.of([(1, 0.1 if work > 1e9 else 100.0)])
+    controller.handle(
+        JobSubmitted(job, 1, 1, curve=curve, goals=OwnerGoals(row.deadline, None, work)), NOW
+    )
+    view = goals.view(job, row)
+    said = sentence(view, NOW)
+    if work > 1e9:
+        assert (view.ends, view.ends_low, view.ends_high) == (None, None, None)
+        assert "it does not end" in said
+    else:
+        assert view.ends is not None
+        assert "this ends" in said
 
 
 def test_what_came_of_forecasts_is_known_after_a_restart(store):

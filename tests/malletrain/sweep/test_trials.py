@@ -49,13 +49,14 @@ def test_whether_trials_share_a_profile(tmp_path, profile, key, on):
 def test_a_trials_parameters_may_say_how_large_its_model_is(tmp_path):
     (tmp_path / "sizes_of_trials.py").write_text(
         "def both(x): return 1e6 * x, 1e9\ndef one(x): return 5\ndef none(x): return x.y\n"
+        "def unknown(x): return None\n"
     )
     said = {}
-    for name in ("both", "one"):
+    for name in ("both", "one", "unknown"):
         sweep = sweep_in(tmp_path, model_size=f"sizes_of_trials:{name}")
         spec = trials.build_job(sweep, "s-0", {"x": 0.5}, 0)
         said[name] = spec.parameters, spec.flops
-    assert said == {"both": (5e5, 1e9), "one": (5.0, None)}
+    assert said == {"both": (5e5, 1e9), "one": (5.0, None), "unknown": (None, None)}
     for name in ("none", "nobody"):
         with pytest.raises(SweepError, match=f"sizes_of_trials:{name} does not say a model's size"):
             trials.check(sweep_in(tmp_path, model_size=f"sizes_of_trials:{name}"))

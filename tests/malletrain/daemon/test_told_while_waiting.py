@@ -1,0 +1,211 @@
+"""What waiting jobs are told once a job of another size has run: by the daemon, over its database,
+as by the simulator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from malletrain.config.model import parse_config
+from malletrain.core.commands import KeepScalingModel
+from malletrain.core.controller import Controller
+from malletrain.core.events import JobCompleted, JobSubmitted, RescaleCosted
+from malletrain.daemon.clock import Clock
+from malletrain.daemon.core import Core
+from malletrain.daemon.metrics import Metrics
+from malletrain.daemon.parts import make_parts
+from malletrain.daemon.settings import controller_settings
+from malletrain.protocol import messages
+from malletrain.sim.costs import CostModel, SimRun
+from malletrain.sim.reports import Reports
+from malletrain.sim.workloads import SimJob
+from malletrain.store.records import JobRow, ProfileRow
+from malletrain.store.store import Store
+from tests.malletrain.daemon.test_curves import MEASURED
+
+LEARNED = replace(MEASURED, result="measured")
+SIZES = {"j1": 1e6, "j2": 1.2e6, "j3": 1e9, "j4": None, "j5": 4e6}
+"""j1 is the one that ran; j3 is far from it, and of j4 nobody said anything."""
+
+
+class Told:
+    """A core over the database in ``folder``, and what it feeds its controller."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.script = folder / "train.py"
+        self.script.write_text("print(1)\n")
+        self.store = Store.open(f"sqlite:///{folder}/m.db")
+        self.config = parse_config(
+            f'[daemon]\nstate_dir = "{folder}/state"\n[scheduler]\nkind = "local"\n'
+            "[jobs]\nmax_running = 4\n"
+        )
+
+    def submit(self, job, parameters, **more):
+        """A job's row, and what it is."""
+        made = messages.JobSpec(
+            job, "ada", str(self.script), "/", "python", (f"--layers={job}",), min_nodes=1,
+            max_nodes=4, goal="throughput", parameters=parameters, **more,
+        )  # fmt: skip
+        row = JobRow(job, job, "ada", msgspec.json.encode(made).decode(), "queued")
+        return self.store.add_job(row), made
+
+    def has_run(self, job):
+        """Its profile is over, and its workers said how large its model is."""
+        learned = LEARNED.to_dict()
+        size = SIZES.get(job, 3.8e6)
+        self.store.put_profile(ProfileRow(job, f"key {job}", "default", learned, parameters=size))
+
+    def run(self, do):
+        """``do(core)`` within a loop, on a core that has taken in hand what is stored."""
+
+        async def live():
+            core = Core(make_parts(self.config, self.store, Clock(), Metrics(), no_one, str), None)
+            core.controller.hold(core.clock.now() + 3600.0)
+            core.restore()
+            try:
+                return await do(core)
+            finally:
+                core.close()
+
+        return asyncio.run(live())
+
+
+def no_one(*_):
+    return True
+
+
+def prior(core, job):
+    """What the job believes of others, once nothing more is due."""
+    return core.controller.jobs[job].scaling.curve.current.prior
+
+
+async def told(core):
+    """Until the waiting jobs have been told."""
+    async with asyncio.timeout(60.0):
+        while core.curves.news:
+            await asyncio.sleep(0.001)
+            if core.failed.done():
+                core.failed.result()
+
+
+@pytest.fixture
+def world(tmp_path):
+    """Jobs that wait, but for j1, which has run."""
+    made = Told(tmp_path)
+    for job, parameters in SIZES.items():
+        made.submit(job, parameters)
+    made.has_run("j1")
+    yield made
+    made.store.close()
+
+
+def learns(core, job="j1"):
+    """A job that has run learns something more, so that its curve is kept."""
+    core.feed(RescaleCosted(job, "up", 3.0))
+
+
+def test_a_waiting_job_is_told_what_a_similar_one_showed_while_it_waited(world):
+    async def day(core):
+        assert prior(core, "j2") is None
+        learns(core)
+        assert prior(core, "j2") is None, "in a step of its own"
+        await told(core)
+        found = {job: prior(core, job) for job in SIZES}
+        assert 300 < found["j2"].points[-1][1] < 340
+        assert "job j1" in found["j2"].source
+        assert [job for job, each in found.items() if each] == ["j2"], (
+            "j3 is far, j4 said nothing, j5 is not among the first four"
+        )
+        assert not core.controller.jobs["j2"].scaling.profiled
+        assert world.store.profile("j2").learned, "stored"
+        core.feed(JobCompleted("j1"))
+        await told(core)
+        assert prior(core, "j5") is not None, "now it is"
+
+    world.run(day)
+
+
+def test_who_waits_when_the_daemon_starts_again_is_told_too(world):
+    async def killed(core):
+        learns(core)
+
+    async def again(core):
+        return prior(core, "j2"), prior(core, "j5")
+
+    world.run(killed)
+    assert not world.store.profile("j2").learned, "the daemon ended before it told it"
+    found, later = world.run(again)
+    assert found is not None
+    assert later is not None
+    assert world.run(again) == (found, later)
+
+
+def test_after_a_restart_curves_that_come_later_are_told(world):
+    async def nothing(core):
+        pass
+
+    async def day(core):
+        learns(core)
+        await told(core)
+        return prior(core, "j2")
+
+    world.run(nothing)
+    assert world.run(day) is not None
+
+
+def test_what_is_told_is_not_replaced_and_a_given_curve_stays(world):
+    world.submit("j6", 1.3e6, curve={"1": 5.0, "4": 6.0})
+    world.submit("j7", 3.8e6)
+    world.has_run("j7")
+
+    async def day(core):
+        core.feed(JobCompleted("j3"))
+        core.feed(JobCompleted("j4"))
+        learns(core)
+        await told(core)
+        first = prior(core, "j2"), prior(core, "j5")
+        learns(core, "j7")
+        await told(core)
+        assert (prior(core, "j2"), prior(core, "j5")) == first
+        assert core.controller.jobs["j6"].curve.at(4) == 6.0
+        assert prior(core, "j6") is None
+
+    world.run(day)
+
+
+def test_the_simulator_tells_the_same(world):
+    """The same jobs, the same curve kept, and what each is told of it."""
+
+    async def day(core):
+        found = []
+        for happens in (learns, lambda core: core.feed(JobCompleted("j1"))):
+            happens(core)
+            await told(core)
+            found.append({job: prior(core, job) for job in SIZES})
+        return found
+
+    jobs = {
+        job: SimJob(job, 1, 4, 1e6, MEASURED.bid_curve(range(1, 5), 0.0), None, parameters=size)
+        for job, size in SIZES.items()
+    }
+    runs = {name: SimRun(job, job.rates(), CostModel()) for name, job in jobs.items()}
+    reports, controller = Reports(0, sized=True), Controller(controller_settings(world.config))
+    for job in jobs.values():
+        controller.handle(JobSubmitted(job.name, 1, 4), 0.0)
+    found = []
+    for event in (RescaleCosted("j1", "up", 3.0), JobCompleted("j1")):
+        controller.handle(event, 1.0)
+        if isinstance(event, RescaleCosted):
+            reports.keep(jobs["j1"], KeepScalingModel("j1", LEARNED))
+        else:
+            reports.news = True
+        for told_of in reports.for_waiting(controller, runs):
+            controller.handle(told_of, 1.0)
+        found.append({job: controller.jobs[job].scaling.curve.current.prior for job in SIZES})
+    assert world.run(day) == found
+    assert [sum(each is not None for each in all_told.values()) for all_told in found] == [1, 2]

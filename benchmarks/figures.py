@@ -48,7 +48,9 @@ from benchmarks import gap_figures, model_figures
 from benchmarks.pictures import COLOURS, Mean, draw, finish, mean_of, tell
 from malletrain.core.settings import ControllerSettings, ProfilingSettings
 from malletrain.sim.costs import CostModel
-from malletrain.sim.engine import simulate
+from malletrain.sim.engine import Simulation
+from malletrain.sim.idle import idle_nodes
+from malletrain.sim.joblogs import read_log
 from malletrain.sim.nas import nas
 from malletrain.sim.policies import POLICIES
 from malletrain.sim.settings import SimSettings
@@ -69,6 +71,7 @@ class World:
     """What all points of a figure share."""
 
     trace: str
+    """A trace of idle nodes, or a log of jobs (SWF) whose machine's idle nodes are meant."""
     node_list: str | None
     curves: str | None
     nodes: int
@@ -103,15 +106,18 @@ class Point:
 
 @lru_cache(maxsize=2)
 def _trace(world: World) -> Trace:
-    whole = read(world.trace, names=read_names(world.node_list) if world.node_list else None)
+    if world.trace.removesuffix(".gz").endswith(".swf"):
+        whole = idle_nodes(read_log(world.trace)).trace
+    else:
+        whole = read(world.trace, names=read_names(world.node_list) if world.node_list else None)
     begin = world.begin_h * 3600.0
     return whole.window(begin, min(whole.duration_s, begin + world.hours * 3600.0))
 
 
-def play(world: World, point: Point) -> dict[str, Any]:
-    """The result of one simulation, as plain values."""
-    p = point
-    trace = _trace(world).sample(world.nodes, p.seed)
+def simulation(world: World, point: Point) -> Simulation:
+    """One simulation, not run yet."""
+    p, whole = point, _trace(world)
+    trace = whole.sample(world.nodes, p.seed) if world.nodes < len(whole.names) else whole
     curves = read_curves(world.curves) if world.curves else built_in()
     count = STREAM if p.length == "stream" else p.max_jobs
     if world.jobs:
@@ -133,7 +139,12 @@ def play(world: World, point: Point) -> dict[str, Any]:
         revealed=p.revealed,
         sized=p.sized,
     )
-    return {**simulate(trace, given(jobs, p.states, p.seed), settings).to_dict(), **asdict(p)}
+    return Simulation(trace, given(jobs, p.states, p.seed), settings)
+
+
+def play(world: World, point: Point) -> dict[str, Any]:
+    """The result of one simulation, as plain values."""
+    return {**simulation(world, point).run().to_dict(), **asdict(point)}
 
 
 def against_freetrain(

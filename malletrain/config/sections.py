@@ -196,8 +196,9 @@ class JobsSection(Section):
     starvation: Duration = _key(
         format_duration(defaults.STARVATION_S),
         gt=0,
-        description="A job without nodes for this long is starving: in order of waiting it gets "
-        "its minimum of nodes, guaranteed for as long again.",
+        description="A job that has waited for its first nodes for this long, or for six times as "
+        "long since it lost its last, is starving: in order of waiting it gets its minimum of "
+        "nodes, guaranteed for this long.",
     )
     hang_after: Duration = _key(
         "2 min",

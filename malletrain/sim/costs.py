@@ -104,7 +104,8 @@ class SimRun:
     none is). ``version`` counts changes, so that a completion foreseen earlier is known to be out
     of date. ``node_s``: node-seconds spent training (key None) and in pauses, by cause, on nodes
     that the main scheduler does not want; ``redone_node_s``: of those spent training, the ones
-    whose work was lost; ``lost``: samples, by cause.
+    whose work was lost; ``lost``: samples, by cause. ``longest_wait_s``: longest time with a place
+    and without nodes.
     """
 
     __slots__ = (
@@ -115,6 +116,7 @@ class SimRun:
         "first_start",
         "job",
         "leaving",
+        "longest_wait_s",
         "lost",
         "node_s",
         "nodes",
@@ -158,6 +160,7 @@ class SimRun:
         self.redone_node_s = 0.0
         self.starts = self.rescales = self.preemptions = 0
         self.first_start: float | None = None
+        self.longest_wait_s = 0.0
         self.ended_at: float | None = None
 
     # --- time ---
@@ -205,6 +208,11 @@ class SimRun:
         else:
             self.starting = True
             self._pause(Cause.START, self.rate, self.costs.start_s, now)
+
+    def waited(self, since: float | None, now: float) -> None:
+        """It had a place and no nodes from then to now; None: it has no place yet."""
+        if since is not None:
+            self.longest_wait_s = max(self.longest_wait_s, now - since)
 
     def rescale(self, nodes: Sequence[str], now: float) -> None:
         """Go to exactly ``nodes``, some of which the job has."""

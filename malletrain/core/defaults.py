@@ -23,7 +23,8 @@ MIN_INTERVAL_S = 30.0
 STARVATION_S = 600.0
 TURN_AGAIN = 6.0
 """So many times as long waits a job that had nodes before. As its turn lasts as long as the first
-wait, it has at most one seventh of the time from turns. What turns cost and buy is in docs/allocation.md.
+wait, it has at most one seventh of the time from turns. What turns cost and buy is in
+docs/allocation.md.
 """
 MAX_TRIES = 3
 RETRY_WINDOW_S = 3600.0

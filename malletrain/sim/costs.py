@@ -105,13 +105,14 @@ class SimRun:
     of date. ``node_s``: node-seconds spent training (key None) and in pauses, by cause, on nodes
     that the main scheduler does not want; ``redone_node_s``: of those spent training, the ones
     whose work was lost; ``lost``: samples, by cause. ``longest_wait_s``: longest time with a place
-    and without nodes.
+    and without nodes; ``emptied_at``: when it last lost its last node.
     """
 
     __slots__ = (
         "cause",
         "costs",
         "done",
+        "emptied_at",
         "ended_at",
         "first_start",
         "job",
@@ -161,6 +162,7 @@ class SimRun:
         self.starts = self.rescales = self.preemptions = 0
         self.first_start: float | None = None
         self.longest_wait_s = 0.0
+        self.emptied_at = 0.0
         self.ended_at: float | None = None
 
     # --- time ---
@@ -210,9 +212,10 @@ class SimRun:
             self._pause(Cause.START, self.rate, self.costs.start_s, now)
 
     def waited(self, since: float | None, now: float) -> None:
-        """It had a place and no nodes from then to now; None: it has no place yet."""
+        """It has had a place since then (None: it has none yet), and has no nodes up to now."""
         if since is not None:
-            self.longest_wait_s = max(self.longest_wait_s, now - since)
+            waited = now - max(since, self.emptied_at)
+            self.longest_wait_s = max(self.longest_wait_s, waited)
 
     def rescale(self, nodes: Sequence[str], now: float) -> None:
         """Go to exactly ``nodes``, some of which the job has."""
@@ -335,6 +338,7 @@ class SimRun:
         self.version += 1
 
     def _idle(self) -> None:
+        self.emptied_at = self.since
         self.starting = False
         self.training, self.cause, self.resumes_at, self.rate = False, None, None, 0.0
         self.version += 1

@@ -46,6 +46,7 @@ import numpy as np
 
 from benchmarks import gap_figures, model_figures
 from benchmarks.pictures import COLOURS, Mean, draw, finish, mean_of, tell
+from malletrain.core import defaults
 from malletrain.core.settings import ControllerSettings, ProfilingSettings
 from malletrain.sim.costs import CostModel
 from malletrain.sim.engine import Simulation
@@ -94,7 +95,8 @@ class Point:
     policy: str = "malletrain"
     max_jobs: int = 10
     t_fwd: float = 120.0
-    starvation: float = 600.0
+    starvation: float = defaults.STARVATION_S
+    turns_apart: float = defaults.TURNS_APART
     mode: str = "restart"
     up: float = 18.0
     down: float = 12.0
@@ -128,6 +130,9 @@ def simulation(world: World, point: Point) -> Simulation:
     if p.length == "long":
         jobs = [replace(job, samples=ENDLESS) for job in jobs]
     costs = CostModel("real", p.up, p.down, p.start, mode="live" if p.mode == "live" else "restart")
+    site = ControllerSettings(
+        profiling=ProfilingSettings(when_worth=p.when_worth), turns_apart=p.turns_apart
+    )
     settings = SimSettings(
         POLICIES[p.policy],
         costs,
@@ -135,7 +140,7 @@ def simulation(world: World, point: Point) -> Simulation:
         t_fwd_s=p.t_fwd,
         starvation_s=p.starvation,
         seed=p.seed,
-        site=ControllerSettings(profiling=ProfilingSettings(when_worth=p.when_worth)),
+        site=site,
         revealed=p.revealed,
         sized=p.sized,
     )

@@ -1,13 +1,14 @@
 """What turns of waiting jobs cost, and what they buy.
 
     python -m benchmarks.turns --trace week1.csv.gz --node-list nodes.txt --curves scaling.csv
-    --cells nas,60,0 hpo,60,1 … [--starvation 600] [--processes 2] [--json FILE]
+    --cells nas,60,0 hpo,60,1 … [--turns-apart 12] [--processes 2] [--json FILE]
     python -m benchmarks.turns --trace KTH-SP2-1996.swf.gz --curves scaling.csv --cells nas,1440,0
 
-A job without nodes for ``--starvation`` seconds gets its minimum for as long again (``[jobs]
-starvation``). Each cell, see :mod:`benchmarks.streams`, is simulated with turns and without them,
-on the same nodes with the same jobs, whose true curves are told: nothing but turns differs.
-``--trace`` may be a log of jobs, whose machine's idle nodes are meant then.
+A job that waits for its first nodes for ``--starvation`` seconds gets its minimum for as long
+again, one that had nodes before after ``--turns-apart`` times as many (``[jobs]``). Each cell, see
+:mod:`benchmarks.streams`, is simulated with turns and without them, on the same nodes with the same
+jobs, whose true curves are told: nothing but turns differs. ``--trace`` may be a log of jobs, whose
+machine's idle nodes are meant then.
 
 Per kind of jobs, means over its cells: samples with turns over samples without, with the standard
 error; the same of *work*, which counts single-node seconds, so that a sample of a slow model counts
@@ -118,6 +119,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=512)
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--starvation", type=float, default=defaults.STARVATION_S, metavar="S")
+    parser.add_argument("--turns-apart", type=float, default=defaults.TURNS_APART, metavar="TIMES")
     parser.add_argument("--policy", default="malletrain", help="'profiled': curves are not told")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -147,6 +149,7 @@ def _made(c: Cell, turns: bool, args: argparse.Namespace) -> tuple[World, Point]
         states="none" if args.policy == "profiled" else "exact",
         policy=args.policy,
         starvation=args.starvation if turns else math.inf,
+        turns_apart=args.turns_apart,
     )
     return world, point
 

@@ -196,9 +196,14 @@ class JobsSection(Section):
     starvation: Duration = _key(
         format_duration(defaults.STARVATION_S),
         gt=0,
-        description="A job that has waited for its first nodes for this long, or for six times as "
-        "long since it lost its last, is starving: in order of waiting it gets its minimum of "
-        "nodes, guaranteed for this long.",
+        description="A job that waits for its first nodes for this long is starving: in order of "
+        "waiting it gets its minimum of nodes, guaranteed for as long again (its turn).",
+    )
+    turns_apart: float = _key(
+        defaults.TURNS_APART,
+        ge=1,
+        description="A job that had nodes before is starving after so many times starvation. Fewer "
+        "make waits shorter and cost samples: turns serve who brings little.",
     )
     hang_after: Duration = _key(
         "2 min",

@@ -21,10 +21,9 @@ IDLE_DEBOUNCE_S = 0.1
 """Notices of one preemption come within some tenths of a second (measured on 64 nodes)."""
 MIN_INTERVAL_S = 30.0
 STARVATION_S = 600.0
-TURN_AGAIN = 6.0
-"""So many times as long waits a job that had nodes before. As its turn lasts as long as the first
-wait, it has at most one seventh of the time from turns. What turns cost and buy is in
-docs/allocation.md.
+TURNS_APART = 12.0
+"""As a turn lasts as long as the first wait, a job has at most one thirteenth of the time from
+turns. What they cost and buy is in docs/allocation.md.
 """
 MAX_TRIES = 3
 RETRY_WINDOW_S = 3600.0

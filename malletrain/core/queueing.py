@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Protocol
 
-from malletrain.core.defaults import TURN_AGAIN
+from malletrain.core.defaults import TURNS_APART
 from malletrain.core.events import JobState
 from malletrain.core.gaps import Gaps
 from malletrain.core.planning import Candidate
@@ -42,7 +42,7 @@ class Turns(Protocol):
 class AdmissionQueue:
     """The unfinished jobs, in order. ``max_running``: entries that may run at once, and how many
     jobs of one sweep may; ``starvation_s``: how long an admitted job waits for its first nodes
-    before it starves, seconds; who had nodes before waits ``TURN_AGAIN`` times as long. ``turns``:
+    before it starves, seconds; who had nodes before waits ``turns_apart`` times as long. ``turns``:
     whose turn it is; None: the owners take one place each in turn. Each of the ``trainers`` has a
     queue of its own, and as many places.
     """
@@ -55,8 +55,10 @@ class AdmissionQueue:
         starvation_s: float,
         turns: Turns | None = None,
         trainers: Trainers | None = None,
+        turns_apart: float = TURNS_APART,
     ) -> None:
         self._turns = turns
+        self._turns_apart = turns_apart
         self._trainers = trainers or Trainers()
         self._state = state
         self._gaps = gaps
@@ -234,7 +236,7 @@ class AdmissionQueue:
     def _starves_at(self, job: JobRecord) -> float:
         patience = 1.0 if self._turns is None else self._turns.patience(job.submitted.party)
         if job.state is JobState.SUSPENDED or job.sweep_served:
-            patience = max(patience, TURN_AGAIN)
+            patience = max(patience, self._turns_apart)
         return (job.idle_since or 0.0) + self._starvation_s * patience
 
     def starving(self, candidates: Mapping[str, Candidate], now: float) -> list[Candidate]:

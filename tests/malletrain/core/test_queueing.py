@@ -68,8 +68,8 @@ def test_a_starving_job_gets_its_minimum_for_a_while_and_then_the_next():
     assert play(c, [(200.5, Tick())]) == [Suspend("poor"), Start("rich", ("a", "b"))]
 
 
-def test_who_had_nodes_before_waits_six_times_as_long_for_a_turn():
-    c = controller(starvation_s=100.0)
+def test_who_had_nodes_before_waits_so_many_times_as_long_for_a_turn():
+    c = controller(starvation_s=100.0, turns_apart=6.0)
     play(
         c,
         [

@@ -170,10 +170,6 @@ class TestScenes:
         assert waits.longest_wait_hours * 3600 == pytest.approx(1000.0, abs=2)
         assert gets.longest_wait_hours * 3600 == pytest.approx(400.0, abs=2), "after its turn"
 
-    def test_who_loses_all_nodes_and_has_others_at_once_does_not_wait(self):
-        r = play({"n0": [(0.0, 500.0)], "n1": [(500.0, 1000.0)]}, [job(most=1)], start_s=0.0)
-        assert (r.starts, r.longest_wait_hours * 3600) == (2, pytest.approx(1.0, abs=1))
-
     def test_a_job_that_never_fits_waits(self):
         big = job("big", min_nodes=5)
         r = play({**FOUR, "n9": []}, [big, job("small")], semantics="freetrain")

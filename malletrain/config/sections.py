@@ -289,7 +289,7 @@ class AllocationSection(Section):
     heed_lifetimes: bool = _key(
         False,
         description="With [gaps] lifetimes: bids are made from how long the nodes are expected to "
-        "last. Fewer rescales and preemptions, and somewhat fewer samples.",
+        "last. Fewer rescales, no fewer preemptions, and somewhat fewer samples.",
     )
     min_horizon: Duration = _key(
         format_duration(defaults.MIN_HORIZON_S),

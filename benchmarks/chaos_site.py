@@ -38,7 +38,7 @@ class ChaosSite(FaultySite):
         text = text.replace('agent_timeout = "60 s"', 'agent_timeout = "10 s"')
         text = text.replace('adopt_wait = "60 s"', 'adopt_wait = "10 s"')
         text = text.replace('drain_timeout = "1 h"', 'drain_timeout = "20 s"')
-        limits = f'max_running = {running}\nstarvation = "20 s"\n'
+        limits = f'max_running = {running}\nstarvation = "20 s"\nturns_apart = 1.0\n'
         text = text.replace("max_tries = 10000\n", "max_tries = 10000\n" + limits)
         text = text.replace(
             'metrics_listen = ""',

@@ -46,9 +46,12 @@ import numpy as np
 
 from benchmarks import gap_figures, model_figures
 from benchmarks.pictures import COLOURS, Mean, draw, finish, mean_of, tell
+from malletrain.core import defaults
 from malletrain.core.settings import ControllerSettings, ProfilingSettings
 from malletrain.sim.costs import CostModel
-from malletrain.sim.engine import simulate
+from malletrain.sim.engine import Simulation
+from malletrain.sim.idle import idle_nodes
+from malletrain.sim.joblogs import read_log
 from malletrain.sim.nas import nas
 from malletrain.sim.policies import POLICIES
 from malletrain.sim.settings import SimSettings
@@ -69,6 +72,7 @@ class World:
     """What all points of a figure share."""
 
     trace: str
+    """A trace of idle nodes, or a log of jobs (SWF) whose machine's idle nodes are meant."""
     node_list: str | None
     curves: str | None
     nodes: int
@@ -91,7 +95,8 @@ class Point:
     policy: str = "malletrain"
     max_jobs: int = 10
     t_fwd: float = 120.0
-    starvation: float = 600.0
+    starvation: float = defaults.STARVATION_S
+    turns_apart: float = defaults.TURNS_APART
     mode: str = "restart"
     up: float = 18.0
     down: float = 12.0
@@ -103,15 +108,18 @@ class Point:
 
 @lru_cache(maxsize=2)
 def _trace(world: World) -> Trace:
-    whole = read(world.trace, names=read_names(world.node_list) if world.node_list else None)
+    if world.trace.removesuffix(".gz").endswith(".swf"):
+        whole = idle_nodes(read_log(world.trace)).trace
+    else:
+        whole = read(world.trace, names=read_names(world.node_list) if world.node_list else None)
     begin = world.begin_h * 3600.0
     return whole.window(begin, min(whole.duration_s, begin + world.hours * 3600.0))
 
 
-def play(world: World, point: Point) -> dict[str, Any]:
-    """The result of one simulation, as plain values."""
-    p = point
-    trace = _trace(world).sample(world.nodes, p.seed)
+def simulation(world: World, point: Point) -> Simulation:
+    """One simulation, not run yet."""
+    p, whole = point, _trace(world)
+    trace = whole.sample(world.nodes, p.seed) if world.nodes < len(whole.names) else whole
     curves = read_curves(world.curves) if world.curves else built_in()
     count = STREAM if p.length == "stream" else p.max_jobs
     if world.jobs:
@@ -122,6 +130,9 @@ def play(world: World, point: Point) -> dict[str, Any]:
     if p.length == "long":
         jobs = [replace(job, samples=ENDLESS) for job in jobs]
     costs = CostModel("real", p.up, p.down, p.start, mode="live" if p.mode == "live" else "restart")
+    site = ControllerSettings(
+        profiling=ProfilingSettings(when_worth=p.when_worth), turns_apart=p.turns_apart
+    )
     settings = SimSettings(
         POLICIES[p.policy],
         costs,
@@ -129,11 +140,16 @@ def play(world: World, point: Point) -> dict[str, Any]:
         t_fwd_s=p.t_fwd,
         starvation_s=p.starvation,
         seed=p.seed,
-        site=ControllerSettings(profiling=ProfilingSettings(when_worth=p.when_worth)),
+        site=site,
         revealed=p.revealed,
         sized=p.sized,
     )
-    return {**simulate(trace, given(jobs, p.states, p.seed), settings).to_dict(), **asdict(p)}
+    return Simulation(trace, given(jobs, p.states, p.seed), settings)
+
+
+def play(world: World, point: Point) -> dict[str, Any]:
+    """The result of one simulation, as plain values."""
+    return {**simulation(world, point).run().to_dict(), **asdict(point)}
 
 
 def against_freetrain(

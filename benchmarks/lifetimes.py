@@ -46,6 +46,8 @@ DAY_S = 86400.0
 BEGAN = 1612915732.0
 """2021-02-10 00:08:52 UTC, when the Summit week begins: hours and weekdays count from there."""
 CONTENDERS = ("base rate", "age", "lifetimes, frozen", "lifetimes")
+HEADS = ("base rate", "by age", "model, frozen after training", "model, learning on")
+"""The same, as the table has them."""
 
 
 def polls(trace: Trace, every_s: float) -> Iterator[tuple[float, dict[str, float]]]:
@@ -165,8 +167,10 @@ def _calibration(p: Floats, y: Floats) -> tuple[float, list[list[float]]]:
 
 
 def tell(found: dict[str, Any]) -> list[str]:
-    """The Markdown table."""
-    head = "| idle still after | so many were | " + " | ".join(CONTENDERS) + " |"
+    """The Markdown table: Brier score, by how much it is better than the base rate's (on each of
+    the days judged), and the calibration error.
+    """
+    head = "| idle still after | so many were | " + " | ".join(HEADS) + " |"
     lines = [head, "|---" * (2 + len(CONTENDERS)) + "|"]
     for row in found["rows"]:
         cells = []
@@ -175,7 +179,7 @@ def tell(found: dict[str, Any]) -> list[str]:
             days = ", ".join(f"{100 * s:+.0f}" for s in one["days"])
             cell = f"{one['brier']:.4f}"
             if name != "base rate":
-                cell += f" ({100 * one['skill']:+.1f} %; days {days})"
+                cell += f", {100 * one['skill']:+.1f} % ({days})"
             cells.append(f"{cell}; off {100 * one['calibration_error']:.1f} %")
         cells = [f"{row['horizon_s'] / 60:g} min", f"{100 * row['lasted']:.1f} %", *cells]
         lines.append("| " + " | ".join(cells) + " |")

@@ -196,8 +196,14 @@ class JobsSection(Section):
     starvation: Duration = _key(
         format_duration(defaults.STARVATION_S),
         gt=0,
-        description="A job without nodes for this long is starving: in order of waiting it gets "
-        "its minimum of nodes, guaranteed for as long again.",
+        description="A job that waits for its first nodes for this long is starving: in order of "
+        "waiting it gets its minimum of nodes, guaranteed for as long again (its turn).",
+    )
+    turns_apart: float = _key(
+        defaults.TURNS_APART,
+        ge=1,
+        description="A job that had nodes before is starving after so many times starvation. Fewer "
+        "make waits shorter and cost samples: turns serve who brings little.",
     )
     hang_after: Duration = _key(
         "2 min",
@@ -283,7 +289,7 @@ class AllocationSection(Section):
     heed_lifetimes: bool = _key(
         False,
         description="With [gaps] lifetimes: bids are made from how long the nodes are expected to "
-        "last. Fewer rescales and preemptions, and somewhat fewer samples.",
+        "last. Fewer rescales, no fewer preemptions, and somewhat fewer samples.",
     )
     min_horizon: Duration = _key(
         format_duration(defaults.MIN_HORIZON_S),

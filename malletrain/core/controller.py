@@ -101,6 +101,7 @@ class Controller:
             s.starvation_s,
             self.shares if s.shares is not None else None,
             self.trainers,
+            s.turns_apart,
         )
         self.quotas = Quotas(self.state)
         self._bidders = Bidders(

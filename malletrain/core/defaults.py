@@ -21,6 +21,10 @@ IDLE_DEBOUNCE_S = 0.1
 """Notices of one preemption come within some tenths of a second (measured on 64 nodes)."""
 MIN_INTERVAL_S = 30.0
 STARVATION_S = 600.0
+TURNS_APART = 12.0
+"""As a turn lasts as long as the first wait, a job has at most one thirteenth of the time from
+turns. What they cost and buy is in docs/allocation.md.
+"""
 MAX_TRIES = 3
 RETRY_WINDOW_S = 3600.0
 RELEASE_AFTER_S = 30.0

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Protocol
 
+from malletrain.core.defaults import TURNS_APART
+from malletrain.core.events import JobState
 from malletrain.core.gaps import Gaps
 from malletrain.core.planning import Candidate
 from malletrain.core.pools import by_class, largest
@@ -39,9 +41,10 @@ class Turns(Protocol):
 
 class AdmissionQueue:
     """The unfinished jobs, in order. ``max_running``: entries that may run at once, and how many
-    jobs of one sweep may; ``starvation_s``: how long an admitted job waits for nodes before it
-    starves, seconds. ``turns``: whose turn it is; None: the owners take one place each in turn.
-    Each of the ``trainers`` has a queue of its own, and as many places.
+    jobs of one sweep may; ``starvation_s``: how long an admitted job waits for its first nodes
+    before it starves, seconds; who had nodes before waits ``turns_apart`` times as long. ``turns``:
+    whose turn it is; None: the owners take one place each in turn. Each of the ``trainers`` has a
+    queue of its own, and as many places.
     """
 
     def __init__(
@@ -52,8 +55,10 @@ class AdmissionQueue:
         starvation_s: float,
         turns: Turns | None = None,
         trainers: Trainers | None = None,
+        turns_apart: float = TURNS_APART,
     ) -> None:
         self._turns = turns
+        self._turns_apart = turns_apart
         self._trainers = trainers or Trainers()
         self._state = state
         self._gaps = gaps
@@ -200,26 +205,27 @@ class AdmissionQueue:
         for job in state.at_work.values():
             if 0 < job.guaranteed_until <= now and job.nodes:
                 state.guarantee(job, 0.0)
+                state.plan_soon(now)  # its nodes may be worth more elsewhere now
                 if any(other.starving for other in placed):
                     state.leases_due = True
-                    state.plan_soon(now)
 
     def wakeups(self) -> list[float]:
         """When :meth:`notice` has something to notice although nothing happens."""
         placed = self.in_reach()
         served = self._served()
-        times = [
-            self._starves_at(job)
-            for job in placed
-            if not (job.nodes or job.starving or job.place in served) and job.idle_since is not None
-        ]
-        if any(job.starving for job in placed):
-            times += [
+        return [
+            *(
+                self._starves_at(job)
+                for job in placed
+                if not (job.nodes or job.starving or job.place in served)
+                and job.idle_since is not None
+            ),
+            *(
                 job.guaranteed_until
                 for job in self._state.at_work.values()
                 if job.nodes and job.guaranteed_until
-            ]
-        return times
+            ),
+        ]
 
     def _served(self) -> set[int]:
         """The places of the sweeps of which a job has nodes."""
@@ -229,6 +235,8 @@ class AdmissionQueue:
 
     def _starves_at(self, job: JobRecord) -> float:
         patience = 1.0 if self._turns is None else self._turns.patience(job.submitted.party)
+        if job.state is JobState.SUSPENDED or job.sweep_served:
+            patience = max(patience, self._turns_apart)
         return (job.idle_since or 0.0) + self._starvation_s * patience
 
     def starving(self, candidates: Mapping[str, Candidate], now: float) -> list[Candidate]:

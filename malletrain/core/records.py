@@ -44,6 +44,8 @@ class JobRecord:
     """Since when it has had a place but no nodes; None: it never had a place."""
     starving: bool = False
     """It has had a place and no nodes for too long."""
+    sweep_served: bool = False
+    """Another job of its sweep has had nodes while it waited."""
     guaranteed_until: float = 0.0
     """It keeps its minimum until then; 0: it has no guarantee."""
     curve: ScalingCurve | None = None

@@ -149,7 +149,11 @@ class ControllerSettings:
     min_interval_s: float = defaults.MIN_INTERVAL_S
     """A job that nothing forces is rescaled no more often than this."""
     starvation_s: float = defaults.STARVATION_S
-    """An admitted job without nodes for so long gets its minimum, and keeps it for as long."""
+    """An admitted job that waits for its first nodes for so long gets its minimum, and keeps it for
+    as long.
+    """
+    turns_apart: float = defaults.TURNS_APART
+    """The same for a job that had nodes before: so many times as long."""
     max_tries: int = defaults.MAX_TRIES
     """The job has failed when its workers failed so many times."""
     retry_window_s: float = defaults.RETRY_WINDOW_S

@@ -313,7 +313,7 @@ class ControllerState:
 
     def served_beside(self, job: JobRecord, now: float) -> None:
         """Another job of its sweep has nodes, so that the sweep does not wait."""
-        job.idle_since, job.starving = now, False
+        job.idle_since, job.starving, job.sweep_served = now, False, True
 
     def starves(self, job: JobRecord, now: float) -> None:
         """The job has waited for too long."""

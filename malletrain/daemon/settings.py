@@ -89,6 +89,7 @@ def _settings(config: Config) -> ControllerSettings:
         debounce_s=a.settle,
         min_interval_s=a.min_interval,
         starvation_s=j.starvation,
+        turns_apart=j.turns_apart,
         max_tries=j.max_tries,
         retry_window_s=j.retry_window,
         release_after_s=a.give_back_after,

@@ -118,6 +118,7 @@ drain_timeout = "4 s"
 join_timeout = "30 s"
 stop_grace = "2 s"
 starvation = "40 s"
+turns_apart = 1.0
 
 [allocation]
 t_fwd = "30 s"

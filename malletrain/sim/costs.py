@@ -104,17 +104,20 @@ class SimRun:
     none is). ``version`` counts changes, so that a completion foreseen earlier is known to be out
     of date. ``node_s``: node-seconds spent training (key None) and in pauses, by cause, on nodes
     that the main scheduler does not want; ``redone_node_s``: of those spent training, the ones
-    whose work was lost; ``lost``: samples, by cause.
+    whose work was lost; ``lost``: samples, by cause. ``longest_wait_s``: longest time with a place
+    and without nodes; ``emptied_at``: when it last lost its last node.
     """
 
     __slots__ = (
         "cause",
         "costs",
         "done",
+        "emptied_at",
         "ended_at",
         "first_start",
         "job",
         "leaving",
+        "longest_wait_s",
         "lost",
         "node_s",
         "nodes",
@@ -158,6 +161,8 @@ class SimRun:
         self.redone_node_s = 0.0
         self.starts = self.rescales = self.preemptions = 0
         self.first_start: float | None = None
+        self.longest_wait_s = 0.0
+        self.emptied_at = 0.0
         self.ended_at: float | None = None
 
     # --- time ---
@@ -205,6 +210,12 @@ class SimRun:
         else:
             self.starting = True
             self._pause(Cause.START, self.rate, self.costs.start_s, now)
+
+    def waited(self, since: float | None, now: float) -> None:
+        """It has had a place since then (None: it has none yet), and has no nodes up to now."""
+        if since is not None:
+            waited = now - max(since, self.emptied_at)
+            self.longest_wait_s = max(self.longest_wait_s, waited)
 
     def rescale(self, nodes: Sequence[str], now: float) -> None:
         """Go to exactly ``nodes``, some of which the job has."""
@@ -327,6 +338,7 @@ class SimRun:
         self.version += 1
 
     def _idle(self) -> None:
+        self.emptied_at = self.since
         self.starting = False
         self.training, self.cause, self.resumes_at, self.rate = False, None, None, 0.0
         self.version += 1

@@ -159,6 +159,8 @@ class Simulation:
             self._tell(events)
         for run in self.unfinished.values():
             run.accrue(self.now)
+            if not run.nodes and run.job.name in self.controller.jobs:
+                run.waited(self.controller.jobs[run.job.name].idle_since, self.now)
         return tally(self, time.perf_counter() - began)
 
     def _pass(self, to: float) -> None:
@@ -369,6 +371,7 @@ class Simulation:
             run.suspend(self.now)
             return []
         if isinstance(command, Start):
+            run.waited(self.controller.jobs[command.job].idle_since, self.now)
             run.start(command.nodes, self.now)
         else:
             assert isinstance(command, Rescale)

@@ -48,6 +48,8 @@ class Result:
         jobs_completed: jobs done.
         mean_job_hours, mean_wait_hours: of the jobs done, from first start to end, and from
             submission to first start (None: no job done).
+        longest_wait_hours, p95_wait_hours: the longest time for which each job that had a place
+            was without nodes: of all jobs the longest, and what 95 % of them stay under.
         deadlines, deadlines_met: those that came due, and those of them that were held.
         budgets_overspent: jobs that cost more than their budget.
         plans, profiles: plans made, profiles ended.
@@ -94,6 +96,8 @@ class Result:
     snapshot_fraction: float = 0.0
     snapshot_loss: float = 0.0
     redone_fraction: float = 0.0
+    longest_wait_hours: float = 0.0
+    p95_wait_hours: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -111,6 +115,7 @@ def tally(sim: Simulation, wall_s: float) -> Result:
     idle = sim.idle_node_s
     decisions = np.array(sim.decisions_s or [0.0]) * 1e3
     goals = held(runs, sim.now)
+    waits = [run.longest_wait_s / 3600.0 for run in runs if run.starts or run.longest_wait_s]
     started = [(run.first_start or 0.0, run.ended_at or 0.0, run.job.submit_s) for run in done]
     return Result(
         policy=sim.settings.policy.name,
@@ -154,6 +159,8 @@ def tally(sim: Simulation, wall_s: float) -> Result:
         max_decision_ms=float(decisions.max()),
         wall_s=wall_s,
         node_hours_by_user=_by_user(runs),
+        longest_wait_hours=max(waits, default=0.0),
+        p95_wait_hours=float(np.percentile(waits or [0.0], 95)),
     )
 
 
@@ -212,6 +219,13 @@ def table(result: Result) -> Table:
                 "queue before",
             )
         )
+    rows.append(
+        (
+            "longest waits",
+            f"{r.longest_wait_hours:.2f} h without nodes, 95 % of the jobs {r.p95_wait_hours:.2f} "
+            "h or less",
+        )
+    )
     if r.node_hours_by_user:
         total = math.fsum(r.node_hours_by_user.values()) or 1.0
         most = sorted(r.node_hours_by_user.items(), key=lambda item: -item[1])

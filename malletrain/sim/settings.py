@@ -25,7 +25,7 @@ class SimSettings:
     """Jobs at a time."""
     t_fwd_s: float = defaults.T_FWD_S
     starvation_s: float = defaults.STARVATION_S
-    """A job waits no longer than this for its minimum (infinite: for ever)."""
+    """A job waits no longer than this for its minimum, the first time (infinite: for ever)."""
     lease_delay_s: float = 0.0
     """From asking for a lease until the node is ready."""
     horizons: bool = False

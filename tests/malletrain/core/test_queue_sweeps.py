@@ -108,13 +108,13 @@ def test_a_trial_does_not_starve_while_another_of_its_sweep_has_nodes():
     assert not any(job.starving for job in state.jobs.values())
     assert q.wakeups() == []
     state.assign({"t0": ()}, 500.0)
-    q.notice(599.0)
-    assert not any(job.starving for job in state.jobs.values())
-    q.notice(600.0)
+    q.notice(1699.0)
+    assert not any(job.starving for job in state.jobs.values()), "the sweep has had nodes"
+    q.notice(1700.0)
     bidding = {name: Candidate(name, 1, 1, ()) for name in ("t0", "t1", "t2")}
-    assert [c.job for c in q.starving(bidding, 600.0)] == ["t0"], "one guarantee for all"
-    state.assign({"t1": ("n0",)}, 600.0)
-    q.notice(601.0)
+    assert [c.job for c in q.starving(bidding, 1700.0)] == ["t0"], "one guarantee for all"
+    state.assign({"t1": ("n0",)}, 1700.0)
+    q.notice(1701.0)
     assert not any(job.starving for job in state.jobs.values())
 
 

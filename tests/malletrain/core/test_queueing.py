@@ -68,6 +68,27 @@ def test_a_starving_job_gets_its_minimum_for_a_while_and_then_the_next():
     assert play(c, [(200.5, Tick())]) == [Suspend("poor"), Start("rich", ("a", "b"))]
 
 
+def test_who_had_nodes_before_waits_so_many_times_as_long_for_a_turn():
+    c = controller(starvation_s=100.0, turns_apart=6.0)
+    play(
+        c,
+        [
+            (0.0, job("rich", 2, 2, weight=100.0)),
+            (0.0, job("poor", 2, 2)),
+            *nodes("a", "b"),
+            (1.0, Tick()),
+        ],
+    )
+    play(c, [(5.0, RescaleFinished("rich"))])
+    assert play(c, [(100.5, Tick())]) == [Suspend("rich"), Start("poor", ("a", "b"))]
+    play(c, [(101.0, RescaleFinished("poor")), (199.0, Tick(), [])])
+    assert c.next_wakeup() == 200.0, "its turn is over, and its nodes are worth more elsewhere"
+    assert play(c, [(200.5, Tick())]) == [Suspend("poor"), Start("rich", ("a", "b"))]
+    play(c, [(201.0, RescaleFinished("rich")), (301.0, Tick(), []), (799.0, Tick(), [])])
+    assert c.next_wakeup() == 800.0
+    assert play(c, [(800.5, Tick())]) == [Suspend("rich"), Start("poor", ("a", "b"))]
+
+
 def test_small_jobs_do_not_overtake_a_large_one_in_the_queue_for_a_turn():
     c = controller(starvation_s=100.0)
     wide = job("wide", 4, 4, curve=ScalingCurve.of({4: 1.0}))

@@ -31,6 +31,21 @@ def training(k, at=0.0, **costs):
     return run
 
 
+def test_it_waits_from_when_it_has_a_place_or_lost_its_last_node():
+    run = run_of()
+    run.waited(None, 50.0)
+    assert run.longest_wait_s == 0.0, "it has no place yet"
+    run.waited(20.0, 100.0)
+    run.start(nodes(2), 100.0)
+    assert run.longest_wait_s == 80.0
+    run.loses(nodes(2), 500.0)
+    run.waited(20.0, 510.0)
+    assert run.longest_wait_s == 80.0, "ten seconds, though it has had its place for longer"
+    run.suspend(600.0)
+    run.waited(600.0, 700.0)
+    assert run.longest_wait_s == 100.0
+
+
 class TestReal:
     def test_starting_takes_its_time(self):
         run = run_of()

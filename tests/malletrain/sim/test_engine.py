@@ -167,6 +167,8 @@ class TestScenes:
         assert waits.starts == 1
         assert gets.starts == 2
         assert gets.samples < waits.samples
+        assert waits.longest_wait_hours * 3600 == pytest.approx(1000.0, abs=2)
+        assert gets.longest_wait_hours * 3600 == pytest.approx(400.0, abs=2), "after its turn"
 
     def test_a_job_that_never_fits_waits(self):
         big = job("big", min_nodes=5)

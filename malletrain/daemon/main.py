@@ -30,6 +30,7 @@ from malletrain.daemon.core import Core
 from malletrain.daemon.descriptors import allow_many
 from malletrain.daemon.gauges import show_gauges
 from malletrain.daemon.heap import Heap
+from malletrain.daemon.known_database import remember_database
 from malletrain.daemon.metrics import Metrics, MetricsError
 from malletrain.daemon.mishaps import Mishaps, cause_of
 from malletrain.daemon.retention import Retention
@@ -79,6 +80,7 @@ def run(config: Config, path: Path | None = None) -> int:
                     print(f"malletraind: {sentence}", file=sys.stderr)
                 return 1
             with Store.open(config.database_url) as store:
+                remember_database(config)
                 return asyncio.run(Daemon(config, store, backend(config), path, file).serve())
     except (StateDirError, StoreError, SchedulerError, MetricsError, AddressError, OSError) as e:
         print(f"malletraind: {e}", file=sys.stderr)

@@ -2,14 +2,14 @@
 a lease leak, is a process left, is a sample counted twice or never?
 
     python -m benchmarks.chaos [--faults 1000] [--jobs 30] [--nodes 4] [--seed N] [--minutes 300]
-    [--kinds restart,live,sharded,service] [--keep FOLDER] [--json]
+    [--kinds restart,live,sharded,service] [--hasty 0.2] [--keep FOLDER] [--json]
 
 The faults: SIGKILL and SIGSTOP of daemon, agent, supervisor, fork server, launcher and worker;
 connections to the daemon cut, delayed and half-open; preemption with notice and (a killed agent)
 without; the main scheduler does not answer; the disk is full. A daemon that ended is started again,
 as a service manager does it. ``--running`` jobs are in plans at a time; each is told to end when it
 has had its part of the faults, and the next one begins. After a fault, recovered is when the daemon
-answers and every job that ran has made progress again; one in five comes before that.
+answers and every job that ran has made progress again; one in five (``--hasty``) comes before that.
 
 Exit status 1 when a promise was broken.
 """
@@ -40,7 +40,7 @@ from malletrain.protocol.views import JobView
 HANG_S = 400.0
 """Seconds without recovery that count as a job lost."""
 HASTY = 0.2
-"""Part of the faults that come before the one before is recovered from."""
+"""Part of the faults that come before the one before is recovered from, unless said otherwise."""
 OVER = ("completed", "failed", "cancelled")
 
 
@@ -52,9 +52,9 @@ class Chaos:
     """One run."""
 
     def __init__(
-        self, site: ChaosSite, dice: random.Random, kinds: Sequence[str], count: int
+        self, site: ChaosSite, dice: random.Random, kinds: Sequence[str], count: int, hasty: float
     ) -> None:
-        self.site, self.faults = site, Faults(site, dice)
+        self.site, self.faults, self._hasty = site, Faults(site, dice), hasty
         self._dice = dice
         self.struck: Counter[str] = Counter()
         self.recovered_s: list[float] = []
@@ -143,7 +143,7 @@ class Chaos:
             if not kind:
                 continue
             self.struck[kind] += 1
-            hasty = self._dice.random() < HASTY
+            hasty = self._dice.random() < self._hasty
             self.wait(at, self._dice.uniform(0.0, 1.0) if hasty else None)
             count = sum(self.struck.values())
             if count >= each * (ended + 1) and ended < len(self.jobs) - 1:
@@ -225,6 +225,7 @@ def run(
     kinds: Sequence[str],
     limit_s: float,
     say: Callable[[str], None] = lambda text: None,
+    hasty: float = HASTY,
 ) -> dict[str, Any]:
     """One run below ``root``: what was done, and what came of it. Raises ChaosError."""
     site = ChaosSite(root, nodes, running)
@@ -232,7 +233,7 @@ def run(
     begun = time.monotonic()
     try:
         site.start_daemon()
-        chaos = Chaos(site, random.Random(seed), kinds, jobs)
+        chaos = Chaos(site, random.Random(seed), kinds, jobs, hasty)
         try:
             chaos.run(faults, limit_s, say)
         finally:
@@ -275,6 +276,7 @@ def main() -> int:
     parser.add_argument("--running", type=int, default=3)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--hasty", type=float, default=HASTY)
     parser.add_argument("--minutes", type=float, default=300.0)
     parser.add_argument("--keep", type=Path, help="work in this new folder and keep it")
     parser.add_argument("--json", action="store_true")
@@ -295,6 +297,7 @@ def main() -> int:
                 args.kinds.split(","),
                 args.minutes * 60,
                 lambda text: print(text, file=sys.stderr, flush=True),
+                args.hasty,
             )
         except ChaosError as error:
             words = (root / "daemon.log").read_text(errors="replace").splitlines()[-60:]

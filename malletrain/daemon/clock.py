@@ -6,13 +6,22 @@ import time
 
 
 class Clock:
-    """Seconds since the epoch that never jump: wall time at the start of the process plus monotonic
-    time since.
+    """Seconds since the epoch that never jump: wall time at the start of the process, or when
+    :meth:`set` was called last, plus monotonic time since.
     """
 
     def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
+        self._offset = 0.0
+        self.set()
 
     def now(self) -> float:
-        """Seconds since the epoch (UTC); never less than before."""
+        """Seconds since the epoch (UTC); until it is set never less than before."""
         return time.monotonic() + self._offset
+
+    def behind_s(self) -> float:
+        """By how much the host's clock is ahead of this one, seconds; negative: it is behind."""
+        return time.time() - self.now()
+
+    def set(self) -> None:
+        """Show what the host's clock shows."""
+        self._offset = time.time() - time.monotonic()

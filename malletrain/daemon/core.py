@@ -362,8 +362,8 @@ class Core:
 
     def restore(self) -> None:
         """Take in hand what the store knows; agents will report what runs."""
-        with self.step():
-            self._shares.restore()
+        with self.step() as now:
+            self._shares.restore(now)
             rows = self.store.list_jobs([s.value for s in JobState if not s.ended])
             jobs = [(row, decode_spec(row.spec)) for row in rows]
             begun = {row.id for row, _ in jobs if row.started is not None}

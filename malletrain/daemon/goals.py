@@ -183,10 +183,12 @@ class JobGoals:
 
     # --- now and then ---
 
-    def keep(self) -> None:
-        """Write down what jobs are charged and how many nodes there were; call it within a step."""
+    def keep(self, *, at_once: bool = False) -> None:
+        """Write down what jobs are charged and how many nodes there were, when it is time to or
+        ``at_once``; call it within a step.
+        """
         now = self._clock.now()
-        if now < self._kept_at + KEEP_EVERY_S:
+        if now < self._kept_at + KEEP_EVERY_S and not at_once:
             return
         self._kept_at = now
         for job in self._keeper.records:

@@ -209,7 +209,7 @@ class HungSteps:
             )
             core.repository.notice(run, sentence + end)
             if again:
-                run.rounds.give_up()
+                core.rounds.act(run, run.rounds.give_up())
                 core.feed(WorkersFailed(job, sentence))
 
 

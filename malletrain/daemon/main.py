@@ -1,6 +1,6 @@
 """The daemon's life: take the state directory, listen, restore, poll, adopt; on SIGTERM stop and
-leave the jobs running. After a step that failed it makes its parts anew and adopts again, within
-the same process: agents and clients keep their connections.
+leave the jobs running. After a step that failed, and when the host's clock was set, it makes its
+parts anew and adopts again, within the same process: agents and clients keep their connections.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ from malletrain.daemon.admission import RequestRefused
 from malletrain.daemon.advertise import AddressError
 from malletrain.daemon.backends import Backend, backend
 from malletrain.daemon.clock import Clock
+from malletrain.daemon.clock_set import ClockWasSet, look_at_the_clock
 from malletrain.daemon.compose import Service, agent_command, compose
 from malletrain.daemon.core import Core
 from malletrain.daemon.descriptors import allow_many
 from malletrain.daemon.gauges import show_gauges
 from malletrain.daemon.heap import Heap, settle
+from malletrain.daemon.known_database import remember_database
 from malletrain.daemon.metrics import Metrics, MetricsError
 from malletrain.daemon.mishaps import Mishaps, cause_of
 from malletrain.daemon.retention import Retention
@@ -77,6 +80,7 @@ def run(config: Config, path: Path | None = None) -> int:
                     print(f"malletraind: {sentence}", file=sys.stderr)
                 return 1
             with Store.open(config.database_url) as store:
+                remember_database(config)
                 return asyncio.run(Daemon(config, store, backend(config), path, file).serve())
     except (StateDirError, StoreError, SchedulerError, MetricsError, AddressError, OSError) as e:
         print(f"malletraind: {e}", file=sys.stderr)
@@ -131,7 +135,7 @@ class Daemon:
         self._boot = str(store.boot())
         self._clock = Clock()
         self.metrics = Metrics()
-        self.mishaps = Mishaps(self.metrics, self._clock.now)
+        self.mishaps = Mishaps(self.metrics, time.monotonic)
         self._retention = Retention(store, config.accounting.keep)
         self._heap = Heap()
         self._transport = Transport(self.keys.server, self.keys.identity)
@@ -223,6 +227,7 @@ class Daemon:
         """Other parts in the place of these, which have failed."""
         await service.leases.quiet()
         self.config = service.core.config  # with what was reloaded
+        self._clock.set()
         self._boot = str(self._store.boot())
         return self._connect()
 
@@ -260,7 +265,8 @@ class Daemon:
             assert error is not None
             if isinstance(error, StoreError) and not isinstance(error, StatementRefused):
                 raise error  # nothing can be kept: the service manager tries again
-            if not (isinstance(error, MessageFailed) or self.mishaps.may_begin_anew(error)):
+            known = isinstance(error, MessageFailed | ClockWasSet)
+            if not (known or self.mishaps.may_begin_anew(error)):
                 raise error
             return error
         with core.step() as now:
@@ -288,12 +294,10 @@ class Daemon:
         if failure is None:
             kind, sentence = EventKind.DAEMON_STARTED, f"The daemon runs; it knows {found}."
         else:
-            kind = EventKind.MESSAGE_FAILED
-            what = (
-                str(failure)
-                if isinstance(failure, MessageFailed)
-                else f"The daemon failed: {cause_of(failure)}"
-            )
+            told = isinstance(failure, MessageFailed | ClockWasSet)
+            set_ = isinstance(failure, ClockWasSet)
+            kind = EventKind.CLOCK_SET if set_ else EventKind.MESSAGE_FAILED
+            what = str(failure) if told else f"The daemon failed: {cause_of(failure)}"
             sentence = f"{what} It has taken {found} in hand anew; the jobs went on meanwhile."
         with core.step():
             core.audit.record(kind, sentence, boot=self._boot)
@@ -316,12 +320,13 @@ class Daemon:
             due = loop.time() + WATCH_EVERY_S
             await asyncio.sleep(WATCH_EVERY_S)
             self.metrics.loop_lag(loop.time() - due)
+            look_at_the_clock(service.core, self._clock)
             service.inbox.watch()
             service.promises.look()
             with service.core.step():
                 service.core.goals.keep()
             self._retention.look(self._clock.now())
-            self._heap.look(self._clock.now())
+            self._heap.look(time.monotonic())
             show_gauges(service, self.metrics, WATCH_EVERY_S)
 
     async def _reload(self, service: Service, again: asyncio.Event) -> None:

@@ -19,7 +19,7 @@ class Retention:
 
     def look(self, now: float) -> int:
         """Delete what is too old, if it is time to look; how much."""
-        if not self.keep_s or now < self._due:
+        if not self.keep_s or self._due - EVERY_S <= now < self._due:  # else the clock was set back
             return 0
         gone = self._store.forget(now - self.keep_s)
         self._due = now + (AGAIN_S if gone else EVERY_S)

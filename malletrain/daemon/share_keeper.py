@@ -21,7 +21,7 @@ class ShareKeeper:
         self._store = store
         self._kept_at = 0.0
 
-    def restore(self) -> None:
+    def restore(self, now: float) -> None:
         """Take up what was kept."""
         settings, rows = self._controller.shares.settings, self._store.services.all()
         if settings is None or not rows:
@@ -31,7 +31,8 @@ class ShareKeeper:
         for row in rows:  # what was forgotten before the others has an older row
             left = 0.5 ** ((newest - row.updated) / settings.half_life_s)
             kept[row.party] = PartyService(row.served, row.due, row.seconds).later(left)
-        self._controller.shares.restore(kept, newest)
+        # While no daemon ran the clock may have been set back.
+        self._controller.shares.restore(kept, min(newest, now))
 
     def keep(self, now: float, *, at_once: bool = False) -> None:
         """Write the counters down when it is time to, or ``at_once``."""

@@ -20,6 +20,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from malletrain.config.model import Config
 from malletrain.daemon.advertise import AddressError
 from malletrain.daemon.backends import backend
+from malletrain.daemon.known_database import lost_database
 from malletrain.identity.keys import CLIENT, SERVER, read_key
 from malletrain.identity.state_directory import FULL, StateDirError, make_private_dir
 from malletrain.store.database import StoreError, advice, open_engine, schema_version
@@ -145,7 +146,11 @@ def database(config: Config) -> Findings:
         return
     shown = url.render_as_string(hide_password=True)
     file = url.database if url.get_backend_name() == "sqlite" else None
+    lost = lost_database(config)
     if file and not Path(file).exists():
+        if lost:
+            yield False, lost
+            return
         with _tried(Path(file).parent):
             yield True, f"{shown} will be created."
         return
@@ -161,7 +166,7 @@ def database(config: Config) -> Findings:
     finally:
         engine.dispose()
     if current is None:
-        yield True, f"{shown} can be opened; its tables will be created."
+        yield not lost, lost or f"{shown} can be opened; its tables will be created."
     elif current == HEAD:
         yield True, f"{shown} can be used."
     elif current in versions():

@@ -151,7 +151,7 @@ class StuckRounds:
             elif silent >= _PAUSES * watch.pause:
                 text = f"{began}, though its nodes reach each other; its workers are started again."
                 core.audit.record(EventKind.ROUND_STUCK, text, job=job)
-                run.rounds.give_up()
+                core.rounds.act(run, run.rounds.give_up())
                 core.feed(WorkersFailed(job, text))
 
 

@@ -143,6 +143,7 @@ class LiveLink(Link):
             network = tuple(said.get("network", {}).items())
             self._take(Place(said["round"], said["rank"], said["size"], said["port"], network))
         elif "abort" in said:
+            self.say("heard", said["abort"])
             self.on_abort(said["abort"])
 
 

@@ -28,8 +28,8 @@ class Said(msgspec.Struct, frozen=True):
     """One line from a process; other fields than these are passed over."""
 
     say: str
-    """``hello``, ``ready``, ``running``, ``lost`` (live mode); ``join``, ``drained``, ``worth`` (a
-    service).
+    """``hello``, ``ready``, ``running``, ``lost``, ``heard`` (live mode); ``join``, ``drained``,
+    ``worth`` (a service).
     """
     local_rank: int = -1
     """With ``hello``: which of the node's workers this is."""

@@ -2,6 +2,7 @@
 
     starting ──workers warm──▶ ready ──Round──▶ (they join) ──▶ running ──Round──▶ …
     a worker fails ──▶ failed ──Round──▶ starting
+    a worker does not answer that it is to give up a step ──▶ killed ──▶ failed
 
 Decides how the workers are started, watched and stopped, and has the store of a round where its
 workers find it; the store lives here, on the node of rank 0, because it must outlive any
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from malletrain.launch import fabric
 from malletrain.launch.lines import LineConnection, Said
-from malletrain.launch.loop import Child, LaunchLoop, first_words, stop_all
+from malletrain.launch.loop import TICK_S, Child, LaunchLoop, first_words, stop_all
 from malletrain.launch.round_store import ReachedStore, ServedStore
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -42,6 +43,10 @@ NOT_LIVE = (
     "This script does not use malletrain.elastic, which live mode needs: it ended without joining "
     "its job. Submit it without --live, or change it as docs/live-mode.md says."
 )
+DEAF_S = 15.0
+"""A worker that answers nothing for so long, when it is to give up a step, cannot do so: it stands
+still, or waits in C with the interpreter's lock. One that answers ends by itself before.
+"""
 _TAIL_CHARACTERS, _CAUSE_CHARACTERS = 4000, 4000
 
 
@@ -67,6 +72,8 @@ class _Worker:
     """The newest round that it was told of."""
     running: int = 0
     """The newest round that it has joined."""
+    deaf_s: float | None = None
+    """For how long it has not answered that it is to give up a step; None: it need not."""
 
 
 class LiveLauncher:
@@ -87,6 +94,7 @@ class LiveLauncher:
         self._generation = 0
         self._told: tuple[AssignmentPhase | None, int] = (None, 0)
         self._stores: dict[int, ServedStore | ReachedStore] = {}
+        self._looked = time.monotonic()
         self._start_workers()
 
     def run(self) -> int:
@@ -105,6 +113,7 @@ class LiveLauncher:
             for worker in self._workers:
                 if worker.connection is not None:
                     worker.connection.send({"abort": message.generation})
+                    worker.deaf_s = worker.deaf_s or 0.0
 
     def _pass_on(self, message: Round) -> None:
         """Tell the workers of a round; serve its store if this is the node of rank 0."""
@@ -168,7 +177,9 @@ class LiveLauncher:
         worker = next((w for w in self._workers if w.connection is connection), None)
         if worker is None:
             self._greeted(connection, said)
-        elif said.say == "ready":
+            return
+        worker.deaf_s = None
+        if said.say == "ready":
             worker.ready = True
             if all(w.ready for w in self._workers) and self._told[0] in (
                 None,
@@ -201,6 +212,7 @@ class LiveLauncher:
 
     def look_after(self) -> None:
         """What became of the workers."""
+        self._end_the_deaf()
         ended = [(w, code) for w in self._workers if (code := w.child.ended()) is not None]
         strangers = [(w, code) for w, code in ended if w.connection is None and not w.told]
         if any(code for _, code in ended) or (strangers and not self._generation):
@@ -208,6 +220,23 @@ class LiveLauncher:
         elif ended and len(ended) == len(self._workers):
             self.stop()
             self._say(AssignmentPhase.SUCCEEDED, self._generation)
+
+    def _end_the_deaf(self) -> None:
+        """Only what this process was awake for counts."""
+        now = time.monotonic()
+        passed, self._looked = min(2 * TICK_S, now - self._looked), now
+        for worker in self._workers:
+            if worker.deaf_s is None:
+                continue
+            worker.deaf_s += passed
+            if worker.deaf_s > DEAF_S and worker.child.ended() is None:
+                print(
+                    f"malletrain launcher: the worker {worker.local_rank} has not answered for "
+                    f"{DEAF_S:g} s that it is to give up its step, and is killed",
+                    flush=True,
+                )
+                worker.deaf_s = None
+                worker.child.process.kill()
 
     def _failed(self, bad: list[tuple[_Worker, int]]) -> None:
         generation, count = self._generation, self.order.spec.nproc_per_node

@@ -20,7 +20,7 @@ from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.launcher_channel import LauncherEnd, LaunchOrder, read_order
 from malletrain.protocol.messages import Error, Message, Phase, Release
 
-_TICK_S = 0.5
+TICK_S = 0.5
 _LAST_BYTES = 4096
 _FIRST_BYTES = 256 * 1024
 
@@ -101,7 +101,7 @@ class LaunchLoop:
         """Until the job leaves the node or the launcher ends it. Returns the exit code."""
         try:
             while not self._over:
-                for message in self.agent.receive(_TICK_S):
+                for message in self.agent.receive(TICK_S):
                     self._agent_said(launcher, message)
                 if self.agent.agent_gone:
                     self.end("The agent on this node is gone.")

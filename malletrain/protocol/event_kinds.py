@@ -41,6 +41,12 @@ class EventKind(Word):
         "The daemon stood still, or heard most agents no more from one moment on: its own trouble. "
         "Nobody is lost and nothing is planned until they report again; the jobs go on.",
     )
+    CLOCK_SET = (
+        "clock-set",
+        "The clock of the daemon's host was set, by a minute or more. The daemon has taken its "
+        "jobs and leases in hand anew, as after a restart; the jobs went on meanwhile. What the "
+        "clock leapt over is neither charged nor counted.",
+    )
     MESSAGE_FAILED = (
         "message-failed",
         "The daemon could not handle a message, which is a defect of it. The message counts for "

@@ -114,7 +114,7 @@ class Rounds(Protocol):
     def doubt(self, node: str, over: bool) -> list[Action]:
         """Workers failed there, and it may be the node's fault; ``over``: it was not."""
 
-    def give_up(self) -> None:
+    def give_up(self) -> list[Action]:
         """The workers of the round live, and make no step: the next plan starts them again, and
         waits for nothing that they would have to say.
         """

@@ -68,8 +68,7 @@ class LiveRounds:
         self._leaves_at: float | None = None
         """When a node that has the state meanwhile has to be gone."""
         self._adrift_at: float | None = None
-        """When workers that wait in a broken group get a new round, should no news of a loss come.
-        """
+        """When workers in a broken group get a new round, should no news of a loss come."""
 
     @property
     def generation(self) -> int:
@@ -343,9 +342,10 @@ class LiveRounds:
                 return []
         return self._noted(self.job.tick(now))
 
-    def give_up(self) -> None:
-        """See :class:`malletrain.rounds.interface.Rounds`."""
-        self.job.give_up()
+    def give_up(self) -> list[Action]:
+        """Those that cannot leave their step end, and begin anew; the others have the state."""
+        aborts = [SendAbort(n, g) for n in self.survivors() for g in sorted(self._rosters)]
+        return [*self.job.give_up(), *aborts]
 
     def postpone(self, by_s: float) -> None:
         """Nobody could be heard for so long: every time limit that runs ends later."""

@@ -1,5 +1,4 @@
-"""How one job gets from one set of nodes to another: the rescale as a pure state machine. Events
-in, actions out; no I/O, no clock.
+"""How one job gets from one set of nodes to another: a pure state machine, without a clock.
 
     IDLE ─target─▶ WARMING ─joiners ready─▶ DRAINING ─snapshot taken─▶ FORMING ─all run─▶ RUNNING
                       │ joiners start while the others train; leavers are released
@@ -226,9 +225,10 @@ class JobRounds:
         """It is back."""
         self.held.unreachable.discard(node)
 
-    def give_up(self) -> None:
+    def give_up(self) -> list[Action]:
         """See :class:`malletrain.rounds.interface.Rounds`."""
         self.lost_member = True
+        return []
 
     def doubt(self, node: str, over: bool) -> list[Action]:
         """Workers failed there, and it may be the node's fault; ``over``: it was not."""

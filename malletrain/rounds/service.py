@@ -211,8 +211,9 @@ class ServiceRounds:
             self.deadline = None
         return actions + self._announce() + self._settled()
 
-    def give_up(self) -> None:
+    def give_up(self) -> list[Action]:
         """Members of a service make no steps."""
+        return []
 
     def postpone(self, by_s: float) -> None:
         """Nobody could be heard for so long: every time limit that runs ends later."""

@@ -134,6 +134,8 @@ def check(url: str) -> str:
             for name in EXPORTED
         ]
     newest = "" if version == HEAD else f"; this malletrain will migrate it to {HEAD}"
+    if version not in versions():
+        newest = "; it was written by a later malletrain: run that version"
     return f"{path} is whole: {', '.join(counts)}; schema {version}{newest}."
 
 

@@ -180,6 +180,15 @@ def meddle(world: World) -> None:
         world.users[1].meddle(world.rng.choice(others))
 
 
+def clock_set(world: World) -> None:
+    """The clocks of all hosts are set."""
+    by_s = world.apart.choice((-1, 1)) * world.apart.choice(
+        (90.0, 3600.0, 5 * 3600.0, 40 * 86400.0)
+    )
+    world.say("fault", f"the clocks are set by {by_s:g} s")
+    world.loop.set_by_s += by_s
+
+
 KINDS: dict[str, Callable[[World], None]] = {
     kind.__name__: kind
     for kind in (
@@ -202,8 +211,13 @@ KINDS: dict[str, Callable[[World], None]] = {
         cancel,
         scale,
         meddle,
+        clock_set,
     )
 }
+APART: dict[str, float] = {clock_set.__name__: 0.1}
+"""Kinds with a chance of their own, which is drawn apart: days that were found before they were
+thought of are what they were.
+"""
 
 
 def plan(world: World) -> float:
@@ -212,12 +226,17 @@ def plan(world: World) -> float:
     """
     rng = world.rng
     until_s = rng.uniform(*LASTS_S)
-    allowed = sorted(KINDS if world.kinds is None else world.kinds)
+    allowed = sorted(set(KINDS if world.kinds is None else world.kinds) - APART.keys())
     chance = 0.35 if world.kinds is None else 0.9
     kinds = [kind for kind in allowed if rng.random() < chance]
     for kind in kinds:
         for _ in range(rng.choice((1, 1, 2, 4))):
             world.network.later(rng.uniform(0.0, until_s), _happens, world, kind)
+    for kind, chance in APART.items():
+        if world.apart.random() < (chance if world.kinds is None else kind in world.kinds):
+            for _ in range(world.apart.choice((1, 2))):
+                at = world.apart.uniform(0.0, until_s)
+                world.network.later(at, _happens, world, kind)
     return until_s
 
 

@@ -92,6 +92,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._rng, self._failed = rng, failed
         self.thread_s: Callable[[], float] = lambda: rng.expovariate(1 / 0.01)
         """How long a call in a worker thread takes."""
+        self.set_by_s = 0.0
+        """By how much the wall clock was set since the start."""
         self.processes: list[Process] = []
         self.ending = False
         self.set_exception_handler(self._unhandled)
@@ -101,7 +103,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def wall(self) -> float:
         """What the wall clock shows."""
-        return self._clock.now + EPOCH
+        return self._clock.now + EPOCH + self.set_by_s
 
     # --- processes ---
 

@@ -45,7 +45,9 @@ class ProfilePromises:
 
     def _happened(self, event: Any) -> None:
         world, job = self._world, event.job
-        if event.kind == EventKind.PROFILE_STARTED:
+        if event.kind == EventKind.CLOCK_SET:
+            self._profiled = ""  # the daemon has begun anew
+        elif event.kind == EventKind.PROFILE_STARTED:
             if self._profiled and self._daemon == world.head.restarts:
                 world.fail(f"a profile of {job} begins, and that of {self._profiled} goes on")
             world.profiles_begun += 1

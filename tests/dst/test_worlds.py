@@ -26,12 +26,12 @@ from malletrain.rounds.restart import JobRounds
 from tests.dst.loop import CURRENT, VirtualLoop
 from tests.dst.world import live
 
-PARTS, SEEDS_EACH = 13, 10
+PARTS, SEEDS_EACH = 20, 10
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_nothing_is_lost_whatever_goes_wrong(part, any_seed):
-    """One of 130 seeds that fails is done again, to the last message, by the command that it
+    """One of 200 seeds that fails is done again, to the last message, by the command that it
     names.
     """
     first = any_seed(part * 1000)
@@ -50,6 +50,14 @@ def test_nothing_is_lost_whatever_goes_wrong(part, any_seed):
 )
 def test_days_that_broke_once(seed):
     assert not live(seed).broken
+
+
+@pytest.mark.parametrize("seed", range(700, 710))
+def test_clocks_that_are_set_lose_nothing(seed):
+    """Forward and back, by a minute, by hours and by weeks."""
+    outcome = live(seed, kinds=("clock_set", "notice", "daemon_killed"))
+    assert not outcome.broken
+    assert outcome.happened["clock_set"]
 
 
 @pytest.mark.parametrize("seed", [777000486, 777001463, 777001969])

@@ -77,6 +77,8 @@ class World:
     ) -> None:
         self.seed, self.kinds, self._shown, self.modes = seed, kinds, shown, modes
         self.rng = rng = Random(seed)
+        self.apart = Random(f"{seed} apart")
+        """What is drawn from it changes nothing of what else is drawn."""
         self.broken: list[str] = []
         self.happened: dict[str, int] = {}
         self._trace = hashlib.sha256()

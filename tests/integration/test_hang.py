@@ -4,6 +4,9 @@ started again where the owner wishes that.
 
 from __future__ import annotations
 
+import pytest
+
+from benchmarks.chaos_jobs import ChaosJob, script
 from tests.integration.embedded import Site
 
 HANGS = """
@@ -25,8 +28,9 @@ while not os.path.exists("enough"):
 """
 
 
-def test_a_worker_that_hangs_is_told_with_its_stack_and_started_again(tmp_path):
-    embedded = Site(tmp_path, nodes=1)
+def impatient(root, nodes):
+    """A site whose workers hang when they are silent for a second."""
+    embedded = Site(root, nodes=nodes)
     text = embedded.config.read_text()
     for before, after in (
         ("max_tries = 2", 'max_tries = 100\nstop_grace = "0.2 s"'),
@@ -35,10 +39,15 @@ def test_a_worker_that_hangs_is_told_with_its_stack_and_started_again(tmp_path):
         assert before in text
         text = text.replace(before, after)
     embedded.config.write_text(text)
+    return embedded
+
+
+def test_a_worker_that_hangs_is_told_with_its_stack_and_started_again(tmp_path):
+    embedded = impatient(tmp_path, nodes=1)
     try:
         embedded.start_daemon()
-        script = embedded.script("hangs.py", HANGS)
-        job = embedded.submit(script, on_hang="restart", nproc_per_node=1)
+        path = embedded.script("hangs.py", HANGS)
+        job = embedded.submit(path, on_hang="restart", nproc_per_node=1)
 
         def told():
             events = embedded.events("job-hung", job)
@@ -56,5 +65,51 @@ def test_a_worker_that_hangs_is_told_with_its_stack_and_started_again(tmp_path):
         embedded.until(lambda: embedded.job(job).tries >= 1, "it is started again")
         (embedded.work / "enough").touch()
         embedded.until_state(job, "completed")
+    finally:
+        embedded.stop()
+
+
+DEADLOCK = """
+def hang(rank):
+    if rank == 1 and os.path.exists("hang"):
+        os.unlink("hang")
+        wait_for_ever()
+
+def wait_for_ever():
+    while True:
+        time.sleep(1.0)
+
+def where():"""
+
+
+@pytest.mark.parametrize("kind", ["live", pytest.param("sharded", marks=pytest.mark.sites)])
+def test_a_deadlocked_collective_of_live_workers_costs_no_sample(tmp_path, kind):
+    """One of two ranks waits for ever and the other for it: both are told to give the step up, who
+    cannot is started again, and gets the state from the other.
+    """
+    embedded = impatient(tmp_path, nodes=2)
+    try:
+        embedded.start_daemon()
+        text = script(kind).replace("def where():", DEADLOCK)
+        text = text.replace("time.sleep(0.05)", "hang(run.rank); time.sleep(0.05)")
+        path = embedded.script("deadlock.py", text)
+        job = embedded.submit(
+            path, nodes=(2, 2), mode="live", on_hang="restart", nproc_per_node=1, profile=False
+        )
+        embedded.until_samples(job, 400)
+        (embedded.work / "hang").touch()
+
+        def told():
+            events = embedded.events("job-hung", job)
+            return [e for e in events if "in wait_for_ever" in e.sentence]
+
+        embedded.until(told, "the hang is told, with where the one waits that all wait for")
+        before = embedded.job(job).samples
+        embedded.until_samples(job, before + 200)
+        done = ChaosJob(job, kind, embedded.work)
+        done.end()
+        embedded.until_state(job, "completed")
+        account = done.account()
+        assert (account["twice"], account["never"]) == (0, 0)
     finally:
         embedded.stop()

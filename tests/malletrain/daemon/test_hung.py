@@ -56,6 +56,7 @@ class Site:
             audit=SimpleNamespace(
                 record=lambda kind, text, **data: self.events.append((text, data))
             ),
+            rounds=SimpleNamespace(act=lambda run, actions: None),
             repository=SimpleNamespace(notice=lambda run, text: self.notices.append(text)),
             feed=self.fed.append,
             step=step,

@@ -73,7 +73,9 @@ class Site:
         core = self.core = SimpleNamespace(
             runs={"j1": self.run},
             config=SimpleNamespace(jobs=SimpleNamespace(warmup_timeout=LIMIT)),
-            rounds=SimpleNamespace(place=lambda run, node: ("", f"10.0.0.{ord(node)}")),
+            rounds=SimpleNamespace(
+                place=lambda run, node: ("", f"10.0.0.{ord(node)}"), act=lambda run, actions: None
+            ),
             audit=SimpleNamespace(record=lambda kind, text, **_: self.events.append(text)),
             repository=SimpleNamespace(notice=lambda run, text: self.notices.append(text)),
             feed=self.fed.append,

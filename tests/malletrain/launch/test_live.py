@@ -136,6 +136,38 @@ def test_a_round_comes_about_whatever_a_worker_says_besides(launch, script):
     assert "Traceback" not in launcher.output()
 
 
+# Rank 0 stands still as soon as it is told to give up its step; rank 1 answers and waits.
+STANDS_STILL = """
+import signal
+worker = connect()
+worker.sendall(hello + ready)
+with worker.makefile("rb") as lines:
+    for one in lines:
+        said = json.loads(one)
+        if "round" in said:
+            worker.sendall(line(say="running", generation=said["round"]))
+        elif rank == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            worker.sendall(line(say="heard", generation=said["abort"]))
+"""
+
+
+def test_a_worker_that_does_not_answer_that_it_is_to_give_up_its_step_is_killed(launch):
+    launcher = launch(STANDS_STILL)
+    assert launcher.agent.hear_phase() == ("ready", 0), launcher.output()
+    launcher.agent.say(messages.Round("j1", 1, 0, 1))
+    launcher.agent.hear()
+    assert launcher.agent.hear_phase() == ("running", 1), launcher.output()
+    launcher.agent.say(messages.Abort("j1", 1))
+    said = launcher.agent.hear().assignment
+    assert said.phase == "failed", launcher.output()
+    assert [(f.rank, f.exitcode) for f in said.failures] == [(0, -9)]
+    assert "the worker 0 has not answered" in launcher.output()
+    launcher.agent.say(messages.Release("j1", 1.0))
+    assert launcher.process.wait(PATIENCE_S) == 0
+
+
 FOREIGN = "This script does not use malletrain.elastic, which live mode needs"
 EARLY_ENDS = {
     "wrong arguments": (

@@ -361,6 +361,15 @@ def test_a_leaver_is_let_go_when_those_that_are_left_after_a_failure_have_a_roun
     assert SendRelease("c") in live.run()
 
 
+def test_workers_that_hang_are_told_to_give_up_and_those_that_cannot_are_started_again():
+    live = Live("a", "b")
+    assert aborts(live.rounds.give_up()) == {("a", 1), ("b", 1)}
+    assert rounds(live.rounds.move(("a", "b"), live.now)) == [("a", "b")]
+    live.says("a", "lost", 1)
+    assert rounds(live.fails("b", GAVE_UP)) == [("a",)], "a has the state, and waits for nobody"
+    assert rounds(live.run()) == [("a", "b")], "b is started again and joins"
+
+
 @pytest.mark.parametrize("how", ["gone", "failed", "unreachable"])
 def test_a_leaver_that_has_the_state_no_more_is_not_waited_for(how):
     live, _ = alone_with_a_leaver()

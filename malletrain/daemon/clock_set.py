@@ -1,0 +1,42 @@
+"""The host's clock was set while the daemon runs, by a person or by what keeps the time: forward or
+back, by minutes or hours.
+
+Decides from when on that matters, and that what is counted from a time on (the age of a lease, what
+a budget is charged, what a share was served) is counted on without what the clock leapt over. The
+daemon then begins anew within its process (:mod:`malletrain.daemon.main`), with all that waits for
+a time.
+"""
+
+from __future__ import annotations
+
+from malletrain.config.units import show_duration
+from malletrain.daemon.clock import Clock
+from malletrain.daemon.core import Core
+from malletrain.store.shifted import shift_times
+
+LEAST_S = 60.0
+"""Less is corrected by and by, or does not matter."""
+
+
+class ClockWasSet(RuntimeError):
+    """The host's clock was set, so many seconds forward; negative: back."""
+
+    def __init__(self, by_s: float) -> None:
+        way = "forward" if by_s > 0 else "back"
+        span = show_duration(abs(by_s))
+        super().__init__(f"The clock of the daemon's host was set {way} by {span}.")
+
+
+def look_at_the_clock(core: Core, clock: Clock) -> None:
+    """Have the core begin anew once the host's clock is far from the core's."""
+    by_s = clock.behind_s()
+    if abs(by_s) < LEAST_S or core.failed.done():
+        return
+    with core.step() as now:
+        core.keep_shares(now)
+        core.goals.keep(at_once=True)
+        for run in core.runs.values():
+            core.repository.save(run)
+        with core.store.transaction() as connection:
+            shift_times(connection, by_s)
+    core.fail(ClockWasSet(by_s))

@@ -1,0 +1,121 @@
+"""The host's clock is set while the daemon runs: it goes by the new time at once, the jobs go on,
+and nothing is charged or counted that the clock only leapt over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from malletrain.client import ClientError
+from malletrain.core.shares import PartyService
+from malletrain.daemon import clock
+from malletrain.daemon.clock_set import LEAST_S
+from malletrain.daemon.retention import Retention
+from malletrain.daemon.share_keeper import ShareKeeper
+from malletrain.protocol import messages
+from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
+
+HOUR_S = 3600.0
+
+
+class Wall:
+    """The host's clock, as the daemon sees it. It can be set."""
+
+    def __init__(self, monkeypatch):
+        self.by_s = 0.0
+        hands = SimpleNamespace(time=self.time, monotonic=time.monotonic)
+        monkeypatch.setattr(clock, "time", hands)
+
+    def time(self):
+        return time.time() + self.by_s
+
+
+@pytest.fixture
+def wall(monkeypatch):
+    return Wall(monkeypatch)
+
+
+@pytest.fixture
+def training(tmp_path, wall):
+    """A daemon, its machine, and a job with a budget that trains on a node."""
+    machine = Imagined("n0")
+    daemon = RunningDaemon(tmp_path, machine)
+    job = daemon.submit("ann", budget_nh=1.0)
+    [lease] = until(lambda: machine.of("ann"), "ann has a lease")
+    agent = Agent(daemon, lease)
+    agent.hello()
+    agent.work(job)
+    until(lambda: daemon.job(job).state == "running", "it runs")
+    yield daemon, machine, job, agent
+    agent.close()
+    daemon.stop()
+
+
+def told(daemon, kind="clock-set"):
+    with contextlib.suppress(ClientError):  # it is beginning anew
+        return [e for e in daemon.events() if e.kind == kind]
+
+
+@pytest.mark.parametrize("hours", [3, -5])
+def test_the_daemon_goes_by_the_new_time_and_the_job_goes_on(training, wall, hours):
+    daemon, machine, job, agent = training
+    before = daemon.service.core.lease_rows.active[agent.lease]
+    wall.by_s = hours * HOUR_S
+    [event] = until(lambda: told(daemon), "it is noticed")
+    way = "forward by 3 h" if hours > 0 else "back by 5 h"
+    assert f"was set {way}. It has taken 1 unfinished jobs and 1 leases" in event.sentence
+    assert abs(event.time - wall.time()) < HOUR_S
+    agent.hear(messages.WhoAreYou)
+    agent.hello(assignment=messages.Assignment(job, "running", 1))
+    agent.hear(messages.Welcome)
+    until(lambda: told(daemon, "job-adopted"), "the job is adopted")
+    core = daemon.service.core
+    after = core.lease_rows.active[agent.lease]
+    assert after.requested - before.requested == pytest.approx(wall.by_s, abs=LEAST_S)
+    until(lambda: core.controller.plans, "a plan is made")
+    view = daemon.job(job)
+    assert 0.0 <= view.goal.charged_nh < 0.5, "as if no hours had passed"
+    assert (view.state, view.nodes, view.tries) == ("running", (agent.node,), 0)
+    assert machine.of("ann") == [agent.lease]
+    assert not told(daemon, "message-failed")
+    assert not daemon.daemon.mishaps.count
+
+
+def test_a_clock_that_is_only_corrected_is_none_that_was_set(training, wall):
+    daemon, *_ = training
+    wall.by_s = 0.9 * LEAST_S
+    looks = []
+    service, watch = daemon.service, daemon.service.inbox.watch
+
+    def watched():
+        looks.append(watch)
+        watch()
+
+    service.inbox.watch = watched
+    until(lambda: len(looks) > 3, "it has looked")
+    assert daemon.service is service
+    assert not told(daemon)
+
+
+def test_a_daemon_that_starts_after_the_clock_was_set_back_counts_shares_from_then_on():
+    rows = [SimpleNamespace(party="ann", served=5.0, due=4.0, seconds=3.0, updated=9000.0)]
+    taken_up = []
+    shares = SimpleNamespace(
+        settings=SimpleNamespace(half_life_s=3600.0),
+        restore=lambda kept, at: taken_up.append((kept, at)),
+    )
+    store = SimpleNamespace(services=SimpleNamespace(all=lambda: rows))
+    ShareKeeper(SimpleNamespace(shares=shares), store).restore(1000.0)
+    assert taken_up == [({"ann": PartyService(5.0, 4.0, 3.0)}, 1000.0)]
+
+
+def test_what_is_too_old_is_looked_for_also_after_the_clock_was_set_back():
+    looks = []
+    retention = Retention(SimpleNamespace(forget=lambda before: looks.append(before) or 0), 60.0)
+    for now in (9000.0, 9010.0, 1000.0, 1010.0):
+        retention.look(now)
+    assert looks == [8940.0, 940.0]

@@ -21,6 +21,7 @@ GROWN_BYTES = 16 * 1024 * 1024
 """Who holds so much more than was ever left does not wait for the next time, as long as that is
 worth it: what brings back less than WORTH_BYTES doubles the wait.
 """
+SWOLLEN_BYTES = 4 * GROWN_BYTES
 WORTH_BYTES = GROWN_BYTES // 2
 LARGE_BYTES = 64 * 1024
 """What is as large gets pages of its own, which go back to the machine at its end (mallopt(3)).
@@ -77,6 +78,11 @@ class Heap:
         self._trim = getattr(library, "malloc_trim", None)
         if self._trim is not None:
             library.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
+
+    @property
+    def swollen(self) -> bool:
+        """Far more is held than was ever left."""
+        return self._held() - self._least > SWOLLEN_BYTES
 
     def look(self, now: float) -> bool:
         """Give back what is free, if it is time to; whether it was."""

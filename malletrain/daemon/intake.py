@@ -26,7 +26,7 @@ MOST_MESSAGES = 2000
 """Of one sender: agents say some a second, and after a minute in which the daemon stood still it
 finds all of them.
 """
-ROOM_BYTES = 16 * 1024 * 1024
+ROOM_BYTES = 24 * 1024 * 1024
 """Of all together, except what is under LEAST_BYTES of each."""
 LEAST_BYTES = 64 * 1024
 """Of one sender, however full the room is: who says little is heard while others flood."""

@@ -326,6 +326,8 @@ class Daemon:
             with service.core.step():
                 service.core.goals.keep()
             self._retention.look(self._clock.now())
+            if self._heap.swollen:
+                self._transport.end_unreadable()
             self._heap.look(time.monotonic())
             show_gauges(service, self.metrics, WATCH_EVERY_S)
 

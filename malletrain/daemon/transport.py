@@ -9,6 +9,7 @@ mean.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from malletrain.daemon.doorkeeper import Doorkeeper
 from malletrain.daemon.intake import Intake, most_bytes, sender_of
+from malletrain.daemon.unread import Unread, end_connection
 from malletrain.identity.keys import KeyPair
 from malletrain.protocol import messages, wire
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -122,7 +124,7 @@ class Transport:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)  # each costs 20 µs of each connection
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._intake: Intake[Came] = Intake()
         self._behind = False
@@ -131,6 +133,7 @@ class Transport:
         """When messages were last taken in."""
         self._of_connection: dict[int, bytes] = {}
         """Descriptor of a connection → the peer that was heard over it."""
+        self._unread = Unread()
 
     def bind(self, listen: str) -> str:
         """Bind to ``listen`` (port 0: any); returns the address bound. Who comes waits until
@@ -270,11 +273,12 @@ class Transport:
     def _came(self, receiver: Receiver) -> Came | None:
         """A message; None: none is there, or the socket is closed."""
         try:
-            frames, number = self._frames()
+            frames, number, size = self._frames()
         except zmq.ZMQError:
             return None
         peer = frames[0].bytes
         descriptor = frames[-1].get(zmq.SRCFD)
+        self._unread.read(descriptor, size, number - 1)
         before = self._of_connection.get(descriptor, peer)
         self._of_connection[descriptor] = peer
         if before != peer:  # its connection ended, and another has the descriptor already
@@ -282,18 +286,20 @@ class Transport:
         key = str(frames[-1].get("User-Id")) if number > 1 else ""
         return Came(key, frames, number, sum(map(len, frames)))
 
-    def _frames(self) -> tuple[list[Any], int]:
-        """Those of one message, FRAMES at most, and how many it has. What has more is none of ours,
-        and the others are let go as they come. Raises ZMQError where there is none.
+    def _frames(self) -> tuple[list[Any], int, int]:
+        """Those of one message, FRAMES at most; how many it has, and of how many bytes. What has
+        more is none of ours, and the others are let go as they come. Raises ZMQError where there
+        is none.
         """
         frame: Any = self._socket.recv(_AT_ONCE, copy=False)
-        frames, number = [frame], 1
+        frames, number, size = [frame], 1, 0
         while frame.more:
             frame = self._socket.recv(_AT_ONCE, copy=False)
             number += 1
+            size += len(frame)
             if number <= FRAMES:
                 frames.append(frame)
-        return frames, number
+        return frames, number, size
 
     def _one(self, came: Came, receiver: Receiver) -> None:
         peer, who = came.frames[0].bytes, self._lookup(came.key) if came.key else None
@@ -309,6 +315,22 @@ class Transport:
             return
         receiver.message(peer, who, message, came.size)
 
+    def end_unreadable(self) -> None:
+        """End connections over which very much came of messages whose end does not. Looks at each:
+        call it when memory fills.
+        """
+        if self._receiver is None:
+            return
+        for descriptor in self._unread.too_much(time.monotonic()):
+            peer = self._of_connection.get(descriptor)
+            self._unread.ended(descriptor)
+            with contextlib.suppress(OSError):
+                end_connection(descriptor)
+            heard = "which had spoken before" if peer else "over which nothing else came"
+            self._receiver.invalid(
+                f"A message without an end filled memory; its connection, {heard}, was ended."
+            )
+
     def _admit(self) -> None:
         """Let those in who ask, if their keys are known."""
         if self._receiver is not None and self._door.admit(TURN_S) and self._loop:
@@ -316,7 +338,12 @@ class Transport:
 
     def _watch(self) -> None:
         while not self._monitor.closed and self._monitor.poll(0):
-            over = recv_monitor_message(self._monitor, zmq.DONTWAIT)
-            peer = self._of_connection.pop(int(over["value"]), None)
+            told = recv_monitor_message(self._monitor, zmq.DONTWAIT)
+            descriptor = int(told["value"])
+            if told["event"] == zmq.EVENT_ACCEPTED:
+                self._unread.began(descriptor, time.monotonic())
+                continue
+            self._unread.ended(descriptor)
+            peer = self._of_connection.pop(descriptor, None)
             if peer is not None and self._receiver is not None:
                 self._receiver.disconnected(peer)

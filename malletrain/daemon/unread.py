@@ -1,0 +1,97 @@
+"""What connections have sent that the daemon cannot read: of a message whose end does not come. Up
+to its end libzmq keeps it, however long it becomes, and its limits count whole messages.
+
+Decides whose connection is ended for that. What came in over a connection the system says
+(tcpi_bytes_received of Linux's TCP_INFO), what was read the socket.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MOST_BYTES = 32 * 1024 * 1024
+"""Of one connection. The largest message that may be is far smaller, and what agents have waiting
+after a minute in which nobody read too."""
+MOST_OF_ALL_BYTES = 4 * MOST_BYTES
+"""Of all connections together: who has most goes first."""
+
+FRAME_BYTES = 42
+"""What CURVE and ZMTP add to a frame at most (RFC 26 and 23 of ZeroMQ): 33 and 9."""
+GREETING_BYTES = 4096
+"""More than a connection begins with."""
+BEATS_BYTES_PER_S = 100.0
+"""More than libzmq's own heartbeats take."""
+
+_TCP_INFO, _BYTES_RECEIVED = 11, 128
+"""linux/tcp.h: the option, and the place of tcpi_bytes_received in it."""
+
+
+def bytes_received(descriptor: int) -> int:
+    """What came in over this connection so far. Raises OSError where there is none."""
+    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _BYTES_RECEIVED + 8)
+    finally:
+        connection.detach()
+    (received,) = struct.unpack_from("Q", info, _BYTES_RECEIVED)
+    return int(received)
+
+
+def end_connection(descriptor: int) -> None:
+    """Nothing comes in over it any more, and libzmq lets go of what did."""
+    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    finally:
+        connection.detach()
+
+
+@dataclass
+class _Read:
+    """Of one connection."""
+
+    since: float
+    size: int = 0
+
+
+class Unread:
+    """Of all connections. ``received``: as :func:`bytes_received`."""
+
+    def __init__(self, received: Callable[[int], int] = bytes_received) -> None:
+        self._received = received
+        self._of: dict[int, _Read] = {}
+
+    def began(self, descriptor: int, now: float) -> None:
+        """A connection was taken."""
+        self._of[descriptor] = _Read(now)
+
+    def ended(self, descriptor: int) -> None:
+        """One is over."""
+        self._of.pop(descriptor, None)
+
+    def read(self, descriptor: int, size: int, frames: int) -> None:
+        """Of one a message of so many bytes in so many frames was read."""
+        if (of := self._of.get(descriptor)) is not None:
+            of.size += size + frames * FRAME_BYTES
+
+    def too_much(self, now: float) -> list[int]:
+        """Whose connections are to be ended. Asks the system for each: some 3 µs."""
+        waiting = []
+        for descriptor, of in self._of.items():
+            try:
+                received = self._received(descriptor)
+            except OSError:  # it is over, and that is told in a moment
+                continue
+            usual = of.size + GREETING_BYTES + BEATS_BYTES_PER_S * (now - of.since)
+            waiting.append((received - usual, descriptor))
+        waiting.sort(reverse=True)
+        found, all_bytes = [], sum(size for size, _ in waiting if size > 0)
+        for size, descriptor in waiting:
+            if size <= MOST_BYTES and all_bytes <= MOST_OF_ALL_BYTES:
+                break
+            found.append(descriptor)
+            all_bytes -= size
+        return found

@@ -28,6 +28,9 @@ LARGE_BYTES = 64 * 1024
 Left alone glibc raises this to 32 MB as it goes, and holes of megabytes stay between small things.
 """
 _MMAP_THRESHOLD = -3
+SEARCH_EVERY_S = 600.0
+_NEVER = 2**30
+"""Searches of what is new before one of all."""
 
 _STATM = Path("/proc/self/statm")
 
@@ -40,10 +43,23 @@ def resident_bytes() -> int:
         return 0
 
 
+@contextmanager
+def rarely_searched() -> Iterator[None]:
+    """Python searches all there is for cycles every SEARCH_EVERY_S only, in :meth:`Heap.look`; what
+    is new it searches as always. With 10,000 agents a full search keeps the loop for 200 ms, and
+    came every other second.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(*before[:2], _NEVER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 def settle() -> None:
     """What there is now stays (modules, and what was restored): Python's search for cycles leaves
-    it out from now on. With it a full search kept the loop for 150 ms, every few seconds while
-    messages flood in. May be called again: what is garbage by then is found once.
+    it out from now on. May be called again: what is garbage by then is found once.
     """
     gc.unfreeze()
     gc.collect()
@@ -70,6 +86,7 @@ class Heap:
     def __init__(self, held: Callable[[], int] = resident_bytes) -> None:
         self._held = held
         self._last = float("-inf")
+        self._searched = float("inf")
         self._least = float("inf")
         """What was held after the best of these times."""
         self._wait_s = AT_LEAST_S
@@ -85,7 +102,13 @@ class Heap:
         return self._held() - self._least > SWOLLEN_BYTES
 
     def look(self, now: float) -> bool:
-        """Give back what is free, if it is time to; whether it was."""
+        """Search for garbage and give back what is free, if it is time to; whether it was given
+        back.
+        """
+        self._searched = min(self._searched, now)
+        if now - self._searched >= SEARCH_EVERY_S:
+            self._searched = now
+            gc.collect()
         since = now - self._last
         if self._trim is None or since < self._wait_s:
             return False

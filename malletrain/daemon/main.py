@@ -29,7 +29,7 @@ from malletrain.daemon.compose import Service, agent_command, compose
 from malletrain.daemon.core import Core
 from malletrain.daemon.descriptors import allow_many
 from malletrain.daemon.gauges import show_gauges
-from malletrain.daemon.heap import Heap, settle
+from malletrain.daemon.heap import Heap, rarely_searched, settle
 from malletrain.daemon.known_database import remember_database
 from malletrain.daemon.metrics import Metrics, MetricsError
 from malletrain.daemon.mishaps import Mishaps, cause_of
@@ -156,11 +156,12 @@ class Daemon:
             self.service = service = self._connect()
             self._serve_metrics()
             self.metrics.started(__version__)
-            failure = await self._live(service, stop, again)
-            while failure is not None:
-                self.service, before = await self._connect_anew(service), service
-                failure = await self._live(self.service, stop, again, failure, before)
-                service = self.service
+            with rarely_searched():
+                failure = await self._live(service, stop, again)
+                while failure is not None:
+                    self.service, before = await self._connect_anew(service), service
+                    failure = await self._live(self.service, stop, again, failure, before)
+                    service = self.service
             return 0
         finally:
             tell_service_manager("STOPPING=1")

@@ -39,7 +39,7 @@ print(full - resident_bytes())
 
 SETTLED = """
 import gc
-from malletrain.daemon.heap import settle, unsearched
+from malletrain.daemon.heap import SEARCH_EVERY_S, Heap, rarely_searched, settle, unsearched
 
 class Ring:
     def __init__(self):
@@ -59,6 +59,18 @@ gc.collect()
 assert len(ended) == 1, "what came later is"
 settle()
 assert len(ended) == 2, "and all of it now"
+usual = gc.get_threshold()
+full = gc.get_stats()[2]["collections"]
+with rarely_searched():
+    kept = [[] for _ in range(3_000_000)]
+    assert gc.get_stats()[2]["collections"] == full, "however much is new"
+    heap = Heap()
+    heap.look(0.0)
+    heap.look(SEARCH_EVERY_S - 1)
+    assert gc.get_stats()[2]["collections"] == full
+    heap.look(SEARCH_EVERY_S)
+    assert gc.get_stats()[2]["collections"] == full + 1
+assert gc.get_threshold() == usual
 with unsearched():
     assert not gc.isenabled()
 assert gc.isenabled()

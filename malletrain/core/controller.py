@@ -102,6 +102,7 @@ class Controller:
             self.shares if s.shares is not None else None,
             self.trainers,
             s.turns_apart,
+            s.planning.start_pays,
         )
         self.quotas = Quotas(self.state)
         self._bidders = Bidders(

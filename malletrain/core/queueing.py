@@ -9,10 +9,11 @@ there are nodes for a guarantee is decided by :func:`malletrain.core.planning.gu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Protocol
 
+from allocator import RescaleCost
 from malletrain.core.defaults import TURNS_APART
 from malletrain.core.events import JobState
 from malletrain.core.gaps import Gaps
@@ -42,9 +43,10 @@ class Turns(Protocol):
 class AdmissionQueue:
     """The unfinished jobs, in order. ``max_running``: entries that may run at once, and how many
     jobs of one sweep may; ``starvation_s``: how long an admitted job waits for its first nodes
-    before it starves, seconds; who had nodes before waits ``turns_apart`` times as long. ``turns``:
-    whose turn it is; None: the owners take one place each in turn. Each of the ``trainers`` has a
-    queue of its own, and as many places.
+    before it starves, seconds; who had nodes before waits ``turns_apart`` times as long, if
+    it may get some otherwise: if its ``start_pays`` within the time that plans look ahead.
+    ``turns``: whose turn it is; None: the owners take one place each in turn. Each of the
+    ``trainers`` has a queue of its own, and as many places.
     """
 
     def __init__(
@@ -56,8 +58,10 @@ class AdmissionQueue:
         turns: Turns | None = None,
         trainers: Trainers | None = None,
         turns_apart: float = TURNS_APART,
+        start_pays: Callable[[RescaleCost | None], bool] = lambda cost: True,
     ) -> None:
         self._turns = turns
+        self._start_pays = start_pays
         self._turns_apart = turns_apart
         self._trainers = trainers or Trainers()
         self._state = state
@@ -235,7 +239,7 @@ class AdmissionQueue:
 
     def _starves_at(self, job: JobRecord) -> float:
         patience = 1.0 if self._turns is None else self._turns.patience(job.submitted.party)
-        if job.state is JobState.SUSPENDED or job.sweep_served:
+        if (job.state is JobState.SUSPENDED or job.sweep_served) and self._start_pays(job.cost):
             patience = max(patience, self._turns_apart)
         return (job.idle_since or 0.0) + self._starvation_s * patience
 

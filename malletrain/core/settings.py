@@ -37,11 +37,17 @@ class PlanningSettings:
     lost_work_s: float = defaults.LOST_WORK_S
     """Work that is lost with a node that goes without notice, seconds."""
 
+    def start_pays(self, cost: RescaleCost | None = None) -> bool:
+        """Whether a start can bring more than it costs within the time looked ahead; ``cost``: of
+        the job, None: nothing is known of it.
+        """
+        return (cost or self.cost).start_s < self.t_fwd_s
+
     def caution(self, starvation_s: float) -> str | None:
         """A sentence when a start is taken to cost more than it can bring within the
         forward-looking time; else None.
         """
-        if self.t_fwd_s > self.cost.start_s:
+        if self.start_pays():
             return None
         return (
             f"A start is taken to cost {self.cost.start_s:g} s and plans look {self.t_fwd_s:g} "

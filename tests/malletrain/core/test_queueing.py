@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from allocator import ScalingCurve
+from allocator import RescaleCost, ScalingCurve
 from malletrain.core.commands import Start, Suspend, TakeLeases
 from malletrain.core.events import (
+    CurveLearned,
     JobCancelled,
     JobCompleted,
     JobState,
     NodeJoined,
+    NodeLost,
     RescaleFinished,
     Tick,
 )
@@ -87,6 +89,17 @@ def test_who_had_nodes_before_waits_so_many_times_as_long_for_a_turn():
     play(c, [(201.0, RescaleFinished("rich")), (301.0, Tick(), []), (799.0, Tick(), [])])
     assert c.next_wakeup() == 800.0
     assert play(c, [(800.5, Tick())]) == [Suspend("rich"), Start("poor", ("a", "b"))]
+
+
+def test_who_gets_nodes_by_turns_only_does_not_wait_longer_for_the_next():
+    c = controller(starvation_s=100.0, turns_apart=6.0, release_after_s=1e6)
+    idle = [(0.0, job("a", 2, 2)), *nodes("a", "b"), (1.0, Tick()), (5.0, RescaleFinished("a"))]
+    play(c, idle)
+    dear = RescaleCost(start_s=c.settings.planning.t_fwd_s)
+    play(c, [(10.0, CurveLearned("a", ScalingCurve.of({2: 1.0}), dear)), (20.0, NodeLost("a"))])
+    play(c, [(30.0, NodeJoined("a")), (119.0, Tick())])
+    assert not c.jobs["a"].nodes, "a start does not pay for itself"
+    assert Start("a", ("a", "b")) in play(c, [(123.0, Tick())])
 
 
 def test_small_jobs_do_not_overtake_a_large_one_in_the_queue_for_a_turn():

@@ -191,12 +191,13 @@ def test_who_was_submitted_before_there_was_a_node_is_told_of_those_that_came(cu
     curves.keep("j1", specs["j1"], MEASURED)
     assert curves.news
     assert curves.tell_at() == -math.inf, "at once"
+    before = curves.clock.time
     assert [told.job for told in curves.for_waiting(specs.get)] == ["j2"]
-    at = curves.clock.time
+    after = curves.clock.time
     assert not curves.news
     assert curves.tell_at() is None
     curves.keep("j1", specs["j1"], MEASURED)
-    assert curves.tell_at() == at + TOLD_EVERY_S, "no more often than that"
+    assert before < curves.tell_at() - TOLD_EVERY_S <= after, "no more often than that"
 
 
 def test_a_restart_finds_what_the_job_knew(curves):

@@ -325,7 +325,9 @@ class Advisor:
         best = next_step(plan, wanted.curve, wanted.max_nodes)
         if best.size is None:
             return queued.finished(ProfileResult.MEASURED, best.reason)
-        least = min(k for k in plan.sizes if not known(wanted.curve, k, plan.config.tolerance))
+        tolerance = plan.config.tolerance
+        # Smallest first: a job that waits is tried every few seconds.
+        least = next(k for k in sorted(plan.sizes) if not known(wanted.curve, k, tolerance))
         patient = now - queued.since < config.patience_s
         needed = max(least, round(config.worthwhile * best.size)) if patient else least
         offer = self._supply.offer(wanted, best.size, needed, now)

@@ -130,7 +130,7 @@ class Core:
         """Carry on wherever a time limit has passed."""
         with self.step() as now:
             self.feed(Tick())
-            if self.curves.news:
+            if (due := self.curves.tell_at()) is not None and now >= due:
                 self._events += self.curves.for_waiting(self._spec)
             for run in list(self.runs.values()):
                 self.rounds.act(run, run.rounds.tick(now))
@@ -181,7 +181,7 @@ class Core:
 
     def _next(self) -> float | None:
         """When :meth:`tick` is due although nothing happens."""
-        times = [self.controller.next_wakeup(), self.clock.now() if self.curves.news else None]
+        times = [self.controller.next_wakeup(), self.curves.tell_at()]
         for run in self.runs.values():
             times += [run.rounds.next_wakeup(), run.starting_until]
         return min((t for t in times if t is not None), default=None)

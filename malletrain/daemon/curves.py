@@ -7,6 +7,7 @@ Decides under which key a curve is stored. Whose curve a job inherits is decided
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ log = structlog.get_logger(__name__)
 
 KEPT_INTERRUPTIONS = 100
 LARGEST_SCRIPT = 16 * 1024 * 1024
+TOLD_EVERY_S = 1.0
+"""Waiting jobs are told no more often: hundreds that run keep curves all the time."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class Curves:
         self._costs = costs
         self.news = False
         """What is known, or who waits, has changed since waiting jobs were last told."""
+        self._told_at = -math.inf
 
     # --- a job begins ---
 
@@ -147,6 +151,10 @@ class Curves:
         kept = siblings.keep(self._storage(row, spec), Sibling(row.key, job, scaling, size))
         self.news = self.news or kept
 
+    def tell_at(self) -> float | None:
+        """When :meth:`for_waiting` is due; None: nothing has changed."""
+        return self._told_at + TOLD_EVERY_S if self.news else None
+
     def for_waiting(self, specs: Callable[[str], messages.JobSpec | None]) -> list[PriorSuggested]:
         """What waiting jobs are told of jobs of other sizes. ``specs``: how a job was submitted."""
         read: dict[tuple[str, int], _Stored] = {}
@@ -164,7 +172,7 @@ class Curves:
                 read[where] = self._storage(row, spec).read()
             return SizedJob(row.key, size, read[where], self._costs)
 
-        self.news = False
+        self.news, self._told_at = False, self._clock.now()
         most = self._controller.queue.max_running
         return suggestions(self._controller.state.unfinished.values(), most, sized)
 

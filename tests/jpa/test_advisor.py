@@ -132,6 +132,21 @@ def test_a_job_that_cannot_be_served_does_not_hold_up_the_next():
     assert world.advisor.waiting == ("a",)
 
 
+def test_a_job_that_waits_costs_no_look_at_each_of_its_sizes(monkeypatch):
+    """It is tried anew at every event."""
+    asked = []
+
+    def known(curve, size, tolerance):
+        asked.append(size)
+        return size < 3
+
+    monkeypatch.setattr("jpa.advisor.known", known)
+    world = World(1, {"a": member(low=2, high=64)}, ALL_SIZES)
+    world.want("a")
+    assert world.advisor.waiting == ("a",)
+    assert asked == [2, 3], "as far as the smallest that is not known"
+
+
 def test_less_than_half_of_the_nodes_is_worth_some_patience_but_not_for_ever():
     world = World(2, {"a": member(high=8)}, ALL_SIZES)
     world.want("a")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from msgspec import structs
 
@@ -9,7 +11,7 @@ from jpa import MeasuredCurve, RescaleCosts
 from malletrain.core.controller import Controller
 from malletrain.core.events import JobSubmitted, NodeJoined, NodeLost
 from malletrain.core.scaling_model import MOST_POINTS, ScalingModel, named
-from malletrain.daemon.curves import Curves
+from malletrain.daemon.curves import TOLD_EVERY_S, Curves
 from malletrain.protocol import messages
 from malletrain.store.records import CurveRow, JobRow
 from malletrain.store.store import Store
@@ -45,8 +47,9 @@ def curves(tmp_path):
     with Store.open(f"sqlite:///{tmp_path}/m.db") as store:
         (tmp_path / "train.py").write_text("print(1)\n")
         controller = Controller()
-        made = Curves(store, Clock(), controller, RescaleCosts())
-        made.controller = controller
+        clock = Clock()
+        made = Curves(store, clock, controller, RescaleCosts())
+        made.controller, made.clock = controller, clock
         made.store, made.script = store, str(tmp_path / "train.py")
         yield made
 
@@ -187,8 +190,14 @@ def test_who_was_submitted_before_there_was_a_node_is_told_of_those_that_came(cu
     assert not curves.news, "it is not over"
     curves.keep("j1", specs["j1"], MEASURED)
     assert curves.news
+    assert curves.tell_at() == -math.inf, "at once"
+    before = curves.clock.time
     assert [told.job for told in curves.for_waiting(specs.get)] == ["j2"]
+    after = curves.clock.time
     assert not curves.news
+    assert curves.tell_at() is None
+    curves.keep("j1", specs["j1"], MEASURED)
+    assert before < curves.tell_at() - TOLD_EVERY_S <= after, "no more often than that"
 
 
 def test_a_restart_finds_what_the_job_knew(curves):

@@ -1,8 +1,8 @@
 """How long nodes that failed a health check are left alone. Pure.
 
 A node that fails again is left alone for twice as long as before, up to a limit; never for ever,
-for nobody tells MalleTrain that a node was repaired. Which leases are taken besides is decided by
-:mod:`malletrain.core.lease_planner`.
+for mostly nobody tells MalleTrain that a node was repaired. Which leases are taken besides is
+decided by :mod:`malletrain.core.lease_planner`.
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ class SickNodes:
         self._nodes = {n: s for n, s in self._nodes.items() if now < s.until + self._most_s}
         self._nodes[node] = SickNode(now, now + wait_s, sentence)
         return self._nodes[node]
+
+    def forget(self, node: str) -> None:
+        """Somebody says that the node is well."""
+        self._nodes.pop(node, None)
 
     def remember(self, node: str, known: SickNode) -> None:
         """What was known before this process began."""

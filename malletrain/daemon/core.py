@@ -75,6 +75,7 @@ class Core:
         self.audit, self.repository = parts.audit, parts.repository
         self.curves, self.lease_rows = parts.curves, parts.lease_rows
         self.goals, self.slow, self.news = parts.goals, parts.slow, parts.news
+        self.sick = parts.sick
         self.agents, self.rounds, self.runs = parts.agents, parts.rounds, parts.runs
         self.transmit = parts.outbox.answer
         """Answer somebody, now or after this turn."""
@@ -351,6 +352,7 @@ class Core:
     def first_sample(self, run: ActiveJob) -> None:
         """Samples of the newest round have come in."""
         if run.starting_until is not None:
+            self._parts.failing.works(run.spec.script, run.rounds.members)
             with self.step():
                 self.rounds.rescale_over(run)
 

@@ -235,6 +235,9 @@ class Leases:
                 elif lease.state is LeaseState.RUNNING:
                     self._took(row, lease)
             self._cancel_unheard(now)
+            for node, why in self._parts.failing.found().items():
+                if (agent := self._parts.agents.on(node)) is not None:
+                    self._desk.sick(agent, why, broken=False)
             if strays := self._strays.to_end(found.leases, self.active, now):
                 log.warning("leases that are not wanted", leases=[lease.id for lease in strays])
                 self._desk.calls.put_nowait(ReleaseCall(tuple(strays)))

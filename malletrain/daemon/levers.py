@@ -108,20 +108,23 @@ class Levers:
         nodes = self._nodes(params)
         before = self._leases.restraints.now
         if nodes:
-            there = sorted({*before.drained, *before.excluded} & set(nodes))
+            sick = self._core.sick.now(self._core.clock.now()).keys() & set(nodes)
+            there = sorted({*before.drained, *before.excluded} & set(nodes) | sick)
             after = before.resuming(there)
             missing = sorted(set(nodes) - set(there))
             sentence = f"May be leased again: {_named(there) or 'nothing'}." + (
-                f" Neither drained nor excluded: {_named(missing)}." if missing else ""
+                f" Neither drained nor excluded, nor sick: {_named(missing)}." if missing else ""
             )
         else:
-            there, after = [], before.pausing(None)
+            there, after, sick = [], before.pausing(None), set()
             more = after.told()
             word = "is over" if before.paused else "was not there"
             sentence = f"The pause {word}.{f' Still so: {more}' if more else ''}"
-        if after == before:
+        if after == before and not sick:
             raise RequestRefused(sentence)
         with self._step():
+            for node in sick:
+                self._core.sick.forget(node)
             if not nodes:
                 self._core.audit.record(EventKind.LEASING_RESUMED, f"By {user}.", by=user)
             self._record(EventKind.NODE_RESUMED, there, f"By {user}.", user)

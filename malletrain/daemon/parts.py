@@ -16,6 +16,7 @@ from jpa.costs import RescaleCosts
 from malletrain.config.model import Config
 from malletrain.core.controller import Controller
 from malletrain.core.events import Event
+from malletrain.core.failing_nodes import FailingNodes
 from malletrain.core.sick_nodes import SickNodes
 from malletrain.core.slow_nodes import SlowNodes
 from malletrain.daemon.accounts import Accounts
@@ -111,7 +112,9 @@ class Parts:
     events: deque[Event]
     """For the controller, in this step."""
     sick: SickNodes
-    """The nodes that failed a health check."""
+    """The nodes that failed a health check, or jobs one after another."""
+    failing: FailingNodes
+    """Which nodes jobs failed on."""
     slow: SlowNodes
     """The nodes that held up the others of their jobs."""
     runs: dict[str, ActiveJob] = field(default_factory=dict)
@@ -146,6 +149,7 @@ def make_parts(
     repository = JobRepository(store, clock, metrics, audit)
     controller = Controller(controller_settings(config), planner(config, perf_counter))
     agents = Agents(outbox.post, accounts.of)
+    failing = FailingNodes()
     cost = controller.settings.planning.cost
     return Parts(
         config,
@@ -171,9 +175,11 @@ def make_parts(
             events.append,
             key_of,
             controller.state.lasts_s,
+            failing,
         ),
         outbox,
         events,
         sick_nodes(config, store, clock.now()),
+        failing,
         slow_nodes(config, store, clock.now()),
     )

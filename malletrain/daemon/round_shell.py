@@ -20,6 +20,7 @@ from malletrain.core.events import (
     WorkersFailed,
 )
 from malletrain.core.fabric import Fabric, choose
+from malletrain.core.failing_nodes import FailingNodes
 from malletrain.core.state_memory import HandOverTime
 from malletrain.daemon.agents import Agents
 from malletrain.daemon.audit_log import AuditLog
@@ -28,6 +29,7 @@ from malletrain.daemon.clock import Clock
 from malletrain.daemon.job_repository import ActiveJob, JobRepository
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
+from malletrain.protocol.failures import secondary
 from malletrain.protocol.views import NetworkView
 from malletrain.rounds.actions import (
     Action,
@@ -69,6 +71,7 @@ class RoundShell:
         feed: Callable[[Event], None],
         key_of: Callable[[str], str],
         lasts_of: Callable[[str], float | None],
+        failing: FailingNodes,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -78,6 +81,7 @@ class RoundShell:
         self._feed = feed
         self.key_of = key_of
         self._lasts_of = lasts_of
+        self._failing = failing
         self.measured: dict[str, NetworkView] = {}
         """Class of nodes → how fast its network was found to be."""
         self.nodes_in_all: int | None = None
@@ -134,6 +138,7 @@ class RoundShell:
                 run.starting_until = self._clock.now() + self._config.jobs.warmup_timeout
                 self._feed(RoundFormed(job))
             elif isinstance(action, WorkersDone):
+                self._failing.done(run.rounds.members)
                 self._feed(JobCompleted(job))
             elif isinstance(action, NodesRejected):
                 self._rejected(run, action)
@@ -170,6 +175,8 @@ class RoundShell:
 
     def _broke(self, run: ActiveJob, action: Broke) -> None:
         first = action.failures[0] if action.failures else None
+        if len(on := self._nodes_of(run, action)) == 1:
+            self._failing.failed(run.row.id, run.spec.script, *on)
         words = f"[launcher]\n{run.launcher_tail}" if run.launcher_tail else action.sentence
         failure = f"[rank {first.rank}]\n{first.tail}" if first and first.tail else words
         sentence = action.sentence
@@ -187,6 +194,13 @@ class RoundShell:
             exit_code=None if first is None else first.exitcode,
         )
         self._feed(WorkersFailed(run.row.id, sentence))
+
+    @staticmethod
+    def _nodes_of(run: ActiveJob, action: Broke) -> set[str]:
+        """Where workers failed by themselves."""
+        each, members = run.spec.nproc_per_node, run.rounds.members
+        places = {f.rank // each for f in action.failures if each and not secondary(f)}
+        return {members[place] for place in places if 0 <= place < len(members)}
 
     def _assign(self, run: ActiveJob, node: str) -> messages.Assign:
         jobs, chosen = self._config.jobs, self.networks([node])

@@ -18,7 +18,12 @@ def sick_nodes(config: Config, store: Store, now: float) -> SickNodes:
     """What is known of sick nodes at ``now``, seconds since the epoch."""
     nodes = config.nodes
     found = SickNodes(nodes.sick_for, nodes.sick_for_most)
-    for row in store.events_of(EventKind.NODE_SICK, now - 2 * nodes.sick_for_most):
+    since = now - 2 * nodes.sick_for_most
+    resumed = store.events_of(EventKind.NODE_RESUMED, since)
+    well = {row.node: row.seq for row in resumed if "by" in row.data}  # else a drain was over
+    for row in store.events_of(EventKind.NODE_SICK, since):
+        if row.seq < well.get(row.node, -1):
+            continue
         sentence, until = str(row.data["sentence"]), float(row.data["until"])
         found.remember(row.node, SickNode(row.time, until, sentence))
     return found

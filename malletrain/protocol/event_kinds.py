@@ -124,8 +124,9 @@ class EventKind(Word):
     )
     NODE_SICK = (
         "node-sick",
-        "The site's health check, or its GPUs, say that the node is not fit for jobs. Its job "
-        "moves off, the node is given back and left alone for a while, longer each time.",
+        "The site's health check, or its GPUs, say that the node is not fit for jobs; or three "
+        "jobs in a row failed there whose scripts work on other nodes. Its job moves off, the "
+        "node is given back and left alone for a while, longer each time, or until node-resumed.",
     )
     NODE_SLOW = (
         "node-slow",

@@ -1,0 +1,62 @@
+"""Nodes on which one job after another fails, though the same scripts work elsewhere. Pure.
+
+A job that fails has mostly itself to blame. A node is only found out where jobs of scripts that
+have made steps on other nodes failed there one after the other, and none was done there in between.
+What is done about it is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+JOBS = 3
+"""So many different jobs in a row."""
+MOST_JOBS = 50
+"""Jobs remembered of a node."""
+MOST_SCRIPTS = 10_000
+ENOUGH = 2
+"""Nodes remembered of a script: one of them is another than the one in question."""
+
+
+class FailingNodes:
+    """Of one machine, since the daemon's start."""
+
+    def __init__(self) -> None:
+        self._failed: dict[str, dict[str, str]] = {}
+        """Node → job that failed there → its script."""
+        self._works: dict[str, set[str]] = {}
+        """Script → nodes on which it has made steps."""
+        self._found: dict[str, str] = {}
+
+    def works(self, script: str, nodes: Iterable[str]) -> None:
+        """A job of this script makes steps on these nodes."""
+        known = self._works.pop(script, set())
+        known.update(list(nodes)[: ENOUGH - len(known)])
+        self._works[script] = known
+        while len(self._works) > MOST_SCRIPTS:
+            del self._works[next(iter(self._works))]
+
+    def done(self, nodes: Iterable[str]) -> None:
+        """A job has ended well on these nodes."""
+        for node in nodes:
+            self._failed.pop(node, None)
+
+    def failed(self, job: str, script: str, node: str) -> None:
+        """A worker of the job failed on this node by itself, and on no other."""
+        jobs = self._failed.setdefault(node, {})
+        jobs.pop(job, None)
+        jobs[job] = script
+        while len(jobs) > MOST_JOBS:
+            del jobs[next(iter(jobs))]
+        sound = [job for job, of in jobs.items() if self._works.get(of, set()) - {node}]
+        if len(sound) >= JOBS:
+            del self._failed[node]
+            self._found[node] = (
+                f"{len(sound)} jobs in a row failed on it, of scripts that work on other nodes: "
+                f"{', '.join(sound)}."
+            )
+
+    def found(self) -> dict[str, str]:
+        """Node → why, as a sentence, of those that were found out since the last call."""
+        found, self._found = self._found, {}
+        return found

@@ -1,0 +1,55 @@
+"""Nodes are found out by jobs that fail there and work elsewhere, and not by bad jobs."""
+
+from __future__ import annotations
+
+from malletrain.core.failing_nodes import JOBS, MOST_JOBS, MOST_SCRIPTS, FailingNodes
+
+
+def fails(nodes, jobs, node="bad", script="/a/train.py"):
+    for job in jobs:
+        nodes.failed(job, script, node)
+
+
+def test_a_node_on_which_good_scripts_fail_one_after_the_other_is_found_out():
+    nodes = FailingNodes()
+    nodes.works("/a/train.py", ["n1"])
+    nodes.works("/b/train.py", ["n2", "bad"])
+    fails(nodes, ["j1", "j1", "j1", "j2"])
+    assert nodes.found() == {}, "two jobs are not enough, however often they fail"
+    fails(nodes, ["j3"], script="/b/train.py")
+    [(node, why)] = nodes.found().items()
+    assert node == "bad"
+    assert "3 jobs in a row" in why
+    assert why.endswith("j1, j2, j3.")
+    assert nodes.found() == {}
+
+
+def test_scripts_that_worked_nowhere_else_say_nothing():
+    nodes = FailingNodes()
+    nodes.works("/a/train.py", ["bad"])
+    fails(nodes, [f"j{n}" for n in range(5 * JOBS)])
+    fails(nodes, [f"k{n}" for n in range(5 * JOBS)], script="/never/worked.py")
+    assert nodes.found() == {}
+    nodes.works("/a/train.py", ["n1"])
+    fails(nodes, ["j99"])
+    assert list(nodes.found()) == ["bad"]
+
+
+def test_a_job_that_is_done_there_clears_it():
+    nodes = FailingNodes()
+    nodes.works("/a/train.py", ["n1"])
+    fails(nodes, ["j1", "j2"])
+    nodes.done(["bad", "n1"])
+    fails(nodes, ["j3", "j4"])
+    assert nodes.found() == {}
+
+
+def test_memory_is_bounded():
+    nodes = FailingNodes()
+    for n in range(MOST_SCRIPTS + 10):
+        nodes.works(f"/{n}.py", (f"n{k}" for k in range(5)))
+    for n in range(2 * MOST_JOBS):
+        nodes.failed(f"j{n}", "/unknown.py", "bad")
+    nodes.works("/unknown.py", ["n1"])
+    fails(nodes, ["last"], script="/unknown.py")
+    assert f"{MOST_JOBS} jobs" in nodes.found()["bad"]

@@ -157,7 +157,8 @@ class Switchboard:
     async def _in_turn(self, user: str, turn: Turn, request: messages.Request) -> messages.Reply:
         if turn.wait_s:
             await asyncio.sleep(turn.wait_s)
-        await self._answering.turn(user, turn.taken_s)
+        if turn.taken_s:  # else it is an operator's, who do not wait
+            await self._answering.turn(user, turn.taken_s)
         answer = TimedCall(self._api.answer(user, request))
         try:
             return await answer

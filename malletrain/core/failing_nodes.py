@@ -1,7 +1,8 @@
 """Nodes on which one job after another fails, though the same scripts work elsewhere. Pure.
 
-A job that fails has mostly itself to blame. A node is only found out where jobs of scripts that
-have made steps on other nodes failed there one after the other, and none was done there in between.
+A job that fails has mostly itself to blame. A node is only found out where, within a day, jobs of
+scripts that have made steps on other nodes failed there one after the other, and none was done
+there in between. The trials of a sweep are one job: what is wrong with one may be wrong with all.
 What is done about it is decided elsewhere.
 """
 
@@ -11,6 +12,8 @@ from collections.abc import Iterable
 
 JOBS = 3
 """So many different jobs in a row."""
+WITHIN_S = 86400.0
+"""What failed longer ago counts no more."""
 MOST_JOBS = 50
 """Jobs remembered of a node."""
 MOST_SCRIPTS = 10_000
@@ -22,16 +25,20 @@ class FailingNodes:
     """Of one machine, since the daemon's start."""
 
     def __init__(self) -> None:
-        self._failed: dict[str, dict[str, str]] = {}
-        """Node → job that failed there → its script."""
+        self._failed: dict[str, dict[str, tuple[str, float]]] = {}
+        """Node → job that failed there → its script, and when."""
         self._works: dict[str, set[str]] = {}
         """Script → nodes on which it has made steps."""
-        self._found: dict[str, str] = {}
+        self.found: dict[str, str] = {}
+        """Node → why, as a sentence, of those that were found out; to be deleted once told."""
 
     def works(self, script: str, nodes: Iterable[str]) -> None:
         """A job of this script makes steps on these nodes."""
         known = self._works.pop(script, set())
-        known.update(list(nodes)[: ENOUGH - len(known)])
+        for node in nodes:
+            if len(known) == ENOUGH:
+                break
+            known.add(node)
         self._works[script] = known
         while len(self._works) > MOST_SCRIPTS:
             del self._works[next(iter(self._works))]
@@ -41,22 +48,21 @@ class FailingNodes:
         for node in nodes:
             self._failed.pop(node, None)
 
-    def failed(self, job: str, script: str, node: str) -> None:
-        """A worker of the job failed on this node by itself, and on no other."""
+    def failed(self, job: str, script: str, node: str, now: float) -> None:
+        """A worker of the job (or of a trial of the sweep of this name) failed on this node by
+        itself, and on no other.
+        """
         jobs = self._failed.setdefault(node, {})
         jobs.pop(job, None)
-        jobs[job] = script
+        jobs[job] = script, now
+        for old in [name for name, (_, at) in jobs.items() if now - at > WITHIN_S]:
+            del jobs[old]
         while len(jobs) > MOST_JOBS:
             del jobs[next(iter(jobs))]
-        sound = [job for job, of in jobs.items() if self._works.get(of, set()) - {node}]
+        sound = [name for name, (of, _) in jobs.items() if self._works.get(of, set()) - {node}]
         if len(sound) >= JOBS:
             del self._failed[node]
-            self._found[node] = (
-                f"{len(sound)} jobs in a row failed on it, of scripts that work on other nodes: "
-                f"{', '.join(sound)}."
+            self.found[node] = (
+                f"{len(sound)} jobs failed on it within a day and none was done, of scripts that "
+                f"work on other nodes: {', '.join(sound)}."
             )
-
-    def found(self) -> dict[str, str]:
-        """Node → why, as a sentence, of those that were found out since the last call."""
-        found, self._found = self._found, {}
-        return found

@@ -11,7 +11,7 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self._offset = 0.0
+        self._offset = self._asleep = 0.0
         self.set()
 
     def now(self) -> float:
@@ -22,6 +22,19 @@ class Clock:
         """By how much the host's clock is ahead of this one, seconds; negative: it is behind."""
         return time.time() - self.now()
 
+    def slept_s(self) -> float:
+        """For how long the host was suspended since it was set: that went by, though nothing here
+        noticed.
+        """
+        return _asleep_s() - self._asleep
+
     def set(self) -> None:
         """Show what the host's clock shows."""
         self._offset = time.time() - time.monotonic()
+        self._asleep = _asleep_s()
+
+
+def _asleep_s() -> float:
+    """Since the host's start (clock_gettime(2)); 0 where nobody tells."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return 0.0 if boot is None else time.clock_gettime(boot) - time.monotonic()

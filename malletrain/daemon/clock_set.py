@@ -4,7 +4,7 @@ back, by minutes or hours.
 Decides from when on that matters, and that what is counted from a time on (the age of a lease, what
 a budget is charged, what a share was served) is counted on without what the clock leapt over. The
 daemon then begins anew within its process (:mod:`malletrain.daemon.main`), with all that waits for
-a time.
+a time. While the host was suspended time did go by, and jobs went on: that is counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ LEAST_S = 60.0
 class ClockWasSet(RuntimeError):
     """The host's clock was set, so many seconds forward; negative: back."""
 
-    def __init__(self, by_s: float) -> None:
+    def __init__(self, by_s: float, slept_s: float = 0.0) -> None:
+        if slept_s >= LEAST_S:
+            span = show_duration(slept_s)
+            super().__init__(f"The daemon's host was suspended for {span}.")
+            return
         way = "forward" if by_s > 0 else "back"
         span = show_duration(abs(by_s))
         super().__init__(f"The clock of the daemon's host was set {way} by {span}.")
@@ -37,6 +41,7 @@ def look_at_the_clock(core: Core, clock: Clock) -> None:
         core.goals.keep(at_once=True)
         for run in core.runs.values():
             core.repository.save(run)
+        slept_s = clock.slept_s()
         with core.store.transaction() as connection:
-            shift_times(connection, by_s)
-    core.fail(ClockWasSet(by_s))
+            shift_times(connection, by_s - slept_s)
+    core.fail(ClockWasSet(by_s, slept_s))

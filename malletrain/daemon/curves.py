@@ -165,8 +165,9 @@ class Curves:
                 return None
             row, size = self._row(job), ModelSize(_positive(spec.parameters), _positive(spec.flops))
             node_class = self._usual_class()  # when it was submitted, there may have been no node
-            if node_class != row.node_class:
+            if node_class != row.node_class:  # its script is read for that: once
                 row = replace(row, key=self._key(spec, node_class), node_class=node_class)
+                self._store.put_profile(row)
             where = node_class, spec.nproc_per_node
             if where not in read:
                 read[where] = self._storage(row, spec).read()

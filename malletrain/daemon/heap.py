@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +19,11 @@ EVERY_S = 60.0
 AT_LEAST_S = 1.0
 """Between two times; of 600 MB it takes 25 ms."""
 GROWN_BYTES = 16 * 1024 * 1024
-"""Who holds so much more than was ever left does not wait for the next time, as long as that is
-worth it: what brings back less than WORTH_BYTES doubles the wait.
+"""Who holds so much more than was left after one of the last times does not wait for the next, as
+long as that is worth it: what brings back less than WORTH_BYTES doubles the wait.
 """
+REMEMBERED = 10
+"""Of these times: what is held for longer is in use."""
 SWOLLEN_BYTES = 4 * GROWN_BYTES
 WORTH_BYTES = GROWN_BYTES // 2
 LARGE_BYTES = 64 * 1024
@@ -87,8 +90,8 @@ class Heap:
         self._held = held
         self._last = float("-inf")
         self._searched = float("inf")
-        self._least = float("inf")
-        """What was held after the best of these times."""
+        self._left: deque[int] = deque(maxlen=REMEMBERED)
+        """What was held after each of the last times."""
         self._wait_s = AT_LEAST_S
         # malloc_trim(3); other C libraries have none
         library = ctypes.CDLL(None)
@@ -98,8 +101,8 @@ class Heap:
 
     @property
     def swollen(self) -> bool:
-        """Far more is held than was ever left."""
-        return self._held() - self._least > SWOLLEN_BYTES
+        """Far more is held than was left of late."""
+        return bool(self._left) and self._held() - min(self._left) > SWOLLEN_BYTES
 
     def look(self, now: float) -> bool:
         """Search for garbage and give back what is free, if it is time to; whether it was given
@@ -110,15 +113,16 @@ class Heap:
             self._searched = now
             gc.collect()
         since = now - self._last
-        if self._trim is None or since < self._wait_s:
+        if since < self._wait_s:
             return False
         before = self._held()
-        if since < EVERY_S and before - self._least < GROWN_BYTES:
+        if since < EVERY_S and before - min(self._left, default=0) < GROWN_BYTES:
             return False
         self._last = now
-        self._trim(0)
+        if self._trim is not None:
+            self._trim(0)
         left = self._held()
-        self._least = min(self._least, left)
+        self._left.append(left)
         worth = before - left >= WORTH_BYTES
         self._wait_s = AT_LEAST_S if worth else min(2.0 * self._wait_s, EVERY_S)
         return True

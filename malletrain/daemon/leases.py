@@ -235,9 +235,10 @@ class Leases:
                 elif lease.state is LeaseState.RUNNING:
                     self._took(row, lease)
             self._cancel_unheard(now)
-            for node, why in self._parts.failing.found().items():
+            found_out = self._parts.failing.found
+            for node in list(found_out):  # one whose agent has gone waits for the next there
                 if (agent := self._parts.agents.on(node)) is not None:
-                    self._desk.sick(agent, why, broken=False)
+                    self._desk.sick(agent, found_out.pop(node), broken=False)
             if strays := self._strays.to_end(found.leases, self.active, now):
                 log.warning("leases that are not wanted", leases=[lease.id for lease in strays])
                 self._desk.calls.put_nowait(ReleaseCall(tuple(strays)))

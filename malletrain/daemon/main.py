@@ -228,7 +228,6 @@ class Daemon:
         """Other parts in the place of these, which have failed."""
         await service.leases.quiet()
         self.config = service.core.config  # with what was reloaded
-        self._clock.set()
         self._boot = str(self._store.boot())
         return self._connect()
 
@@ -269,6 +268,8 @@ class Daemon:
             known = isinstance(error, MessageFailed | ClockWasSet)
             if not (known or self.mishaps.may_begin_anew(error)):
                 raise error
+            if isinstance(error, ClockWasSet):
+                self._clock.set()
             return error
         with core.step() as now:
             core.keep_shares(now)
@@ -327,8 +328,7 @@ class Daemon:
             with service.core.step():
                 service.core.goals.keep()
             self._retention.look(self._clock.now())
-            if self._heap.swollen:
-                self._transport.end_unreadable()
+            self._transport.end_unreadable(self._heap.swollen)
             self._heap.look(time.monotonic())
             show_gauges(service, self.metrics, WATCH_EVERY_S)
 

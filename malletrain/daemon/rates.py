@@ -93,10 +93,10 @@ class Rates:
 
     def took(self, user: str, turn: Turn, seconds: float) -> None:
         """The answer to a request that had its ``turn`` took so much of the processor."""
-        if self._free(user):
-            return
         account = self._account(user)
         account.waiting_bytes = max(0, account.waiting_bytes - turn.size)
+        if self._free(user):
+            return
         more = account.spent_s + seconds - turn.taken_s
         most = MOST_PART * MOST_SURPRISE_S + max(account.spent_s, MOST_PART * BURST_S)
         account.spent_s = max(0.0, min(more, most, MOST_OWED_S))

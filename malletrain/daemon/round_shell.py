@@ -176,7 +176,8 @@ class RoundShell:
     def _broke(self, run: ActiveJob, action: Broke) -> None:
         first = action.failures[0] if action.failures else None
         if len(on := self._nodes_of(run, action)) == 1:
-            self._failing.failed(run.row.id, run.spec.script, *on)
+            name, [node] = run.spec.sweep or run.row.id, on
+            self._failing.failed(name, run.spec.script, node, self._clock.now())
         words = f"[launcher]\n{run.launcher_tail}" if run.launcher_tail else action.sentence
         failure = f"[rank {first.rank}]\n{first.tail}" if first and first.tail else words
         sentence = action.sentence

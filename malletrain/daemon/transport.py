@@ -51,6 +51,8 @@ LEAST_TAKE_IN_S, MOST_TAKE_IN_S = 0.2 * TURN_S, TURN_S
 taken since, within these bounds. To take one in is quicker than to handle it, and what is left in
 the socket has no bound in bytes.
 """
+UNREAD_EVERY_S = 60.0
+"""Time between two looks at what came over each connection while memory does not fill."""
 FRAMES = 3
 """Of a message: its sender's identity, the protocol's tag, the body."""
 
@@ -133,7 +135,7 @@ class Transport:
         """When messages were last taken in."""
         self._of_connection: dict[int, bytes] = {}
         """Descriptor of a connection → the peer that was heard over it."""
-        self._unread = Unread()
+        self._unread, self._unread_due = Unread(), 0.0
 
     def bind(self, listen: str) -> str:
         """Bind to ``listen`` (port 0: any); returns the address bound. Who comes waits until
@@ -315,13 +317,17 @@ class Transport:
             return
         receiver.message(peer, who, message, came.size)
 
-    def end_unreadable(self) -> None:
-        """End connections over which very much came of messages whose end does not. Looks at each:
-        call it when memory fills.
+    def end_unreadable(self, filling: bool) -> None:
+        """End connections over which very much came of messages whose end does not. To be called
+        twice a second; ``filling``: memory does, so that each is looked at now and not once a
+        minute.
         """
-        if self._receiver is None:
+        now = time.monotonic()
+        if self._receiver is None or not (filling or now >= self._unread_due):
             return
-        for descriptor in self._unread.too_much(time.monotonic()):
+        self._unread_due = now + UNREAD_EVERY_S
+        self._watch()
+        for descriptor in self._unread.too_much(now):
             peer = self._of_connection.get(descriptor)
             self._unread.ended(descriptor)
             with contextlib.suppress(OSError):

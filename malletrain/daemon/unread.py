@@ -2,7 +2,9 @@
 to its end libzmq keeps it, however long it becomes, and its limits count whole messages.
 
 Decides whose connection is ended for that. What came in over a connection the system says
-(tcpi_bytes_received of Linux's TCP_INFO), what was read the socket.
+(tcpi_bytes_received of Linux's TCP_INFO), what was read the socket. Whole messages that wait are
+read before long, of all connections in turn, also after a time in which the daemon stood still: so
+only a connection counts of which nothing was read for STUCK_S of looks.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MOST_BYTES = 32 * 1024 * 1024
-"""Of one connection. The largest message that may be is far smaller, and what agents have waiting
-after a minute in which nobody read too."""
+"""Of one such connection; the largest message that may be is far smaller."""
 MOST_OF_ALL_BYTES = 4 * MOST_BYTES
-"""Of all connections together: who has most goes first."""
+"""Of all of them together: who has most goes first."""
+STUCK_S = 2.0
+LONGEST_LOOK_S = 0.5
+"""A look that comes later after the one before counts as much: the daemon stood still."""
 
 FRAME_BYTES = 42
 """What CURVE and ZMTP add to a frame at most (RFC 26 and 23 of ZeroMQ): 33 and 9."""
@@ -50,11 +54,18 @@ def end_connection(descriptor: int) -> None:
 
 
 @dataclass
-class _Read:
-    """Of one connection."""
+class _Connection:
+    """What is known of one."""
 
-    since: float
-    size: int = 0
+    looked: float
+    received: int = 0
+    """At the last look."""
+    read: int = 0
+    """Since then."""
+    unread: float = -GREETING_BYTES
+    """At the last look; what a connection begins with is no message."""
+    stuck_s: float = 0.0
+    """For so long nothing was read of it, and something waits."""
 
 
 class Unread:
@@ -62,11 +73,11 @@ class Unread:
 
     def __init__(self, received: Callable[[int], int] = bytes_received) -> None:
         self._received = received
-        self._of: dict[int, _Read] = {}
+        self._of: dict[int, _Connection] = {}
 
     def began(self, descriptor: int, now: float) -> None:
         """A connection was taken."""
-        self._of[descriptor] = _Read(now)
+        self._of[descriptor] = _Connection(now)
 
     def ended(self, descriptor: int) -> None:
         """One is over."""
@@ -75,21 +86,29 @@ class Unread:
     def read(self, descriptor: int, size: int, frames: int) -> None:
         """Of one a message of so many bytes in so many frames was read."""
         if (of := self._of.get(descriptor)) is not None:
-            of.size += size + frames * FRAME_BYTES
+            of.read += size + frames * FRAME_BYTES
 
     def too_much(self, now: float) -> list[int]:
         """Whose connections are to be ended. Asks the system for each: some 3 µs."""
-        waiting = []
+        stuck = []
         for descriptor, of in self._of.items():
             try:
                 received = self._received(descriptor)
             except OSError:  # it is over, and that is told in a moment
                 continue
-            usual = of.size + GREETING_BYTES + BEATS_BYTES_PER_S * (now - of.since)
-            waiting.append((received - usual, descriptor))
-        waiting.sort(reverse=True)
-        found, all_bytes = [], sum(size for size, _ in waiting if size > 0)
-        for size, descriptor in waiting:
+            since = max(0.0, now - of.looked)
+            came = received - of.received - BEATS_BYTES_PER_S * since
+            of.unread += came - of.read
+            if of.received or of.unread > 0.0:  # else the greeting is on its way
+                of.unread = max(0.0, of.unread)
+            moves = of.read > 0 or not of.unread
+            of.stuck_s = 0.0 if moves else of.stuck_s + min(since, LONGEST_LOOK_S)
+            of.looked, of.received, of.read = now, received, 0
+            if of.stuck_s >= STUCK_S:
+                stuck.append((of.unread, descriptor))
+        stuck.sort(reverse=True)
+        found, all_bytes = [], sum(size for size, _ in stuck)
+        for size, descriptor in stuck:
             if size <= MOST_BYTES and all_bytes <= MOST_OF_ALL_BYTES:
                 break
             found.append(descriptor)

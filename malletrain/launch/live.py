@@ -47,6 +47,7 @@ DEAF_S = 15.0
 """A worker that answers nothing for so long, when it is to give up a step, cannot do so: it stands
 still, or waits in C with the interpreter's lock. One that answers ends by itself before.
 """
+DEAF_CAUSE = "It did not answer that it was to give up a step that had hung."
 _TAIL_CHARACTERS, _CAUSE_CHARACTERS = 4000, 4000
 
 
@@ -73,6 +74,8 @@ class _Worker:
     running: int = 0
     """The newest round that it has joined."""
     deaf_s: float | None = None
+    cause: str = ""
+    """Why this process ended it."""
     """For how long it has not answered that it is to give up a step; None: it need not."""
 
 
@@ -236,6 +239,7 @@ class LiveLauncher:
                     flush=True,
                 )
                 worker.deaf_s = None
+                worker.cause = DEAF_CAUSE
                 worker.child.process.kill()
 
     def _failed(self, bad: list[tuple[_Worker, int]]) -> None:
@@ -250,7 +254,9 @@ class LiveLauncher:
             code = bad[0][1]
             self._loop.leave(Phase(last), f"A worker ended with code {code} before it was ready.")
             return
-        failures = tuple(Failure(first + w.local_rank, code, time.time()) for w, code in bad)
+        failures = tuple(
+            Failure(first + w.local_rank, code, time.time(), cause=w.cause) for w, code in bad
+        )
         self._say(AssignmentPhase.FAILED, generation, failures)
 
     def _early_failure(self, worker: _Worker, code: int) -> Failure:

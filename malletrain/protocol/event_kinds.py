@@ -125,8 +125,9 @@ class EventKind(Word):
     NODE_SICK = (
         "node-sick",
         "The site's health check, or its GPUs, say that the node is not fit for jobs; or three "
-        "jobs in a row failed there whose scripts work on other nodes. Its job moves off, the "
-        "node is given back and left alone for a while, longer each time, or until node-resumed.",
+        "jobs whose scripts work on other nodes failed there within a day, and none was done. Its "
+        "job moves off, the node is given back and left alone for a while, longer each time, or "
+        "until node-resumed.",
     )
     NODE_SLOW = (
         "node-slow",

@@ -82,3 +82,24 @@ def test_the_unit_is_one_that_systemd_understands(tmp_path):
     shutil.copy(UNIT.with_name("one-user.conf"), more)
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
     assert "malletrain.service" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(("alone", "most"), [(True, 2.0), (False, 9.0)])
+def test_how_much_of_the_host_the_unit_leaves_open(tmp_path, alone, most):
+    """By systemd's own measure from 0 to 10. Without sudo everything is closed that a daemon can do
+    without; with it nothing may be closed that implies NoNewPrivileges.
+    """
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / "malletrain.service"
+    shutil.copy(UNIT, unit)
+    if alone:
+        (tmp_path / "malletrain.service.d").mkdir()
+        shutil.copy(UNIT.with_name("one-user.conf"), tmp_path / "malletrain.service.d")
+    threshold = f"--threshold={round(10 * most)}"
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", threshold, str(unit)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-500:]

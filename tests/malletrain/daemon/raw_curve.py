@@ -94,5 +94,10 @@ class RawClient:
         size = int.from_bytes(self._file.read(8 if flags & LONG else 1), "big")
         return self._file.read(size)
 
+    def wait_for_the_end(self) -> None:
+        """Until the other side has ended the connection."""
+        while self._file.read(1):
+            pass
+
     def close(self) -> None:
         self.socket.close()

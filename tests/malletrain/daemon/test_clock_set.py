@@ -26,8 +26,13 @@ class Wall:
     """The host's clock, as the daemon sees it. It can be set."""
 
     def __init__(self, monkeypatch):
-        self.by_s = 0.0
-        hands = SimpleNamespace(time=self.time, monotonic=time.monotonic)
+        self.by_s = self.asleep_s = 0.0
+        hands = SimpleNamespace(
+            time=self.time,
+            monotonic=time.monotonic,
+            clock_gettime=lambda which: time.monotonic() + self.asleep_s,
+            CLOCK_BOOTTIME=time.CLOCK_BOOTTIME,
+        )
         monkeypatch.setattr(clock, "time", hands)
 
     def time(self):
@@ -58,6 +63,20 @@ def training(tmp_path, wall):
 def told(daemon, kind="clock-set"):
     with contextlib.suppress(ClientError):  # it is beginning anew
         return [e for e in daemon.events() if e.kind == kind]
+
+
+def test_of_the_time_in_which_the_host_was_suspended_nothing_is_taken_off(training, wall):
+    """Jobs went on meanwhile, and cost."""
+    daemon, *_, agent = training
+    before = daemon.service.core.lease_rows.active[agent.lease]
+    wall.asleep_s = wall.by_s = 3 * HOUR_S
+    [event] = until(lambda: told(daemon), "it is noticed")
+    assert "host was suspended for 3 h. It has taken 1 unfinished jobs" in event.sentence
+    after = until(
+        lambda: daemon.service.core.lease_rows.active.get(agent.lease), "the lease is known again"
+    )
+    assert after.requested - before.requested == pytest.approx(0.0, abs=1.0)
+    agent.hear(messages.WhoAreYou)
 
 
 @pytest.mark.parametrize("hours", [3, -5])

@@ -80,7 +80,7 @@ def test_a_node_on_which_good_jobs_fail_is_left_alone_until_somebody_says_that_i
     assert not world.told("node-sick")
     world.fails(end=False)
     [event] = until(lambda: world.told("node-sick"), "it is found out")
-    assert (event.node, "3 jobs in a row failed on it" in event.sentence) == (world.bad, True)
+    assert (event.node, "3 jobs failed on it within a day" in event.sentence) == (world.bad, True)
     with world.daemon.client("ann") as client, pytest.raises(ClientError, match="operators"):
         client.call("resume", {"nodes": [world.bad]}, changes=True)
     with world.daemon.client("olga") as client:

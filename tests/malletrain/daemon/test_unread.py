@@ -10,11 +10,11 @@ import pytest
 from malletrain.daemon import transport
 from malletrain.daemon.transport import Transport
 from malletrain.daemon.unread import (
-    BEATS_BYTES_PER_S,
     FRAME_BYTES,
     GREETING_BYTES,
     MOST_BYTES,
     MOST_OF_ALL_BYTES,
+    STUCK_S,
     Unread,
     bytes_received,
 )
@@ -27,37 +27,79 @@ from tests.waiting import PATIENCE_S
 MB = 1_000_000
 
 
-@pytest.mark.parametrize(
-    ("came", "read", "age", "cut"),
-    [
-        (GREETING_BYTES + MOST_BYTES, 0, 0.0, False),
-        (GREETING_BYTES + MOST_BYTES + 1, 0, 0.0, True),
-        (GREETING_BYTES + MOST_BYTES + 1, 1, 0.0, False),
-        (10 * MOST_BYTES, 10 * MOST_BYTES, 0.0, False),
-        (GREETING_BYTES + MOST_BYTES + int(30 * 86400 * BEATS_BYTES_PER_S), 0, 30 * 86400.0, False),
-        (GREETING_BYTES + MOST_BYTES + 1, 0, 30 * 86400.0, False),
-    ],
-)
-def test_what_counts_is_what_came_and_was_not_read(came, read, age, cut):
-    of = Unread(lambda descriptor: came)
+def looks(of, begin, seconds, step=0.5):
+    """Whose connections are to be ended, of looks for so long."""
+    found, at = [], begin
+    while at <= begin + seconds:
+        found += of.too_much(at)
+        at += step
+    return found
+
+
+def test_a_connection_of_which_much_came_and_nothing_was_read_for_a_while_is_ended():
+    came = {7: GREETING_BYTES + MOST_BYTES + 1000}
+    of = Unread(came.__getitem__)
     of.began(7, 100.0)
-    of.read(7, read, 0)
-    assert of.too_much(100.0 + age) == ([7] if cut else [])
+    assert looks(of, 100.5, STUCK_S - 1.0) == []
+    assert looks(of, 100.5 + STUCK_S, 1.0) == [7, 7, 7]
     of.ended(7)
-    assert of.too_much(100.0 + age) == []
+    assert looks(of, 110.0, 10.0) == []
+
+
+def test_who_has_less_waiting_stays():
+    of = Unread(lambda descriptor: GREETING_BYTES + MOST_BYTES)
+    of.began(7, 100.0)
+    assert looks(of, 100.5, 60.0) == []
+
+
+def test_what_waits_after_a_standstill_ends_nobody():
+    """Of each a little is read from one look to the next, though ever more comes."""
+    came = dict.fromkeys(range(100), 10 * MOST_BYTES)
+    of = Unread(came.__getitem__)
+    for descriptor in came:
+        of.began(descriptor, 0.0)
+    found, at = of.too_much(60.0), 60.0
+    for _ in range(200):
+        at += 0.5
+        for descriptor in came:
+            of.read(descriptor, 1, 1)
+            came[descriptor] += MOST_BYTES
+        found += of.too_much(at)
+    assert found == []
+    assert looks(of, at, STUCK_S + 1.0, 0.5), "then nothing is read of them any more"
+
+
+def test_a_daemon_that_stands_still_again_and_again_ends_nobody_sooner():
+    of = Unread(lambda descriptor: 10 * MOST_BYTES)
+    of.began(7, 0.0)
+    assert looks(of, 60.0, 2 * 60.0, 60.0) == []
+
+
+def test_a_long_or_a_busy_life_earns_no_more():
+    came = {7: 1000}
+    of = Unread(came.__getitem__)
+    of.began(7, 0.0)
+    for minute in range(1, 30 * 24 * 60):
+        came[7] += 600  # less than the heartbeats that are taken off
+        of.read(7, 10, 20)
+        assert of.too_much(60.0 * minute) == []
+    came[7] += MOST_BYTES + 200_000
+    assert looks(of, 60.0 * 30 * 24 * 60, STUCK_S + 1.0), "a month later as on the first day"
 
 
 def test_of_all_together_who_has_most_goes_until_there_is_room():
     size = MOST_OF_ALL_BYTES // 10
-    waiting = {descriptor: size + descriptor + GREETING_BYTES for descriptor in range(12)}
+    waiting = {
+        descriptor: size + 1000 * (descriptor + 1) + GREETING_BYTES for descriptor in range(12)
+    }
     of = Unread(waiting.__getitem__)
     for descriptor in waiting:
         of.began(descriptor, 0.0)
-    assert of.too_much(0.0) == [11, 10, 9]
-    of.read(11, size, 0)
-    of.read(10, size, 0)
-    of.read(9, size, 0)
-    assert of.too_much(0.0) == []
+    assert looks(of, 0.5, STUCK_S - 1.0) == []
+    assert of.too_much(STUCK_S) == [11, 10, 9]
+    for descriptor in (11, 10, 9):
+        of.read(descriptor, size, 0)
+    assert looks(of, STUCK_S + 0.5, 5.0) == []
 
 
 def test_a_descriptor_of_something_else_is_left_alone(tmp_path):
@@ -108,16 +150,15 @@ def test_a_message_that_does_not_end_ends_its_connection_and_others_go_on():
 
             def endless():
                 with contextlib.suppress(OSError):
-                    for _ in range(20 * MOST_BYTES // MB):
+                    for _ in range(MOST_BYTES // MB + 10):
                         bad.send(bytes(MB), more=True)
-                    return False
-                return True
+                    bad.wait_for_the_end()
 
             cut = asyncio.ensure_future(asyncio.to_thread(endless))
             while not cut.done():
-                made.end_unreadable()
+                made.end_unreadable(True)
                 await asyncio.sleep(0.01)
-            assert await cut, "all of it was taken"
+            await cut
             [sentence] = receiver.sentences
             assert "A message without an end filled memory" in sentence
             *frames, last = encode(messages.Heartbeat("boot"))

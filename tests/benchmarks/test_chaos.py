@@ -94,7 +94,7 @@ def _received(connection):
 
 
 PARTS, FAULTS_EACH = 4, 25
-"""The hundred faults of every check, over services: they need no torch."""
+"""A hundred faults over services, which need no torch."""
 
 
 def run(folder, faults, kinds, seed, hasty=chaos.HASTY):
@@ -114,6 +114,7 @@ def run(folder, faults, kinds, seed, hasty=chaos.HASTY):
     assert found["faults"] == faults
 
 
+@pytest.mark.sites
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_hundred_random_faults_break_no_promise(tmp_path, any_seed, part):
     """Most come before the one before is recovered from."""

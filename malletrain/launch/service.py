@@ -79,6 +79,8 @@ class ServiceLauncher:
         view = self._view
         if view is None or self._address is None or view.generation <= self._generation:
             return
+        if self._child is None:  # what was said of its end stands
+            return
         self._generation = view.generation
         if self._connection is not None:
             members = [[p.node, p.host, p.address, p.leaving_in_s, p.lasts_s] for p in view.members]

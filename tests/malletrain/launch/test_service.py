@@ -1,0 +1,62 @@
+"""The launcher of a service, with a real process; the agent is the test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from malletrain.protocol import messages, wire
+from malletrain.protocol.launcher_channel import LaunchOrder, write_order
+from malletrain.protocol.messages import Peer
+from tests.malletrain.launch.fake_agent import FakeAgent
+from tests.waiting import PATIENCE_S
+
+SERVICE = """
+import os, time
+from malletrain import membership
+membership.join("here")
+while not os.path.exists("enough"):
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    """Its agent; the process has joined."""
+    (tmp_path / "serve.py").write_text(SERVICE)
+    (tmp_path / "logs").mkdir()
+    agent = FakeAgent(tmp_path)
+    spec = messages.JobSpec("service", "ann", str(tmp_path / "serve.py"), str(tmp_path), "python")
+    order = LaunchOrder("j1", spec, agent.endpoint, "127.0.0.1", str(tmp_path / "logs"), 1.0, 60.0)
+    write_order(tmp_path / "order.json", order)
+    command = [sys.executable, "-m", "malletrain.launch.service"]
+    agent.launcher = subprocess.Popen([*command, "--launch", str(tmp_path / "order.json")])
+    try:
+        assert agent.hear_phase() == ("ready", 0)
+        yield agent
+    finally:
+        agent.launcher.kill()
+        agent.launcher.wait()
+        agent.socket.close()
+
+
+def view(generation):
+    """Of this node alone."""
+    return messages.Round("j1", generation, 0, 1, members=(Peer("n0", "127.0.0.1", "here"),))
+
+
+def test_a_view_that_comes_after_its_end_does_not_make_it_run_again(launcher, tmp_path):
+    """The daemon sends one before it has heard of the end; it waited for ever for the next end."""
+    launcher.say(view(1))
+    assert launcher.hear_phase() == ("running", 1)
+    (tmp_path / "enough").touch()
+    assert launcher.hear_phase() == ("succeeded", 1)
+    launcher.say(view(2))
+    launcher.say(messages.Release("j1", 1.0))
+    assert launcher.launcher.wait(PATIENCE_S) == 0
+    said = []
+    while launcher.socket.poll(0):
+        said.append(wire.decode(launcher.socket.recv_multipart()[1:]))
+    assert [m for m in said if isinstance(m, messages.Phase)] == []

@@ -127,8 +127,8 @@ def test_a_step_that_was_saved_and_could_not_be_told_has_the_parts_made_anew(wor
 def test_what_fails_when_a_turn_is_told_is_found_out_message_by_message(world, monkeypatch):
     encode, service = wire.encode, world.daemon.service
 
-    def broken_for_alive(message):
-        return broken() if isinstance(message, messages.Alive) else encode(message)
+    def broken_for_alive(message, *most):
+        return broken() if isinstance(message, messages.Alive) else encode(message, *most)
 
     monkeypatch.setattr(wire, "encode", broken_for_alive)
     world.agent.say(messages.Heartbeat("b"))

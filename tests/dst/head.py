@@ -116,6 +116,9 @@ class VirtualTransport:
         self._receiver = None
         self._head.listens = False
 
+    def end_unreadable(self, filling: bool) -> None:
+        """All messages end here."""
+
     def stop(self) -> None:
         if self._process.alive and self._network.server is self:
             self._network.head_gone()

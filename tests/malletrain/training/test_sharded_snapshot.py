@@ -218,8 +218,8 @@ def test_what_cannot_be_saved_leaves_what_is_there_on_all_ranks(ranks, tmp_path)
 def test_killed_at_any_point_of_a_save_the_run_has_one_whole_snapshot(ranks, tmp_path):
     (found,) = ranks.run(1, "killed", path=str(tmp_path / "run" / "x.pt"))
     steps = [steps for steps, _, _ in found]
-    # threads write: which change is the next one may differ from one save to another
-    assert (steps[0], steps[-1], set(steps)) == (1, 2, {1, 2})
+    assert steps == sorted(steps)
+    assert set(steps) == {1, 2}
     assert steps.count(1) > 10
     assert all(position == 12 * steps and whole for steps, position, whole in found)
 

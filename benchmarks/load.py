@@ -32,7 +32,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,17 +102,6 @@ def running(site: Site) -> set[str]:
     return {one.job for one in list(site.seen) if one.what == "Round"}
 
 
-def quiet(site: Site) -> Callable[[], bool]:
-    """Asks whether nothing was seen since it was asked before: the rounds of the start are over."""
-    before = [-1]
-
-    def look() -> bool:
-        last, before[0] = before[0], len(site.seen)
-        return last == before[0]
-
-    return look
-
-
 def used(site: Site) -> int:
     """Nodes that jobs have."""
     return sum(map(len, site.at_work().values()))
@@ -139,7 +128,7 @@ def at_work(
             site.until(lambda: sum(site.welcome) >= agents, f"{agents} agents are there")
             site.until(lambda: len(running(site)) >= jobs, f"{jobs} jobs run")
             site.until(lambda: used(site) >= agents, "they use all nodes", pause_s=2.0)
-            site.until(quiet(site), "nothing more is said about rounds", pause_s=5.0)
+            site.until(site.is_quiet, "nothing more is said about rounds", pause_s=5.0)
             yield site, names
         finally:
             site.close()

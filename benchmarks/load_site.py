@@ -169,6 +169,7 @@ class Site:
         config: str = "",
     ) -> None:
         self.root, self.state, self._patience_s = root, root / "state", patience_s
+        self._asked_at = -1
         self.state.mkdir(parents=True, mode=0o700)
         self.seen: list[Seen] = []
         self.welcome = [0] * fleets
@@ -303,6 +304,13 @@ class Site:
             if time.monotonic() > deadline:
                 raise SystemExit(f"Not within {self._patience_s:g} s: {what}.\n{self.log()}")
             time.sleep(pause_s)
+
+    def is_quiet(self) -> bool:
+        """Whether nothing was seen since this was asked before: the rounds of the start are
+        over.
+        """
+        before, self._asked_at = self._asked_at, len(self.seen)
+        return before == self._asked_at
 
     def at_work(self) -> dict[str, list[str]]:
         """Job → its members, in rank order, as the daemon tells."""

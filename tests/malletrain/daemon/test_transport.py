@@ -15,6 +15,7 @@ from malletrain.daemon.transport import FRAMES, TURN_S, Transport
 from malletrain.identity.keys import new_pair
 from malletrain.protocol import messages
 from malletrain.protocol.wire import MAX_LOGIN_BYTES, MAX_REQUEST_BYTES, encode
+from tests.malletrain.daemon.raw_curve import RawClient
 from tests.waiting import PATIENCE_S, until
 
 MANY = 2050
@@ -250,17 +251,15 @@ def test_how_large_a_message_may_be_depends_on_whose_it_is(who, size, heard):
     chunk = messages.LogChunk("j1", 1, "rank0", "n0", 0, bytes(size))
 
     async def busy():
-        with zmq.Context() as context, context.socket(zmq.DEALER) as client:
-            client.linger, client.curve_serverkey = 0, server.public.encode()
-            client.curve_publickey, client.curve_secretkey = (
-                own.public.encode(),
-                own.secret.encode(),
-            )
-            client.connect(made.bind("tcp://127.0.0.1:0"))
-            client.send_multipart(encode(chunk))
-            made.serve(receiver)
-            while not (receiver.sentences or receiver.heard):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        address = made.bind("tcp://127.0.0.1:0")
+        made.serve(receiver)
+        client = await asyncio.to_thread(RawClient, address, server.public, own)
+        tag, body = encode(chunk)
+        client.send(tag, more=True)
+        client.send(body)
+        while not (receiver.sentences or receiver.heard):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        client.close()
 
     try:
         asyncio.run(asyncio.wait_for(busy(), PATIENCE_S))

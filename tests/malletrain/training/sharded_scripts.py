@@ -287,6 +287,9 @@ def not_saved(path, job, full):
 def killed(path):
     """Save once, train on, and save again: once for each thing that a save does to the file system,
     killed at it. (steps, position, whether the state is that of these steps) on disk after each.
+
+    The files are put back as links: the process knows its newest snapshot by its inode, and reads
+    one that it does not know (more changes before the same one) to see whose it is.
     """
     training = Training(path, every_s=math.inf)
     states = {}
@@ -296,7 +299,7 @@ def killed(path):
         if steps == 1:
             assert training.snapshot.save()
     home = os.path.dirname(path)
-    shutil.copytree(home, f"{home}.spare")
+    shutil.copytree(home, f"{home}.spare", copy_function=os.link)
     found, code = [], -9
     while code:
         child = os.fork()
@@ -308,7 +311,7 @@ def killed(path):
         steps, position, state = steps_on_disk(path)
         found.append((steps, position, state == states[steps]))
         shutil.rmtree(home)
-        shutil.copytree(f"{home}.spare", home)
+        shutil.copytree(f"{home}.spare", home, copy_function=os.link)
     return found
 
 

@@ -9,28 +9,28 @@ import pytest
 
 from malletrain.launch.callers import Callers, in_table
 from malletrain.launch.doors import BACK, FRONT, BackDoor, FrontDoor, pair_of_doors
+from tests.strangers import SOMEBODY, as_somebody, only_root
 from tests.waiting import PATIENCE_S, readable, until
 
-SOMEBODY = 4242
-"""Another user's number."""
-
-
-def calls(port):
-    """What a process of another user hears at the door: its exit code is 0 for nothing."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 2
+CALLS = f"""
+with socket.socket() as call:
+    call.connect(({FRONT!r}, int(sys.argv[1])))
     try:
-        os.setgroups([])
-        os.setuid(SOMEBODY)
-        with socket.create_connection((FRONT, port)) as call:
-            try:
-                code = int(call.recv(10) != b"")
-            except ConnectionResetError:
-                code = 0
-    finally:
-        os._exit(code)
+        sys.exit(int(call.recv(10) != b""))
+    except ConnectionResetError:
+        pass
+"""
+"""Hears nothing at the door: else it ends with 1."""
+TAKES = """
+door = doors.BackDoor()
+listener = socket.socket(fileno=door.taken())
+stranger = socket.socket()
+stranger.setblocking(False)
+stranger.connect_ex((doors.BACK, door.port))
+let_in = door.connect()
+known, _ = listener.accept()
+sys.exit(int(known.getpeername() != let_in.getsockname() or not door.closed))
+"""
 
 
 @pytest.fixture
@@ -136,12 +136,12 @@ def test_a_listener_at_the_callers_port_is_no_caller(front):
         assert owner_of(listener.getsockname(), (FRONT, front.port)) is None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="another user's process takes root to start")
+@only_root
 def test_the_front_door_hangs_up_on_another_user(front):
-    caller = calls(front.port)
-    assert readable(front)
-    assert front.accept() is None
-    assert os.waitstatus_to_exitcode(os.waitpid(caller, 0)[1]) == 0
+    with as_somebody("import socket, sys\n", CALLS, front.port) as caller:
+        assert readable(front)
+        assert front.accept() is None
+    assert caller.returncode == 0
 
 
 def test_nothing_comes_in_at_the_back_door_but_what_is_let_in(back):
@@ -203,26 +203,12 @@ def test_the_same_port_of_another_loopback_address_is_a_stranger(back):
         assert accepted(listener, 0.0) is None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="another user's process takes root to start")
+@only_root
 def test_the_back_door_takes_no_privilege():
     """What root may do in a test a user's job may not."""
-    pid = os.fork()
-    if pid == 0:
-        code = 2
-        try:
-            os.setgroups([])
-            os.setuid(SOMEBODY)
-            door = BackDoor()
-            listener = socket.socket(fileno=door.taken())
-            stranger = socket.socket()
-            stranger.setblocking(False)
-            stranger.connect_ex((BACK, door.port))
-            let_in = door.connect()
-            known = accepted(listener)
-            code = int(known.getpeername() != let_in.getsockname() or not door.closed)
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with as_somebody("import socket, sys\nfrom malletrain.launch import doors\n", TAKES) as process:
+        pass
+    assert process.returncode == 0
 
 
 def test_a_pair_of_doors_has_one_port():

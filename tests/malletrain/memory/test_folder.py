@@ -16,8 +16,19 @@ from malletrain.memory.folder import (
 )
 from malletrain.protocol.sizes import shown
 from malletrain.shipped import shipped
+from tests.strangers import as_somebody
 
 LABEL = "0123456789abcdef"
+LOOKS = """
+refused = 0
+for look in (Path.iterdir, Path.stat, Path.read_bytes):
+    try:
+        list(look(Path(sys.argv[1 + (look is not Path.iterdir)])))
+    except PermissionError:
+        refused += 1
+sys.exit(refused)
+"""
+"""Ends with how often it was refused: to list the folder, to see and to read the file in it."""
 
 
 @pytest.fixture
@@ -34,19 +45,11 @@ def test_another_user_can_neither_list_nor_read_it(tmp_path, place):
     assert place.path.stat().st_mode & 0o777 == 0o700
     if os.geteuid() != 0:
         return  # nobody to be but oneself
-    child = os.fork()
-    if child == 0:
-        os.setgroups([])
-        os.setgid(65534)
-        os.setuid(65534)
-        refused = 0
-        for look, what in ((os.listdir, place.path), (os.stat, secret), (Path.read_bytes, secret)):
-            try:
-                look(what)
-            except PermissionError:
-                refused += 1
-        os._exit(refused)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    with as_somebody(
+        "import sys\nfrom pathlib import Path\n", LOOKS, place.path, secret
+    ) as stranger:
+        pass
+    assert stranger.returncode == 3
 
 
 def test_what_a_dead_agent_left_goes_and_a_living_ones_stays(tmp_path):

@@ -203,7 +203,8 @@ class JobsSection(Section):
         defaults.TURNS_APART,
         ge=1,
         description="A job that had nodes before is starving after so many times starvation. Fewer "
-        "make waits shorter and cost samples: turns serve who brings little.",
+        "make waits shorter and cost samples: turns serve who brings little. Who lost its nodes in "
+        "its turn waits less, by what was left of it.",
     )
     hang_after: Duration = _key(
         "2 min",

@@ -43,8 +43,9 @@ class Turns(Protocol):
 class AdmissionQueue:
     """The unfinished jobs, in order. ``max_running``: entries that may run at once, and how many
     jobs of one sweep may; ``starvation_s``: how long an admitted job waits for its first nodes
-    before it starves, seconds; who had nodes before waits ``turns_apart`` times as long, if
-    it may get some otherwise: if its ``start_pays`` within the time that plans look ahead.
+    before it starves, seconds; who had nodes before waits ``turns_apart`` times as long, less as
+    far as its last turn was cut short, if it may get some otherwise: if its ``start_pays`` within
+    the time that plans look ahead.
     ``turns``: whose turn it is; None: the owners take one place each in turn. Each of the
     ``trainers`` has a queue of its own, and as many places.
     """
@@ -240,7 +241,8 @@ class AdmissionQueue:
     def _starves_at(self, job: JobRecord) -> float:
         patience = 1.0 if self._turns is None else self._turns.patience(job.submitted.party)
         if (job.state is JobState.SUSPENDED or job.sweep_served) and self._start_pays(job.cost):
-            patience = max(patience, self._turns_apart)
+            left = min(1.0, job.turn_left_s / self._starvation_s) if self._starvation_s else 0.0
+            patience = max(patience, self._turns_apart + left * (1.0 - self._turns_apart))
         return (job.idle_since or 0.0) + self._starvation_s * patience
 
     def starving(self, candidates: Mapping[str, Candidate], now: float) -> list[Candidate]:

@@ -48,6 +48,8 @@ class JobRecord:
     """Another job of its sweep has had nodes while it waited."""
     guaranteed_until: float = 0.0
     """It keeps its minimum until then; 0: it has no guarantee."""
+    turn_left_s: float = 0.0
+    """What it had not had yet of its last turn when it lost its nodes."""
     curve: ScalingCurve | None = None
     """What its bids are made from; None: the neutral prior."""
     cost: RescaleCost | None = None

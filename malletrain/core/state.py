@@ -250,6 +250,7 @@ class ControllerState:
             self._free(set(job.nodes).difference(new), now)
             if not new:
                 commands.append(Suspend(name, within))
+                job.turn_left_s = max(0.0, job.guaranteed_until - now)
                 job.idle_since, job.guaranteed_until = now, 0.0
                 job.state = JobState.SUSPENDED
             else:

@@ -91,6 +91,24 @@ def test_who_had_nodes_before_waits_so_many_times_as_long_for_a_turn():
     assert play(c, [(800.5, Tick())]) == [Suspend("rich"), Start("poor", ("a", "b"))]
 
 
+@pytest.mark.parametrize(("had_s", "wait_s"), [(1.0, 105.0), (50.0, 350.0), (99.0, 595.0)])
+def test_who_had_only_a_part_of_its_turn_waits_less_for_the_next(had_s, wait_s):
+    c = controller(starvation_s=100.0, turns_apart=6.0)
+    rich, poor = job("rich", 2, 2, weight=100.0), job("poor", 2, 2)
+    play(c, [(0.0, rich), (0.0, poor), *nodes("a", "b"), (1.0, Tick())])
+    play(c, [(5.0, RescaleFinished("rich"))])
+    assert Start("poor", ("a", "b")) in play(c, [(100.0, Tick())])
+    over = 100.0 + had_s
+    lost = over - c.settings.idle_debounce_s
+    play(c, [(100.0, RescaleFinished("poor")), (lost, NodeLost("a")), (lost, NodeLost("b"))])
+    assert play(c, [(over + 0.1, Tick())]) == [Suspend("poor")]
+    play(c, [(over + 1.0, NodeJoined("a")), (over + 1.0, NodeJoined("b"))])
+    assert play(c, [(over + 2.0, Tick())]) == [Start("rich", ("a", "b"))]
+    play(c, [(over + 3.0, RescaleFinished("rich")), (over + wait_s - 1.0, Tick(), [])])
+    assert c.next_wakeup() == pytest.approx(over + wait_s)
+    assert Start("poor", ("a", "b")) in play(c, [(over + wait_s + 0.1, Tick())])
+
+
 def test_who_gets_nodes_by_turns_only_does_not_wait_longer_for_the_next():
     c = controller(starvation_s=100.0, turns_apart=6.0, release_after_s=1e6)
     idle = [(0.0, job("a", 2, 2)), *nodes("a", "b"), (1.0, Tick()), (5.0, RescaleFinished("a"))]

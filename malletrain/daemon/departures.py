@@ -77,8 +77,14 @@ class Departures:
         if (run := parts.runs.get(agent.holds or "")) is not None:
             # Its workers may end of the signal that the agent was sent: no failure of the job.
             parts.rounds.act(run, run.rounds.doubt(agent.node, over=False))
-        if agent.holds is None:
-            parts.agents.reach(agent, Goodbye(sentence))
+        self.may_go(agent, sentence)
+
+    def may_go(
+        self, agent: LeasedAgent, sentence: str = "The main scheduler wants the node back."
+    ) -> None:
+        """An agent whose node is wanted back goes once it is free of its job."""
+        if agent.gone_at is not None and agent.holds is None:
+            self._parts.agents.reach(agent, Goodbye(sentence))
 
     def left(self, lease: str) -> None:
         """The lease of an agent that was given back has ended."""

@@ -258,11 +258,13 @@ class Inbox:
             core.agents.reach(agent, self._welcome())
             agent.welcomed = True
             self._settle(agent, hello.assignment, new, now)
-            if hello.leaving_in_s is not None and agent.gone_at is None:
+            if agent.gone_at is not None:
+                self.departures.may_go(agent)  # it may not have heard of it
+            elif hello.leaving_in_s is not None:
                 self.departures.notice(agent, hello.leaving_in_s, "")
-            elif hello.sick and agent.gone_at is None:
+            elif hello.sick:
                 self.desk.sick(agent, hello.sick, _broken(hello.assignment))
-            elif reclaimed and agent.gone_at is None:  # before the daemon's last start
+            elif reclaimed:  # before the daemon's last start
                 self.desk.reclaim((agent.node,), core.controller.settings.reclaim_s)
 
     def _welcome(self) -> messages.Welcome:
@@ -357,9 +359,7 @@ class Inbox:
             if (run := core.runs.get(job)) is not None:
                 core.rounds.act(run, run.rounds.released(agent.node, now))
             self.desk.free(agent)
-            if agent.gone_at is not None and agent.holds is None:
-                bye = messages.Goodbye("The main scheduler wants the node back.")
-                core.agents.reach(agent, bye)
+            self.departures.may_go(agent)
 
     def _phase(self, agent: LeasedAgent, run: ActiveJob, message: messages.Phase) -> None:
         if message.tail:

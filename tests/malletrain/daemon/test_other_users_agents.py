@@ -7,6 +7,7 @@ import pytest
 from malletrain.daemon.departures import RECLAIM_SENTENCE
 from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
+from tests.waiting import NEVER_S
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def lease_of(machine, owner, count=1):
     )
 
 
-def reclaim_at_work(daemon, machine, agent):
+def reclaim_at_work(daemon, machine, agent, within_s=30.0):
     """Ann's job runs on n0, which is then reclaimed; returns the job and its agent."""
     job = daemon.submit("ann")
     [lease] = lease_of(machine, "ann")
@@ -56,7 +57,7 @@ def reclaim_at_work(daemon, machine, agent):
 
     def reclaim():
         with daemon.service.core.step():
-            daemon.service.desk.reclaim(("n0",), 30.0)
+            daemon.service.desk.reclaim(("n0",), within_s)
 
     daemon.call(reclaim)
     return job, made
@@ -123,6 +124,20 @@ def test_a_reclaimed_agent_that_says_hello_again_keeps_its_job_until_it_has_move
     assert reclaimed.hear(messages.Goodbye).reason
     assert RECLAIM_SENTENCE in {e.sentence for e in daemon.events()}
     assert daemon.service.leases.active[reclaimed.lease].end_reason == "recalled"
+
+
+def test_an_agent_that_never_heard_its_goodbye_is_told_it_again(start, agent):
+    """It was on its way over a connection that broke."""
+    machine = Imagined("n0")
+    daemon = start(machine)
+    job, reclaimed = reclaim_at_work(daemon, machine, agent, NEVER_S)
+    drain = reclaimed.hear(messages.Drain)
+    reclaimed.say(messages.Drained(job, drain.generation, True))
+    reclaimed.hear(messages.Release)
+    reclaimed.say(messages.Released(job))
+    reclaimed.hear(messages.Goodbye)
+    reclaimed.hello()
+    assert reclaimed.hear(messages.Goodbye).reason
 
 
 def test_a_reclaim_outlives_the_daemon(start, agent):

@@ -126,6 +126,11 @@ class ChaosJob:
         """Have it end by itself."""
         (self.folder / "enough").touch()
 
+    @property
+    def told(self) -> bool:
+        """Whether it was told to end."""
+        return (self.folder / "enough").exists()
+
     def account(self) -> dict[str, Any]:
         """What became of its samples: how many were trained on twice or more, how many never of
         those that its position says; and how many steps were done again.

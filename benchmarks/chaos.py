@@ -2,14 +2,17 @@
 a lease leak, is a process left, is a sample counted twice or never?
 
     python -m benchmarks.chaos [--faults 1000] [--jobs 30] [--nodes 4] [--seed N] [--minutes 300]
-    [--kinds restart,live,sharded,service] [--hasty 0.2] [--keep FOLDER] [--json]
+    [--kinds restart,live,sharded,service] [--hasty 0.2] [--apart 1] [--silence 10]
+    [--keep FOLDER] [--json]
 
 The faults: SIGKILL and SIGSTOP of daemon, agent, supervisor, fork server, launcher and worker;
 connections to the daemon cut, delayed and half-open; preemption with notice and (a killed agent)
-without; the main scheduler does not answer; the disk is full. A daemon that ended is started again,
+without; the main scheduler does not answer; the disk is full; a worker hangs in a step, and the
+job's owner wishes that it is started again. A daemon that ended is started again,
 as a service manager does it. ``--running`` jobs are in plans at a time; each is told to end when it
-has had its part of the faults, and the next one begins. After a fault, recovered is when the daemon
-answers and every job that ran has made progress again; one in five (``--hasty``) comes before that.
+has had its part of the faults, and the next one begins. After a fault, recovered is when nothing
+stands still any more, the daemon answers and every job that ran has made progress again; one in
+five (``--hasty``) comes before that, ``--apart`` seconds after the one before at most.
 
 Exit status 1 when a promise was broken.
 """
@@ -26,21 +29,21 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from benchmarks import end_in_order
+from benchmarks.chaos_faults import Faults
 from benchmarks.chaos_jobs import KINDS, ChaosJob, script
-from benchmarks.chaos_site import ChaosSite, Faults
-from malletrain.client import ClientError
+from benchmarks.chaos_site import ChaosSite
+from malletrain.client import ClientError, Connection
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import JobView
 
 HANG_S = 400.0
 """Seconds without recovery that count as a job lost."""
-HASTY = 0.2
-"""Part of the faults that come before the one before is recovered from, unless said otherwise."""
 OVER = ("completed", "failed", "cancelled")
 
 
@@ -48,17 +51,38 @@ class ChaosError(RuntimeError):
     """A promise was broken at once: a job hangs, or has ended by itself."""
 
 
+@dataclass(frozen=True)
+class Campaign:
+    """What is done to how much. Times in seconds."""
+
+    faults: int
+    jobs: int
+    seed: int
+    nodes: int = 4
+    running: int = 3
+    """Jobs in plans at a time."""
+    kinds: Sequence[str] = KINDS
+    hasty: float = 0.2
+    """Part of the faults that come before the one before is recovered from."""
+    apart_s: float = 1.0
+    """Hasty ones come so long after the one before at most."""
+    silence_s: float = 10.0
+    """An agent that is silent for so long is lost; standstills last up to a fifth more."""
+    limit_s: float = 18000.0
+
+
 class Chaos:
     """One run."""
 
-    def __init__(
-        self, site: ChaosSite, dice: random.Random, kinds: Sequence[str], count: int, hasty: float
-    ) -> None:
-        self.site, self.faults, self._hasty = site, Faults(site, dice), hasty
-        self._dice = dice
+    def __init__(self, site: ChaosSite, campaign: Campaign) -> None:
+        self.site, self._campaign = site, campaign
+        self._dice = random.Random(campaign.seed)
+        kinds = campaign.kinds
+        self.faults = Faults(site, self._dice, any(kind != "service" for kind in kinds))
         self.struck: Counter[str] = Counter()
         self.recovered_s: list[float] = []
-        self.jobs = [self._submit(number, kinds[number % len(kinds)]) for number in range(count)]
+        self.jobs = [self._submit(n, kinds[n % len(kinds)]) for n in range(campaign.jobs)]
+        self._connection: Connection | None = None
 
     def _submit(self, number: int, kind: str) -> ChaosJob:
         folder = self.site.work / f"{number}-{kind}"
@@ -72,40 +96,69 @@ class Chaos:
             profile=False,
             mode={"restart": "restart", "service": "service"}.get(kind, "live"),
             curve={"1": 1.0, "2": 1.1} if kind == "service" else None,
+            on_hang="tell" if kind == "service" else "restart",
         )
         with self.site.client() as client:
             return ChaosJob(client.submit(spec).id, kind, folder)
 
     # --- looking ---
 
+    @contextlib.contextmanager
+    def _client(self) -> Iterator[Connection]:
+        """The same connection until it fails: one made anew for each look is most of its cost."""
+        if self._connection is None:
+            self._connection = Connection.of(self.site.state, timeout_s=HANG_S / 4)
+        try:
+            yield self._connection
+        except ClientError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
     def views(self) -> dict[str, JobView] | None:
         """All jobs; None while the daemon does not answer."""
-        self.site.look_after_daemon()
-        with contextlib.suppress(ClientError, OSError, ValueError), self.site.client() as client:
+        with contextlib.suppress(ClientError, OSError, ValueError), self._client() as client:
             return {view.id: view for view in client.jobs(ended=1000)}
         return None
 
-    def wait(self, since: dict[str, float], hasty_s: float | None) -> None:
-        """Wait until each of these jobs has more samples than it had, or for ``hasty_s``."""
+    def _until(self, done: Callable[[dict[str, JobView]], bool], what: Callable[[], str]) -> None:
+        """Wait until this is so, of all jobs, with nothing that lasts still."""
         began = time.monotonic()
-        lasting = True
         while True:
-            lasting = self.faults.look()
-            if hasty_s is not None and time.monotonic() - began > hasty_s:
-                return
-            views = self.views()
+            views = None if self.site.stands_still() else self.views()
             if views is not None:
                 self._none_ended_badly(views)
-                late = [job for job, at in since.items() if not self._progressed(views[job], at)]
-                if not late and not lasting:
-                    self.recovered_s.append(time.monotonic() - began)
+                if done(views):
                     return
-                if time.monotonic() - began > HANG_S:
-                    states = {job: (views[job].state, views[job].reason) for job in late}
-                    raise ChaosError(f"Not recovered from within {HANG_S:g} s: {states}.")
-            elif time.monotonic() - began > HANG_S:
-                raise ChaosError(f"The daemon has not answered for {HANG_S:g} s.")
-            time.sleep(0.1)
+            if time.monotonic() - began > HANG_S:
+                said = what() if views is not None else "the daemon does not answer"
+                raise ChaosError(f"Not within {HANG_S:g} s: {said}.")
+            time.sleep(0.05)
+
+    def recover(self, since: dict[str, float]) -> None:
+        """Wait until each of these jobs has more samples than it had."""
+        began = time.monotonic()
+        late: dict[str, object] = {}
+
+        def whole(views: dict[str, JobView]) -> bool:
+            late.clear()
+            for job in self.jobs:
+                view = views[job.id]
+                if job.id not in since:
+                    continue
+                if job.hangs and view.state not in OVER:  # what it did before does not count
+                    since[job.id] = view.samples
+                if not self._progressed(job, view, since[job.id]):
+                    late[job.id] = (view.state, view.reason)
+            return not late
+
+        self._until(whole, lambda: f"all recover; {late}")
+        self.recovered_s.append(time.monotonic() - began)
 
     def _none_ended_badly(self, views: dict[str, JobView]) -> None:
         lost = [job for job in self.jobs if job.id not in views]
@@ -115,73 +168,83 @@ class Chaos:
             if view.state in ("failed", "cancelled"):
                 raise ChaosError(f"Job {view.name} is {view.state}: {view.reason}")
 
-    def _progressed(self, view: JobView, samples: float) -> bool:
+    def _progressed(self, job: ChaosJob, view: JobView, samples: float) -> bool:
         """Whether a job goes on: it is over, or has done more than these samples; a service, that
-        it is there.
+        its members are the processes that run, one on each of its nodes.
         """
         if view.state in OVER:
             return True
-        service = any(job.id == view.id and job.kind == "service" for job in self.jobs)
-        return view.state == "running" and bool(view.nodes) and (service or view.samples > samples)
+        if view.state != "running" or not view.nodes:
+            return False
+        if job.kind != "service":
+            return view.samples > samples
+        with contextlib.suppress(ClientError, OSError):
+            members = self._members(job)
+            alive = sorted(members.values()) == self.site.pids(job.folder / "job.py")
+            return alive and members.keys() == set(view.nodes)
+        return False
+
+    def _members(self, job: ChaosJob) -> dict[str, int]:
+        with self._client() as client:
+            return {m.node: int(m.address) for m in client.members(job.id).members}
 
     # --- doing ---
 
-    def run(self, faults: int, limit_s: float, say: Callable[[str], None]) -> None:
-        """Strike so often, and have all jobs end."""
-        begun, each, ended = time.monotonic(), max(1.0, faults / len(self.jobs)), 0
-        self.wait({}, None)
-        while sum(self.struck.values()) < faults and time.monotonic() - begun < limit_s:
-            views = self.views()
-            if views is None:
-                self.wait({}, None)
-                continue
-            at = {v.id: v.samples for v in views.values() if v.state == "running" and v.nodes}
-            if not at:
-                self.wait_for_work()
-                continue
-            kind = self.faults.strike()
-            if not kind:
-                continue
-            self.struck[kind] += 1
-            hasty = self._dice.random() < self._hasty
-            self.wait(at, self._dice.uniform(0.0, 1.0) if hasty else None)
-            count = sum(self.struck.values())
-            if count >= each * (ended + 1) and ended < len(self.jobs) - 1:
-                running = [job for job in self.jobs if views[job.id].state not in OVER]
-                unended = [job for job in running if not (job.folder / "enough").exists()]
-                if unended:
-                    unended[0].end()
-                    ended += 1
-            say(f"{count} faults, {time.monotonic() - begun:.0f} s, last: {kind}")
+    def run(self, say: Callable[[str], None]) -> None:
+        """Strike as often as is asked for: in haste one fault comes upon the other, then all is
+        waited for.
+        """
+        begun, asked = time.monotonic(), self._campaign
+        each, ended = max(1.0, asked.faults / len(self.jobs)), 0
+        while self.struck.total() < asked.faults and time.monotonic() - begun < asked.limit_s:
+            at = self._at_work()
+            hasty = True
+            while hasty:
+                kind = self.faults.strike()
+                if not kind:
+                    continue
+                self.struck[kind] += 1
+                count = self.struck.total()
+                say(f"{count} faults, {time.monotonic() - begun:.1f} s, last: {kind}")
+                if count >= each * (ended + 1) and ended < len(self.jobs) - 1:
+                    ended += self._end_one(at)
+                hasty = count < asked.faults and self._dice.random() < asked.hasty
+                if hasty:
+                    time.sleep(self._dice.uniform(0.0, asked.apart_s))
+            self.recover(at)
         self.faults.end()
 
-    def wait_for_work(self) -> None:
-        """Until some job runs."""
-        began = time.monotonic()
-        while time.monotonic() - began < HANG_S:
-            self.faults.look()
-            views = self.views() or {}
-            if any(v.state == "running" and v.nodes for v in views.values()):
-                return
-            time.sleep(0.1)
-        raise ChaosError(f"No job runs for {HANG_S:g} s.")
+    def _at_work(self) -> dict[str, float]:
+        """Samples of the jobs that run, as soon as any does."""
+        found: dict[str, float] = {}
 
-    def finish(self, patience_s: float, say: Callable[[str], None]) -> dict[str, Any]:
+        def some(views: dict[str, JobView]) -> bool:
+            running = [v for v in views.values() if v.state == "running" and v.nodes]
+            found.update({view.id: view.samples for view in running})
+            return bool(found)
+
+        self._until(some, lambda: "a job runs")
+        return found
+
+    def _end_one(self, running: Collection[str]) -> int:
+        """Have one of these end by itself; how many were told to."""
+        left = [job for job in self.jobs if job.id in running and not job.told]
+        for job in left[:1]:
+            job.end()
+        return len(left[:1])
+
+    def finish(self, say: Callable[[str], None]) -> dict[str, Any]:
         """Let all jobs end in peace, and count."""
         for job in self.jobs:
             job.end()
-        quiet, before = time.monotonic(), -1
-        while True:
-            views = self.views() or {}
+        quiet, before, views = time.monotonic(), -1, self.views() or {}
+        while before < len(self.jobs) and time.monotonic() - quiet < HANG_S:
+            views = self.views() or views
             over = sum(v.state in OVER for v in views.values())
-            if over == len(self.jobs):
-                break
             if over != before:
                 before, quiet = over, time.monotonic()
                 say(f"{over} of {len(self.jobs)} jobs are over")
-            if time.monotonic() - quiet > patience_s:
-                break
-            time.sleep(0.2)
+            time.sleep(0.1)
         states = Counter(views[job.id].state for job in self.jobs)
         done = [job for job in self.jobs if views[job.id].state == "completed"]
         accounts = [job.account() for job in done]
@@ -194,18 +257,24 @@ class Chaos:
             "samples_twice": sum(a["twice"] for a in accounts),
             "samples_never": sum(a["never"] for a in accounts),
             "steps_done_again": sum(a["replayed"] for a in accounts),
-            "leases_leaked": self._leaked(patience_s),
+            "hangs_told": self._hangs_told(),
+            "leases_leaked": self._leaked(),
         }
 
-    def _leaked(self, patience_s: float) -> int:
+    def _hangs_told(self) -> int:
+        """Hangs of which the owner was told, with where the worker stands."""
+        with self._client() as client:
+            told = [e for job in self.jobs for e in client.events(limit=1000, job=job.id)]
+        return sum("in wait_for_ever" in e.sentence for e in told if e.kind == "job-hung")
+
+    def _leaked(self) -> int:
         """Leases that are still held when nobody has use for them."""
         began = time.monotonic()
-        while time.monotonic() - began < patience_s:
-            self.site.look_after_daemon()
+        while time.monotonic() - began < HANG_S:
             with contextlib.suppress(ClientError, OSError):
                 if not self.site.held() and not self.site.known():
                     return 0
-            time.sleep(0.2)
+            time.sleep(0.1)
         return len(self.site.held())
 
 
@@ -216,30 +285,22 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 def run(
-    root: Path,
-    faults: int,
-    jobs: int,
-    nodes: int,
-    running: int,
-    seed: int,
-    kinds: Sequence[str],
-    limit_s: float,
-    say: Callable[[str], None] = lambda text: None,
-    hasty: float = HASTY,
+    root: Path, campaign: Campaign, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """One run below ``root``: what was done, and what came of it. Raises ChaosError."""
-    site = ChaosSite(root, nodes, running)
+    site = ChaosSite(root, campaign.nodes, campaign.running, campaign.silence_s)
     left = 0
     begun = time.monotonic()
     try:
         site.start_daemon()
-        chaos = Chaos(site, random.Random(seed), kinds, jobs, hasty)
+        site.begin_to_manage()
+        chaos = Chaos(site, campaign)
         try:
-            chaos.run(faults, limit_s, say)
+            chaos.run(say)
+            struck_s = time.monotonic() - begun
+            found = chaos.finish(say)
         finally:
-            chaos.faults.end()
-        struck_s = time.monotonic() - begun
-        found = chaos.finish(HANG_S, say)
+            chaos.close()
     finally:
         try:
             site.close()
@@ -248,8 +309,8 @@ def run(
             left = 1
     times = chaos.recovered_s
     return {
-        "seed": seed,
-        "faults": sum(chaos.struck.values()),
+        "seed": campaign.seed,
+        "faults": chaos.struck.total(),
         "seconds": round(struck_s),
         "struck": dict(chaos.struck.most_common()),
         "daemon_started": site.starts + 1,
@@ -272,19 +333,22 @@ def main() -> int:
     )
     parser.add_argument("--faults", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=30)
-    parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--running", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--hasty", type=float, default=HASTY)
-    parser.add_argument("--minutes", type=float, default=300.0)
+    parser.add_argument("--nodes", type=int, default=Campaign.nodes)
+    parser.add_argument("--running", type=int, default=Campaign.running)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=KINDS)
+    parser.add_argument("--hasty", type=float, default=Campaign.hasty)
+    parser.add_argument("--apart", type=float, dest="apart_s", default=Campaign.apart_s)
+    parser.add_argument("--silence", type=float, dest="silence_s", default=Campaign.silence_s)
+    parser.add_argument("--minutes", type=float, default=Campaign.limit_s / 60)
     parser.add_argument("--keep", type=Path, help="work in this new folder and keep it")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.keep and args.keep.exists():
         parser.error(f"--keep works in a new folder, and {args.keep} is there; name another one.")
-    seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
-    print(f"seed {seed}", file=sys.stderr, flush=True)
+    given = {field.name: getattr(args, field.name, None) for field in fields(Campaign)}
+    campaign = Campaign(**{**given, "limit_s": args.minutes * 60})
+    print(f"seed {campaign.seed}", file=sys.stderr, flush=True)
     with contextlib.ExitStack() as stack:
         if args.keep:
             args.keep.mkdir(parents=True, mode=0o700)
@@ -292,17 +356,11 @@ def main() -> int:
             stack.enter_context(tempfile.TemporaryDirectory(prefix="mt-chaos-"))
         )
         try:
-            row = run(
-                *(root, args.faults, args.jobs, args.nodes, args.running, seed),
-                args.kinds.split(","),
-                args.minutes * 60,
-                lambda text: print(text, file=sys.stderr, flush=True),
-                args.hasty,
-            )
+            row = run(root, campaign, lambda text: print(text, file=sys.stderr, flush=True))
         except ChaosError as error:
             words = (root / "daemon.log").read_text(errors="replace").splitlines()[-60:]
             print("\n".join(words), file=sys.stderr)
-            print(f"seed {seed}: {error}", file=sys.stderr)
+            print(f"seed {campaign.seed}: {error}", file=sys.stderr)
             return 1
     row["load"] = round(os.getloadavg()[0], 1)
     print(json.dumps(row) if args.json else row)

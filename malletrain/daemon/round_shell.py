@@ -16,6 +16,7 @@ from malletrain.core.events import (
     NodeRejected,
     RescaleFinished,
     RoundFormed,
+    RoundInterrupted,
     SoftwareLacking,
     WorkersFailed,
 )
@@ -174,6 +175,9 @@ class RoundShell:
             self._feed(NodeRejected(node))
 
     def _broke(self, run: ActiveJob, action: Broke) -> None:
+        if action.known:
+            self._feed(RoundInterrupted(run.row.id))
+            return
         first = action.failures[0] if action.failures else None
         if len(on := self._nodes_of(run, action)) == 1:
             name, [node] = run.spec.sweep or run.row.id, on

@@ -100,6 +100,8 @@ class Broke:
 
     failures: tuple[Failure, ...]
     sentence: str
+    known: bool = False
+    """They hung, which has counted as a failure: that they end of it is none more."""
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ the job's software cannot be had on their nodes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from malletrain.protocol.failures import by_cause, describe, secondary, unfit
 from malletrain.protocol.messages import Assignment
-from malletrain.protocol.phases import AssignmentPhase
+from malletrain.protocol.phases import BROKEN, AssignmentPhase
 from malletrain.rounds.actions import Action, Broke
 
 PATIENCE_WITH_PEERS = 3.0
@@ -37,10 +38,28 @@ class FailureGrace:
     """When the failure was heard of."""
     told_of: int = 0
     """The generation whose failure was told: once is enough."""
+    answered: dict[str, Assignment] = field(default_factory=dict)
+    """What had failed before the newest round was formed, which starts it again."""
+    hung: dict[str, int] = field(default_factory=dict)
+    """Members whose workers hung, and in which generation: until they have ended of it."""
 
     def clear(self) -> None:
         """There is no failure, or it does not count."""
         self.due = self.first_at = None
+
+    def give_up(self, members: Iterable[str], generation: int) -> None:
+        """Workers that hang were told of as a failure, and are to end."""
+        self.hung = dict.fromkeys(members, generation)
+
+    def answer(self, said: Mapping[str, Assignment]) -> None:
+        """A round was formed of nodes that have said this."""
+        self.clear()
+        self.answered = {node: one for node, one in said.items() if one.phase in BROKEN}
+        self.hung = {n: number for n, number in self.hung.items() if n not in self.answered}
+
+    def newly(self, broken: Mapping[str, Assignment]) -> dict[str, Assignment]:
+        """Those of the failures that no round has answered."""
+        return {node: said for node, said in broken.items() if self.answered.get(node) != said}
 
     def postpone(self, by_s: float) -> None:
         """Nobody could be heard for so long."""
@@ -73,9 +92,10 @@ class FailureGrace:
         if self.first_at is None:
             self.first_at, self.due = now, now + grace_s
         failures = by_cause(f for said in broken.values() for f in said.failures)
+        known = all(said.generation <= self.hung.get(n, -1) for n, said in broken.items())
         clear = len(broken) == members and all(map(_by_itself, broken.values()))
         if clear and not news_to_come and not secondary(failures[0]):
-            return Broke(failures, describe(failures))
+            return Broke(failures, describe(failures), known)
         if self.due is None or now < self.due:
             return None
         if news_to_come:
@@ -88,7 +108,7 @@ class FailureGrace:
         exited = all(said.phase is AssignmentPhase.EXITED for said in broken.values())
         what = "launcher ended" if exited else "workers failed"
         sentence = f"The {what} on {', '.join(broken)}."
-        return Broke(failures, describe(failures) if failures else sentence)
+        return Broke(failures, describe(failures) if failures else sentence, known)
 
 
 def own_fault(said: Assignment) -> list[Action]:

@@ -6,8 +6,8 @@
     RUNNING ─all workers ended well─▶ COMPLETED
 
 A round has exactly the members that were planned and are ready. A joiner that does not come up in
-time is rejected (partial scale-up). Workers that fail because a peer vanished are no failure of the
-job. This module decides membership, ranks and the order of steps; the controller, which nodes.
+time is rejected. This module decides membership, ranks and the order of steps; the controller,
+which nodes; :mod:`malletrain.rounds.failure_grace`, which failures are the job's.
 """
 
 from __future__ import annotations
@@ -228,6 +228,7 @@ class JobRounds:
     def give_up(self) -> list[Action]:
         """See :class:`malletrain.rounds.interface.Rounds`."""
         self.lost_member = True
+        self.failure.give_up(self.members, self.generation)
         return []
 
     def doubt(self, node: str, over: bool) -> list[Action]:
@@ -347,7 +348,7 @@ class JobRounds:
             n for n in sorted(self.held.assigned) if n not in (*self.target, *self.held.givers)
         )
         self.deadline = self._joiners_until = None
-        self.failure.clear()
+        self.failure.answer({n: self.held.phases[n] for n in ready})
         if self.target and len(ready) < max(1, self.min_nodes):
             return actions + self._await_joiners(now)
         self.members, self._store, self.lost_member, self.held.givers = ready, None, False, ()
@@ -382,10 +383,8 @@ class JobRounds:
         return [WorkersDone()]
 
     def _look_at_failures(self, now: float) -> list[Action]:
-        """Whether the members failed by themselves; nothing is said before the news of a loss had
-        time to come.
-        """
-        broken = {n: self.held.phases[n] for n in self._manner.broken()}
+        """Whether the members failed by themselves, once news of a loss had time to come."""
+        broken = self.failure.newly({n: self.held.phases[n] for n in self._manner.broken()})
         if not broken or self.lost_member or self.failure.told_of == self.generation:
             self.failure.clear()
             return []

@@ -370,6 +370,31 @@ def test_workers_that_hang_are_told_to_give_up_and_those_that_cannot_are_started
     assert rounds(live.run()) == [("a", "b")], "b is started again and joins"
 
 
+@pytest.mark.parametrize("nodes", ["a", "ab"])
+def test_that_all_workers_end_of_a_hang_is_no_failure_more_and_what_comes_after_is(nodes):
+    live = Live(*nodes)
+    live.rounds.give_up()
+    live.rounds.move(tuple(nodes), live.now)
+    told = [of(Broke, live.fails(node, GAVE_UP)) for node in nodes][-1]
+    assert [broke.known for broke in told] == [True]
+    assert rounds(live.rounds.move(tuple(nodes), live.now)) == [tuple(nodes)]
+    assert not of(Broke, live.rounds.tick(live.now + 30.0)), "they are being started again"
+    later = Failure(0, 1, 20.0, "ValueError: oops")
+    told = [of(Broke, live.says(node, "failed", 1, later)) for node in nodes][-1]
+    assert [broke.known for broke in told] == [False], "they failed as they came up again"
+
+
+def test_a_failure_that_was_told_is_not_told_again_while_its_worker_is_started():
+    live = Live("a", "b")
+    live.fails("a", RAISED)
+    assert of(Broke, live.fails("b", RAISED))
+    live.rounds.move(("a", "b"), live.now)
+    live.says("a", "running")
+    for _ in range(10):
+        live.now += 1.0
+        assert not of(Broke, live.rounds.tick(live.now)), "b takes longer than a"
+
+
 @pytest.mark.parametrize("how", ["gone", "failed", "unreachable"])
 def test_a_leaver_that_has_the_state_no_more_is_not_waited_for(how):
     live, _ = alone_with_a_leaver()

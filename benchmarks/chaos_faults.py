@@ -1,0 +1,139 @@
+"""The faults of benchmarks/chaos.py: what can be done to a site's processes, connections and disks,
+and how often each. Decides nothing of when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from benchmarks.chaos_site import ChaosSite
+from malletrain.protocol.fault_points import FaultPoint
+
+SHORT, LONG = (0.02, 0.3), (0.2, 1.2)
+"""How long something stands still that others wait for, and that nobody needs at once: parts of the
+silence after which an agent is lost.
+"""
+
+
+class Faults:
+    """What can be done to the site, each by its name and how often beside the others."""
+
+    WEIGHTS = {  # noqa: RUF012
+        "kill worker": 10,
+        "kill launcher": 3,
+        "kill fork server": 1,
+        "kill supervisor": 1,
+        "kill agent": 2,
+        "kill daemon": 6,
+        "stop worker": 6,
+        "stop launcher": 3,
+        "stop fork server": 1,
+        "stop supervisor": 1,
+        "stop agent": 3,
+        "stop daemon": 4,
+        "connections cut": 5,
+        "connections delayed": 3,
+        "connections half-open": 3,
+        "preemption with notice": 3,
+        "scheduler outage": 3,
+        "disk full at a worker": 3,
+        "hang a worker": 2,
+        "disk full at the daemon": 2,
+    }
+
+    OF_TRAININGS = (
+        *("kill fork server", "stop fork server"),
+        *("disk full at a worker", "hang a worker"),
+    )
+    """What services do not have."""
+
+    def __init__(self, site: ChaosSite, dice: random.Random, trainings: bool) -> None:
+        self._site, self._dice = site, dice
+        self._weights = {
+            kind: weight
+            for kind, weight in self.WEIGHTS.items()
+            if trainings or kind not in self.OF_TRAININGS
+        }
+
+    def strike(self) -> str:
+        """Do one of them; says which, "" when there was nobody to do it to."""
+        kind = self._dice.choices(list(self._weights), list(self._weights.values()))[0]
+        verb, _, role = kind.partition(" ")
+        site, dice = self._site, self._dice
+        if verb in ("kill", "stop"):
+            victims = site.of_role(role)
+            if not victims:
+                return ""
+            self._signal(dice.choice(victims), verb, role)
+        elif kind == "preemption with notice":
+            agents = site.of_role("agent")
+            if not agents:
+                return ""
+            with contextlib.suppress(psutil.Error):
+                dice.choice(agents).send_signal(signal.SIGTERM)
+        elif kind == "connections cut":
+            site.way.cut()
+        elif kind == "connections delayed":
+            site.way.delay(dice.uniform(0.05, 1.0))
+            self._later(LONG, lambda: site.way.delay(0.0))
+        elif kind == "connections half-open":
+            site.way.half_open(True)
+            self._later(LONG, lambda: site.way.half_open(False))
+        elif kind == "scheduler outage":
+            cluster = psutil.Process(site.cluster.pid)
+            cluster.suspend()
+            self._later(LONG, cluster.resume)
+        elif kind == "disk full at a worker":
+            site.arm(FaultPoint.WORKER_WRITTEN, "raise")
+        elif kind == "hang a worker":
+            return kind if self._hang() else ""
+        else:
+            self._fill_disk()
+        return kind
+
+    def _signal(self, process: psutil.Process, verb: str, role: str) -> None:
+        with contextlib.suppress(psutil.Error):
+            if verb == "kill":
+                process.kill()
+                return
+            process.suspend()
+            self._later(SHORT if role == "worker" else LONG, process.resume)
+
+    def _hang(self) -> bool:
+        """A worker of some training waits for ever in its next step, in Python or in a system call;
+        whether there is a training.
+        """
+        folders = set()
+        for process in self._site.of_role("worker"):
+            with contextlib.suppress(psutil.Error):
+                folders.add(process.cwd())
+        trainings = sorted(folder for folder in folders if not folder.endswith("-service"))
+        if trainings:
+            new = Path(self._dice.choice(trainings)) / "hang"
+            new.write_text(self._dice.choice(["", "on disk"]))
+        return bool(trainings)
+
+    def _fill_disk(self) -> None:
+        """The daemon can write to no file beyond its first bytes, until it ends of it or for some
+        seconds.
+        """
+        assert self._site.daemon is not None
+        pid, none = self._site.daemon.pid, resource.RLIM_INFINITY
+        with contextlib.suppress(OSError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, none))
+            self._later(SHORT, lambda: resource.prlimit(pid, resource.RLIMIT_FSIZE, (none, none)))
+
+    def _later(self, within: tuple[float, float], call: Callable[[], object]) -> None:
+        self._site.later(self._dice.uniform(*within) * self._site.silence_s, call)
+
+    def end(self) -> None:
+        """End all of them."""
+        self._site.end_standstills()
+        (self._site.faults / FaultPoint.WORKER_WRITTEN.name).unlink(missing_ok=True)

@@ -1,0 +1,26 @@
+"""What the controller hears of a round."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+from malletrain.core.events import RoundInterrupted, WorkersFailed
+from malletrain.daemon.round_shell import RoundShell
+from malletrain.rounds.actions import Broke
+
+RUN = SimpleNamespace(
+    row=SimpleNamespace(id="j1"),
+    spec=SimpleNamespace(sweep="", script="train.py", nproc_per_node=1),
+    rounds=SimpleNamespace(members=("n1",), generation=1),
+    launcher_tail="",
+)
+
+
+def test_workers_that_end_of_a_hang_are_planned_anew_and_cost_no_try():
+    fed = []
+    shell = RoundShell(*(MagicMock() for _ in range(5)), fed.append, *(MagicMock(),) * 3)
+    shell.act(RUN, [Broke((), "They hung.", known=True)])
+    assert fed == [RoundInterrupted("j1")]
+    shell.act(RUN, [Broke((), "They failed.")])
+    assert [type(event) for event in fed[1:]] == [WorkersFailed]

@@ -209,7 +209,7 @@ class Leases:
                 lease = seen.get(lease_id)
                 if lease_id in self._desk.being_taken and lease is None:
                     continue
-                if lease is None and lease_id not in before and self._is_heard(lease_id):
+                if lease is None and lease_id not in before:
                     self._parts.poll_soon.set()  # an answer may be cut short: ask once more
                     continue
                 if lease is None or lease.state is LeaseState.ENDED:
@@ -245,11 +245,6 @@ class Leases:
             self._release_again(now)
             self.restraints.expire(now)
             self._gaps_seen(found, now)
-
-    def _is_heard(self, lease: str) -> bool:
-        """Whether the agent of a lease is connected."""
-        agent = self._parts.agents.of_lease(lease)
-        return agent is not None and agent.unreachable_since is None
 
     def _gaps_seen(self, found: PollResult, now: float) -> None:
         sick = self._parts.sick.now(now)

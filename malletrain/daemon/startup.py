@@ -159,7 +159,7 @@ def database(config: Config) -> Findings:
         with engine.connect() as connection:
             current = schema_version(connection)
     except DBAPIError as error:
-        said = " ".join(str(error.orig).split())
+        said = str(error.orig).strip().partition("\n")[0].rstrip(".")
         what = advice(said) or " Correct [daemon] database, or make it reachable."
         yield False, f"{shown} cannot be opened: {said}.{what}"
         return

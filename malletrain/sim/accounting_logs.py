@@ -16,7 +16,7 @@ from pathlib import Path
 from malletrain.sim.logged_jobs import JobLog, LogJob, job_log
 from malletrain.sim.workload_files import read_text
 from malletrain.sim.workloads import WorkloadError
-from scavenger.slurm.hostlist import expand
+from scavenger.slurm.hostlist import HostlistError, expand
 
 SACCT = (
     "sacct --allusers --allocations --parsable2 --starttime=FROM --endtime=TO "
@@ -81,7 +81,7 @@ def read_sacct(path: str | Path) -> JobLog:
         try:
             names = () if listed in ("", "None assigned") else expand(listed)
             count = len(names) or (0 if counted is None else _count(row[counted]))
-        except ValueError as error:
+        except (ValueError, HostlistError) as error:
             raise WorkloadError(f"{where}: {error}") from None
         if submit is None or start is None or not count or (end is not None and end <= start):
             skipped += 1

@@ -2,7 +2,8 @@
 failed one leaves nothing.
 
 Decides how SQLite is used (write-ahead log, locks taken at the start, file readable by its owner
-only) and how a URL that cannot be used is told. It knows no table.
+only), for how long a server is waited for, and how a URL that cannot be used is told. It knows no
+table.
 """
 
 from __future__ import annotations
@@ -12,11 +13,21 @@ import sqlite3
 import time
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 BUSY_TIMEOUT_MS = 10_000
 """How long a transaction waits for another process that writes."""
+SERVER_WAITS = {
+    "connect_timeout": BUSY_TIMEOUT_MS // 1000,
+    "tcp_user_timeout": BUSY_TIMEOUT_MS,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+}
+"""How long a PostgreSQL whose host is silent is waited for (libpq, "Parameter Key Words"), where
+the URL does not say. The system's own limit is a quarter of an hour, and the daemon waits with it.
+"""
 _WAIT_S = 0.01
 
 
@@ -33,14 +44,21 @@ _RESTORE = (
     "restore --config FILE COPY`. Jobs that the copy knows go on; leases taken since are given "
     "back."
 )
+_SERVER = "Start its server or make it reachable; the daemon goes on from what is stored."
 _ADVICE = (
     ("malformed", _RESTORE),
     ("not a database", _RESTORE),
     ("locked", "Another process holds it: `fuser` on the file names it. End that one."),
     ("disk is full", "Make room on its file system; the daemon goes on from what is stored."),
     ("readonly", "Make the file and its directory the daemon's user's."),
+    ("lock timeout", "Another session holds it: pg_stat_activity names it. End that one."),
+    ("authentication failed", "Correct user and password in [daemon] database."),
+    ('relation "', "Tables are missing: put the newest copy in their place with pg_restore."),
+    ("does not exist", "Create it, or correct [daemon] database."),
+    ("connection", _SERVER),
+    ("database system is", _SERVER),
 )
-"""What SQLite says of its file → what to do."""
+"""What SQLite says of its file, or PostgreSQL of itself → what to do; the first that fits."""
 
 
 def advice(said: str) -> str:
@@ -57,12 +75,13 @@ def open_engine(url: str) -> Engine:
     try:
         # A server may have been restarted since the last transaction: a connection is tried before
         # it is used.
-        options = (
+        given = make_url(url)
+        options: dict[str, Any] = (
             {"connect_args": {"timeout": BUSY_TIMEOUT_MS / 1000}}
             if url.startswith("sqlite")
-            else {"pool_pre_ping": True}
+            else {"pool_pre_ping": True, "connect_args": _waits(given)}
         )
-        engine = create_engine(url, **options)
+        engine = create_engine(given, **options)
     except (ArgumentError, NoSuchModuleError) as error:
         raise StoreError(
             f'"{url}" is not the URL of a database that SQLAlchemy knows: {error}. Correct '
@@ -77,7 +96,23 @@ def open_engine(url: str) -> Engine:
         _create_privately(engine.url.database)
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
+    elif engine.dialect.name == "postgresql":
+        event.listen(engine, "connect", _set_up_postgresql)
     return engine
+
+
+def _waits(url: URL) -> dict[str, int]:
+    """What the driver of a server is told of waiting, beside what the URL says itself."""
+    if url.drivername not in ("postgresql", "postgresql+psycopg2", "postgresql+psycopg"):
+        return {}
+    return {name: value for name, value in SERVER_WAITS.items() if name not in url.query}
+
+
+def _set_up_postgresql(connection: Any, _record: Any) -> None:
+    # Not in the URL's options: a pool of connections in between (PgBouncer) refuses those.
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET lock_timeout = {BUSY_TIMEOUT_MS}")
+    connection.commit()
 
 
 def _create_privately(path: str | None) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Generic
 
+from scavenger.batch.answers import understood
 from scavenger.batch.commands import Commands
 from scavenger.batch.contact import contact, too_busy, too_old
 from scavenger.batch.ending import LeaseEnder
@@ -218,11 +219,9 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         now, self._fresh = self.clock(), None
         site = self.known_site()
         rules = self.settings.rules_at(self._left_idle_s(site), self._partitions(site))
-        answer = self._read(
-            site,
-            hold_for(rules.idle_for_s) if self.settings.hold_s is None else self.settings.hold_s,
-            now,
-        )
+        hold_s = self.settings.hold_s
+        with understood(self.title):
+            answer = self._read(site, hold_for(rules.idle_for_s) if hold_s is None else hold_s, now)
         rules = replace(
             rules, hold=answer.hold or too_busy(self.title, self.commands.calls), kept=answer.kept
         )
@@ -260,7 +259,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         now = self.clock()
         if self.site is None or not 0 <= now - self.site_at < self.site_every_s:
             try:
-                self.site = self._ask_site()
+                with understood(self.title):
+                    self.site = self._ask_site()
                 self.site_at = now
             except SchedulerError:
                 if self.site is None:

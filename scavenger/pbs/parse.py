@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from scavenger.batch.answers import whole
 from scavenger.interface import SchedulerError
 from scavenger.pbs.json_text import decode, number_of, text_of, truth_of, words_of
 
@@ -149,7 +150,7 @@ def read_ended(text: str, prefix: str, mark: str = DSV_MARK) -> PbsJobTable:
     (OpenPBS 23.06).
     """
     found = {}
-    for part in re.split(r"^Job Id: ", text, flags=re.MULTILINE)[1:]:
+    for part in re.split(r"^Job Id: ", whole(text, "qstat"), flags=re.MULTILINE)[1:]:
         job_id, *fields = part.rstrip("\n").split(mark)
         values: dict[str, Any] = {"Resource_List": {}}
         for field in fields:
@@ -221,7 +222,7 @@ def read_reservations(text: str) -> dict[str, PbsReservation]:
     found: dict[str, PbsReservation] = {}
     fields: dict[str, str] = {}
     last = ""
-    for line in [*text.splitlines(), "Resv ID: "]:
+    for line in [*whole(text, "pbs_rstat").splitlines(), "Resv ID: "]:
         if line.startswith("Resv ID:"):
             if fields:
                 start, end = (

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from scavenger.batch.answers import whole
 from scavenger.batch.commands import CommandError, Commands
 from scavenger.interface import SchedulerError
 from scavenger.pbs.json_text import decode, number_of, text_of, truth_of, words_of
@@ -174,7 +175,7 @@ def read_site(server: str, queues: str, sched: str = "") -> PbsSite:
         raise SchedulerError("The answer of qstat -Bf cannot be understood: it names no server.")
     name, attributes = next(iter(found.Server.items()))
     shown = text_of(attributes.get("pbs_version") or found.pbs_version)
-    settings = dict(_SCHED.findall(sched))
+    settings = dict(_SCHED.findall(whole(sched, "qmgr")))
     table = decode(queues, _Queues, "qstat -Qf").Queue
     return PbsSite(
         version=read_version(shown),

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
+from scavenger.interface import SchedulerError
+
 MAX_NODES = 200_000
 """More than any machine has; a list that says more is damaged."""
 _PIECE = re.compile(r"[^\[\],\s]*(?:\[[0-9,-]+\][^\[\],\s]*)+|[^\[\],\s]+")
@@ -17,7 +19,7 @@ _BRACKET = re.compile(r"\[([0-9,-]+)\]")
 _NUMBER = re.compile(r"^(.*?)(\d+)$")
 
 
-class HostlistError(ValueError):
+class HostlistError(SchedulerError):
     """Text that is no list of nodes."""
 
 

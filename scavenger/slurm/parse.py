@@ -15,6 +15,7 @@ import time
 from collections.abc import Collection
 from typing import NamedTuple
 
+from scavenger.batch.answers import whole
 from scavenger.batch.commands import shorten
 from scavenger.batch.groups import PartOf
 from scavenger.interface import SchedulerError
@@ -107,7 +108,7 @@ def read_nodes(text: str, mark: str) -> NodeTable:
     nodes: dict[str, NodeGroup] = {}
     partitions: dict[str, list[str]] = {}
     begin = mark + "|"
-    for line in text.split("\n"):
+    for line in whole(text, "sinfo").split("\n"):
         if not line.startswith(begin):
             continue  # the rest of a reason with a line break in it
         fields = line.split("|", 7)
@@ -155,7 +156,7 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
     pending: list[SlurmJob] = []
     ours: list[SlurmJob] = []
     begin, waiting, own = mark + "|", f"{mark}|PENDING|", "|" + prefix
-    for line in text.split("\n"):
+    for line in whole(text, "squeue").split("\n"):
         if not line.startswith(begin):
             continue  # the rest of a name with a line break in it
         mine = own in line
@@ -200,7 +201,7 @@ _FIELD = re.compile(r"(\w+)=(\S*)")
 def read_reservations(text: str) -> list[SlurmReservation]:
     """Read ``scontrol show reservation -o``. Raises SchedulerError when it is something else."""
     found = []
-    for line in text.splitlines():
+    for line in whole(text, "scontrol show reservation").splitlines():
         if not line.startswith("ReservationName="):
             if line.strip() and "No reservations" not in line:
                 raise _unreadable("scontrol show reservation", line)
@@ -231,7 +232,7 @@ def read_steps(text: str) -> dict[tuple[str, str], str]:
     left out. Raises SchedulerError when it is something else.
     """
     found: dict[tuple[str, str], str] = {}
-    for line in text.splitlines():
+    for line in whole(text, "squeue").splitlines():
         step, bar, nodes = line.partition("|")
         job, dot, number = step.partition(".")
         if not bar or not dot:

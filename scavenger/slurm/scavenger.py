@@ -35,6 +35,7 @@ from scavenger.slurm.job import (
 )
 from scavenger.slurm.limits import AtLimit, LimitWatch
 from scavenger.slurm.members import taken_apart
+from scavenger.slurm.missing import ask_of_missing, missing
 from scavenger.slurm.parse import STEP_FIELDS, SlurmJob, read_steps
 from scavenger.slurm.site import SlurmSite, ask_site
 from scavenger.slurm.source import (
@@ -103,6 +104,9 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         nodes, jobs, reservations = self.source.read(s.prefix)
         ours = taken_apart(jobs.ours, s.prefix, self.ledger.node_of, self.ledger.users)
         own = own_jobs(ours, s.prefix, self._user_of(ours), PENDING_STATES, ENDED_STATES)
+        wanted = self.ledger.jobs.keys() - self.ledger.given_up.keys()
+        known = {lease: self.ledger.jobs[lease] for lease in wanted}
+        ask_of_missing(self.commands, s.prefix, missing(known, own))
         facts = describe(nodes, jobs.pending, reservations, own, self._idle_since, now)
         due = (
             []

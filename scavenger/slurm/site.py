@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from scavenger.batch.answers import whole
 from scavenger.batch.commands import CommandError, Commands
 from scavenger.interface import SchedulerError
 from scavenger.slurm.hostlist import HostlistError, expand
@@ -106,6 +107,7 @@ def read_site(config: str, partitions: str, statistics: str = "") -> SlurmSite:
         raise SchedulerError(
             "The answer of scontrol show config cannot be understood: it names no SLURM_VERSION."
         )
+    whole(config, "scontrol show config")
     options = _options(settings.get("SchedulerParameters", ""))
     cycle_s: float | None = None
     if (
@@ -127,7 +129,7 @@ def read_site(config: str, partitions: str, statistics: str = "") -> SlurmSite:
             p.name: p
             for p in (
                 _partition(line)
-                for line in partitions.splitlines()
+                for line in whole(partitions, "scontrol show partition").splitlines()
                 if line.startswith("PartitionName=")
             )
         },

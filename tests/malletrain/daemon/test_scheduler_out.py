@@ -103,3 +103,17 @@ def test_a_lease_that_is_gone_for_good_is_believed_to_be(tmp_path):
         until(lambda: daemon.job(job).nodes == (), "its node is lost")
         [told] = [e for e in daemon.events() if e.kind == "lease-ended"]
         assert (told.lease, told.node) == (agent.lease, agent.node)
+
+
+def test_a_lease_whose_agent_is_not_there_yet_outlives_half_an_answer(tmp_path):
+    machine = Troubled("n0", "n1")
+    daemon = RunningDaemon(tmp_path, machine)
+    try:
+        daemon.submit("ann")
+        [lease] = until(lambda: machine.of("ann"), "ann has a lease")
+        machine.trouble, asked = "half", machine.polls
+        until(lambda: machine.polls > asked + 6, "it is asked")
+        assert machine.of("ann") == [lease], "no other was asked for, and it was not given back"
+        assert not [e for e in daemon.events() if e.kind in OVER]
+    finally:
+        daemon.stop()

@@ -2,74 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pwd
-import shutil
-import subprocess
-import tempfile
-from pathlib import Path
-
 import pytest
 
+from malletrain.store.database import SERVER_WAITS, open_engine
 from malletrain.store.store import Store, StoreError
+from tests import postgres
 from tests.malletrain.store.conftest import new_job
 
-pytest.importorskip(
-    "psycopg", reason="needs pip install malletrain[postgres]", exc_type=ImportError
-)
-FOUND = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
-USER = "postgres"
 
-
-class Server:
-    """One of its own, in a folder of its own, on no port. Ends with the test."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.bin = folder, FOUND[-1].parent
-        self._as = ["runuser", "-u", USER, "--"] if os.geteuid() == 0 else []
-        options = "-A", "trust", "-U", USER, "-N", "--no-locale", "-E", "UTF8"
-        self._do("initdb", *options, "-D", str(folder / "data"))
-        self.url = f"postgresql+psycopg://{USER}@/postgres?host={folder}"
-        self.start()
-
-    def start(self) -> None:
-        options = f"-k {self.folder} -h '' -F"
-        self._ctl("start", "-o", options, "-l", str(self.folder / "log"))
-
-    def stop(self) -> None:
-        """As a crash does: nobody is waited for."""
-        self._ctl("stop", "-m", "immediate")
-
-    def _ctl(self, what: str, *more: str) -> None:
-        self._do("pg_ctl", what, "-w", "-t", "600", "-D", str(self.folder / "data"), *more)
-
-    def _do(self, program: str, *arguments: str) -> None:
-        argv = [*self._as, str(self.bin / program), *arguments]
-        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, cwd="/")
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server():
-    if not FOUND:
-        pytest.skip("needs PostgreSQL's server (Debian: postgresql)")
-    uid = -1
-    if os.geteuid() == 0:  # as root it does not run
-        try:
-            uid = pwd.getpwnam(USER).pw_uid
-        except KeyError:
-            pytest.skip(f"needs a user {USER}")
-    folder = Path(tempfile.mkdtemp(prefix="mt-pg-", dir="/tmp"))  # a socket's path is short
-    made = None
-    try:
-        os.chown(folder, uid, -1)
-        made = Server(folder)
+    with postgres.running() as made:
         yield made
-    finally:
-        if made is not None:
-            with contextlib.suppress(subprocess.CalledProcessError):
-                made.stop()
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_server_whose_host_is_silent_is_waited_for_as_long_as_a_locked_file(server):
+    for url, least in ((server.url, 10), (f"{server.url}&connect_timeout=7", 7)):
+        engine = open_engine(url)
+        with engine.connect() as connection:
+            said = connection.connection.driver_connection.info.get_parameters()
+        engine.dispose()
+        waits = {**SERVER_WAITS, "connect_timeout": least}
+        assert {name: int(said[name]) for name in waits} == waits
+
+
+def test_who_holds_a_lock_does_not_hold_the_daemon_for_ever(server, monkeypatch):
+    monkeypatch.setattr("malletrain.store.database.BUSY_TIMEOUT_MS", 100)
+    with Store.open(server.url) as store, Store.open(server.url) as forgotten:
+        with forgotten.transaction() as holder:
+            holder.exec_driver_sql("LOCK TABLE jobs")
+            with pytest.raises(StoreError, match=r"lock timeout.*pg_stat_activity"):
+                new_job(store, name="waits")
+        assert store.list_jobs() == []
 
 
 def cut_short(store, server):
@@ -88,7 +52,7 @@ def test_a_server_that_is_restarted_costs_the_transaction_under_way_and_no_other
         assert store.get_job(job.id) == job, "between two transactions nobody notices"
         with pytest.raises(StoreError, match="Nothing of this step was saved"):
             cut_short(store, server)
-        with pytest.raises(StoreError, match="refused"):
+        with pytest.raises(StoreError, match=r"refused: .*Start its server"):
             store.list_jobs()
         server.start()
         assert [known.name for known in store.list_jobs()] == ["before"]

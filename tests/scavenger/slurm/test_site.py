@@ -32,7 +32,7 @@ def test_what_is_configured():
 def test_defaults_of_slurm():
     site = read_site(
         "SLURM_VERSION = 20.11.9\nSchedulerType = sched/backfill\nPrivateData = "
-        "jobs,nodes\nPreemptType = preempt/none",
+        "jobs,nodes\nPreemptType = preempt/none\n",
         "",
     )
     assert site.version == (20, 11)
@@ -44,12 +44,12 @@ def test_defaults_of_slurm():
 
 def test_without_backfill():
     assert (
-        read_site("SLURM_VERSION = 23.02.1\nSchedulerType = sched/builtin", "").backfill_cycle_s
+        read_site("SLURM_VERSION = 23.02.1\nSchedulerType = sched/builtin\n", "").backfill_cycle_s
         is None
     )
     off = (
         "SLURM_VERSION = 23.02.1\nSchedulerType = sched/backfill\nSchedulerParameters = "
-        "bf_interval=-1"
+        "bf_interval=-1\n"
     )
     assert read_site(off, "").backfill_cycle_s is None
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+
+MOST_SETS, WITHIN_S = 5, 3600.0
+"""Who keeps setting the host's clock is followed so often within so long."""
 
 
 class Clock:
@@ -12,7 +16,9 @@ class Clock:
 
     def __init__(self) -> None:
         self._offset = self._asleep = 0.0
+        self._sets: deque[float] = deque(maxlen=MOST_SETS)
         self.set()
+        self._sets.clear()
 
     def now(self) -> float:
         """Seconds since the epoch (UTC); until it is set never less than before."""
@@ -32,6 +38,11 @@ class Clock:
         """Show what the host's clock shows."""
         self._offset = time.time() - time.monotonic()
         self._asleep = _asleep_s()
+        self._sets.append(time.monotonic())
+
+    def sets(self) -> int:
+        """How often it was set of late."""
+        return sum(at > time.monotonic() - WITHIN_S for at in self._sets)
 
 
 def _asleep_s() -> float:

@@ -4,13 +4,14 @@ back, by minutes or hours.
 Decides from when on that matters, and that what is counted from a time on (the age of a lease, what
 a budget is charged, what a share was served) is counted on without what the clock leapt over. The
 daemon then begins anew within its process (:mod:`malletrain.daemon.main`), with all that waits for
-a time. While the host was suspended time did go by, and jobs went on: that is counted.
+a time. While the host was suspended time did go by, and jobs went on: that is counted. Where two
+services fight over the clock it does not begin anew for ever.
 """
 
 from __future__ import annotations
 
 from malletrain.config.units import show_duration
-from malletrain.daemon.clock import Clock
+from malletrain.daemon.clock import MOST_SETS, WITHIN_S, Clock
 from malletrain.daemon.core import Core
 from malletrain.store.shifted import shift_times
 
@@ -19,22 +20,30 @@ LEAST_S = 60.0
 
 
 class ClockWasSet(RuntimeError):
-    """The host's clock was set, so many seconds forward; negative: back."""
+    """The host's clock was set, so many seconds forward; negative: back. ``last``: that is not
+    followed again for a while.
+    """
 
-    def __init__(self, by_s: float, slept_s: float = 0.0) -> None:
+    def __init__(self, by_s: float, slept_s: float = 0.0, last: bool = False) -> None:
         if slept_s >= LEAST_S:
             span = show_duration(slept_s)
             super().__init__(f"The daemon's host was suspended for {span}.")
             return
         way = "forward" if by_s > 0 else "back"
         span = show_duration(abs(by_s))
-        super().__init__(f"The clock of the daemon's host was set {way} by {span}.")
+        often = (
+            f" That was {MOST_SETS} times within {show_duration(WITHIN_S)}: something keeps setting"
+            " it, and the daemon goes by its own time until less was set within as long."
+        )
+        super().__init__(
+            f"The clock of the daemon's host was set {way} by {span}.{often if last else ''}"
+        )
 
 
 def look_at_the_clock(core: Core, clock: Clock) -> None:
     """Have the core begin anew once the host's clock is far from the core's."""
     by_s = clock.behind_s()
-    if abs(by_s) < LEAST_S or core.failed.done():
+    if abs(by_s) < LEAST_S or core.failed.done() or clock.sets() >= MOST_SETS:
         return
     with core.step() as now:
         core.keep_shares(now)
@@ -44,4 +53,4 @@ def look_at_the_clock(core: Core, clock: Clock) -> None:
         slept_s = clock.slept_s()
         with core.store.transaction() as connection:
             shift_times(connection, by_s - slept_s)
-    core.fail(ClockWasSet(by_s, slept_s))
+    core.fail(ClockWasSet(by_s, slept_s, last=clock.sets() == MOST_SETS - 1))

@@ -12,7 +12,7 @@ import pytest
 
 from malletrain.client import ClientError
 from malletrain.core.shares import PartyService
-from malletrain.daemon import clock
+from malletrain.daemon import clock, clock_set
 from malletrain.daemon.clock_set import LEAST_S
 from malletrain.daemon.retention import Retention
 from malletrain.daemon.share_keeper import ShareKeeper
@@ -104,17 +104,40 @@ def test_the_daemon_goes_by_the_new_time_and_the_job_goes_on(training, wall, hou
     assert not daemon.daemon.mishaps.count
 
 
-def test_a_clock_that_is_only_corrected_is_none_that_was_set(training, wall):
+def test_a_clock_over_which_two_services_fight_is_followed_for_some_times_only(
+    training, wall, monkeypatch
+):
     daemon, *_ = training
-    wall.by_s = 0.9 * LEAST_S
-    looks = []
-    service, watch = daemon.service, daemon.service.inbox.watch
+    monkeypatch.setattr(clock_set, "MOST_SETS", 2)
+    for number in (1, 2):
+        wall.by_s = HOUR_S * (number % 2)
+        events = until(lambda number=number: (told(daemon) or [])[number - 1 :], "it is followed")
+    assert "That was 2 times within 1 h: something keeps" in events[-1].sentence
+    wall.by_s = 0.0
+    service = until(lambda: daemon.service.core.controller.plans and daemon.service, "it plans")
+    looks = counted(service)
+    until(lambda: len(looks) > 3, "it has looked")
+    assert daemon.service is service
+    assert len(told(daemon)) == 2
+
+
+def counted(service):
+    """Grows with every look at the clock."""
+    looks, watch = [], service.inbox.watch
 
     def watched():
         looks.append(watch)
         watch()
 
     service.inbox.watch = watched
+    return looks
+
+
+def test_a_clock_that_is_only_corrected_is_none_that_was_set(training, wall):
+    daemon, *_ = training
+    wall.by_s = 0.9 * LEAST_S
+    service = daemon.service
+    looks = counted(service)
     until(lambda: len(looks) > 3, "it has looked")
     assert daemon.service is service
     assert not told(daemon)

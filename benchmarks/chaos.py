@@ -7,7 +7,8 @@ a lease leak, is a process left, is a sample counted twice or never?
 
 The faults: SIGKILL and SIGSTOP of daemon, agent, supervisor, fork server, launcher and worker;
 connections to the daemon cut, delayed and half-open; preemption with notice and (a killed agent)
-without; the main scheduler does not answer; the disk is full. A daemon that ended is started again,
+without; the main scheduler does not answer; the disk is full; a worker hangs in a step, and the
+job's owner wishes that it is started again. A daemon that ended is started again,
 as a service manager does it. ``--running`` jobs are in plans at a time; each is told to end when it
 has had its part of the faults, and the next one begins. After a fault, recovered is when nothing
 stands still any more, the daemon answers and every job that ran has made progress again; one in
@@ -95,6 +96,7 @@ class Chaos:
             profile=False,
             mode={"restart": "restart", "service": "service"}.get(kind, "live"),
             curve={"1": 1.0, "2": 1.1} if kind == "service" else None,
+            on_hang="tell" if kind == "service" else "restart",
         )
         with self.site.client() as client:
             return ChaosJob(client.submit(spec).id, kind, folder)
@@ -147,7 +149,11 @@ class Chaos:
             late.clear()
             for job in self.jobs:
                 view = views[job.id]
-                if job.id in since and not self._progressed(job, view, since[job.id]):
+                if job.id not in since:
+                    continue
+                if job.hangs and view.state not in OVER:  # what it did before does not count
+                    since[job.id] = view.samples
+                if not self._progressed(job, view, since[job.id]):
                     late[job.id] = (view.state, view.reason)
             return not late
 
@@ -251,8 +257,15 @@ class Chaos:
             "samples_twice": sum(a["twice"] for a in accounts),
             "samples_never": sum(a["never"] for a in accounts),
             "steps_done_again": sum(a["replayed"] for a in accounts),
+            "hangs_told": self._hangs_told(),
             "leases_leaked": self._leaked(),
         }
+
+    def _hangs_told(self) -> int:
+        """Hangs of which the owner was told, with where the worker stands."""
+        with self._client() as client:
+            told = [e for job in self.jobs for e in client.events(limit=1000, job=job.id)]
+        return sum("in wait_for_ever" in e.sentence for e in told if e.kind == "job-hung")
 
     def _leaked(self) -> int:
         """Leases that are still held when nobody has use for them."""

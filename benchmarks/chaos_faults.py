@@ -9,6 +9,7 @@ import random
 import resource
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
@@ -43,11 +44,15 @@ class Faults:
         "preemption with notice": 3,
         "scheduler outage": 3,
         "disk full at a worker": 3,
+        "hang a worker": 2,
         "disk full at the daemon": 2,
     }
 
-    OF_TRAININGS = ("kill fork server", "stop fork server", "disk full at a worker")
-    """Services have none of these."""
+    OF_TRAININGS = (
+        *("kill fork server", "stop fork server"),
+        *("disk full at a worker", "hang a worker"),
+    )
+    """What services do not have."""
 
     def __init__(self, site: ChaosSite, dice: random.Random, trainings: bool) -> None:
         self._site, self._dice = site, dice
@@ -87,6 +92,8 @@ class Faults:
             self._later(LONG, cluster.resume)
         elif kind == "disk full at a worker":
             site.arm(FaultPoint.WORKER_WRITTEN, "raise")
+        elif kind == "hang a worker":
+            return kind if self._hang() else ""
         else:
             self._fill_disk()
         return kind
@@ -98,6 +105,20 @@ class Faults:
                 return
             process.suspend()
             self._later(SHORT if role == "worker" else LONG, process.resume)
+
+    def _hang(self) -> bool:
+        """A worker of some training waits for ever in its next step, in Python or in a system call;
+        whether there is a training.
+        """
+        folders = set()
+        for process in self._site.of_role("worker"):
+            with contextlib.suppress(psutil.Error):
+                folders.add(process.cwd())
+        trainings = sorted(folder for folder in folders if not folder.endswith("-service"))
+        if trainings:
+            new = Path(self._dice.choice(trainings)) / "hang"
+            new.write_text(self._dice.choice(["", "on disk"]))
+        return bool(trainings)
 
     def _fill_disk(self) -> None:
         """The daemon can write to no file beyond its first bytes, until it ends of it or for some

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from malletrain import ElasticSampler
 from tests.hosts import exact
+from tests.integration.embedded import gone
 
 SAMPLES = 100_000
 """Of a training: it is told to end long before."""
@@ -87,6 +90,26 @@ _MEMORY = (
 )
 """What makes a training in restart mode one whose shards are in the memory of the nodes."""
 
+HANG = """
+def hang():
+    try:
+        os.rename("hang", f"hung-{os.getpid()}")
+    except OSError:
+        return
+    wait_for_ever(os.path.getsize(f"hung-{os.getpid()}"))
+
+def wait_for_ever(on_disk):
+    if on_disk:
+        os.mkfifo(f"stuck-{os.getpid()}")
+        os.open(f"stuck-{os.getpid()}", os.O_RDONLY)
+    while True:
+        time.sleep(1.0)
+
+def where():"""
+"""The first worker of a training that comes to a file ``hang`` waits for ever in its step, and the
+others for it: in a system call where something is in the file.
+"""
+
 
 def script(kind: str) -> str:
     """The text of a job's script: of :data:`KINDS`, ``memory`` or ``memory, replicas``."""
@@ -108,10 +131,20 @@ def script(kind: str) -> str:
         )
         text = _SHARDED_HEAD + common + _SHARDED_LOOP
     text = text.replace("time.sleep(0.02)", "time.sleep(0.05)")
+    text = text.replace("def where():", HANG).replace(
+        "time.sleep(0.05)", "hang(); time.sleep(0.05)"
+    )
     text = text.replace(str(exact.SAMPLES), str(SAMPLES)).replace(
         "range(SAMPLES)", f"range({SAMPLES})"
     )
     return "import torch\ntorch.set_num_threads(1)\n" + text
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return not gone(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
 
 
 @dataclass(frozen=True)
@@ -130,6 +163,12 @@ class ChaosJob:
     def told(self) -> bool:
         """Whether it was told to end."""
         return (self.folder / "enough").exists()
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a worker hangs, or is about to."""
+        pids = [int(path.name.removeprefix("hung-")) for path in self.folder.glob("hung-*")]
+        return (self.folder / "hang").exists() or any(map(_lives, pids))
 
     def account(self) -> dict[str, Any]:
         """What became of its samples: how many were trained on twice or more, how many never of

@@ -45,6 +45,7 @@ class ChaosSite(FaultySite):
         text = text.replace('adopt_wait = "60 s"', f'adopt_wait = "{silence_s} s"')
         text = text.replace('drain_timeout = "120 s"', f'drain_timeout = "{2 * silence_s} s"')
         limits = f'max_running = {running}\nstarvation = "{2 * silence_s} s"\nturns_apart = 1.0\n'
+        limits += f'hang_after = "{silence_s} s"\njoin_timeout = "{1.5 * silence_s} s"\n'
         text = text.replace("max_tries = 10000\n", "max_tries = 10000\n" + limits)
         text = text.replace(
             'metrics_listen = ""',

@@ -1,13 +1,15 @@
 """Workers that stop reporting while they live: noticed by the job's own rhythm.
 
 Decides when a worker counts as hung (silent for several times the job's longest pause so far, and
-for ``jobs.hang_after`` at least), has its agent say where it stands, tells the owner, and has the
+for ``jobs.hang_after`` at least; several times that where this daemon has not heard a rhythm and
+the worker's own counts show one), has its agent say where it stands, tells the owner, and has the
 workers started again where the owner wishes that. A round that makes no first step is the business
 of :mod:`malletrain.daemon.stuck`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,7 +26,7 @@ from malletrain.rounds.interface import RoundStage
 PAUSES = 5
 """So many times the longest pause between reports is no pause any more."""
 LEAST_REPORTS = 3
-"""Fewer show no rhythm."""
+"""Fewer show no rhythm, nor do as many steps."""
 ANSWER_S = 5.0
 """How long the agents may take to say where the workers stand."""
 AT_ONCE = 64
@@ -155,9 +157,7 @@ class HungSteps:
         )
 
     def _judge(self, run: ActiveJob, rhythm: _Rhythm, now: float) -> None:
-        if rhythm.reports < LEAST_REPORTS:
-            return
-        rhythm.silent = rhythm.silent_for(self._limit(rhythm), now)
+        rhythm.silent = rhythm.silent_for(self._limit(run, rhythm), now)
         if not rhythm.silent:
             return
         rhythm.to_ask = tuple(run.rounds.members)
@@ -170,15 +170,22 @@ class HungSteps:
             self._core.agents.tell(node, ShowStacks(run.row.id, rhythm.generation))
         rhythm.to_ask = rhythm.to_ask[AT_ONCE:]
 
-    def _limit(self, rhythm: _Rhythm) -> float:
-        return max(self._core.config.jobs.hang_after, PAUSES * rhythm.pause)
+    def _limit(self, run: ActiveJob, rhythm: _Rhythm) -> float:
+        """Seconds of silence that are none any more. Who hangs as it begins, or while a daemon is
+        started again, has shown its longest pause to nobody, but has counted its steps.
+        """
+        least = self._core.config.jobs.hang_after
+        if rhythm.reports >= LEAST_REPORTS:
+            return max(least, PAUSES * rhythm.pause)
+        mean = run.monitor.mean_pause(LEAST_REPORTS + 1)
+        return math.inf if mean is None else PAUSES * max(least, mean)
 
     def _tell(self, run: ActiveJob, rhythm: _Rhythm, now: float) -> None:
         """The agents had their time. A worker of which nothing is left has ended in order while
         others go on, which is no hang.
         """
         core, job, rhythm.told = self._core, run.row.id, True
-        rhythm.silent = rhythm.silent_for(self._limit(rhythm), now)
+        rhythm.silent = rhythm.silent_for(self._limit(run, rhythm), now)
         everybody = len(rhythm.silent) == len(rhythm.heard) - len(rhythm.ended)
         hung = [r for r in rhythm.silent if r in rhythm.stacks or everybody]
         if not hung:

@@ -129,6 +129,14 @@ class JobMonitor:
         """Samples of each worker of the present round."""
         return {rank: r.samples for (g, rank, _), r in self._counts.items() if g == self.generation}
 
+    def mean_pause(self, steps: int) -> float | None:
+        """Seconds between two steps of a worker of the present round, by its own counts; None where
+        none of them has made so many.
+        """
+        own = [r for (g, _, _), r in self._counts.items() if g == self.generation]
+        means = [(r.last - r.first) / (r.steps - 1) for r in own if r.steps >= max(2, steps)]
+        return max(means, default=None)
+
     @property
     def batch(self) -> float:
         """Samples of the last step of all ranks together: the global batch size."""

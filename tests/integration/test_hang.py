@@ -69,19 +69,6 @@ def test_a_worker_that_hangs_is_told_with_its_stack_and_started_again(tmp_path):
         embedded.stop()
 
 
-DEADLOCK = """
-def hang(rank):
-    if rank == 1 and os.path.exists("hang"):
-        os.unlink("hang")
-        wait_for_ever()
-
-def wait_for_ever():
-    while True:
-        time.sleep(1.0)
-
-def where():"""
-
-
 @pytest.mark.parametrize("kind", ["live", pytest.param("sharded", marks=pytest.mark.sites)])
 def test_a_deadlocked_collective_of_live_workers_costs_no_sample(tmp_path, kind):
     """One of two ranks waits for ever and the other for it: both are told to give the step up, who
@@ -90,9 +77,7 @@ def test_a_deadlocked_collective_of_live_workers_costs_no_sample(tmp_path, kind)
     embedded = impatient(tmp_path, nodes=2)
     try:
         embedded.start_daemon()
-        text = script(kind).replace("def where():", DEADLOCK)
-        text = text.replace("time.sleep(0.05)", "hang(run.rank); time.sleep(0.05)")
-        path = embedded.script("deadlock.py", text)
+        path = embedded.script("deadlock.py", script(kind))
         job = embedded.submit(
             path, nodes=(2, 2), mode="live", on_hang="restart", nproc_per_node=1, profile=False
         )

@@ -10,7 +10,15 @@ from types import SimpleNamespace
 import pytest
 
 from malletrain.core.events import WorkersFailed
-from malletrain.daemon.hung import ANSWER_S, AT_ONCE, PAUSES, STANDSTILL_S, HungSteps, innermost
+from malletrain.daemon.hung import (
+    ANSWER_S,
+    AT_ONCE,
+    LEAST_REPORTS,
+    PAUSES,
+    STANDSTILL_S,
+    HungSteps,
+    innermost,
+)
 from malletrain.protocol.messages import ShowStacks, Stacks
 from malletrain.rounds.interface import RoundStage
 
@@ -31,13 +39,19 @@ class Site:
     def __init__(self, on_hang="tell"):
         self.events, self.notices, self.fed, self.asked = [], [], [], []
         self.given_up = 0
+        self.mean = None
         self.now, self.samples = 0.0, {0: 0.0, 1: 0.0}
         self.nodes = {n: SimpleNamespace(node=n, unreachable_since=None) for n in ("a", "b")}
         self.run = SimpleNamespace(
             row=SimpleNamespace(id="j1"),
             spec=SimpleNamespace(mode="restart", on_hang=on_hang),
             starting_until=None,
-            monitor=SimpleNamespace(generation=1, pending=None, by_rank=lambda: dict(self.samples)),
+            monitor=SimpleNamespace(
+                generation=1,
+                pending=None,
+                by_rank=lambda: dict(self.samples),
+                mean_pause=lambda steps: self.mean if steps == LEAST_REPORTS + 1 else None,
+            ),
             rounds=SimpleNamespace(
                 generation=1, stage=RoundStage.RUNNING, members=("a", "b"), give_up=self.give_up
             ),
@@ -125,6 +139,16 @@ def test_who_never_showed_a_rhythm_is_left_alone():
     site = Site()
     site.silence(100 * LEAST)
     assert not site.asked
+
+
+@pytest.mark.parametrize("mean", [0.1, 3 * LEAST])
+def test_who_hangs_before_this_daemon_has_heard_a_rhythm_is_known_by_its_own_counts(mean):
+    site = Site()
+    site.mean = mean
+    site.silence(PAUSES * max(mean, LEAST) - 5.0)
+    assert not site.asked
+    site.silence(10.0)
+    assert site.asked
 
 
 def test_one_rank_of_two_that_hangs_is_found_by_what_it_says_itself():

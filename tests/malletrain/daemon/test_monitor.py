@@ -14,6 +14,19 @@ from tests.malletrain.daemon.worker_counts import progress, trained
 # --- totals ---
 
 
+def test_the_mean_pause_is_that_of_the_slowest_worker_of_the_round():
+    m = JobMonitor()
+    m.forming(1, ("a", "b"), 90.0)
+    m.progress(progress(30, 110.0, rank=0, first=100.0, steps=3))
+    assert m.mean_pause(4) is None
+    m.progress(progress(50, 110.0, rank=0, first=100.0, steps=5))
+    m.progress(progress(50, 120.0, rank=1, pid=2, first=100.0, steps=5))
+    assert m.mean_pause(4) == 5.0
+    m.forming(2, ("a",), 130.0)
+    m.progress(progress(10, 140.0, generation=2, pid=3, first=140.0, steps=1))
+    assert m.mean_pause(4) is None
+
+
 def test_total_is_the_sum_over_ranks_and_rounds():
     m = JobMonitor()
     m.forming(1, ("a", "b"), 90.0)

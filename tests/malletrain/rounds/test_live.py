@@ -18,7 +18,7 @@ from malletrain.rounds.actions import (
     SendRelease,
 )
 from malletrain.rounds.interface import RoundStage
-from malletrain.rounds.live import CHANGE_S, MOST_JOINS, LiveRounds
+from malletrain.rounds.live import CHANGE_S, MOST_EXTENSIONS, MOST_JOINS, LiveRounds
 
 KILLED, RAISED, LOST_PEER, GAVE_UP = (
     Failure(0, -9, 1.0),
@@ -382,6 +382,20 @@ def test_that_all_workers_end_of_a_hang_is_no_failure_more_and_what_comes_after_
     later = Failure(0, 1, 20.0, "ValueError: oops")
     told = [of(Broke, live.says(node, "failed", 1, later)) for node in nodes][-1]
     assert [broke.known for broke in told] == [False], "they failed as they came up again"
+
+
+def test_who_hangs_as_a_round_is_formed_is_told_to_give_up_once_no_step_is_so_long():
+    live = Live("a", "b")
+    assert rounds(live.rounds.move(("a",), live.now)) == [("a",)]
+    for _ in range(MOST_EXTENSIONS - 1):
+        live.now += live.rounds.job.settings.join_s
+        assert not live.rounds.tick(live.now), "it may be in a long step"
+    live.now += live.rounds.job.settings.join_s
+    actions = live.rounds.tick(live.now)
+    assert [broke.known for broke in of(Broke, actions)] == [False]
+    assert ("a", 1) in aborts(actions)
+    assert rounds(live.rounds.move(("a",), live.now)) == [("a",)]
+    assert [broke.known for broke in of(Broke, live.fails("a", GAVE_UP))] == [True]
 
 
 def test_a_failure_that_was_told_is_not_told_again_while_its_worker_is_started():

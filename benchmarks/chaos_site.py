@@ -105,6 +105,13 @@ class ChaosSite(FaultySite):
 
     # --- who there is ---
 
+    def at_work_in(self, folder: Path) -> list[int]:
+        """The pids of the job whose folder it is. Trainings are called by their script's name,
+        which is the same for all.
+        """
+        found = [p for p in self.workers(folder / "job.py") if not gone(p)]
+        return sorted(p.pid for p in found if p.cwd() == str(folder))
+
     def of_role(self, role: str) -> list[psutil.Process]:
         """The processes of a role: daemon, agent, supervisor, fork server, launcher or worker."""
         if role == "daemon":

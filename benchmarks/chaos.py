@@ -34,6 +34,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks import end_in_order
 from benchmarks.chaos_faults import Faults
 from benchmarks.chaos_jobs import KINDS, ChaosJob, script
@@ -178,10 +180,10 @@ class Chaos:
             return False
         if job.kind != "service":
             return view.samples > samples
-        with contextlib.suppress(ClientError, OSError):
+        with contextlib.suppress(ClientError, OSError, psutil.Error):
             members = self._members(job)
-            alive = sorted(members.values()) == self.site.pids(job.folder / "job.py")
-            return alive and members.keys() == set(view.nodes)
+            if members.keys() == set(view.nodes):
+                return sorted(members.values()) == self.site.at_work_in(job.folder)
         return False
 
     def _members(self, job: ChaosJob) -> dict[str, int]:

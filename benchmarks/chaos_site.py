@@ -45,7 +45,7 @@ class ChaosSite(FaultySite):
         text = text.replace('adopt_wait = "60 s"', f'adopt_wait = "{silence_s} s"')
         text = text.replace('drain_timeout = "120 s"', f'drain_timeout = "{2 * silence_s} s"')
         limits = f'max_running = {running}\nstarvation = "{2 * silence_s} s"\nturns_apart = 1.0\n'
-        limits += f'hang_after = "{silence_s} s"\n'
+        limits += f'hang_after = "{silence_s} s"\njoin_timeout = "{1.5 * silence_s} s"\n'
         text = text.replace("max_tries = 10000\n", "max_tries = 10000\n" + limits)
         text = text.replace(
             'metrics_listen = ""',
@@ -104,6 +104,13 @@ class ChaosSite(FaultySite):
             return bool(self._due)
 
     # --- who there is ---
+
+    def at_work_in(self, folder: Path) -> list[int]:
+        """The pids of the job whose folder it is. Trainings are called by their script's name,
+        which is the same for all.
+        """
+        found = [p for p in self.workers(folder / "job.py") if not gone(p)]
+        return sorted(p.pid for p in found if p.cwd() == str(folder))
 
     def of_role(self, role: str) -> list[psutil.Process]:
         """The processes of a role: daemon, agent, supervisor, fork server, launcher or worker."""

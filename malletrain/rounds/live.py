@@ -22,7 +22,9 @@ from malletrain.rounds.restart import JobRounds
 from malletrain.rounds.settings import RoundSettings
 
 MOST_EXTENSIONS = 20
-"""Times ``join_s`` that a round may wait for the others to reach the end of a step."""
+"""Times ``join_s`` that a round may wait for the others to reach the end of a step; then they are
+told to give it up.
+"""
 MOST_JOINS = 3
 """Times in a row that a node's worker may fail while it joins, before the node is rejected."""
 CHANGE_S = 2.0
@@ -320,12 +322,8 @@ class LiveRounds:
             ):
                 return self._noted(self._go_on(self.members, now))
         due = self.job.deadline is not None and now >= self.job.deadline
-        if (
-            due
-            and self.stage is RoundStage.FORMING
-            and not self.broken()
-            and (stays := self.survivors())
-        ):
+        if due and self.stage is RoundStage.FORMING and not self.broken() and self.survivors():
+            stays = self.survivors()
             late = [
                 n
                 for n in self.members
@@ -340,6 +338,7 @@ class LiveRounds:
             if self._extended < MOST_EXTENSIONS:  # they are in a long step
                 self.job.deadline = now + self.job.settings.join_s
                 return []
+            return [*self.job.tick(now), *self.give_up()]
         return self._noted(self.job.tick(now))
 
     def give_up(self) -> list[Action]:

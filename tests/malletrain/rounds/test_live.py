@@ -6,69 +6,25 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.protocol.messages import Assignment, Failure
-from malletrain.protocol.phases import AssignmentPhase
 from malletrain.rounds.actions import (
     Broke,
     Formed,
     NodesRejected,
-    SaveRound,
-    SendAbort,
     SendAssign,
     SendRelease,
 )
 from malletrain.rounds.interface import RoundStage
-from malletrain.rounds.live import CHANGE_S, MOST_JOINS, LiveRounds
-
-KILLED, RAISED, LOST_PEER, GAVE_UP = (
-    Failure(0, -9, 1.0),
-    Failure(0, 1, 1.0, "ValueError: oops"),
-    Failure(0, 1, 1.0, "RuntimeError: [pair.cc] Connection closed by peer"),
-    Failure(0, 75, 1.0),
+from malletrain.rounds.live import CHANGE_S, MOST_JOINS
+from tests.malletrain.rounds.live_world import (
+    GAVE_UP,
+    KILLED,
+    LOST_PEER,
+    RAISED,
+    Live,
+    aborts,
+    of,
+    rounds,
 )
-
-
-class Live:
-    """A live job whose agents say what the test has them say."""
-
-    def __init__(self, *nodes: str, min_nodes: int = 1) -> None:
-        self.rounds = LiveRounds(min_nodes=min_nodes)
-        self.now = 10.0
-        self.rounds.move(nodes, self.now)
-        for node in nodes:
-            self.says(node, "ready", 0)
-        self.run()
-
-    def says(
-        self, node: str, phase: str, generation: int | None = None, *failures: Failure
-    ) -> list:
-        number = self.rounds.generation if generation is None else generation
-        return self.rounds.phase(
-            node, Assignment("job", AssignmentPhase(phase), number, failures), self.now
-        )
-
-    def run(self) -> list:
-        """All members of the newest round come to run in it."""
-        actions = self.rounds.store_up(self.rounds.members[0], self.rounds.generation, "host", 1)
-        number = self.rounds.generation
-        for node in self.rounds.members:
-            actions += self.says(node, "running", number)
-        return actions
-
-    def fails(self, node: str, failure: Failure = KILLED) -> list:
-        return self.says(node, "failed", self.rounds.job.held.phases[node].generation, failure)
-
-
-def of(kind: type, actions: list) -> list:
-    return [a for a in actions if isinstance(a, kind)]
-
-
-def aborts(actions: list) -> set[tuple[str, int]]:
-    return {(a.node, a.generation) for a in of(SendAbort, actions)}
-
-
-def rounds(actions: list) -> list[tuple[str, ...]]:
-    return [a.members for a in of(SaveRound, actions)]
 
 
 def test_those_left_go_on_without_waiting_for_the_worker_that_failed():
@@ -359,40 +315,6 @@ def test_a_leaver_is_let_go_when_those_that_are_left_after_a_failure_have_a_roun
     live.rounds.move(("a", "b"), live.now, 20.0)
     live.says("a", "exited", 1)
     assert SendRelease("c") in live.run()
-
-
-def test_workers_that_hang_are_told_to_give_up_and_those_that_cannot_are_started_again():
-    live = Live("a", "b")
-    assert aborts(live.rounds.give_up()) == {("a", 1), ("b", 1)}
-    assert rounds(live.rounds.move(("a", "b"), live.now)) == [("a", "b")]
-    live.says("a", "lost", 1)
-    assert rounds(live.fails("b", GAVE_UP)) == [("a",)], "a has the state, and waits for nobody"
-    assert rounds(live.run()) == [("a", "b")], "b is started again and joins"
-
-
-@pytest.mark.parametrize("nodes", ["a", "ab"])
-def test_that_all_workers_end_of_a_hang_is_no_failure_more_and_what_comes_after_is(nodes):
-    live = Live(*nodes)
-    live.rounds.give_up()
-    live.rounds.move(tuple(nodes), live.now)
-    told = [of(Broke, live.fails(node, GAVE_UP)) for node in nodes][-1]
-    assert [broke.known for broke in told] == [True]
-    assert rounds(live.rounds.move(tuple(nodes), live.now)) == [tuple(nodes)]
-    assert not of(Broke, live.rounds.tick(live.now + 30.0)), "they are being started again"
-    later = Failure(0, 1, 20.0, "ValueError: oops")
-    told = [of(Broke, live.says(node, "failed", 1, later)) for node in nodes][-1]
-    assert [broke.known for broke in told] == [False], "they failed as they came up again"
-
-
-def test_a_failure_that_was_told_is_not_told_again_while_its_worker_is_started():
-    live = Live("a", "b")
-    live.fails("a", RAISED)
-    assert of(Broke, live.fails("b", RAISED))
-    live.rounds.move(("a", "b"), live.now)
-    live.says("a", "running")
-    for _ in range(10):
-        live.now += 1.0
-        assert not of(Broke, live.rounds.tick(live.now)), "b takes longer than a"
 
 
 @pytest.mark.parametrize("how", ["gone", "failed", "unreachable"])

@@ -8,6 +8,7 @@ import os
 import sys
 
 from malletrain.agent.config import AgentConfig, parse_config
+from malletrain.agent.run_dir import own_caches
 from malletrain.agent.session import NodeAgent
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -32,6 +33,7 @@ def main() -> int:
         return 2
     try:
         reached(FaultPoint.AGENT_STARTED)
+        os.environ.update(own_caches(os.environ))
         code = asyncio.new_event_loop().run_until_complete(_run(config))
     except (OSError, ValueError) as error:
         print(f"malletrain agent: {error}", file=sys.stderr)

@@ -2,11 +2,13 @@
 
 Decides where it is: below what was said, else in the first place for temporary files that is this
 user's alone, else in the one of everybody under a name that nobody can have taken before.
-Directories of dead agents of the same user and node are removed.
+Directories of dead agents of the same user and node are removed. And where torch keeps what it
+compiled, if somebody else has taken the place.
 """
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import shutil
@@ -17,6 +19,9 @@ from pathlib import Path
 
 from malletrain.memory.held import hold, is_held
 
+_COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+_NO_NAME = re.compile(r'[\\/:*?"<>|]')
+"""As torch has it (torch/_inductor/runtime/cache_dir_utils.py)."""
 OWN_PLACES = ("SLURM_TMPDIR", "XDG_RUNTIME_DIR")
 """Variables that name a directory for temporary files of one job or one user, where there is one.
 It may be named and not exist: the environment of a lease comes from the daemon's host."""
@@ -54,6 +59,26 @@ def private_directory(run_dir: Path | None, node: str, environment: Mapping[str,
     made = Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-", dir=base))
     hold(made)
     return made
+
+
+def own_caches(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that name another place for what torch compiles, where the usual one is not this
+    user's alone; nothing else keeps another user's code from being run out of it: its name is
+    foretold, and it lies where everybody may make one. Else it is made, so that it stays this
+    user's.
+    """
+    if environment.get(_COMPILED):
+        return {}
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid_{os.geteuid()}"
+    usual = Path(tempfile.gettempdir()) / f"torchinductor_{re.sub(_NO_NAME, '_', user)}"
+    try:
+        usual.mkdir(mode=0o700)
+    except OSError:
+        pass
+    return {} if _is_ours(usual) else {_COMPILED: str(Path.home() / ".cache" / "torchinductor")}
 
 
 def _base(environment: Mapping[str, str]) -> Path:

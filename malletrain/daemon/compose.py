@@ -103,7 +103,7 @@ def compose(
         leases,
         desk,
         api,
-        Switchboard(core, inbox, api, Login(keys, munge), mishaps),
+        Switchboard(core, inbox, api, Login(keys, munge), mishaps, keys.identity),
         promises,
         notices,
         AssociationWatch(core, parts, read),

@@ -125,6 +125,7 @@ class Daemon:
         self.service: Service | None = None
         """Its parts, once the main scheduler is connected."""
         self.users = Users(config.daemon.users) if config.daemon.users is not None else None
+        self._users_problem = ""
         self.keys = KeyRing(
             config.state_dir,
             lookup=self.users.user_of if self.users is not None else lambda key: None,
@@ -325,12 +326,25 @@ class Daemon:
             look_at_the_clock(service.core, self._clock)
             service.inbox.watch()
             service.promises.look()
+            self._look_at_users()
+            service.switchboard.end_waiting()
             with service.core.step():
                 service.core.goals.keep()
             self._retention.look(self._clock.now())
             self._transport.end_unreadable(self._heap.swollen)
             self._heap.look(time.monotonic())
             show_gauges(service, self.metrics, WATCH_EVERY_S)
+
+    def _look_at_users(self) -> None:
+        """Tell why the list of users is not read, once for each reason: who was to be taken off by
+        it is in still.
+        """
+        if self.users is None:
+            return
+        self.users.user_of("")
+        before, self._users_problem = self._users_problem, self.users.problem
+        if self.users.problem and self.users.problem != before:
+            log.warning("list of users not read", reason=self.users.problem)
 
     async def _reload(self, service: Service, again: asyncio.Event) -> None:
         """Read the configuration again at each SIGHUP."""
@@ -378,6 +392,5 @@ class Daemon:
         write_daemon_info(self.config.state_dir / INFO, info)
         if self.config.daemon.announce is not None:
             write_daemon_info(self.config.daemon.announce, info)
-        if self.users is not None and self.users.user_of("") is None and self.users.problem:
-            log.warning("list of users not read", reason=self.users.problem)
+        self._look_at_users()
         log.info("listening", endpoint=self.endpoint, state_dir=str(self.config.state_dir))

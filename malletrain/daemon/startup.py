@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,6 +62,13 @@ def state_directory(config: Config) -> Findings:
     path = config.state_dir
     if path.exists() and not path.is_dir():
         yield False, f"{path} is not a directory; set state_dir in [daemon] to one."
+        return
+    if path.is_dir() and path.stat().st_mode & stat.S_IWOTH:
+        yield (
+            False,
+            f"Everybody may write to {path}, and put keys and an address of their own in the place "
+            f"of the daemon's; if nobody has, run: chmod 700 {path}, else name another.",
+        )
         return
     with _tried(path) as new:
         try:

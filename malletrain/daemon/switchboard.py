@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -33,6 +33,8 @@ TOLD_PER_S = 0.1
 """Lines of the log a second about messages of one kind of sender that are none."""
 PROBES_S = (0.02, 0.2)
 """When it is tried after the end of a connection whether its peer can be reached."""
+WAITING = frozenset({"events", "news"})
+"""Operations that may wait for news; none of them changes anything."""
 AGAIN = "The daemon is beginning anew; ask again in a moment."
 
 
@@ -46,10 +48,29 @@ class MessageFailed(Exception):
         self.mishap = mishap
 
 
-class Switchboard:
-    """What the transport calls, see :class:`malletrain.daemon.transport.Receiver`."""
+class Asked(NamedTuple):
+    """A request of a client."""
 
-    def __init__(self, core: Core, inbox: Inbox, api: Api, login: Login, mishaps: Mishaps) -> None:
+    peer: bytes
+    key: str
+    user: str
+    request: messages.Request
+
+
+class Switchboard:
+    """What the transport calls, see :class:`malletrain.daemon.transport.Receiver`. ``identity``:
+    whose a key is, as the key ring names it.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        inbox: Inbox,
+        api: Api,
+        login: Login,
+        mishaps: Mishaps,
+        identity: Callable[[str], str | None],
+    ) -> None:
         self._core = core
         self._mishaps = mishaps
         self._rates = Rates(core.config.daemon.request_rate, core.accounts.operates, monotonic)
@@ -58,13 +79,16 @@ class Switchboard:
         self._inbox = inbox
         self._api = api
         self._login = login
+        self._identity = identity
+        self.waiting: dict[asyncio.Task[None], Asked] = {}
+        """Those that wait for news."""
         self._answers: set[asyncio.Task[None]] = set()
         self._gone: set[bytes] = set()
         """Peers whose connections have just ended."""
-        self._table: dict[str, Callable[[bytes, str, Any, int], None]] = {
-            "lease": lambda peer, name, message, size: inbox.handle(peer, name, message),
+        self._table: dict[str, Callable[[bytes, str, Any, int, str], None]] = {
+            "lease": lambda peer, name, message, size, key: inbox.handle(peer, name, message),
             "client": self._client,
-            "stranger": lambda peer, name, message, size: self._stranger(peer, name, message),
+            "stranger": lambda peer, name, message, size, key: self._stranger(peer, name, message),
         }
 
     @contextmanager
@@ -82,8 +106,8 @@ class Switchboard:
         except Exception as error:
             self._core.fail(error)
 
-    def message(self, peer: bytes, who: str, message: Any, size: int) -> None:
-        """A valid message of a peer whose key is that of ``who``, as the key ring names it."""
+    def message(self, peer: bytes, who: str, message: Any, size: int, key: str) -> None:
+        """A valid message of a peer whose ``key`` is that of ``who``, as the key ring names it."""
         if self._core.failed.done():  # the next parts ask agents who they are
             if isinstance(message, messages.Request):
                 self._core.transmit(peer, _failure(message, AGAIN))
@@ -96,7 +120,7 @@ class Switchboard:
             return
         role, _, name = who.partition(":")
         try:
-            self._table[role](peer, name, message, size)
+            self._table[role](peer, name, message, size, key)
         except Exception as error:
             self._failed(who, kind, error)
 
@@ -139,12 +163,28 @@ class Switchboard:
         self._gone = set()
         probe(gone)
 
-    def _client(self, peer: bytes, user: str, message: Any, size: int) -> None:
+    def end_waiting(self) -> None:
+        """Who waits for news with a key that was withdrawn is told so. To be called twice a
+        second.
+        """
+        for task, asked in list(self.waiting.items()):
+            if self._is_out(asked):
+                task.cancel()
+                self._stranger(asked.peer, asked.key, asked.request)
+
+    def _is_out(self, asked: Asked) -> bool:
+        return self._identity(asked.key) != f"client:{asked.user}"
+
+    def _client(self, peer: bytes, user: str, message: Any, size: int, key: str) -> None:
         if not isinstance(message, messages.Request):
             sentence = f"A client may not send {type(message).__name__}."
             self._core.transmit(peer, messages.Error(sentence))
         elif (turn := self._rates.next(user, size)) is not None:
-            self._reply(peer, f"client:{user}", message, self._in_turn(user, turn, message))
+            asked = Asked(peer, key, user, message)
+            task = self._reply(peer, f"client:{user}", message, self._in_turn(asked, turn))
+            if message.op in WAITING:
+                self.waiting[task] = asked
+                task.add_done_callback(self.waiting.pop)
         else:  # who sends very many is not worth a task for each
             rate = self._core.config.daemon.request_rate
             sentence = (
@@ -154,16 +194,19 @@ class Switchboard:
             refused = messages.Reply(message.id, False, error=sentence, code="busy")
             self._core.transmit(peer, refused)
 
-    async def _in_turn(self, user: str, turn: Turn, request: messages.Request) -> messages.Reply:
-        if turn.wait_s:
-            await asyncio.sleep(turn.wait_s)
-        if turn.taken_s:  # else it is an operator's, who do not wait
-            await self._answering.turn(user, turn.taken_s)
-        answer = TimedCall(self._api.answer(user, request))
+    async def _in_turn(self, asked: Asked, turn: Turn) -> messages.Reply:
+        user, request, answer = asked.user, asked.request, None
         try:
+            if turn.wait_s:
+                await asyncio.sleep(turn.wait_s)
+            if turn.taken_s:  # else it is an operator's, who do not wait
+                await self._answering.turn(user, turn.taken_s)
+            if self._is_out(asked):  # its key was withdrawn while it waited
+                return await self._login.answer(asked.key, request)
+            answer = TimedCall(self._api.answer(user, request))
             return await answer
         finally:
-            self._rates.took(user, turn, answer.seconds)
+            self._rates.took(user, turn, answer.seconds if answer is not None else 0.0)
 
     def _stranger(self, peer: bytes, key: str, message: Any) -> None:
         if isinstance(message, messages.Request):
@@ -199,10 +242,11 @@ class Switchboard:
         who: str,
         request: messages.Request,
         answer: Coroutine[Any, Any, messages.Reply],
-    ) -> None:
+    ) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._answer(peer, who, request, answer))
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
+        return task
 
     async def _answer(
         self,

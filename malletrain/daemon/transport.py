@@ -81,9 +81,9 @@ class Receiver(Protocol):
     def turn(self) -> AbstractContextManager[None]:
         """Around the messages that are taken in at one go."""
 
-    def message(self, peer: bytes, who: str, message: Any, size: int) -> None:
-        """A valid message, of so many bytes; ``peer`` addresses the answer, ``who`` is what the key
-        says.
+    def message(self, peer: bytes, who: str, message: Any, size: int, key: str) -> None:
+        """A valid message, of so many bytes; ``peer`` addresses the answer, ``who`` is what its key
+        (z85) says.
         """
 
     def invalid(self, sentence: str) -> None:
@@ -315,7 +315,7 @@ class Transport:
             receiver.invalid(f"{who}: {e}")
             self.send(peer, messages.Error(str(e)))
             return
-        receiver.message(peer, who, message, came.size)
+        receiver.message(peer, who, message, came.size, came.key)
 
     def end_unreadable(self, filling: bool) -> None:
         """End connections over which very much came of messages whose end does not. To be called

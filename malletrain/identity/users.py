@@ -19,7 +19,8 @@ from pathlib import Path
 
 from malletrain.identity.keys import is_key
 
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 0.4
+"""Who waits for an answer is looked at twice a second: out within a second."""
 TIMEOUT_S = 10.0
 _REFUSALS = {
     15: "the credential is too old; do the clocks of this machine and the daemon's agree?",

@@ -170,14 +170,15 @@ class VirtualTransport:
                     return
 
     def _take(self, connection: Connection, frames: list[bytes]) -> None:
-        who = self._lookup(connection.caller.key.decode())
+        key = connection.caller.key.decode()
+        who = self._lookup(key)
         if who is None:
             self._receiver.withdrawn(connection.peer)
             return
         message = wire.decode(frames)
         self._head.say("daemon", f"hears {connection.caller.place} {short(message)}")
         self._head.heard(message)
-        self._receiver.message(connection.peer, who, message, 0)
+        self._receiver.message(connection.peer, who, message, 0, key)
 
 
 def short(message: Any) -> str:

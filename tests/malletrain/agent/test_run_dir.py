@@ -1,11 +1,16 @@
 """Where an agent puts its sockets, and that nobody can keep it from it."""
 
+import ast
+import getpass
+import importlib.util
 import os
+import re
 import tempfile
+from pathlib import Path
 
 import pytest
 
-from malletrain.agent.run_dir import private_directory
+from malletrain.agent.run_dir import own_caches, private_directory
 
 DEAD = 2**22 + 1  # more than pid_max(5) allows
 
@@ -71,3 +76,67 @@ def test_a_place_of_its_own_comes_first(tmp, tmp_path, variable):
     (tmp_path / "link").symlink_to(own)
     own.chmod(0o700)
     assert private_directory(None, "n1", {variable: str(tmp_path / "link")}).parent == tmp
+
+
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+@pytest.fixture
+def compiled(tmp):
+    """Where torch keeps what it compiled."""
+    return tmp / f"torchinductor_{getpass.getuser()}"
+
+
+def test_the_place_for_what_torch_compiles_is_made_before_others_can(compiled):
+    assert own_caches({}) == {}
+    assert compiled.stat().st_mode & 0o777 == 0o700
+    assert own_caches({}) == {}
+    assert own_caches({CACHE: "/elsewhere"}) == {}
+
+
+def by_everybody(place):
+    place.mkdir()
+    place.chmod(0o777)
+
+
+def by_a_link(place):
+    (place.parent / "theirs").mkdir()
+    place.symlink_to(place.parent / "theirs")
+
+
+def by_another_user(place):
+    place.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        os.chown(place, 65534, -1)
+    else:
+        place.chmod(0o777)
+
+
+@pytest.mark.parametrize("taken", [by_everybody, by_a_link, by_another_user])
+def test_code_of_others_is_not_run_out_of_it(compiled, taken):
+    taken(compiled)
+    told = own_caches({})
+    assert Path(told[CACHE]).is_relative_to(Path.home())
+
+
+def torchs_own_place():
+    """What torch's function says. It alone is run: to import torch takes many times as long."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None:
+        pytest.skip("needs torch")
+    file = Path(torch.origin).parent / "_inductor" / "runtime" / "cache_dir_utils.py"
+    if not file.exists():
+        pytest.skip("this torch has it elsewhere")
+    name = "default_cache_dir"
+    parts = [part for part in ast.parse(file.read_text()).body if getattr(part, "name", "") == name]
+    found = {"os": os, "re": re, "getpass": getpass, "tempfile": tempfile, "is_fbcode": bool}
+    exec(compile(ast.Module(parts, []), str(file), "exec"), found)
+    return Path(found[name]())
+
+
+@pytest.mark.parametrize("user", ["ann", "site\\ann:1"])
+def test_it_is_the_place_that_torch_takes(tmp, monkeypatch, user):
+    monkeypatch.setenv("LOGNAME", user)
+    own_caches({})
+    assert torchs_own_place().is_dir()
+    assert torchs_own_place().parent == tmp

@@ -158,6 +158,15 @@ def test_open_to_others(run, config, tmp_path):
     assert sum("Others may enter" in sentence for sentence in found) == 2
 
 
+def test_where_everybody_may_write_no_daemon_starts(run, config, tmp_path):
+    (tmp_path / "state").mkdir(mode=0o700, exist_ok=True)
+    (tmp_path / "state").chmod(0o777)
+    for command in ("check", "daemon"):
+        result = run(command, "--config", str(config()))
+        assert result.exit_code == 1
+        assert "chmod 700" in result.output
+
+
 def test_database_that_is_none(run, config, tmp_path):
     (tmp_path / "state").mkdir(mode=0o700)
     (tmp_path / "state" / "malletrain.db").write_text(

@@ -4,9 +4,14 @@ open too; a new key of the same user is in.
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from malletrain.client import ClientError, Connection
+from malletrain.daemon.answering import Answering
 from malletrain.identity.keys import new_pair
 from tests.malletrain.daemon.forged import USERS, Imagined, RunningDaemon, until
 
@@ -17,6 +22,67 @@ def refused(client):
     except ClientError as error:
         return "your key" in str(error).lower()
     return False
+
+
+def take_off(folder, name):
+    """Take the user off the list."""
+    lines = (folder / "users").read_text().splitlines(keepends=True)
+    (folder / "users.new").write_text("".join(one for one in lines if not one.startswith(name)))
+    (folder / "users.new").replace(folder / "users")
+
+
+@pytest.fixture
+def running(tmp_path):
+    made = RunningDaemon(tmp_path, Imagined())
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("asks", ["events", "news"])
+def test_who_waits_for_news_with_a_key_that_is_revoked_waits_no_longer(
+    running, tmp_path, monkeypatch, asks
+):
+    for place in ("api", "watching"):
+        monkeypatch.setattr(f"malletrain.daemon.{place}.MAX_WAIT_S", 3600.0)
+    job = running.submit("ann")
+    with ThreadPoolExecutor() as pool, running.client("ann") as client:
+        newest = max(event.seq for event in running.events())
+        cursor = client.call("news", {"jobs": [job], "cursor": ""})["cursor"]
+        params = {
+            "events": {"since": newest, "job": job},
+            "news": {"jobs": [job], "cursor": cursor},
+        }[asks]
+        waits = {**params, "wait_s": 3600.0}
+        asked = pool.submit(client.call, asks, waits, wait_s=3600.0)
+        until(lambda: running.service.switchboard.waiting, "it waits")
+        take_off(tmp_path, "ann")
+        assert "your key" in str(asked.exception()).lower()
+        until(lambda: not running.service.switchboard.waiting, "nobody waits")
+
+
+def test_what_waits_for_its_turn_when_the_key_is_revoked_is_not_done(
+    running, tmp_path, monkeypatch
+):
+    asked, may = threading.Event(), threading.Event()
+
+    async def turn(self, user, usual_s):
+        asked.set()
+        while not may.is_set():  # noqa: ASYNC110 (set in another thread)
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(Answering, "turn", turn)
+    with ThreadPoolExecutor() as pool:
+        submitted = pool.submit(running.submit, "ann")
+        try:
+            assert asked.wait(60.0)
+            take_off(tmp_path, "ann")
+            identity = running.daemon.keys.identity
+            until(lambda: identity(USERS["ann"].public) != "client:ann", "the key is out")
+        finally:
+            may.set()
+        assert "your key" in str(submitted.exception()).lower()
+    with running.client() as client:
+        assert client.jobs() == []
 
 
 def test_a_revoked_key_is_out_and_a_new_one_in(tmp_path):
@@ -35,3 +101,23 @@ def test_a_revoked_key_is_out_and_a_new_one_in(tmp_path):
         with Connection(running.daemon.endpoint, *keys) as again:
             assert again.job(job).job.owner == "ann"
     running.stop()
+
+
+def test_a_list_that_cannot_be_read_any_more_is_told(running, tmp_path, capfd):
+    """Whoever edits it believes that somebody is out."""
+    said = ""
+
+    def told():
+        nonlocal said
+        said += capfd.readouterr().out
+        return said.count("list of users not read")
+
+    assert not told()
+    with running.client("ann") as client:
+        (tmp_path / "users").write_text("bob no key at all\n")
+        until(told, "it is told")
+        assert "line 1" in said
+        assert client.status().pid, "the list before is in force"
+        take_off(tmp_path, "bob")
+        until(lambda: refused(client), "the list that can be read is")
+    assert told() == 1

@@ -34,7 +34,7 @@ class Deaf:
         yield
         self.turns.append(len(self.peers) - before)
 
-    def message(self, peer, who, message, size):
+    def message(self, peer, who, message, size, key):
         self.peers.append(peer)
 
     def invalid(self, sentence):
@@ -184,7 +184,7 @@ class Slow(Deaf):
         super().__init__()
         self.heard = []
 
-    def message(self, peer, who, message, size):
+    def message(self, peer, who, message, size, key):
         self.heard.append(who)
         time.sleep(TURN_S)
 

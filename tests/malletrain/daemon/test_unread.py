@@ -121,7 +121,7 @@ class Receiver:
     def turn(self):
         yield
 
-    def message(self, peer, who, message, size):
+    def message(self, peer, who, message, size, key):
         self.heard.append(message)
 
     def invalid(self, sentence):

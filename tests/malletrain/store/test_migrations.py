@@ -1,8 +1,11 @@
+import itertools
+import os
+import signal
 import subprocess
 import sys
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, event, text
 
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.store import copies, migrations, schema
@@ -57,6 +60,54 @@ def test_what_the_first_version_stored_is_there_after_every_later_step(url):
         assert store.new_job_id() == "j8"
         with store.transaction() as connection:
             assert schema_version(connection) == HEAD
+
+
+def killed_at(url: str, number: int) -> bool:
+    """Open the database in a process that is killed before its statement of this number; whether it
+    came that far.
+    """
+    child = os.fork()
+    if child == 0:
+        statements = itertools.count(1)
+
+        @event.listens_for(Engine, "before_cursor_execute")
+        def killed(*_):
+            if next(statements) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            Store.open(url)
+            os._exit(0)
+        finally:
+            os._exit(9)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
+
+
+def kill_through_the_migration(url: str) -> None:
+    """Kill a daemon that migrates at one statement after another: either all is as it was, or it
+    is migrated.
+    """
+    engine = at_version(url, "0001")
+    with engine.begin() as connection:
+        connection.execute(text(FIRST_JOB))
+    engine.dispose()
+    number = 1
+    while killed_at(url, number):
+        with engine.connect() as connection:
+            assert schema_version(connection) == "0001"
+            found = connection.execute(text("SELECT count(*) FROM jobs WHERE id = 'j7'"))
+            assert found.scalar() == 1
+        engine.dispose()
+        number += 4
+    assert number > 20, "there were steps to be killed at"
+    with Store.open(url) as store:
+        assert store.get_job("j7").samples == 9.0
+
+
+def test_a_daemon_killed_while_it_migrates_leaves_what_was(url):
+    kill_through_the_migration(url)
 
 
 def test_kinds_of_events_from_before_they_were_renamed_are_shown_by_their_new_names(url):

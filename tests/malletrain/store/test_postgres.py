@@ -8,6 +8,7 @@ from malletrain.store.database import SERVER_WAITS, open_engine
 from malletrain.store.store import Store, StoreError
 from tests import postgres
 from tests.malletrain.store.conftest import new_job
+from tests.malletrain.store.test_migrations import kill_through_the_migration
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +33,16 @@ def test_who_holds_a_lock_does_not_hold_the_daemon_for_ever(server, monkeypatch)
         with forgotten.transaction() as holder:
             holder.exec_driver_sql("LOCK TABLE jobs")
             with pytest.raises(StoreError, match=r"lock timeout.*pg_stat_activity"):
-                new_job(store, name="waits")
+                store.list_jobs()
         assert store.list_jobs() == []
+
+
+def test_a_daemon_killed_while_it_migrates_leaves_what_was(server):
+    engine = open_engine(server.url)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("CREATE DATABASE old")
+    engine.dispose()
+    kill_through_the_migration(server.url.replace("/postgres?", "/old?"))
 
 
 def cut_short(store, server):

@@ -11,6 +11,7 @@ and speak the real protocol over CURVE sockets (:mod:`benchmarks.load_site`). Pa
   it, the solve included (the settle time is set to 0); how long clients wait; CPU; memory.
 * ``wave``: so many nodes join and so many others leave within a second.
 * ``adopt``: the daemon is killed and started again: until it has all agents and jobs in hand.
+  ``least``: until a bare server of libzmq in its place has greeted all agents.
 * ``start``: a database with so many old jobs and events: until the daemon answers.
 * ``week``: jobs come and go and nodes are preempted for ``--seconds``, with all times that the site
   configures short: whether memory, files and the database grow beyond what is to be kept.
@@ -38,6 +39,7 @@ from typing import Any
 
 from benchmarks import end_in_order
 from benchmarks.load_fleet import Seen
+from benchmarks.load_floor import floor
 from benchmarks.load_past import fill, submit_more
 from benchmarks.load_site import Site, add_jobs, quantile_ms
 from malletrain.client import Connection
@@ -227,6 +229,7 @@ def adopt(site: Site) -> dict[str, Any]:
     jobs = set(site.at_work())
     site.end_daemon(signal.SIGKILL)
     site.until(lambda: sum(site.welcome) == 0, "the agents notice that it is gone")
+    least_s, least_cpu_s = floor(site)
     before = time.monotonic()
     answers_s = site.start_daemon()
     site.until(lambda: sum(site.welcome) >= leased, "it has all agents again")
@@ -250,6 +253,8 @@ def adopt(site: Site) -> dict[str, Any]:
         agents_s=agents_s,
         jobs_s=time.monotonic() - before,
         cpu_s=site.usage()[0],
+        least_s=least_s,
+        least_cpu_s=least_cpu_s,
         rss_mb=site.usage()[1] / 1e6,
     )
 

@@ -19,6 +19,7 @@ from typing import Any
 import zmq
 from msgspec.structs import replace
 
+from malletrain.agent.link import hello_again_s
 from malletrain.protocol import messages, wire
 from malletrain.protocol.phases import AssignmentPhase
 
@@ -26,7 +27,6 @@ REPORT_S = 1.0
 """Between two reports of a job's progress."""
 SAMPLES_A_S = 100.0
 """Of one node."""
-HELLO_AGAIN_S = 1.0
 CONNECT_MS = 5000
 """An agent whose connection is not made by then tries anew, as its link does."""
 COMMANDS = (
@@ -84,6 +84,8 @@ class SimulatedAgent:
     began: float = 0.0
     report_at: float = 0.0
     greeting: messages.Hello | None = None
+    greetings: int = 0
+    """How often it was said over this connection."""
     shipping: set[str] = field(default_factory=set)
 
     def held(self) -> messages.Assignment | None:
@@ -213,6 +215,7 @@ class Fleet:
             up = bool(events & zmq.POLLOUT)
             if up != agent.up:
                 agent.up, agent.welcome, agent.greeting = up, False, None
+                agent.greetings = 0
                 if up:
                     self._hello(agent, time.monotonic())
                     continue
@@ -240,7 +243,8 @@ class Fleet:
         )
         again, agent.greeting = hello == agent.greeting, hello
         self._say(agent, replace(hello, again=True) if again else hello)
-        self._later(now + HELLO_AGAIN_S, "_hello", agent)
+        agent.greetings += 1
+        self._later(now + hello_again_s(agent.greetings), "_hello", agent)
         self._look(agent)  # sending may have swallowed the edge of what came in meanwhile
 
     def _beat(self, agent: SimulatedAgent, now: float) -> None:

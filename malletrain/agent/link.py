@@ -37,7 +37,10 @@ FIRST_ANSWER_S = (5.0, 20.0)
 """Seconds for which the first answer over a connection is waited for, and the longest."""
 MISSED_HEARTBEATS = 3
 PAUSE_S = (0.1, 2.0)
-_HELLO_AGAIN_S = 1.0
+HELLO_AGAIN_S = (1.0, 8.0)
+"""Seconds after which a Hello without an answer is said again over the same connection, and the
+longest.
+"""
 _CONNECT_POLL_S = 0.05
 _RECONNECT_MS = (100, 1000)
 _QUIET_COMPLAINT_S = (15.0, 60.0)
@@ -60,6 +63,14 @@ def first_answer_s(attempt: int) -> float:
     about to come. What it has done for them by then would be in vain.
     """
     return min(FIRST_ANSWER_S[1], FIRST_ANSWER_S[0] * 2.0 ** min(attempt, 16))
+
+
+def hello_again_s(said: int) -> float:
+    """Seconds until a Hello is said again that was said so many times (from 1): twice as long each
+    time. It is there already, most likely, with thousands of others before it, and each more is
+    work for a daemon that has too much of it.
+    """
+    return min(HELLO_AGAIN_S[1], HELLO_AGAIN_S[0] * 2.0 ** min(said - 1, 16))
 
 
 def send_now(socket: zmq.asyncio.Socket, frames: list[bytes]) -> bool:
@@ -105,6 +116,8 @@ class DaemonLink:
         self._greeted_at: float | None = None
         self._greeting: Hello | None = None
         """What was said last on this connection."""
+        self._greetings = 0
+        """How often, since the connection was made or the daemon asked."""
         self.connected = False
 
     def send(self, message: Message) -> bool:
@@ -168,6 +181,7 @@ class DaemonLink:
         socket.connect(self._config.endpoint)
         self._heard = time.monotonic()
         self._greeted_at = self._greeting = None
+        self._greetings = 0
         answered = False
         last_beat = time.monotonic()
         try:
@@ -191,7 +205,8 @@ class DaemonLink:
                     answered = self._take(await socket.recv_multipart()) or answered
                 now = time.monotonic()
                 if not self.connected and (
-                    self._greeted_at is None or now - self._greeted_at > _HELLO_AGAIN_S
+                    self._greeted_at is None
+                    or now - self._greeted_at > hello_again_s(self._greetings)
                 ):
                     self._greet()
                 patience = self._heartbeat_s * MISSED_HEARTBEATS if answered else first_answer_s
@@ -212,6 +227,7 @@ class DaemonLink:
         one again.
         """
         self.connected, self._greeted_at, self._greeting = False, None, None
+        self._greetings = 0
 
     def _take(self, frames: list[bytes]) -> bool:
         """One message. Returns whether it was the daemon's Welcome."""
@@ -222,7 +238,7 @@ class DaemonLink:
             log.warning("ignored a message from the daemon: %s", error)
             return False
         if isinstance(message, Welcome):
-            self._boot, self._greeting = message.boot, None
+            self._boot, self._greeting, self._greetings = message.boot, None, 0
             self._heartbeat_s = min(max(message.heartbeat_s, 0.05), 600.0)
             self.connected = True
             reached(FaultPoint.AGENT_WELCOMED)
@@ -245,6 +261,7 @@ class DaemonLink:
         again = hello == self._greeting
         if self._put(replace(hello, again=True) if again else hello):
             self._greeted_at, self._greeting = time.monotonic(), hello
+            self._greetings += 1
 
     def _put(self, message: Message) -> bool:
         if self._socket is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import zmq
 from zmq.utils import z85
@@ -17,6 +18,9 @@ VERSION, MECHANISM = b"1.0", b"CURVE"
 KEY_BYTES = 32
 FRAMES = 7
 """Version, request, domain, address, identity, mechanism, and the key."""
+
+_AT_ONCE, _MORE = int(zmq.DONTWAIT), int(zmq.SNDMORE)
+"""As plain numbers, as in :mod:`malletrain.daemon.transport`."""
 
 
 class Doorkeeper:
@@ -41,11 +45,23 @@ class Doorkeeper:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             try:
-                asked = self.socket.recv_multipart(zmq.DONTWAIT)
+                asked = self._asked()
             except zmq.Again:
                 return False
-            self.socket.send_multipart(self._answer(asked))
+            *first, last = self._answer(asked)
+            for frame in first:
+                self.socket.send(frame, _MORE)
+            self.socket.send(last)
         return True
+
+    def _asked(self) -> list[bytes]:
+        """The frames of a question. Raises Again where there is none."""
+        frame: Any = self.socket.recv(_AT_ONCE, copy=False)
+        frames = [frame.bytes]
+        while frame.more:
+            frame = self.socket.recv(_AT_ONCE, copy=False)
+            frames.append(frame.bytes)
+        return frames
 
     def close(self) -> None:
         """Nobody gets in any more."""

@@ -91,7 +91,7 @@ class Heap:
         self._last = float("-inf")
         self._searched = float("inf")
         self._left: deque[int] = deque(maxlen=REMEMBERED)
-        """What was held after each of the last times."""
+        """What was held after each of the last times, beside what was known for."""
         self._wait_s = AT_LEAST_S
         # malloc_trim(3); other C libraries have none
         library = ctypes.CDLL(None)
@@ -99,12 +99,13 @@ class Heap:
         if self._trim is not None:
             library.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
 
-    @property
-    def swollen(self) -> bool:
-        """Far more is held than was left of late."""
-        return bool(self._left) and self._held() - min(self._left) > SWOLLEN_BYTES
+    def swollen(self, known: int = 0) -> bool:
+        """Far more is held than was left of late. ``known``: bytes of it for which there is a
+        reason, now as at each :meth:`look`.
+        """
+        return bool(self._left) and self._held() - known - min(self._left) > SWOLLEN_BYTES
 
-    def look(self, now: float) -> bool:
+    def look(self, now: float, known: int = 0) -> bool:
         """Search for garbage and give back what is free, if it is time to; whether it was given
         back.
         """
@@ -116,13 +117,13 @@ class Heap:
         if since < self._wait_s:
             return False
         before = self._held()
-        if since < EVERY_S and before - min(self._left, default=0) < GROWN_BYTES:
+        if since < EVERY_S and before - known - min(self._left, default=0) < GROWN_BYTES:
             return False
         self._last = now
         if self._trim is not None:
             self._trim(0)
         left = self._held()
-        self._left.append(left)
+        self._left.append(left - known)
         worth = before - left >= WORTH_BYTES
         self._wait_s = AT_LEAST_S if worth else min(2.0 * self._wait_s, EVERY_S)
         return True

@@ -28,11 +28,12 @@ from malletrain.daemon.clock_set import ClockWasSet, look_at_the_clock
 from malletrain.daemon.compose import Service, agent_command, compose
 from malletrain.daemon.core import Core
 from malletrain.daemon.descriptors import allow_many
+from malletrain.daemon.failed_parts import FailedParts
 from malletrain.daemon.gauges import show_gauges
 from malletrain.daemon.heap import Heap, rarely_searched, settle
 from malletrain.daemon.known_database import remember_database
 from malletrain.daemon.metrics import Metrics, MetricsError
-from malletrain.daemon.mishaps import Mishaps, cause_of
+from malletrain.daemon.mishaps import Mishaps
 from malletrain.daemon.retention import Retention
 from malletrain.daemon.startup import refusals
 from malletrain.daemon.switchboard import MessageFailed
@@ -154,15 +155,16 @@ class Daemon:
             host = await asyncio.to_thread(self._scheduler.host, self.config)
             self.endpoint = f"tcp://{host}:{bound.rpartition(':')[2]}"
             await asyncio.to_thread(self._scheduler.prepare, self.config)
-            self.service = service = self._connect()
+            self.service = self._connect()
             self._serve_metrics()
             self.metrics.started(__version__)
             with rarely_searched():
-                failure = await self._live(service, stop, again)
-                while failure is not None:
-                    self.service, before = await self._connect_anew(service), service
-                    failure = await self._live(self.service, stop, again, failure, before)
-                    service = self.service
+                # Nothing here keeps the parts that have failed: the next ones leave their garbage
+                # out of Python's search for such.
+                failed = await self._live(self.service, stop, again)
+                while failed is not None:
+                    self.service = self._connect()
+                    failed = await self._live(self.service, stop, again, failed)
             return 0
         finally:
             tell_service_manager("STOPPING=1")
@@ -186,23 +188,22 @@ class Daemon:
         service: Service,
         stop: asyncio.Event,
         again: asyncio.Event,
-        failure: BaseException | None = None,
-        before: Service | None = None,
-    ) -> BaseException | None:
+        before: FailedParts | None = None,
+    ) -> FailedParts | None:
         """Serve with these parts until a signal asks to stop (None), or until they have failed in a
         way that others may go on after. ``again``: a signal asks for the configuration to be read
-        again; ``failure``: what ended the parts ``before``.
+        again.
         """
         loop, tasks = asyncio.get_running_loop(), []
         try:
             await service.associations.learn()
             # First what was: agents may have called already, and speak of jobs known before.
-            wait_s = self._restore(service, failure)
+            wait_s = self._restore(service, before)
             reached(FaultPoint.DAEMON_RESTORED)
             settle()
             self._transport.serve(service.switchboard)
-            for agent in before.core.agents if before is not None else ():
-                self._transport.send(agent.peer, messages.WhoAreYou(self._boot))
+            for peer in before.peers if before is not None else ():
+                self._transport.send(peer, messages.WhoAreYou(self._boot))
             for work in (
                 self._lead(service, wait_s),
                 service.leases.run(),
@@ -214,23 +215,23 @@ class Daemon:
             ):
                 tasks.append(loop.create_task(work))
                 tasks[-1].add_done_callback(service.core.task_ended)
-            if failure is None:
+            if before is None:
                 self._announce()
                 tell_service_manager("READY=1")
-            return await self._until(stop, service)
+            failure = await self._until(stop, service)
         finally:
             self._transport.hold()
+            service.switchboard.close()
             service.core.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _connect_anew(self, service: Service) -> Service:
-        """Other parts in the place of these, which have failed."""
+        if failure is None:
+            return None
         await service.leases.quiet()
         self.config = service.core.config  # with what was reloaded
         self._boot = str(self._store.boot())
-        return self._connect()
+        return FailedParts.of(failure, service)
 
     def _connect(self) -> Service:
         return compose(
@@ -287,21 +288,20 @@ class Daemon:
         )  # what was announced to the site stays: it is true again at the next start
         return None
 
-    def _restore(self, service: Service, failure: BaseException | None) -> float:
+    def _restore(self, service: Service, before: FailedParts | None) -> float:
         """Take in hand what was. Returns how long to wait for agents at most, seconds."""
         core, known = service.core, len(service.leases.active)
         wait = self.config.daemon.adopt_wait if known else 0.0
         core.controller.hold(core.clock.now() + wait + 60.0)
         core.restore()
         found = f"{len(core.runs)} unfinished jobs and {known} leases"
-        if failure is None:
+        if before is None:
             kind, sentence = EventKind.DAEMON_STARTED, f"The daemon runs; it knows {found}."
         else:
-            told = isinstance(failure, MessageFailed | ClockWasSet)
-            set_ = isinstance(failure, ClockWasSet)
-            kind = EventKind.CLOCK_SET if set_ else EventKind.MESSAGE_FAILED
-            what = str(failure) if told else f"The daemon failed: {cause_of(failure)}"
-            sentence = f"{what} It has taken {found} in hand anew; the jobs went on meanwhile."
+            kind = before.kind
+            sentence = (
+                f"{before.sentence} It has taken {found} in hand anew; the jobs went on meanwhile."
+            )
         with core.step():
             core.audit.record(kind, sentence, boot=self._boot)
         return wait
@@ -331,8 +331,9 @@ class Daemon:
             with service.core.step():
                 service.core.goals.keep()
             self._retention.look(self._clock.now())
-            self._transport.end_unreadable(self._heap.swollen)
-            self._heap.look(time.monotonic())
+            kept = self._transport.kept_bytes
+            self._transport.end_unreadable(self._heap.swollen(kept))
+            self._heap.look(time.monotonic(), kept)
             show_gauges(service, self.metrics, WATCH_EVERY_S)
 
     def _look_at_users(self) -> None:

@@ -44,6 +44,10 @@ WORDS: dict[str, str] = {
 }
 LOOK_S = 5.0
 """How long to wait for news at most; what matters is that events wake it."""
+REST_S = 0.2
+"""What comes within it is looked for at once: each look reads and writes, and thousands of nodes
+may join in a few seconds.
+"""
 PATIENCE_S = 30.0
 """How long a mail program, a web hook or a command may take."""
 PAGE = 500
@@ -111,6 +115,7 @@ class Notices:
                 store.set_told(seq)
             else:
                 await self._core.audit.news(LOOK_S)
+                await asyncio.sleep(REST_S)
 
     def _tell(self, event: EventRow, row: JobRow) -> None:
         spec = decode_spec(row.spec)

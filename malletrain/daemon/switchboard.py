@@ -85,6 +85,8 @@ class Switchboard:
         self._answers: set[asyncio.Task[None]] = set()
         self._gone: set[bytes] = set()
         """Peers whose connections have just ended."""
+        self._probes: list[asyncio.TimerHandle] = []
+        """Those that are due for them."""
         self._table: dict[str, Callable[[bytes, str, Any, int, str], None]] = {
             "lease": lambda peer, name, message, size, key: inbox.handle(peer, name, message),
             "client": self._client,
@@ -154,10 +156,15 @@ class Switchboard:
             loop, probe = asyncio.get_running_loop(), self._core.guard(self._inbox.probe)
             gone: set[bytes] = set()
             self._gone = gone
-            loop.call_later(PROBES_S[0], self._probe, gone, probe)
-            for delay in PROBES_S[1:]:
-                loop.call_later(delay, probe, gone)
+            self._probes = [due for due in self._probes if due.when() > loop.time()]
+            self._probes.append(loop.call_later(PROBES_S[0], self._probe, gone, probe))
+            self._probes += [loop.call_later(delay, probe, gone) for delay in PROBES_S[1:]]
         self._gone.add(peer)
+
+    def close(self) -> None:
+        """Nothing happens by itself any more."""
+        for due in self._probes:
+            due.cancel()
 
     def _probe(self, gone: set[bytes], probe: Callable[[set[bytes]], None]) -> None:
         self._gone = set()

@@ -51,6 +51,8 @@ LEAST_TAKE_IN_S, MOST_TAKE_IN_S = 0.2 * TURN_S, TURN_S
 taken since, within these bounds. To take one in is quicker than to handle it, and what is left in
 the socket has no bound in bytes.
 """
+CONNECTION_BYTES = 64 * 1024
+"""What libzmq and the daemon keep of a connection over which little is said: queues and buffers."""
 UNREAD_EVERY_S = 60.0
 """Time between two looks at what came over each connection while memory does not fill."""
 FRAMES = 3
@@ -316,6 +318,11 @@ class Transport:
             self.send(peer, messages.Error(str(e)))
             return
         receiver.message(peer, who, message, came.size, came.key)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What all connections take for being there: it is no message that waits."""
+        return CONNECTION_BYTES * len(self._unread)
 
     def end_unreadable(self, filling: bool) -> None:
         """End connections over which very much came of messages whose end does not. To be called

@@ -75,6 +75,10 @@ class Unread:
         self._received = received
         self._of: dict[int, _Connection] = {}
 
+    def __len__(self) -> int:
+        """How many connections there are."""
+        return len(self._of)
+
     def began(self, descriptor: int, now: float) -> None:
         """A connection was taken."""
         self._of[descriptor] = _Connection(now)

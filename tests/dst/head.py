@@ -116,6 +116,8 @@ class VirtualTransport:
         self._receiver = None
         self._head.listens = False
 
+    kept_bytes = 0
+
     def end_unreadable(self, filling: bool) -> None:
         """All messages end here."""
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from itertools import pairwise
 
-from malletrain.daemon.heap import AT_LEAST_S, EVERY_S, GROWN_BYTES, Heap
+from malletrain.daemon.heap import AT_LEAST_S, EVERY_S, GROWN_BYTES, SWOLLEN_BYTES, Heap
 
 HOLES = """
 import os
@@ -127,6 +127,22 @@ def test_it_looks_every_second_while_that_brings_much():
     process.asked = 0
     process.held += GROWN_BYTES - 1
     assert not heap.look(10.0)
+
+
+def test_what_there_is_a_reason_for_does_not_count():
+    held = [100_000_000]
+    heap = Heap(lambda: held[-1])
+    assert heap.look(0.0)
+    connections = 10 * SWOLLEN_BYTES
+    held.append(held[0] + connections)
+    assert heap.swollen()
+    assert not heap.swollen(connections)
+    assert not heap.look(EVERY_S / 2, connections)
+    held.append(held[0] + connections + SWOLLEN_BYTES + 1)
+    assert heap.swollen(connections), "what comes beside it does"
+    assert heap.look(EVERY_S / 2, connections)
+    held.append(held[0] + SWOLLEN_BYTES + 1)
+    assert heap.swollen(), "when they are gone they explain nothing"
 
 
 def test_what_is_in_use_is_looked_at_ever_more_rarely():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 
 import pytest
 
@@ -240,3 +241,14 @@ def test_a_daemon_that_fails_by_itself_begins_anew_a_few_times_only():
     clock.now = REMEMBERED_S
     assert not mishaps.doubtful()
     assert mishaps.may_begin_anew(ValueError())
+
+
+def test_of_the_parts_that_a_message_tore_nothing_stays(world):
+    service = world.daemon.service
+    before = [weakref.ref(part) for part in (service, service.core, service.inbox)]
+    service.core.runs[world.job].rounds.drained = broken
+    del service  # the next ones leave out of the search for garbage what is there when they begin
+    world.agent.say(messages.Drained(world.job, world.running.generation, True))
+    until(lambda: world.daemon.service is not before[0](), "the daemon begins anew")
+    world.agent.hear(messages.WhoAreYou)
+    assert not [part for part in before if part() is not None]

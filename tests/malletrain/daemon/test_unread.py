@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from malletrain.daemon import transport
-from malletrain.daemon.transport import Transport
+from malletrain.daemon.transport import CONNECTION_BYTES, Transport
 from malletrain.daemon.unread import (
     FRAME_BYTES,
     GREETING_BYTES,
@@ -172,6 +172,25 @@ def test_a_message_that_does_not_end_ends_its_connection_and_others_go_on():
             bad.close()
 
     asyncio.run(asyncio.wait_for(busy(), PATIENCE_S))
+
+
+def test_what_connections_take_is_known_as_long_as_they_are_there():
+    async def counted():
+        with listening() as (made, address, keys, receiver):
+            made.serve(receiver)
+            assert made.kept_bytes == 0
+            there = [
+                await asyncio.to_thread(RawClient, address, keys.public, new_pair())
+                for _ in range(2)
+            ]
+            while made.kept_bytes != 2 * CONNECTION_BYTES:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            there.pop().close()
+            while made.kept_bytes != CONNECTION_BYTES:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            there.pop().close()
+
+    asyncio.run(asyncio.wait_for(counted(), PATIENCE_S))
 
 
 @pytest.mark.parametrize("size", [1, 300, 100_000])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import datetime
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import click
 from malletrain.cli.common import asking, state_dir_option
 
 EVERY_NODE = "*"
+NAMES_BYTES = 256 * 1024
+"""Of names in one request: half of what it may have."""
 why_option = click.option(
     "--why", default="", metavar="TEXT", help="Stands in the audit log, and where nodes are shown."
 )
@@ -39,8 +42,22 @@ def _until(text: str) -> float:
 
 def _do(state_dir: Path | None, op: str, **params: Any) -> None:
     with asking(state_dir) as client:
-        done = client.call(op, params, changes=True)
-    click.echo(done["sentence"])
+        for some in _in_parts(params.get("nodes", ())):
+            told = {**params, "nodes": some} if some else params
+            click.echo(client.call(op, told, changes=True)["sentence"])
+
+
+def _in_parts(nodes: Sequence[str]) -> list[list[str]]:
+    """The names in as many requests as they need; one without names where there are none."""
+    parts: list[list[str]] = [[]]
+    size = 0
+    for name in nodes:
+        size += len(name.encode("utf-8", "surrogateescape")) + 5
+        if parts[-1] and size > NAMES_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(name)
+    return parts
 
 
 @click.command()

@@ -48,7 +48,7 @@ class MessageFailed(Exception):
         self.mishap = mishap
 
 
-class Asked(NamedTuple):
+class ClientRequest(NamedTuple):
     """A request of a client."""
 
     peer: bytes
@@ -80,7 +80,7 @@ class Switchboard:
         self._api = api
         self._login = login
         self._identity = identity
-        self.waiting: dict[asyncio.Task[None], Asked] = {}
+        self.waiting: dict[asyncio.Task[None], ClientRequest] = {}
         """Those that wait for news."""
         self._answers: set[asyncio.Task[None]] = set()
         self._gone: set[bytes] = set()
@@ -179,7 +179,7 @@ class Switchboard:
                 task.cancel()
                 self._stranger(asked.peer, asked.key, asked.request)
 
-    def _is_out(self, asked: Asked) -> bool:
+    def _is_out(self, asked: ClientRequest) -> bool:
         return self._identity(asked.key) != f"client:{asked.user}"
 
     def _client(self, peer: bytes, user: str, message: Any, size: int, key: str) -> None:
@@ -187,7 +187,7 @@ class Switchboard:
             sentence = f"A client may not send {type(message).__name__}."
             self._core.transmit(peer, messages.Error(sentence))
         elif (turn := self._rates.next(user, size)) is not None:
-            asked = Asked(peer, key, user, message)
+            asked = ClientRequest(peer, key, user, message)
             task = self._reply(peer, f"client:{user}", message, self._in_turn(asked, turn))
             if message.op in WAITING:
                 self.waiting[task] = asked
@@ -201,7 +201,7 @@ class Switchboard:
             refused = messages.Reply(message.id, False, error=sentence, code="busy")
             self._core.transmit(peer, refused)
 
-    async def _in_turn(self, asked: Asked, turn: Turn) -> messages.Reply:
+    async def _in_turn(self, asked: ClientRequest, turn: Turn) -> messages.Reply:
         user, request, answer = asked.user, asked.request, None
         try:
             if turn.wait_s:

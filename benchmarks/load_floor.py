@@ -10,6 +10,7 @@ more is its own work.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import subprocess
 import sys
@@ -79,4 +80,9 @@ def floor(site: Site) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("endpoint", metavar="ENDPOINT", help="where the daemon listened")
+    parser.add_argument("key_file", metavar="KEY_FILE", type=Path, help="the daemon's key pair")
+    serve(**vars(parser.parse_args()))

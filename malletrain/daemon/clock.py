@@ -5,6 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 
+LEAST_S = 60.0
+"""By how much the host's clock is set where that is followed; less is corrected by and by, or does
+not matter.
+"""
 MOST_SETS, WITHIN_S = 5, 3600.0
 """Who keeps setting the host's clock is followed so often within so long."""
 
@@ -36,12 +40,13 @@ class Clock:
 
     def set(self) -> None:
         """Show what the host's clock shows."""
+        if abs(self.behind_s() - self.slept_s()) >= LEAST_S:  # else the host was suspended
+            self._sets.append(time.monotonic())
         self._offset = time.time() - time.monotonic()
         self._asleep = _asleep_s()
-        self._sets.append(time.monotonic())
 
     def sets(self) -> int:
-        """How often it was set of late."""
+        """How often the host's clock was set of late, so that this one followed."""
         return sum(at > time.monotonic() - WITHIN_S for at in self._sets)
 
 

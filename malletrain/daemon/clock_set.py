@@ -11,12 +11,9 @@ services fight over the clock it does not begin anew for ever.
 from __future__ import annotations
 
 from malletrain.config.units import show_duration
-from malletrain.daemon.clock import MOST_SETS, WITHIN_S, Clock
+from malletrain.daemon.clock import LEAST_S, MOST_SETS, WITHIN_S, Clock
 from malletrain.daemon.core import Core
 from malletrain.store.shifted import shift_times
-
-LEAST_S = 60.0
-"""Less is corrected by and by, or does not matter."""
 
 
 class ClockWasSet(RuntimeError):
@@ -42,15 +39,15 @@ class ClockWasSet(RuntimeError):
 
 def look_at_the_clock(core: Core, clock: Clock) -> None:
     """Have the core begin anew once the host's clock is far from the core's."""
-    by_s = clock.behind_s()
-    if abs(by_s) < LEAST_S or core.failed.done() or clock.sets() >= MOST_SETS:
+    by_s, slept_s = clock.behind_s(), clock.slept_s()
+    too_often = clock.sets() >= MOST_SETS and slept_s < LEAST_S
+    if abs(by_s) < LEAST_S or too_often or core.failed.done():
         return
     with core.step() as now:
         core.keep_shares(now)
         core.goals.keep(at_once=True)
         for run in core.runs.values():
             core.repository.save(run)
-        slept_s = clock.slept_s()
         with core.store.transaction() as connection:
             shift_times(connection, by_s - slept_s)
     core.fail(ClockWasSet(by_s, slept_s, last=clock.sets() == MOST_SETS - 1))

@@ -28,6 +28,7 @@ SERVER_WAITS = {
 """How long a PostgreSQL whose host is silent is waited for (libpq, "Parameter Key Words"), where
 the URL does not say. The system's own limit is a quarter of an hour, and the daemon waits with it.
 """
+_LOCKS = "lock_timeout"
 _WAIT_S = 0.01
 
 
@@ -55,6 +56,9 @@ _ADVICE = (
     ("authentication failed", "Correct user and password in [daemon] database."),
     ('relation "', "Tables are missing: put the newest copy in their place with pg_restore."),
     ("does not exist", "Create it, or correct [daemon] database."),
+    ("pg_hba.conf", "Let it in there (pg_hba.conf), or correct [daemon] database."),
+    ("too many clients", "Its max_connections are in use: end some, or allow more."),
+    ("connection slots", "Its max_connections are in use: end some, or allow more."),
     ("connection", _SERVER),
     ("database system is", _SERVER),
 )
@@ -96,8 +100,8 @@ def open_engine(url: str) -> Engine:
         _create_privately(engine.url.database)
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
-    elif engine.dialect.name == "postgresql":
-        event.listen(engine, "connect", _set_up_postgresql)
+    elif engine.dialect.name == "postgresql" and _LOCKS not in str(given.query.get("options")):
+        event.listen(engine, "begin", _begin_postgresql)
     return engine
 
 
@@ -108,11 +112,10 @@ def _waits(url: URL) -> dict[str, int]:
     return {name: value for name, value in SERVER_WAITS.items() if name not in url.query}
 
 
-def _set_up_postgresql(connection: Any, _record: Any) -> None:
-    # Not in the URL's options: a pool of connections in between (PgBouncer) refuses those.
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET lock_timeout = {BUSY_TIMEOUT_MS}")
-    connection.commit()
+def _begin_postgresql(connection: Connection) -> None:
+    # Neither in the URL's options, which a pool of connections in between (PgBouncer) refuses, nor
+    # for the connection, which such a pool gives to others.
+    connection.exec_driver_sql(f"SET LOCAL {_LOCKS} = {BUSY_TIMEOUT_MS}")
 
 
 def _create_privately(path: str | None) -> None:

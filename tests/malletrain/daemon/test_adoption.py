@@ -151,15 +151,18 @@ def test_a_job_that_is_cancelled_meanwhile_is_let_go_of(tmp_path):
         first.stop()
         for agent in two:
             agent.close()
-    second = RunningDaemon(tmp_path, machine)  # and the agent of n1 does not report
-    agent = Agent(second, two[0].lease)
+    second = RunningDaemon(tmp_path, machine)
+    agent, late = (Agent(second, each.lease) for each in two)
     try:
         agent.hello(assignment=Assignment(job, RUNNING, 1))
         agent.hear(messages.Welcome)
         with second.client("ann") as client:
             client.cancel(job)
         assert second.service.inbox.adopting is not None
-        assert agent.hear(Release).job == job
+        late.hello(assignment=Assignment(job, RUNNING, 1))
+        for each in (agent, late):
+            assert each.hear(Release).job == job
     finally:
         agent.close()
+        late.close()
         second.stop()

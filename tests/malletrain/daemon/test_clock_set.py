@@ -13,7 +13,7 @@ import pytest
 from malletrain.client import ClientError
 from malletrain.core.shares import PartyService
 from malletrain.daemon import clock, clock_set
-from malletrain.daemon.clock_set import LEAST_S
+from malletrain.daemon.clock import LEAST_S
 from malletrain.daemon.retention import Retention
 from malletrain.daemon.share_keeper import ShareKeeper
 from malletrain.protocol import messages
@@ -114,11 +114,22 @@ def test_a_clock_over_which_two_services_fight_is_followed_for_some_times_only(
         events = until(lambda number=number: (told(daemon) or [])[number - 1 :], "it is followed")
     assert "That was 2 times within 1 h: something keeps" in events[-1].sentence
     wall.by_s = 0.0
-    service = until(lambda: daemon.service.core.controller.plans and daemon.service, "it plans")
+    service = daemon.service
     looks = counted(service)
     until(lambda: len(looks) > 3, "it has looked")
     assert daemon.service is service
     assert len(told(daemon)) == 2
+
+
+def test_a_host_that_is_suspended_now_and_then_is_none_whose_clock_is_set(wall):
+    hands = clock.Clock()
+    for number in range(1, 2 * clock.MOST_SETS):
+        wall.asleep_s = wall.by_s = number * HOUR_S
+        hands.set()
+        assert hands.sets() == 0
+    wall.by_s -= HOUR_S
+    hands.set()
+    assert hands.sets() == 1
 
 
 def counted(service):

@@ -180,6 +180,14 @@ class HungSteps:
         mean = run.monitor.mean_pause(LEAST_REPORTS + 1)
         return math.inf if mean is None else PAUSES * max(least, mean)
 
+    def _before(self, run: ActiveJob, rhythm: _Rhythm) -> str:
+        """What the limit went by."""
+        what, pause = "the longest pause before was", rhythm.pause
+        if rhythm.reports < LEAST_REPORTS:
+            what = "the mean pause between two steps was, by the workers' own counts,"
+            pause = run.monitor.mean_pause(LEAST_REPORTS + 1) or 0.0
+        return f"{what} {format_duration(round(max(pause, 0.1), 1))}"
+
     def _tell(self, run: ActiveJob, rhythm: _Rhythm, now: float) -> None:
         """The agents had their time. A worker of which nothing is left has ended in order while
         others go on, which is no hang.
@@ -197,8 +205,8 @@ class HungSteps:
         again = run.spec.on_hang == "restart"
         sentence = (
             f"{ranks} of round {rhythm.generation} {'has' if len(hung) == 1 else 'have'} reported "
-            f"nothing for {format_duration(round(silent))}, though the longest pause before was "
-            f"{format_duration(round(max(rhythm.pause, 0.1), 1))}: {_places(rhythm)}."
+            f"nothing for {format_duration(round(silent))}, though {self._before(run, rhythm)}: "
+            f"{_places(rhythm)}."
         )
         end = (
             " The workers are started again."

@@ -11,11 +11,11 @@ nobody who stays has the state any more, leavers that still have it are members 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import BROKEN, HOLDING, AssignmentPhase
-from malletrain.rounds.actions import Action, Formed, SendAbort, SendRelease
+from malletrain.rounds.actions import Action, Broke, Formed, NodesRejected, SendAbort, SendRelease
 from malletrain.rounds.failure_grace import own_fault
 from malletrain.rounds.interface import RoundStage, View
 from malletrain.rounds.restart import JobRounds
@@ -196,16 +196,18 @@ class LiveRounds:
         self._leavers = {node: said for node, said in leavers.items() if node in but}
         return [SendRelease(node) for node in leavers if node not in but]
 
-    def _go_on(self, lost: Iterable[str], now: float) -> list[Action]:
+    def _abort(self, lost: Collection[str]) -> list[Action]:
+        void = sorted(g for g, roster in self._rosters.items() if not set(lost).isdisjoint(roster))
+        return [SendAbort(n, g) for n in self.survivors() for g in void]
+
+    def _go_on(self, lost: Collection[str], now: float) -> list[Action]:
         """Members are lost: have nobody wait in a group with them, and go on with those that are
         left if they are enough.
         """
-        lost, stays = set(lost), self.survivors()
-        void = sorted(g for g, roster in self._rosters.items() if lost & set(roster))
-        actions: list[Action] = [SendAbort(n, g) for n in stays for g in void]
-        if len(stays) < max(1, self.job.min_nodes):
+        actions = self._abort(lost)
+        if len(self.survivors()) < max(1, self.job.min_nodes):
             # The step that leavers were to finish is lost, and no round follows.
-            return actions + (self._let_go() if lost & set(self._group) else [])
+            return actions + (self._let_go() if set(lost) & set(self._group) else [])
         # Leavers stay until it is formed: should those that are left fail, they have the state.
         self.job.lost_member = self._at_once = True
         try:
@@ -254,11 +256,8 @@ class LiveRounds:
             and not self._holds_state(node)
         )
         actions = self._noted(self.job.phase(node, assignment, now))
-        if (
-            self.stage is RoundStage.COMPLETED
-            or node not in self._held.phases
-            or assignment == before
-        ):
+        new = node in self._held.phases and assignment != before
+        if self.stage is RoundStage.COMPLETED or not new:
             return actions + self._old_group_done()
         if assignment.phase is AssignmentPhase.LOST:
             return actions + self._adrift(node, assignment.generation, now)
@@ -286,9 +285,8 @@ class LiveRounds:
         """The workers on ``node`` wait in a broken group."""
         if generation != self.generation or node not in self.members:
             return []
-        if gone := self._held.unreachable.intersection(
-            self.members
-        ):  # the news of the loss only has yet to be confirmed
+        # The news of the loss only has yet to be confirmed.
+        if gone := self._held.unreachable.intersection(self.members):
             return self._go_on(gone, now)
         if self._adrift_at is None:
             self._adrift_at = now + self.job.settings.failure_grace_s
@@ -322,8 +320,8 @@ class LiveRounds:
             ):
                 return self._noted(self._go_on(self.members, now))
         due = self.job.deadline is not None and now >= self.job.deadline
-        if due and self.stage is RoundStage.FORMING and not self.broken() and self.survivors():
-            stays = self.survivors()
+        forming = due and self.stage is RoundStage.FORMING and not self.job.failing()
+        if forming and (stays := self.survivors()):
             late = [
                 n
                 for n in self.members
@@ -338,7 +336,10 @@ class LiveRounds:
             if self._extended < MOST_EXTENSIONS:  # they are in a long step
                 self.job.deadline = now + self.job.settings.join_s
                 return []
-            return [*self.job.tick(now), *self.give_up()]
+            actions = self.job.tick(now)
+            hung = [n for a in actions if isinstance(a, NodesRejected) for n in a.nodes]
+            broke = any(isinstance(a, Broke) for a in actions)
+            return self._noted([*(self.give_up() if broke else self._abort(hung)), *actions])
         return self._noted(self.job.tick(now))
 
     def give_up(self) -> list[Action]:

@@ -82,7 +82,7 @@ class JobRounds:
             enough = len(self._manner.survivors()) >= self.min_nodes
             until = now + (0.0 if enough else self.settings.joiners_within(within_s))
             self._joiners_until = min(waited, until) if waited > now else until  # and no longer
-        sound = not self.lost_member and not self._manner.broken()
+        sound = not self.lost_member and not self.failing()
         actions = self._manner.release(
             n for n in sorted(self.held.assigned) if n not in self.target and n not in self.members
         )
@@ -148,7 +148,7 @@ class JobRounds:
                 more = set(self.target) != set(self.members)
                 return formed + self._await_joiners(now) if more else formed
             failures = self._look_at_failures(now)
-            return failures or ([] if self._manner.broken() else self._invite(node))
+            return failures or ([] if self.failing() else self._invite(node))
         return self._look_at_failures(now) if self.stage is RoundStage.RUNNING else []
 
     def store_up(self, node: str, generation: int, host: str, port: int) -> list[Action]:
@@ -261,11 +261,8 @@ class JobRounds:
 
     def whole(self) -> bool:
         """Whether every member of the last round runs, or is done."""
-        return (
-            bool(self.members)
-            and not self.lost_member
-            and all(self.is_in(n, _RUNNING, _SUCCEEDED) for n in self.members)
-        )
+        at_work = all(self.is_in(n, _RUNNING, _SUCCEEDED) for n in self.members)
+        return bool(self.members) and not self.lost_member and at_work
 
     def keeps_round(self, now: float, within_s: float | None) -> bool:
         """Whether a round that is being formed is completed first: all its members stay."""
@@ -274,6 +271,10 @@ class JobRounds:
     def broken(self) -> list[str]:
         """Members whose workers failed, or whose launcher ended."""
         return [n for n in self.members if self.is_in(n, *BROKEN)]
+
+    def failing(self) -> dict[str, Assignment]:
+        """Those of the broken whom the newest round does not start again, and what they said."""
+        return self.failure.newly({n: self.held.phases[n] for n in self._manner.broken()})
 
     # --- steps ---
 
@@ -384,7 +385,7 @@ class JobRounds:
 
     def _look_at_failures(self, now: float) -> list[Action]:
         """Whether the members failed by themselves, once news of a loss had time to come."""
-        broken = self.failure.newly({n: self.held.phases[n] for n in self._manner.broken()})
+        broken = self.failing()
         if not broken or self.lost_member or self.failure.told_of == self.generation:
             self.failure.clear()
             return []

@@ -141,14 +141,18 @@ def test_who_never_showed_a_rhythm_is_left_alone():
     assert not site.asked
 
 
-@pytest.mark.parametrize("mean", [0.1, 3 * LEAST])
-def test_who_hangs_before_this_daemon_has_heard_a_rhythm_is_known_by_its_own_counts(mean):
+@pytest.mark.parametrize(("mean", "told"), [(0.4, "0.4 s"), (3 * LEAST, "3 min")])
+def test_who_hangs_before_this_daemon_has_heard_a_rhythm_is_known_by_its_own_counts(mean, told):
     site = Site()
     site.mean = mean
     site.silence(PAUSES * max(mean, LEAST) - 5.0)
     assert not site.asked
     site.silence(10.0)
     assert site.asked
+    site.answer()
+    [(sentence, _)] = site.events
+    assert f"the mean pause between two steps was, by the workers' own counts, {told}: " in sentence
+    assert "the longest pause" not in sentence
 
 
 def test_one_rank_of_two_that_hangs_is_found_by_what_it_says_itself():

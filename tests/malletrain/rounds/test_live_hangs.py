@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from malletrain.protocol.messages import Failure
-from malletrain.rounds.actions import Broke
+from malletrain.rounds.actions import Broke, Formed, NodesRejected, SendRelease, SendRound
+from malletrain.rounds.interface import RoundStage
 from malletrain.rounds.live import MOST_EXTENSIONS
 from tests.malletrain.rounds.live_world import GAVE_UP, RAISED, Live, aborts, of, rounds
 
@@ -56,3 +57,71 @@ def test_a_failure_that_was_told_is_not_told_again_while_its_worker_is_started()
     for _ in range(10):
         live.now += 1.0
         assert not of(Broke, live.rounds.tick(live.now)), "b takes longer than a"
+
+
+def round_after_a_failure() -> Live:
+    """b failed, a went on without it, and the round in which b is started again is being formed."""
+    live = Live("a", "b")
+    live.fails("b")
+    assert rounds(live.run()) == [("a", "b")]
+    live.rounds.store_up("a", 3, "host", 1)
+    return live
+
+
+def test_the_others_give_up_the_rounds_with_one_that_hangs_and_not_the_one_without_it():
+    live = Live("a", "b", "c", "d")
+    assert rounds(live.rounds.move(("a", "b", "c", "d", "e"), live.now)) == []
+    assert rounds(live.says("e", "ready", 0)) == [("a", "b", "c", "d", "e")]
+    for node in "acde":
+        live.says(node, "running", 2)
+    for _ in range(MOST_EXTENSIONS):
+        live.now += live.rounds.job.settings.join_s
+        actions = live.rounds.tick(live.now)
+    assert [a.nodes for a in of(NodesRejected, actions)] == [("b",)]
+    assert rounds(actions) == [("a", "c", "d", "e")]
+    assert aborts(actions) == {(n, g) for n in "acde" for g in (1, 2)}, "b is in those, not in 3"
+    assert not live.rounds.lost_member
+    for node in "acde":
+        live.says(node, "lost", 2)
+    actions = live.run()
+    assert [a.generation for a in of(Formed, actions)] == [3]
+    assert of(SendRelease, actions) == [SendRelease("b")]
+    assert live.rounds.stage is RoundStage.RUNNING
+
+
+def test_nobody_gives_up_a_round_that_waits_for_news_of_a_node_that_cannot_be_reached():
+    live = Live("a", "b", "c")
+    assert rounds(live.rounds.move(("a", "b"), live.now)) == [("a", "b")]
+    for _ in range(MOST_EXTENSIONS - 1):
+        live.now += live.rounds.job.settings.join_s
+        live.rounds.tick(live.now)
+    live.says("b", "running", 2)
+    live.rounds.unreachable("b")
+    live.now += live.rounds.job.settings.join_s
+    assert not live.rounds.tick(live.now)
+    assert not live.rounds.lost_member
+
+
+def test_who_is_started_again_hears_of_its_round_once_more_where_that_was_lost():
+    live = round_after_a_failure()
+    said = live.rounds.job.held.phases["b"]
+    actions = live.rounds.phase("b", said, live.now)
+    assert [(a.node, a.generation) for a in of(SendRound, actions)] == [("b", 3)]
+    actions = live.says("a", "running", 2)
+    assert [(a.node, a.generation) for a in of(SendRound, actions)] == [("a", 3)]
+
+
+def test_who_takes_too_long_to_start_again_is_left_out_and_the_job_goes_on():
+    live = round_after_a_failure()
+    live.now += live.rounds.job.settings.join_s
+    actions = live.rounds.tick(live.now)
+    assert not of(Broke, actions), "a trains well"
+    assert [a.nodes for a in of(NodesRejected, actions)] == [("b",)]
+    assert rounds(actions) == [("a",)]
+    assert of(Formed, live.run())
+
+
+def test_a_plan_leaves_alone_the_round_in_which_a_worker_is_started_again():
+    live = round_after_a_failure()
+    assert not rounds(live.rounds.move(("a", "b"), live.now))
+    assert [a.generation for a in of(Formed, live.run())] == [3]

@@ -15,7 +15,9 @@ from malletrain.protocol.fault_points import FaultPoint, reached
 
 
 async def _run(config: AgentConfig) -> int:
-    return await NodeAgent(config).run()
+    agent = NodeAgent(config)
+    os.environ.update(own_caches(os.environ, agent.directory))
+    return await agent.run()
 
 
 def main() -> int:
@@ -33,7 +35,6 @@ def main() -> int:
         return 2
     try:
         reached(FaultPoint.AGENT_STARTED)
-        os.environ.update(own_caches(os.environ))
         code = asyncio.new_event_loop().run_until_complete(_run(config))
     except (OSError, ValueError) as error:
         print(f"malletrain agent: {error}", file=sys.stderr)

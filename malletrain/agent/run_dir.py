@@ -61,11 +61,12 @@ def private_directory(run_dir: Path | None, node: str, environment: Mapping[str,
     return made
 
 
-def own_caches(environment: Mapping[str, str]) -> dict[str, str]:
+def own_caches(environment: Mapping[str, str], directory: Path) -> dict[str, str]:
     """Variables that name another place for what torch compiles, where the usual one is not this
     user's alone; nothing else keeps another user's code from being run out of it: its name is
     foretold, and it lies where everybody may make one. Else it is made, so that it stays this
-    user's.
+    user's. The other is in the home directory; below the agent's own ``directory``, and gone with
+    it, where the user has none.
     """
     if environment.get(_COMPILED):
         return {}
@@ -78,7 +79,13 @@ def own_caches(environment: Mapping[str, str]) -> dict[str, str]:
         usual.mkdir(mode=0o700)
     except OSError:
         pass
-    return {} if _is_ours(usual) else {_COMPILED: str(Path.home() / ".cache" / "torchinductor")}
+    if _is_ours(usual):
+        return {}
+    try:
+        other = Path.home() / ".cache"
+    except RuntimeError:  # no HOME, and the node knows no such user
+        other = directory
+    return {_COMPILED: str(other / "torchinductor")}
 
 
 def _base(environment: Mapping[str, str]) -> Path:

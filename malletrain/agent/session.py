@@ -59,9 +59,9 @@ class NodeAgent:
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
-        self._directory = private_directory(config.run_dir, config.node, os.environ)
+        self.directory = private_directory(config.run_dir, config.node, os.environ)
         self._memory = private_folder(config.node)
-        self._sockets = socket_directory(self._directory)
+        self._sockets = socket_directory(self.directory)
         self._workers = WorkerSocket(str(self._sockets / "workers.sock"))
         self._launcher_endpoint = f"ipc://{self._sockets / 'launcher.sock'}"
         self._launchers = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
@@ -72,7 +72,7 @@ class NodeAgent:
         self._link = DaemonLink(config, *told, lambda: bytes_below(self._memory))
         self._prober, self._stacks = Prober(self._link.send), StackReader(self._link.send)
         self._logs = LogForwarder(config.node, self._link.send)
-        self._fitness = NodeFitness(config, self._directory, self._link.send)
+        self._fitness = NodeFitness(config, self.directory, self._link.send)
         marks = {env.NODE: config.node, env.LEASE: config.lease}
         reach = self._link.send, self._memory
         self._servers = NodeForkServers(self._sockets, os.environ, marks, *reach)
@@ -116,8 +116,8 @@ class NodeAgent:
             self._workers.close()
             self._launchers.close(0)
             shutil.rmtree(self._sockets, ignore_errors=True)
-            shutil.rmtree(self._directory, ignore_errors=True)
-            shutil.rmtree(self._memory or self._directory, ignore_errors=True)
+            shutil.rmtree(self.directory, ignore_errors=True)
+            shutil.rmtree(self._memory or self.directory, ignore_errors=True)
             zmq.asyncio.Context.instance().term()
         return 0
 
@@ -205,7 +205,7 @@ class NodeAgent:
             self._run.flags.expect_loss(message.in_s)
         elif isinstance(message, messages.ShowStacks):
             ranks = self._run.reports.ranks(message.generation)
-            self._stacks.asked(message, self._directory / f"job-{self._count}", ranks)
+            self._stacks.asked(message, self.directory / f"job-{self._count}", ranks)
         elif isinstance(message, Round):
             self._run.round(message)
         elif isinstance(message, messages.Abort):
@@ -234,7 +234,7 @@ class NodeAgent:
         self._launcher_id = None
         host = message.host or self._config.host
         place = JobPlace(
-            directory=self._directory / f"job-{self._count}",
+            directory=self.directory / f"job-{self._count}",
             memory=folder_for_job(self._memory, f"job-{self._count}"),
             launcher_endpoint=self._launcher_endpoint,
             worker_socket=self._workers.path,

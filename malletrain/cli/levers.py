@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from malletrain.cli.common import asking, state_dir_option
+from malletrain.cli.common import asking, refusal, say, state_dir_option
 
 EVERY_NODE = "*"
 NAMES_BYTES = 256 * 1024
@@ -41,10 +41,24 @@ def _until(text: str) -> float:
 
 
 def _do(state_dir: Path | None, op: str, **params: Any) -> None:
+    """Of several requests each is sent, whatever becomes of the others; only where all are refused
+    the command is.
+    """
+    from malletrain.client import ClientError
+
+    parts, refused = _in_parts(params.get("nodes", ())), []
     with asking(state_dir) as client:
-        for some in _in_parts(params.get("nodes", ())):
+        for some in parts:
             told = {**params, "nodes": some} if some else params
-            click.echo(client.call(op, told, changes=True)["sentence"])
+            try:
+                click.echo(client.call(op, told, changes=True)["sentence"])
+            except ClientError as error:
+                if len(parts) == 1 or error.code not in ("refused", "usage"):
+                    raise
+                refused.append(error)
+                say(f"Refused for {len(some)} nodes, {some[0]} to {some[-1]}: {error}")
+    if len(refused) == len(parts):
+        raise click.exceptions.Exit(refusal(refused[0]).exit_code)
 
 
 def _in_parts(nodes: Sequence[str]) -> list[list[str]]:

@@ -321,8 +321,10 @@ class Transport:
 
     @property
     def kept_bytes(self) -> int:
-        """What all connections take for being there: it is no message that waits."""
-        return CONNECTION_BYTES * len(self._unread)
+        """What all connections take for being there whose peers have spoken: it is no message that
+        waits. Those of nobody, whom no key lets in, do not make room for more.
+        """
+        return CONNECTION_BYTES * self._unread.heard
 
     def end_unreadable(self, filling: bool) -> None:
         """End connections over which very much came of messages whose end does not. To be called

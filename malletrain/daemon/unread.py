@@ -74,23 +74,28 @@ class Unread:
     def __init__(self, received: Callable[[int], int] = bytes_received) -> None:
         self._received = received
         self._of: dict[int, _Connection] = {}
+        self._heard: set[int] = set()
 
-    def __len__(self) -> int:
-        """How many connections there are."""
-        return len(self._of)
+    @property
+    def heard(self) -> int:
+        """Over how many of the connections that there are something was read."""
+        return len(self._heard)
 
     def began(self, descriptor: int, now: float) -> None:
         """A connection was taken."""
         self._of[descriptor] = _Connection(now)
+        self._heard.discard(descriptor)
 
     def ended(self, descriptor: int) -> None:
         """One is over."""
         self._of.pop(descriptor, None)
+        self._heard.discard(descriptor)
 
     def read(self, descriptor: int, size: int, frames: int) -> None:
         """Of one a message of so many bytes in so many frames was read."""
         if (of := self._of.get(descriptor)) is not None:
             of.read += size + frames * FRAME_BYTES
+            self._heard.add(descriptor)
 
     def too_much(self, now: float) -> list[int]:
         """Whose connections are to be ended. Asks the system for each: some 3 µs."""

@@ -109,6 +109,7 @@ class Users:
                 status = self.path.stat()
                 version = (status.st_mtime_ns, status.st_ino, status.st_size)
                 if version == self._version:
+                    self.problem = ""  # it may have been away meanwhile
                     return
                 self._users, self.problem, self._version = read_users(self.path), "", version
             except FileNotFoundError:  # taken away: it says that there are none

@@ -4,6 +4,7 @@ import ast
 import getpass
 import importlib.util
 import os
+import pwd
 import re
 import tempfile
 from pathlib import Path
@@ -79,6 +80,7 @@ def test_a_place_of_its_own_comes_first(tmp, tmp_path, variable):
 
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
+OWN = Path("/run/of-this-agent")
 
 
 @pytest.fixture
@@ -88,10 +90,10 @@ def compiled(tmp):
 
 
 def test_the_place_for_what_torch_compiles_is_made_before_others_can(compiled):
-    assert own_caches({}) == {}
+    assert own_caches({}, OWN) == {}
     assert compiled.stat().st_mode & 0o777 == 0o700
-    assert own_caches({}) == {}
-    assert own_caches({CACHE: "/elsewhere"}) == {}
+    assert own_caches({}, OWN) == {}
+    assert own_caches({CACHE: "/elsewhere"}, OWN) == {}
 
 
 def by_everybody(place):
@@ -115,8 +117,19 @@ def by_another_user(place):
 @pytest.mark.parametrize("taken", [by_everybody, by_a_link, by_another_user])
 def test_code_of_others_is_not_run_out_of_it(compiled, taken):
     taken(compiled)
-    told = own_caches({})
+    told = own_caches({}, OWN)
     assert Path(told[CACHE]).is_relative_to(Path.home())
+
+
+def test_a_user_without_a_home_has_it_in_the_agents_directory(compiled, monkeypatch):
+    def unknown(user):
+        raise KeyError(user)
+
+    monkeypatch.setenv("LOGNAME", compiled.name.partition("_")[2])
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    by_everybody(compiled)
+    assert own_caches({}, OWN) == {CACHE: str(OWN / "torchinductor")}
 
 
 def torchs_own_place():
@@ -137,6 +150,6 @@ def torchs_own_place():
 @pytest.mark.parametrize("user", ["ann", "site\\ann:1"])
 def test_it_is_the_place_that_torch_takes(tmp, monkeypatch, user):
     monkeypatch.setenv("LOGNAME", user)
-    own_caches({})
+    own_caches({}, OWN)
     assert torchs_own_place().is_dir()
     assert torchs_own_place().parent == tmp

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 
 import pytest
 
@@ -174,21 +175,29 @@ def test_a_message_that_does_not_end_ends_its_connection_and_others_go_on():
     asyncio.run(asyncio.wait_for(busy(), PATIENCE_S))
 
 
-def test_what_connections_take_is_known_as_long_as_they_are_there():
+def test_what_connections_take_is_known_as_long_as_they_are_there_and_somebody_spoke():
     async def counted():
-        with listening() as (made, address, keys, receiver):
+        with listening() as (made, address, keys, receiver), contextlib.ExitStack() as strangers:
             made.serve(receiver)
             assert made.kept_bytes == 0
+            host, _, port = address.removeprefix("tcp://").rpartition(":")
+            for _ in range(3):  # they come before those who speak, and are taken in this order
+                strangers.enter_context(socket.create_connection((host, int(port))))
             there = [
                 await asyncio.to_thread(RawClient, address, keys.public, new_pair())
                 for _ in range(2)
             ]
-            while made.kept_bytes != 2 * CONNECTION_BYTES:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            for client, heard in zip(there, (1, 2), strict=True):
+                client.send(b"x")
+                while len(receiver.sentences) < heard:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                assert made.kept_bytes == heard * CONNECTION_BYTES
             there.pop().close()
             while made.kept_bytes != CONNECTION_BYTES:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             there.pop().close()
+            while made.kept_bytes:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(counted(), PATIENCE_S))
 

@@ -87,6 +87,23 @@ def test_the_list_is_read_again_when_it_changes_and_a_wrong_one_changes_nothing(
     assert users.user_of(BOB) is None
 
 
+def test_a_list_that_was_away_for_a_while_is_no_problem_any_more(tmp_path, monkeypatch):
+    monkeypatch.setattr("malletrain.identity.users.LOOK_EVERY_S", 0.0)
+    place, away = tmp_path / "place", tmp_path / "away"
+    place.mkdir()
+    users = Users(place / "users")
+    users.path.write_text(f"ada {ADA}\n")
+    for _ in range(2):
+        assert (users.user_of(ADA), users.problem) == ("ada", "")
+        place.rename(away)
+        place.write_text("")  # its file system is not there
+        assert users.user_of(ADA) == "ada"
+        assert users.problem
+        place.unlink()
+        away.rename(place)
+    assert (users.user_of(ADA), users.problem) == ("ada", "")
+
+
 @pytest.fixture(scope="module")
 def munge(tmp_path_factory):
     """A MUNGE service of this test's own."""

@@ -81,6 +81,7 @@ def test_a_trials_size_is_known_before_it_trains_and_is_what_it_says_itself(file
     said = []
     monkeypatch.setattr(malletrain, "describe", lambda *size: said.append(size))
     monkeypatch.setattr(nas.train, "subsets", lambda *_: 1 / 0)  # nothing is trained
+    monkeypatch.delenv("RANK", raising=False)  # another test's trainer may have left it
     rng = np.random.default_rng(7)
     for _ in range(5):
         edges, ops = draw(rng)

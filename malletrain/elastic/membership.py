@@ -53,6 +53,9 @@ class GroupMembership:
         """Seconds of each of PARTS at the last change."""
         self.change_due = False
         """The last step was the last of its group."""
+        self.stepping = False
+        """A step is under way."""
+        self._trainer = threading.get_ident()
         self._manner = manner_of(training)
         self._changed = changed
         self._group: Group | None = None
@@ -109,15 +112,23 @@ class GroupMembership:
         group = self._group
         if group is not None and group.place.generation == generation:
             group.abort()
-            timer = threading.Timer(LAST_RESORT_S, self._last_resort, (self.changes,))
-            timer.daemon = True
-            timer.start()
+            self._watch_for_hang()
+
+    def _watch_for_hang(self) -> None:
+        timer = threading.Timer(LAST_RESORT_S, self._last_resort, (self.changes,))
+        timer.daemon = True
+        timer.start()
 
     def _last_resort(self, changes: int) -> None:
         """The training thread waits for something that cannot be given up: better to be started
-        again than to hang.
+        again than to hang. Code between two steps, such as an evaluation, may take its time, unless
+        it is in a collective.
         """
-        if self.changes == changes and not self.change_due and not self._joining:
+        if self.changes != changes or self.change_due or self._joining:
+            return
+        if not self.stepping and not _in_collective(self._trainer):
+            self._watch_for_hang()
+        else:
             report.tell(
                 f"The step could not be given up within {LAST_RESORT_S:g} s after a peer was "
                 "lost; this process starts again. Collectives "
@@ -247,6 +258,7 @@ class GroupMembership:
         if old is not None:
             old.leave()
         marks.append(time.time())
+        joins = not self.training.has_state
         manner, cuda = self._manner, self.training.device.type == "cuda"
         ranked = place if check_in is None else check_in.ranked
         self._group = group = Group(ranked, store, cuda, manner.backend, manner.sharded)
@@ -257,6 +269,8 @@ class GroupMembership:
         reached(FaultPoint.WORKER_SHARES)
         manner.share(group)
         reached(FaultPoint.WORKER_SHARED)
+        if joins and self.training.between_epochs:
+            _join_later()
         marks.append(time.time())
         sampler = self.training.sampler
         if sampler is not None:
@@ -288,6 +302,24 @@ class GroupMembership:
                     raise
                 self.give_up()
                 self.settle()
+
+
+def _in_collective(thread: int) -> bool:
+    """Whether ``thread`` is in a call of torch.distributed."""
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 (the one way to see a thread)
+    return frame is not None and frame.f_globals.get("__name__", "").startswith("torch.distributed")
+
+
+def _join_later() -> None:
+    """End this process, which joins again: the others have lost a peer in the code that follows the
+    steps of an epoch, and go on with that code, of which this process has not run the steps.
+    """
+    report.tell(
+        "The others are in the code after the steps of an epoch; this process joins them when the "
+        "next epoch begins."
+    )
+    report.flush()
+    os._exit(LAST_RESORT_CODE)
 
 
 def _write_to_log_of(place: Place) -> None:

@@ -263,9 +263,12 @@ class Run:
             )
         if accumulate < 1:
             raise ElasticError(f"run.batches(): accumulate must be 1 or more, not {accumulate}.")
+        sampler.close_epoch()  # that of a script that loops without sampler.epochs()
         membership.settle()
-        epoch, finished = sampler.epoch, False
-        while sampler.epoch == epoch and not finished and not self.stopping:
+        finished = False
+        # After a loss a sharded run may go back into the epoch before: its steps come in this loop,
+        # and the code after it runs once they are done.
+        while not (finished or sampler.between_epochs or self.stopping):
             changes, finished = membership.changes, True
             items = iter(loader)
             while taken := list(islice(items, accumulate)):
@@ -277,9 +280,10 @@ class Run:
                         "A batch was taken from run.batches() but not trained on inside `with "
                         "run.step():`."
                     )
-                if not self.stopping:
+                # Between epochs the group changes only for a loss: else when the next one begins.
+                if not self.stopping and (membership.group.broken or not sampler.between_epochs):
                     membership.settle()
-                if membership.changes != changes or sampler.epoch != epoch or self.stopping:
+                if membership.changes != changes or sampler.between_epochs or self.stopping:
                     finished = False
                     break
         if self.stopping:

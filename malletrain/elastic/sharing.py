@@ -17,9 +17,9 @@ from malletrain.elastic.training import Standing, Training
 
 def source_and_needy(table: Sequence[Standing]) -> tuple[int, list[int]]:
     """(rank whose state counts, ranks that must get it) by what each rank stands at. The lowest
-    rank of those that are furthest gives.
+    rank of those that are furthest gives, one that has closed its epoch before one that has not.
     """
-    source = max(range(len(table)), key=lambda rank: (table[rank], -rank))
+    source = max(range(len(table)), key=lambda rank: (table[rank], table[rank].epoch_closed, -rank))
     if not table[source].has_state:
         return 0, list(range(1, len(table)))
     return source, [rank for rank in range(len(table)) if table[rank] != table[source]]
@@ -36,11 +36,15 @@ def share(training: Training, group: Group) -> None:
     table = [mine]
     if group.several:
         row = torch.tensor(
-            [mine.has_state, mine.updates, mine.steps, mine.whole], dtype=torch.int64
+            [mine.has_state, mine.updates, mine.steps, mine.whole, mine.epoch_closed],
+            dtype=torch.int64,
         )
         rows = [torch.empty_like(row) for _ in range(place.size)]
         group.wait(dist.all_gather(rows, row, async_op=True))
-        table = [Standing(bool(a), b, c, bool(d)) for a, b, c, d in (row.tolist() for row in rows)]
+        table = [
+            Standing(bool(has_state), updates, steps, bool(whole), bool(closed))
+            for has_state, updates, steps, whole, closed in (row.tolist() for row in rows)
+        ]
     source, needy = source_and_needy(table)
     if place.rank == source and not mine.has_state:
         training.restore_snapshot()

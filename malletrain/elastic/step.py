@@ -44,6 +44,10 @@ class Steps:
         self._sound = 0
         """Exchanges that were over, and good, when the last update was made."""
         self._changes = membership.changes
+        self._save_at_close = False
+        """All ranks are to save when the epoch is over."""
+        if self.training.sampler is not None:
+            self.training.sampler.on_epoch_closed(self._epoch_closed)
         self._optimizers = Optimizers(self.training)
         for optimizer in self.training.optimizers:
             optimizer.register_step_pre_hook(self._before_update)
@@ -57,7 +61,7 @@ class Steps:
     def begin(self, step: Step) -> None:
         """``step`` is under way; the others are asked what is asked once a step."""
         membership = self.membership
-        self.now, self.exchanged = step, False
+        self.now, self.exchanged, membership.stepping = step, False, True
         self.attempts += 1
         self.training.undo.keep()
         rate, self.rate = self.rate, rates.UNKNOWN
@@ -82,6 +86,31 @@ class Steps:
                 raise
             membership.give_up()
             return False
+
+    def step_done(self, save: bool) -> None:
+        """A step that counts is done: take the snapshots that are due, at the end of an epoch when
+        the code after its steps has run. ``save``: all ranks have agreed to.
+        """
+        if self.training.between_epochs:
+            self._save_at_close = save
+        elif not self.membership.change_due:
+            self._save_snapshots(save)
+
+    def _epoch_closed(self) -> None:
+        save, self._save_at_close = self._save_at_close, False
+        if not self.membership.change_due:
+            self._save_snapshots(save)
+
+    def _save_snapshots(self, save: bool) -> None:
+        try:
+            self.training.snapshot_step()
+            if save:
+                self.training.save()
+                self.save_wanted = False
+        except RuntimeError as late:
+            if not (self.membership.live and is_peer_loss(late)):
+                raise
+            self.membership.give_up()
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         group = self.membership.group
@@ -181,7 +210,7 @@ class Step:
     ) -> bool:
         steps, membership, training = self._steps, self._steps.membership, self._steps.training
         group = membership.group
-        steps.now, steps.planned = None, []
+        steps.now, steps.planned, membership.stepping = None, [], False
         lost = (
             error is not None
             and membership.live
@@ -208,16 +237,8 @@ class Step:
                 lost = True
         if not lost and group.rates_differ:  # before this goes into a snapshot
             raise ElasticError(rates.sentence(training.optimizers, self.rank))
-        if not lost and not membership.change_due:
-            try:
-                training.snapshot_step()
-                if save:
-                    training.save()
-                    steps.save_wanted = False
-            except RuntimeError as late:
-                if not (membership.live and is_peer_loss(late)):
-                    raise
-                lost = True
         if lost:
             membership.give_up()
+        else:
+            steps.step_done(save)
         return True

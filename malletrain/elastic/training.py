@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,6 +34,10 @@ class Standing:
     updates: int
     steps: int
     whole: bool
+    epoch_closed: bool = field(default=True, compare=False)
+    """It is not in the code that follows the steps of an epoch. That code changes what each process
+    holds for itself, so that it makes nobody ahead; but a joiner is to get the state of after it.
+    """
 
 
 class Training:
@@ -105,7 +109,14 @@ class Training:
 
     def standing(self) -> Standing:
         """How far this process is."""
-        return Standing(self.has_state, self.updates, self.steps, not self._torn)
+        return Standing(
+            self.has_state, self.updates, self.steps, not self._torn, not self.between_epochs
+        )
+
+    @property
+    def between_epochs(self) -> bool:
+        """Whether the steps of an epoch are done and the code that follows them is not."""
+        return self.sampler is not None and self.sampler.between_epochs
 
     def pack(self) -> tuple[bytes, list[torch.Tensor]]:
         """See :meth:`Holder.pack`."""
@@ -137,12 +148,18 @@ class Training:
             self.snapshot.round_entered()
 
     def _counted(self) -> dict[str, int]:
+        """What goes along with the objects to a peer."""
+        return {**self._counters_now(), "between_epochs": int(self.between_epochs)}
+
+    def _counters_now(self) -> dict[str, int]:
         return {"steps": self.steps, "samples": self.samples, "updates": self.updates}
 
     def _count_from(self, counters: dict[str, Any]) -> None:
         self.steps, self.samples, self.updates = (
             int(counters.get(name, 0)) for name in ("steps", "samples", "updates")
         )
+        if self.sampler is not None:
+            self.sampler.between_epochs = bool(counters.get("between_epochs"))
 
     # --- on disk ---
 
@@ -154,10 +171,10 @@ class Training:
     def snapshot_step(self) -> None:
         """After a step, where the group stays: a snapshot, if one is due or asked for."""
         if self.snapshot is not None:
-            self._counters.update(self._counted())
+            self._counters.update(self._counters_now())
             self.snapshot.step()
 
     def save(self) -> bool:
         """Write the snapshot now. Returns whether this process wrote it."""
-        self._counters.update(self._counted())
+        self._counters.update(self._counters_now())
         return self.snapshot is not None and self.snapshot.save()

@@ -1,13 +1,16 @@
 """What sampler and stream have in common: epochs that follow each other from a restored position,
 and an order that a snapshot began.
 
-Decides when an epoch is over for the training loop; what a position is, and how far a step moves
-it, is the subclass's business.
+Decides when an epoch is over for the training loop. An epoch has two parts: its steps, and the code
+that a script runs after them (scheduler, evaluation). Between the last step and the end of that
+code the position is the start of the next epoch already, and :attr:`CountedEpochs.between_epochs`
+is true: the state of that moment must not be resumed from, because the code would be skipped.
+What a position is, and how far a step moves it, is the subclass's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from malletrain.protocol.worker_channel import WorkLeft
@@ -30,6 +33,39 @@ class CountedEpochs:
     def __init__(self) -> None:
         self._advances = 0
         self._ended = False
+        self._looping = False
+        """The script loops over :meth:`epochs`."""
+        self.finished = False
+        """All epochs that :meth:`epochs` was asked for are done."""
+        self._listeners: list[Callable[[], None]] = []
+        self.between_epochs = False
+        """The steps of an epoch are done, and the code that follows them may still be running: from
+        the last step until the loop asks for the next epoch.
+        """
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_listeners": []}  # those of this process
+
+    def on_epoch_closed(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` whenever the code after the steps of an epoch has run, on every rank:
+        where :meth:`epochs` goes on or, in scripts without it, where the next epoch is iterated.
+        """
+        self._listeners.append(listener)
+
+    def close_epoch(self) -> None:
+        """The code after the steps of the epoch has run."""
+        if not self.between_epochs:
+            return
+        self.between_epochs = False
+        for listener in self._listeners:
+            listener()
+
+    def _iterated(self) -> None:
+        """The batches of an epoch are asked for. While :meth:`epochs` is in use that closes no
+        epoch: a script may also go through its training data after the steps, to evaluate.
+        """
+        if not self._looping:
+            self.close_epoch()
 
     def epochs(self, count: int) -> Iterator[int]:
         """``for epoch in sampler.epochs(10)``: the epochs not finished yet of 10, starting with the
@@ -43,11 +79,22 @@ class CountedEpochs:
         left = self._samples_left(count)
         if left is not None and self.rank == 0:
             send(WorkLeft, samples=float(left))
+        self._looping, self.finished = True, False
+        try:
+            yield from self._epochs(count)
+        finally:
+            self._looping = False
+
+    def _epochs(self, count: int) -> Iterator[int]:
         while self.epoch < count and not self._ended:
             epoch, advances = self.epoch, self._advances
             yield epoch
             if self._ended:
                 return
+            if self.between_epochs:
+                self.finished = self.epoch >= count
+                self.close_epoch()
+                continue
             if self.epoch != epoch:
                 continue
             if self._advances == advances:

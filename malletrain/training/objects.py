@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from malletrain.training import report, rng
+from malletrain.training.epochs import CountedEpochs
 from malletrain.training.snapshot_file import SnapshotError
 
 _FSDP2 = "shard it with torch.distributed.fsdp.fully_shard (FSDP2)"
@@ -63,6 +64,11 @@ def check_object(owner: str, name: str, value: Any, sharded: bool = False) -> No
             "load_state_dict(). Pass objects that have them, "
             "or a dict of plain values."
         )
+
+
+def epochs_of(objects: Mapping[str, Any]) -> CountedEpochs | None:
+    """The sampler or stream among ``objects``, which knows where an epoch ends."""
+    return next((value for value in objects.values() if isinstance(value, CountedEpochs)), None)
 
 
 def unwrapped(value: Any) -> Any:

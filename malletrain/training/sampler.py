@@ -150,6 +150,7 @@ class ElasticSampler(CountedEpochs):
         is ever empty.
         """
         _refuse_wrapping(self, inspect.currentframe())
+        self._iterated()
         return self._batches()
 
     def _batches(self) -> Iterator[list[int]]:
@@ -208,7 +209,8 @@ class ElasticSampler(CountedEpochs):
             batches: how many batches the step took from the loader (more than 1 with gradient
                 accumulation).
 
-        At the end of the epoch the position becomes the start of the next one.
+        At the end of the epoch the position becomes the start of the next one, and
+        :attr:`between_epochs` is true until the loop asks for it.
 
         Raises:
             RuntimeError: when more batches are reported done than were taken from the loader.
@@ -224,10 +226,12 @@ class ElasticSampler(CountedEpochs):
                 )
             self.position = after
             self._advances += 1
-            self._roll_over()
+            self.between_epochs = self._roll_over()
 
-    def _roll_over(self) -> None:
-        if not self._plan.batch_at(self.position):
+    def _roll_over(self) -> bool:
+        """Go to the next epoch where nothing of this one is left. Returns whether that was so."""
+        over = not self._plan.batch_at(self.position)
+        if over:
             lost = self.num_samples - self.position
             if lost and not self.drop_last:
                 tell(
@@ -236,6 +240,7 @@ class ElasticSampler(CountedEpochs):
                     f"most fewer ranks, and {self.world_size} ranks cannot share {lost} samples."
                 )
             self.epoch, self.position = self.epoch + 1, 0
+        return over
 
     def upcoming(self, batches: int) -> list[tuple[int, int]]:
         """(this rank's samples, samples of the global batch) of up to ``batches`` next batches of
@@ -309,6 +314,7 @@ class ElasticSampler(CountedEpochs):
             )
         self.epoch, self.position = epoch, position
         self._handed_out = (epoch, position)
+        self.between_epochs = False
         self._roll_over()
 
 

@@ -135,6 +135,11 @@ class Snapshot:
             )
         self.replicas = Replicas(replicate_every, self._memory)
         self._steps = 0
+        self._epochs = parts.epochs_of(objects)
+        self._deferred = False
+        """A step was the last of its epoch: what is due after it is done when the epoch is over."""
+        if self._epochs is not None:
+            self._epochs.on_epoch_closed(self._epoch_closed)
         self._disk_since = time.time()
         self._announced = False
         self._looked = False
@@ -282,10 +287,38 @@ class Snapshot:
         most), because the launcher is about to stop it and what it would do now would be lost; the
         other ranks wait for it in their next collective. With a sharded model all ranks save, one
         step later.
+
+        After the last step of an epoch this happens when the code that follows the epoch's steps
+        has run (:attr:`malletrain.ElasticSampler.between_epochs`): a state saved before it would
+        be resumed in the next epoch, and the code never run.
         """
         if not self._looked:
             self._look()
         self._steps += 1
+        if self._epochs is not None and self._epochs.between_epochs:
+            self._deferred = True
+        else:
+            self._after_step()
+
+    def _epoch_closed(self) -> None:
+        deferred, self._deferred = self._deferred, False
+        if deferred:
+            self._after_step()
+
+    def _after_training(self) -> None:
+        """The last epoch is over. The code that follows the training runs in this process: nobody
+        waits here to be stopped. A process that has to stop in that code leaves this state behind.
+        """
+        if rank_and_world()[0] != 0 or self._agreement is not None:
+            return
+        request = self._flags.drain_request() if self._flags is not None else 0
+        if request not in (0, self._served) or self._pace.is_due():
+            self._save()
+
+    def _after_step(self) -> None:
+        if self._epochs is not None and self._epochs.finished:
+            self._after_training()
+            return
         if self._agreement is not None:
             self._step_together(self._agreement)
             return

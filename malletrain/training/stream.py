@@ -144,11 +144,13 @@ class ElasticStream(CountedEpochs):
         """Records of this epoch that are done, over all ranks."""
         self._position = position or StreamPosition(len(self.shards))
         self._waiting.clear()
+        self.between_epochs = False
 
     # --- the batches ---
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's batches from the position to the end of the epoch."""
+        self._iterated()
         self._waiting.clear()
         epoch, position = self.epoch, self._position
         shared = False
@@ -251,6 +253,7 @@ class ElasticStream(CountedEpochs):
             self._advances += 1
             if not self._position.left():
                 self._begin(self.epoch + 1)
+                self.between_epochs = True
 
     def _leave_rest(self) -> None:
         """No batch can be made of what is left."""
@@ -262,6 +265,7 @@ class ElasticStream(CountedEpochs):
         tell(f"The last records of epoch {self.epoch} are fewer than the ranks, and left out.")
         self._advances += 1
         self._begin(self.epoch + 1)
+        self.between_epochs = True
 
     @property
     def loss_weight(self) -> float:

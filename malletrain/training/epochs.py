@@ -38,6 +38,8 @@ class CountedEpochs:
         self.finished = False
         """All epochs that :meth:`epochs` was asked for are done."""
         self._listeners: list[Callable[[], None]] = []
+        self._ahead = 0
+        """Batches that the script's loop takes before it needs them, as a prefetcher does."""
         self.between_epochs = False
         """The steps of an epoch are done, and the code that follows them may still be running: from
         the last step until the loop asks for the next epoch.
@@ -59,6 +61,13 @@ class CountedEpochs:
         self.between_epochs = False
         for listener in self._listeners:
             listener()
+
+    def _micro_batch(self, not_done: int) -> int:
+        """Which of the batches since the last ``advance()`` the script is at, from 0: more than 0
+        where it accumulates gradients. ``not_done``: batches that its loop took and that no
+        ``advance()`` has counted.
+        """
+        return max(0, not_done - 1 - self._ahead)
 
     def _iterated(self) -> None:
         """The batches of an epoch are asked for. While :meth:`epochs` is in use that closes no

@@ -10,9 +10,9 @@ Which samples form a batch is :mod:`malletrain.training.epoch_plan`'s, when the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 from malletrain.training.epoch_plan import EpochPlan, order, whole_number
@@ -83,6 +83,10 @@ class ElasticSampler(CountedEpochs):
         self.epoch = 0
         self.position = 0
         self._handed_out = (0, 0)
+        self._reader: Callable[[], Any] = lambda: None
+        """The iterator of the DataLoader that reads from here, if there is one still."""
+        self._yielded = self._advances_before = 0
+        """Of this iteration: batches read, and calls of advance() when it began."""
         super().__init__()
         self._order: tuple[tuple[int, int], Any] | None = None
 
@@ -149,9 +153,24 @@ class ElasticSampler(CountedEpochs):
         """This rank's batches from the position to the end of the epoch, as lists of indices; none
         is ever empty.
         """
-        _refuse_wrapping(self, inspect.currentframe())
+        frame = inspect.currentframe()
+        caller = frame.f_back.f_locals.get("self") if frame and frame.f_back else None
+        _refuse_wrapping(self, caller)
         self._iterated()
+        self._reader = weakref.ref(caller) if _is_loader_iterator(caller) else lambda: None
+        self._yielded, self._advances_before = 0, self._advances
         return self._batches()
+
+    def _not_done(self) -> int:
+        """Batches that the script's loop took and that no :meth:`advance` has counted. A DataLoader
+        with workers reads further than that.
+        """
+        taken, reader = self._yielded, self._reader()
+        if reader is not None:
+            from malletrain.training.torch_private import batches_yielded
+
+            taken = batches_yielded(reader, taken)
+        return taken - (self._advances - self._advances_before)
 
     def _batches(self) -> Iterator[list[int]]:
         epoch, position = self.epoch, self.position
@@ -160,6 +179,7 @@ class ElasticSampler(CountedEpochs):
             start, size = self._plan.share(batch, self.rank)
             share = indices[position + start : position + start + size]
             position += batch
+            self._yielded += 1
             self._handed_out = max(self._handed_out, (epoch, position))
             yield list(share) if isinstance(share, range) else share.tolist()
 
@@ -227,6 +247,8 @@ class ElasticSampler(CountedEpochs):
             self.position = after
             self._advances += 1
             self.between_epochs = self._roll_over()
+        if not self.between_epochs:  # at the end nothing is left to be ahead with
+            self._ahead = max(0, self._not_done())
 
     def _roll_over(self) -> bool:
         """Go to the next epoch where nothing of this one is left. Returns whether that was so."""
@@ -255,14 +277,18 @@ class ElasticSampler(CountedEpochs):
 
     @property
     def loss_weight(self) -> float:
-        """(this rank's samples) · (ranks) / (samples of the global batch) for the step in progress
-        (before :meth:`advance`).
+        """(this rank's samples) · (ranks) / (samples of the global batch) for the batch that the
+        loop took last (before :meth:`advance`).
 
         DDP averages the ranks' gradients with equal weight. Multiplying a mean loss by this number
         makes the result the exact mean over the global batch when the shares are uneven; it is 1.0
-        when they are even.
+        when they are even. With gradient accumulation read it for each micro-batch: the last one of
+        an epoch may have another.
         """
-        batch = self._plan.batch_at(self.position)
+        position = self.position
+        for _ in range(self._micro_batch(self._not_done())):
+            position += self._plan.batch_at(position)
+        batch = self._plan.batch_at(position) or self._plan.batch_at(self.position)
         return self._plan.share(batch, self.rank)[1] * self.world_size / batch if batch else 1.0
 
     # --- what a snapshot needs ---
@@ -318,11 +344,15 @@ class ElasticSampler(CountedEpochs):
         self._roll_over()
 
 
-def _refuse_wrapping(sampler: ElasticSampler, frame: FrameType | None) -> None:
-    """Raises TypeError when ``frame``'s caller would take the batches for something else: torch's
+def _is_loader_iterator(caller: object) -> bool:
+    """Whether ``caller`` is the iterator of a DataLoader, without importing torch."""
+    return any(cls.__name__ == "_BaseDataLoaderIter" for cls in type(caller).__mro__)
+
+
+def _refuse_wrapping(sampler: ElasticSampler, caller: object) -> None:
+    """Raises TypeError when ``caller`` would take the batches for something else: torch's
     BatchSampler for single samples, accelerate's shards for batches of all ranks.
     """
-    caller = frame.f_back.f_locals.get("self") if frame and frame.f_back else None
     names = {cls.__name__ for cls in type(caller).__mro__}
     if "BatchSamplerShard" in names:
         raise TypeError(

@@ -254,6 +254,8 @@ class ElasticStream(CountedEpochs):
             if not self._position.left():
                 self._begin(self.epoch + 1)
                 self.between_epochs = True
+        if not self.between_epochs:  # at the end nothing is left to be ahead with
+            self._ahead = len(self._waiting)
 
     def _leave_rest(self) -> None:
         """No batch can be made of what is left."""
@@ -269,12 +271,12 @@ class ElasticStream(CountedEpochs):
 
     @property
     def loss_weight(self) -> float:
-        """(this rank's records) · (ranks) / (records of the global batch) for the step in progress
+        """(this rank's records) · (ranks) / (records of the global batch) for the newest batch
         (before :meth:`advance`): see :attr:`malletrain.ElasticSampler.loss_weight`.
         """
         if not self._waiting:
             return 1.0
-        step = self._waiting[0]
+        step = self._waiting[self._micro_batch(len(self._waiting))]
         return step.share * self.world_size / step.total
 
     # --- what a snapshot needs ---

@@ -88,6 +88,16 @@ def forget_worker() -> None:
     loader._worker_info = None  # noqa: SLF001 (there is no public way)
 
 
+# --- the iterator of a DataLoader (malletrain.training.sampler) ---
+
+
+def batches_yielded(iterator: Any, otherwise: int) -> int:
+    """Batches that a DataLoader's ``iterator`` has given to its loop; ``otherwise`` for a torch
+    that does not count them.
+    """
+    return int(getattr(iterator, "_num_yielded", otherwise))
+
+
 # --- process groups (malletrain.elastic.group) ---
 
 

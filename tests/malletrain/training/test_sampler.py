@@ -392,3 +392,61 @@ def test_rank_0_says_how_many_samples_are_left(monkeypatch, drop_last, position,
             next(sampler.epochs(3))
             said = [message.samples for message in agent.received(WorkLeft)]
             assert said == ([left] if rank == 0 else [])
+
+
+# --- gradient accumulation ---
+
+
+def accumulated(ranks, samples, batch, micro, workers=0, prefetch=False):
+    """Gradients that training with accumulation gives on ``ranks`` ranks: the mean over ranks, as
+    DDP makes it, of the sums over the micro-batches of each step.
+    """
+    values = torch.arange(samples, dtype=torch.float64) ** 2
+
+    def gradients(rank):
+        sampler = ElasticSampler(
+            samples, global_batch_size=batch, rank=rank, world_size=ranks, max_world_size=3
+        )
+        loader = DataLoader(values, batch_sampler=sampler, num_workers=workers)
+        for _ in sampler.epochs(2):
+            batches = ahead(iter(loader)) if prefetch else iter(loader)
+            left, todo, total = len(loader), 0, 0.0
+            for x in batches:
+                todo, left = todo + 1, left - 1
+                total += float(x.mean() * sampler.loss_weight / micro)
+                if todo == micro or left == 0:
+                    yield total
+                    sampler.advance(batches=todo)
+                    todo, total = 0, 0.0
+
+    by_rank = zip(*(gradients(rank) for rank in range(ranks)), strict=True)
+    return [sum(step) / ranks for step in by_rank]
+
+
+def ahead(batches):
+    """As a prefetcher for a GPU does: it has the next batch before it gives this one."""
+    following = next(batches, None)
+    while following is not None:
+        batch, following = following, next(batches, None)
+        yield batch
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "micro"), [(45, 8, 3), (46, 7, 4), (31, 5, 2), (29, 8, 1), (12, 5, 8)]
+)
+def test_accumulated_gradients_do_not_depend_on_the_number_of_ranks(samples, batch, micro):
+    alone, *more = (accumulated(ranks, samples, batch, micro) for ranks in (1, 2, 3))
+    for several in more:
+        assert several == pytest.approx(alone, rel=1e-12)
+
+
+@pytest.mark.parametrize(("samples", "batch"), [(45, 8), (29, 8), (46, 7)])
+def test_a_prefetcher_that_is_a_batch_ahead_is_no_accumulation(samples, batch):
+    alone, *more = (accumulated(ranks, samples, batch, 1, prefetch=True) for ranks in (1, 2, 3))
+    for several in more:
+        assert several == pytest.approx(alone, rel=1e-12)
+
+
+def test_accumulated_gradients_where_loader_workers_read_ahead():
+    alone = accumulated(1, 45, 8, 3)
+    assert accumulated(3, 45, 8, 3, workers=2) == pytest.approx(alone, rel=1e-12)

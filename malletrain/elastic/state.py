@@ -19,7 +19,7 @@ import torch
 from malletrain.elastic.rooms import Rooms
 from malletrain.elastic.switches import set_switches, switches_of
 from malletrain.training import rng
-from malletrain.training.objects import check_object, unwrapped
+from malletrain.training.objects import check_object, load_state, unwrapped
 from malletrain.training.snapshot_file import SnapshotError
 
 
@@ -165,7 +165,7 @@ class Holder:
                 )
             target, state = unwrapped(value), _put_in(skeleton["objects"][name], tensors)
             try:
-                target.update(state) if isinstance(target, dict) else target.load_state_dict(state)
+                load_state(target, state, f"The peers' state of {name!r}")
             except Exception as error:
                 reason = " ".join(str(error).split())
                 raise StateError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from malletrain.training import report, rng
+from malletrain.training import param_groups, report, rng
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.snapshot_file import SnapshotError
 
@@ -117,10 +117,7 @@ def put_back(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) 
             continue
         target = unwrapped(value)
         try:
-            if isinstance(target, dict):
-                target.update(saved[key])
-            else:
-                target.load_state_dict(saved[key])
+            load_state(target, saved[key], f"The state of {key!r} in snapshot {name}")
         except (
             RuntimeError,
             ValueError,
@@ -131,6 +128,18 @@ def put_back(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) 
         ) as error:
             raise does_not_fit(key, target, name, error) from error
     rng.load(payload.get("rng", {}))
+
+
+def load_state(target: Any, state: Any, source: str) -> None:
+    """Have one object (without its wrappings) be as ``state`` says; dicts are updated in place.
+    ``source``: whose state it is, for messages. Raises what the object raises.
+    """
+    if isinstance(target, dict):
+        target.update(state)
+    elif hasattr(target, "add_param_group"):
+        param_groups.load(target, state, source)
+    else:
+        target.load_state_dict(state)
 
 
 def does_not_fit(key: str, target: Any, name: str, error: Exception) -> SnapshotError:

@@ -247,6 +247,17 @@ class Group:
             dist.all_reduce(tensor, async_op=True), tensor, lambda: tensor.div_(self.place.size)
         )
 
+    def mean(self, value: Any) -> Any:
+        """The mean of a number, or of a tensor of one element, over all ranks, as a tensor. Raises
+        what :meth:`wait` raises.
+        """
+        if not self.several:
+            return value
+        number = torch.as_tensor(value).detach()
+        total = number.to("cpu", torch.float64).reshape(1)
+        self.wait(dist.all_reduce(total, async_op=True))
+        return (total / self.place.size).to(number.device, number.dtype).reshape(number.shape)
+
     def agree(self) -> None:
         """Wait until all ranks have come here. Raises what :meth:`wait` raises."""
         if self.several:

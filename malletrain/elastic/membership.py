@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from malletrain.elastic.checkin import CheckIn
 from malletrain.elastic.errors import Interrupted, is_peer_loss
@@ -129,12 +130,11 @@ class GroupMembership:
         if not self.stepping and not _in_collective(self._trainer):
             self._watch_for_hang()
         else:
-            report.tell(
+            start_again(
                 f"The step could not be given up within {LAST_RESORT_S:g} s after a peer was "
                 "lost; this process starts again. Collectives "
                 "of the script's own cannot be given up: use as few as possible."
             )
-            os._exit(LAST_RESORT_CODE)
 
     def _void(self, place: Place) -> bool:
         newest = self._link.newest()
@@ -270,7 +270,12 @@ class GroupMembership:
         manner.share(group)
         reached(FaultPoint.WORKER_SHARED)
         if joins and self.training.between_epochs:
-            _join_later()
+            # They have lost a peer there. They go on with code of which this process has not run
+            # the steps.
+            start_again(
+                "The others are in the code after the steps of an epoch; this process joins them "
+                "when the next epoch begins."
+            )
         marks.append(time.time())
         sampler = self.training.sampler
         if sampler is not None:
@@ -310,14 +315,11 @@ def _in_collective(thread: int) -> bool:
     return frame is not None and frame.f_globals.get("__name__", "").startswith("torch.distributed")
 
 
-def _join_later() -> None:
-    """End this process, which joins again: the others have lost a peer in the code that follows the
-    steps of an epoch, and go on with that code, of which this process has not run the steps.
+def start_again(sentence: str) -> NoReturn:
+    """End this process, whose state is of no use to the others; it is started again and gets
+    theirs. ``sentence``: why, for the log.
     """
-    report.tell(
-        "The others are in the code after the steps of an epoch; this process joins them when the "
-        "next epoch begins."
-    )
+    report.tell(sentence)
     report.flush()
     os._exit(LAST_RESORT_CODE)
 

@@ -8,7 +8,7 @@ it went through without one; whether it counts for all is settled when the group
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from malletrain.elastic import rates
 from malletrain.elastic.belongs import Optimizers
 from malletrain.elastic.errors import ElasticError, Interrupted, is_peer_loss
-from malletrain.elastic.membership import GroupMembership
+from malletrain.elastic.membership import GroupMembership, start_again
 from malletrain.elastic.wishes import StepWishes
 from malletrain.protocol.fault_points import FaultPoint, reached
 
@@ -112,20 +112,48 @@ class Steps:
                 raise
             self.membership.give_up()
 
-    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        group = self.membership.group
+    def _before_update(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self.training.catching_up:
-            return
+            return None
         if self.now is None:
             raise ElasticError("optimizer.step() was called outside of `with run.step():`.")
-        if group.several and not self.exchanged:
-            raise ElasticError(
-                "optimizer.step() without averaged gradients: call the model as `net = "
-                "run.ddp(model)`, `net(x)`, or call "
-                "run.average_gradients(model) after backward()."
-            )
         self._optimizers.check(optimizer)
         self.rate = rates.rate_of(optimizer, max(self.rate, 0.0))
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            if not self.now.updates:
+                self.training.undo.before_update()
+            self._check_gradients("optimizer.step()")
+            return None
+        self.training.before_closure(optimizer)
+        return (args[0],), {**kwargs, "closure": self._over_all_ranks(closure)}
+
+    def _over_all_ranks(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """``closure`` with the loss of all ranks for its own. Optimizers decide by it what to do
+        next, and must decide the same everywhere.
+        """
+
+        def evaluated() -> Any:
+            self.exchanged = False
+            loss = closure()
+            self._check_gradients("optimizer.step(closure)")
+            return loss if loss is None else self.membership.group.mean(loss)
+
+        return evaluated
+
+    def _check_gradients(self, call: str) -> None:
+        """Raises ElasticError when they were not averaged over the ranks, and Interrupted when a
+        peer is lost.
+        """
+        assert self.now is not None
+        group = self.membership.group
+        if group.several and not self.exchanged:
+            raise ElasticError(
+                f"{call} without averaged gradients: call the model as `net = run.ddp(model)`, "
+                "`net(x)`, or call run.average_gradients(model) after backward()."
+            )
         on_cuda = self.training.device.type == "cuda"
         unseen = on_cuda and self.membership.wrapped  # exchanges during a backward pass
         if self.now.updates and group.exchanges == self._sound and not unseen:
@@ -225,7 +253,12 @@ class Step:
             reached(FaultPoint.WORKER_COMMITTED)
         else:
             self.aborted = True
-            training.discard(self.samples)
+            if not training.discard(self.samples):
+                start_again(
+                    "A peer was lost after the script had changed parameters within the step, for "
+                    "the first time in this process; it starts again. From the second such step on "
+                    "the parameters are copied first."
+                )
         save = False
         if not lost:
             try:

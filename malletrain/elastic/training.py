@@ -96,10 +96,14 @@ class Training:
     def before_update(self, group: Group) -> None:
         """The gradients are good, and the optimizer is about to use them."""
 
-    def discard(self, share: int) -> None:
-        """The step never was."""
+    def before_closure(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer is about to make an update with a closure."""
+        self.undo.before_closure(optimizer)
+
+    def discard(self, share: int) -> bool:
+        """The step never was. Returns False when the parameters are not as they were before it."""
         self._lost_share = share
-        self.undo.restore(self._scalers)
+        return self.undo.restore(self._scalers)
 
     def digest(self) -> str:
         """See :attr:`malletrain.elastic.Run.digest`."""
@@ -142,6 +146,7 @@ class Training:
 
     def settled(self) -> None:
         """All peers hold the same by now."""
+        self.undo.forget_parameters()
         self.state.rooms.clear()
         self.has_state, self._torn, self._lost_share = True, False, 0
         if self.snapshot is not None:

@@ -1,12 +1,16 @@
-"""The beginning of the step under way, kept so that a step can be discarded: buffers, plain dicts
-and random number generators.
+"""The beginning of the step under way, kept so that a step can be discarded: buffers, plain dicts,
+random number generators and, where it is needed, parameters.
 
-Parameters and optimizers need no copy: they change only in ``optimizer.step()``, which comes after
-the last collective of the gradients. Dicts are copied one level deep.
+Decides when parameters are copied. Most scripts change them only in ``optimizer.step()``, which
+comes after the last collective of the gradients, and need no copy. Two kinds do: scripts that move
+the parameters between two passes of one step (SAM), from the second such step on; and updates with
+a closure (LBFGS), which pass through the group while they change the model. Dicts are copied one
+level deep.
 """
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from collections.abc import Iterable
@@ -14,7 +18,12 @@ from typing import Any
 
 import torch
 
-from malletrain.training.torch_private import forget_unscaling
+from malletrain.training.torch_private import forget_unscaling, versions
+
+_LOOKED_AT = 8
+"""Parameters of which one element is compared: a change through ``parameter.data`` is not counted
+in their versions.
+"""
 
 
 class StepStart:
@@ -31,6 +40,47 @@ class StepStart:
         self._buffers: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
         self._random: tuple[Any, ...] = ()
+        self._parameters: list[torch.Tensor] | None = None
+        self._versions: list[int] = []
+        self._elements: list[float] = []
+        self._moves_parameters = False
+        """The script changes them within a step, before the optimizer does."""
+        self._values: list[torch.Tensor] | None = None
+        """Of the parameters at the beginning of this step."""
+        self._optimizer: tuple[torch.optim.Optimizer, dict[str, Any]] | None = None
+        """One that makes an update with a closure, and its state before."""
+
+    def forget_parameters(self) -> None:
+        """The modules may have other parameters from now on."""
+        self._parameters = self._values = self._optimizer = None
+
+    def _of_modules(self) -> list[torch.Tensor]:
+        if self._parameters is None:
+            self._parameters = [p for module in self._modules for p in module.parameters()]
+        return self._parameters
+
+    def _samples(self) -> list[float]:
+        return [
+            float(p.detach().reshape(-1)[p.numel() // 2])
+            for p in self._of_modules()[:_LOOKED_AT]
+            if p.device.type == "cpu" and p.numel()  # a GPU would be waited for
+        ]
+
+    @property
+    def _moved(self) -> bool:
+        return versions(self._of_modules()) != self._versions or self._samples() != self._elements
+
+    def before_update(self) -> None:
+        """The first update of the step is about to be made, without a closure."""
+        if not self._moves_parameters and self._moved:
+            self._moves_parameters = True
+
+    def before_closure(self, optimizer: torch.optim.Optimizer) -> None:
+        """``optimizer`` is about to make an update with a closure."""
+        if self._values is None:
+            self._values = [p.detach().clone() for p in self._of_modules()]
+        if self._optimizer is None:
+            self._optimizer = optimizer, copy.deepcopy(optimizer.state_dict())
 
     def keep(self) -> None:
         """A step begins here."""
@@ -39,8 +89,18 @@ class StepStart:
             self._buffers = buffers
             self._copies = [b.detach().clone() for b in buffers]
         else:
-            for copy, buffer in zip(self._copies, buffers, strict=True):
-                copy.copy_(buffer.detach())
+            for saved, buffer in zip(self._copies, buffers, strict=True):
+                saved.copy_(buffer.detach())
+        parameters = self._of_modules()
+        self._versions, self._elements = versions(parameters), self._samples()
+        self._optimizer = None
+        if not self._moves_parameters:
+            self._values = None
+        elif self._values is None:
+            self._values = [p.detach().clone() for p in parameters]
+        else:
+            for value, parameter in zip(self._values, parameters, strict=True):
+                value.copy_(parameter.detach())
         self._before = [dict(one) for one in self._dicts]
         cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
         numpy = sys.modules.get("numpy")
@@ -51,11 +111,22 @@ class StepStart:
             numpy.random.get_state() if numpy else None,
         )
 
-    def restore(self, grad_scalers: Iterable[Any]) -> None:
-        """Back to it; gradients are dropped."""
+    def restore(self, grad_scalers: Iterable[Any]) -> bool:
+        """Go back to it; gradients are dropped. Returns False when parameters were changed and not
+        copied, so that they are not as they were.
+        """
+        whole = True
         with torch.no_grad():
-            for copy, buffer in zip(self._copies, self._buffers, strict=True):
-                buffer.copy_(copy)
+            for saved, buffer in zip(self._copies, self._buffers, strict=True):
+                buffer.copy_(saved)
+            if self._values is not None:
+                for value, parameter in zip(self._values, self._of_modules(), strict=True):
+                    parameter.copy_(value)
+            elif self._moved:
+                self._moves_parameters, whole = True, False
+        if self._optimizer is not None:
+            optimizer, state = self._optimizer
+            optimizer.load_state_dict(state)
         for one, before in zip(self._dicts, self._before, strict=True):
             one.clear()
             one.update(before)
@@ -71,3 +142,4 @@ class StepStart:
         for scaler in grad_scalers:
             # else the repeated unscale_() is refused as a second one
             forget_unscaling(scaler)
+        return whole

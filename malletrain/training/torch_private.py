@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import reduce
 from importlib import import_module
@@ -177,7 +178,12 @@ def leave_out_hooks(twin: torch.optim.Optimizer) -> None:
             setattr(twin, f"_optimizer_step_{name}_hooks", {})
 
 
-# --- gradient scalers (malletrain.elastic.undo) ---
+# --- parameters and gradient scalers (malletrain.elastic.undo) ---
+
+
+def versions(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """How often each of ``tensors`` was changed in place, as autograd counts it."""
+    return [tensor._version for tensor in tensors]  # noqa: SLF001 (there is no public way)
 
 
 def forget_unscaling(scaler: Any) -> None:

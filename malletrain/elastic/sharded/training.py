@@ -19,6 +19,7 @@ import torch
 
 from malletrain.elastic import pickled
 from malletrain.elastic.background import to_host
+from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.group import Group
 from malletrain.elastic.sharded import copies
 from malletrain.elastic.sharded.assignment import Held
@@ -215,10 +216,19 @@ class ShardedTraining(Training):
             )
             raise
 
-    def discard(self, share: int) -> None:
+    def before_closure(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raises ElasticError: the update would pass through the group while it changes shards that
+        nobody else has.
+        """
+        raise ElasticError(
+            f"{type(optimizer).__name__}.step(closure) of a sharded model cannot be undone when a "
+            "peer is lost in it. Call optimizer.step() without a closure, or train in restart mode."
+        )
+
+    def discard(self, share: int) -> bool:
         """The step never was, unless others have made its update (:meth:`catch_up`)."""
         self.model.let_go()
-        super().discard(share)
+        return super().discard(share)
 
     def catch_up(self, version: Version) -> None:
         """Make the update that others have made; it leads to ``version``."""

@@ -1,0 +1,87 @@
+"""Updates that pass through the group more than once: with a closure, and with weights that are
+moved between two passes. They are those of one process, whatever the number of ranks, and a peer
+that is lost in the middle leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.malletrain.elastic import update_scripts
+from tests.malletrain.elastic.conductor import conducted
+
+
+def results(folder: Path) -> list[dict]:
+    return [json.loads(path.read_text()) for path in folder.glob("end-*")]
+
+
+def weights_of(folder: Path, size: int) -> list[float]:
+    found = results(folder)
+    assert [r["size"] for r in found] == [size] * size
+    assert all(r["steps"] == 12 for r in found)
+    assert len({tuple(r["weights"]) for r in found}) == 1
+    return found[0]["weights"]
+
+
+def trained(folder: Path, ranks: int, **options) -> list[float]:
+    with conducted(folder, update_scripts.train, str(folder), options) as c:
+        c.round(c.start(ranks))
+        c.finish()
+    return weights_of(folder, ranks)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    known: dict[str, list[float]] = {}
+
+    def weights(kind: str) -> list[float]:
+        if kind not in known:
+            known[kind] = trained(tmp_path_factory.mktemp(kind), 1, kind=kind)
+        return known[kind]
+
+    return weights
+
+
+@pytest.mark.parametrize("kind", ["sgd", "lbfgs", "sam"])
+def test_two_ranks_train_as_one(tmp_path, alone, kind):
+    assert trained(tmp_path, 2, kind=kind) == pytest.approx(alone(kind), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dies_at"),
+    [("sgd", [5, 0]), ("lbfgs", [5, 0]), ("lbfgs", [0, 2]), ("lbfgs", [6, 2]), ("sam", [5, 1])],
+)
+def test_a_peer_lost_within_an_update_leaves_nothing_behind(tmp_path, alone, kind, dies_at):
+    options = {"kind": kind, "dies_at": dies_at}
+    check_loss(tmp_path, options, alone(kind))
+
+
+@pytest.mark.parametrize("by_data", [False, True])
+def test_weights_that_were_moved_are_put_back(tmp_path, alone, by_data):
+    options = {"kind": "sam", "dies_at": [5, 1], "by_data": by_data, "notices": True}
+    check_loss(tmp_path, options, alone("sam"))
+
+
+def check_loss(folder: Path, options: dict, undisturbed: list[float]) -> None:
+    with conducted(folder, update_scripts.train, str(folder), options) as c:
+        members = c.start(2)
+        c.round(members)
+        c.until(lambda: not members[1].alive, "rank 1 is dead")
+        c.round(c.lose(members[1]))
+        c.finish()
+    assert weights_of(folder, 1) == pytest.approx(undisturbed, rel=1e-9)
+
+
+def test_a_process_that_cannot_undo_its_first_such_step_starts_again(tmp_path):
+    options = {"kind": "sam", "dies_at": [0, 1], "notices": True}
+    with conducted(tmp_path, update_scripts.train, str(tmp_path), options) as c:
+        members = c.start(2)
+        c.round(members)
+        c.until(lambda: not members[1].alive, "rank 1 is dead")
+        c.lose(members[1])
+        c.until(lambda: not members[0].alive, "rank 0 has ended")
+        assert members[0].process.exitcode == 75
+        assert "it starts again" in members[0].output.read_text()

@@ -1,0 +1,88 @@
+"""What the workers of test_updates.py run: steps that pass through the group more than once, or
+change the model before the optimizer does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import malletrain.elastic as elastic
+from malletrain import ElasticSampler
+
+SAMPLES, BATCH, EPOCHS = 48, 12, 3
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(SAMPLES, 4, generator=generator, dtype=torch.float64)
+    return TensorDataset(x, x.sum(1, keepdim=True).tanh())
+
+
+def optimizer_of(kind: str, model: torch.nn.Module) -> torch.optim.Optimizer:
+    if kind == "lbfgs":
+        return torch.optim.LBFGS(
+            model.parameters(), lr=0.2, max_iter=4, line_search_fn="strong_wolfe"
+        )
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def train(folder: str, options: dict[str, Any]) -> None:
+    """``kind``: ``lbfgs`` and ``sgd`` call optimizer.step(closure), ``sam`` makes two passes a
+    step, the second at other weights. With ``dies_at`` rank 1 is killed in that pass of that step.
+    ``notices``: that pass raises an error on the other rank when it knows of the loss.
+    """
+    kind, dies_at = options["kind"], options.get("dies_at")
+    set_ = data()
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1)
+    ).double()
+    optimizer = optimizer_of(kind, model)
+    sampler = ElasticSampler(len(set_), global_batch_size=BATCH, seed=5)
+    run = elastic.Run(model=model, optimizer=optimizer, sampler=sampler)
+    net = run.ddp(model)
+    passes = 0
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        nonlocal passes
+        if dies_at == [run.steps_done, passes] and run.generation == 1:
+            if run.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            while options.get("notices") and not run.membership.group.broken:
+                time.sleep(0.001)
+            if options.get("notices"):
+                raise RuntimeError("gloo: Connection closed by peer")
+        passes += 1
+        optimizer.zero_grad()
+        loss = ((net(x) - y) ** 2).mean() * run.loss_weight
+        loss.backward()
+        return loss
+
+    for _ in sampler.epochs(EPOCHS):
+        for x, y in run.batches(DataLoader(set_, batch_sampler=sampler)):
+            passes = 0
+            with run.step():
+                if kind == "sam":
+                    loss_of(x, y)
+                    with torch.no_grad():
+                        climbs = [0.05 * p.grad / (p.grad.norm() + 1e-12) for p in net.parameters()]
+                        for p, climb in zip(model.parameters(), climbs, strict=True):
+                            (p.data if options.get("by_data") else p).add_(climb)
+                    loss_of(x, y)
+                    with torch.no_grad():
+                        for p, climb in zip(model.parameters(), climbs, strict=True):
+                            (p.data if options.get("by_data") else p).sub_(climb)
+                    optimizer.step()
+                else:
+                    optimizer.step(lambda x=x, y=y: loss_of(x, y))
+    weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
+    result = {"weights": weights, "size": run.world_size, "steps": run.steps_done}
+    Path(folder, f"end-{os.getpid()}").write_text(json.dumps(result))

@@ -112,6 +112,9 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Of its model, as its owner says before any worker does; None: not said."""
     flops: float | None = None
     """Of its model, per sample, forward and backward; None: not said."""
+    module: str = ""
+    """Run as ``python -m MODULE`` instead of ``script``, which is then where it was found; empty:
+    the script is run."""
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

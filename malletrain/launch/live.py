@@ -223,6 +223,8 @@ class LiveLauncher:
         elif ended and len(ended) == len(self._workers):
             self.stop()
             self._say(AssignmentPhase.SUCCEEDED, self._generation)
+        elif ended and self._told == (AssignmentPhase.RUNNING, self._generation):
+            self._say(AssignmentPhase.FINISHING, self._generation)
 
     def _end_the_deaf(self) -> None:
         """Only what this process was awake for counts."""

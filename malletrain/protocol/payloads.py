@@ -133,13 +133,15 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     job: Id
     phase: AssignmentPhase
-    """starting → ready → running → succeeded | failed | exited, in live mode also lost."""
+    """One of :data:`malletrain.protocol.phases.PHASES`."""
     generation: Count = 0
     """The round that its workers belong to, 0 before the first."""
     failures: Annotated[tuple[Failure, ...], msgspec.Meta(max_length=MOST_FAILURES)] = ()
     """The workers that ended badly."""
     address: Name = ""
     """Where the process of a service can be reached."""
+    size: Count = 0
+    """Nodes of that round, once all workers here have ended well; 0: not known."""
 
 
 class MetricSample(

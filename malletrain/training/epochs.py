@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from malletrain.protocol.worker_channel import WorkLeft
-from malletrain.training.report import send, tell
+from malletrain.training.report import send, tell, training_over
 
 
 class CountedEpochs:

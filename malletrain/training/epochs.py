@@ -93,6 +93,7 @@ class CountedEpochs:
             yield from self._epochs(count)
         finally:
             self._looping = False
+            training_over()
 
     def _epochs(self, count: int) -> Iterator[int]:
         while self.epoch < count and not self._ended:

@@ -115,6 +115,16 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     module: str = ""
     """Run as ``python -m MODULE`` instead of ``script``, which is then where it was found; empty:
     the script is run."""
+    sized_for: int = 0
+    """Nodes for which its processes sized what they cannot change, where ``max_nodes`` was lowered
+    since the job began; 0: ``max_nodes``."""
+
+    @property
+    def largest(self) -> int:
+        """The most nodes that the job can ever have: batches and the ends of epochs are sized by
+        it, and must not change while it trains.
+        """
+        return max(self.max_nodes, self.sized_for)
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -161,6 +161,12 @@ def test_torchrun_gets_the_jobs_sizes_and_our_rendezvous(tmp_path):
     assert made[-6:] == [sys.executable, "-u", script.__file__, "train.py", "--epochs", "3"]
 
 
+def test_the_largest_number_of_ranks_stays_when_the_limit_is_lowered(tmp_path):
+    lowered = order(tmp_path, max_nodes=1, sized_for=4, nproc_per_node=2)
+    made = job_environment(place(tmp_path, {}), lowered, flags="/f")
+    assert made["MALLETRAIN_MAX_WORLD_SIZE"] == "8"
+
+
 def test_setup_is_the_only_text_a_shell_reads(tmp_path):
     launch = order(tmp_path, setup="module load python", args=("$(boo)",))
     made = command(launch, tmp_path / "order.json")

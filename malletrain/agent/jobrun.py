@@ -88,6 +88,8 @@ class NodeJob:
         self._tail = ""
         self._last_failures: tuple[Failure, ...] = ()
         """Why the launcher is about to end."""
+        self._some_ended = False
+        """A worker of several has ended with code 0."""
         self._waited_s = 0.0
         self._stepped = time.monotonic()
         self._kill_at: float | None = None
@@ -108,9 +110,12 @@ class NodeJob:
 
     def assignment(self, ended: bool = True) -> Assignment:
         """What this node holds of the job, for the daemon; without ``ended`` as long as it ran."""
-        if not ended and self.phase in (AssignmentPhase.SUCCEEDED, AssignmentPhase.FAILED):
+        ends = (AssignmentPhase.FINISHING, AssignmentPhase.SUCCEEDED, AssignmentPhase.FAILED)
+        if not ended and self.phase in ends:
             return Assignment(self.job, AssignmentPhase.RUNNING, self.generation, (), self.address)
-        return Assignment(self.job, self.phase, self.generation, self.failures, self.address)
+        entered = self._rounds.get(self.generation)
+        size = entered.group_size if entered and self.phase is AssignmentPhase.SUCCEEDED else 0
+        return Assignment(self.job, self.phase, self.generation, self.failures, self.address, size)
 
     @property
     def _in_lobby(self) -> bool:
@@ -184,9 +189,11 @@ class NodeJob:
 
     @property
     def unsaved(self) -> bool:
-        """Whether something may yet be saved: by workers here that have not served a drain, where
-        rank 0 is elsewhere or can save on request.
+        """Whether something may yet be saved: by a script that ends, or by workers here that have
+        not served a drain, where rank 0 is elsewhere or can save on request.
         """
+        if self.phase is AssignmentPhase.FINISHING:
+            return True
         can = self._is_service or not self.has_rank_0 or self.generation in self.reports.capable
         return can and self.phase is AssignmentPhase.RUNNING and not self.drain_wait
 
@@ -234,8 +241,6 @@ class NodeJob:
         if self.releasing or said.phase in (AssignmentPhase.STARTING, AssignmentPhase.EXITED):
             return
         failures: tuple[Failure, ...] = ()
-        if self._drain is not None and said.phase is not AssignmentPhase.RUNNING:
-            self._drain_failed("The workers ended before they could take a snapshot.")
         if self._is_service:
             failures = said.failures
         elif said.phase is AssignmentPhase.FAILED:
@@ -246,9 +251,23 @@ class NodeJob:
             self._entered(self._rounds[said.generation])
         self.phase, self.generation, self.failures = said.phase, said.generation, failures
         self.address, self._waited_s = said.address, 0.0
+        self._some_ended = said.phase is AssignmentPhase.FINISHING
         self._report()
+        if self._drain is not None and said.phase is not AssignmentPhase.RUNNING:
+            # After the news of an end: a script that is done needs no drain.
+            self._drain_failed("The workers ended before they could take a snapshot.")
         if self._in_lobby and (pending := self._pending()):
             self._tell(pending)
+
+    def note_training(self) -> None:
+        """The workers have reported: whether they are in the code after their training."""
+        over = self._some_ended or self.reports.is_over(self.generation)
+        before, now = AssignmentPhase.RUNNING, AssignmentPhase.FINISHING
+        if not over:
+            before, now = now, before
+        if self.phase is before and not self.releasing:
+            self.phase = now
+            self._report()
 
     def drain_served(self, served: DrainServed) -> None:
         """A worker says that a drain is over."""

@@ -117,7 +117,7 @@ def job_environment(
             env.FLAGS: flags,
             env.AGENT: order.endpoint,
             env.HOST: order.host,
-            env.MAX_WORLD_SIZE: str(spec.max_nodes * spec.nproc_per_node),
+            env.MAX_WORLD_SIZE: str(spec.largest * spec.nproc_per_node),
             env.NODE: place.node,
             env.LEASE: place.lease,
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, round(order.stop_grace_s))),

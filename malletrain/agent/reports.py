@@ -57,6 +57,8 @@ class WorkerReports:
         self._send = send
         self._counts: OrderedDict[tuple[int, int, int], messages.Progress] = OrderedDict()
         self._metrics: OrderedDict[tuple[int, str], messages.Metric] = OrderedDict()
+        self._over: dict[tuple[int, int, int], int] = {}
+        """Workers that have no samples left to train on, and how many steps they had reported."""
         self._points: dict[tuple[int, int, str], list[messages.MetricSample]] = {}
         self._due: dict[tuple[int, int, str], float] = {}
         """When more values of this metric go."""
@@ -92,6 +94,8 @@ class WorkerReports:
                     datagram.busy,
                 )
                 self._counts.move_to_end(key)
+                if datagram.steps > self._over.get(key, datagram.steps):
+                    del self._over[key]  # it trains on after all
                 self._unsent.add(key)
                 while len(self._counts) > _REMEMBERED:
                     self._unsent.discard(self._counts.popitem(last=False)[0])
@@ -123,6 +127,12 @@ class WorkerReports:
                 }
                 self._pass_on(messages.Notice(self.job, who.rank, "profile", "", facts))
             case local.WorkLeft():
+                key = (who.generation, who.rank, who.pid)
+                if datagram.samples == 0:
+                    counted = self._counts.get(key)
+                    self._over[key] = counted.steps if counted is not None else 0
+                else:
+                    self._over.pop(key, None)
                 work: dict[str, bounds.Fact] = {
                     "left": float(datagram.samples),
                     "generation": who.generation,
@@ -140,6 +150,10 @@ class WorkerReports:
     def ranks(self, generation: int) -> dict[int, int]:
         """Process id → rank of the workers of this round that have reported."""
         return {pid: rank for g, rank, pid in self._counts if g == generation}
+
+    def is_over(self, generation: int) -> bool:
+        """Whether a worker of this round has trained to the end, as its script says."""
+        return any(key[0] == generation for key in self._over)
 
     def trains_unsaved(self, generation: int) -> bool:
         """Whether a worker of this round has trained here without anything to save on request."""

@@ -305,6 +305,7 @@ class NodeAgent:
         if run is not None:
             for served in run.reports.take_all(datagrams, time.monotonic()):
                 run.drain_served(served)
+            run.note_training()
 
     # --- time ---
 

@@ -44,8 +44,12 @@ def unfit(launcher_log: str, code: int, now: float) -> tuple[Failure, ...]:
 def with_tails(
     failures: tuple[Failure, ...], log_dir: Path, generation: int
 ) -> tuple[Failure, ...]:
-    """``failures`` of a round, each with the last lines of its rank's log."""
+    """``failures`` of a round, each with the last lines of its rank's log where the launcher did
+    not know another one.
+    """
     return tuple(
-        msgspec.structs.replace(f, tail=tail(log_dir / rank_log_name(generation, f.rank)))
+        f
+        if f.tail
+        else msgspec.structs.replace(f, tail=tail(log_dir / rank_log_name(generation, f.rank)))
         for f in failures
     )

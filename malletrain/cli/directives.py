@@ -18,7 +18,7 @@ from malletrain.cli.common import say
 
 LINES = "malletrain.directives"
 """Under this key of a context's ``meta``: parameter → the line of the script that it comes from."""
-NOT_OF_A_JOB = frozenset(("state_dir", "as_json", "help", "wait"))
+NOT_OF_A_JOB = frozenset(("state_dir", "as_json", "help", "wait", "as_module"))
 """Options that are about the submission and not the job: not for a script to say."""
 EXCLUDES = {
     "container": ("no_container", "conda"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +13,13 @@ from malletrain.cli.common import asking, json_option, print_json_line, say, sta
 from malletrain.cli.completion import job_names
 from malletrain.cli.verdict import verdict
 
+if TYPE_CHECKING:
+    from malletrain.client import Connection
+    from malletrain.protocol.views import LogView
+
 LIMIT_BYTES = 256 * 1024
+LINE_BYTES, MOST_BYTES = 200, 1 << 30
+"""How long a line is thought to be, and how much of a log is read for its last lines at most."""
 PACE_S = 0.3
 
 
@@ -33,6 +40,12 @@ PACE_S = 0.3
     help="Global rank of the worker.",
 )
 @click.option(
+    "--tail",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Only the last N lines of what there is so far; -f goes on from there.",
+)
+@click.option(
     "--launcher",
     is_flag=True,
     help="The log of the launcher instead of a worker's: why workers did not start.",
@@ -46,6 +59,7 @@ def logs(
     job: str,
     follow: bool,
     rank: int,
+    tail: int | None,
     launcher: bool,
     service: bool,
     state_dir: Path | None,
@@ -58,6 +72,7 @@ def logs(
     Examples:
       malletrain logs train
       malletrain logs train -f --rank 3
+      malletrain logs train --tail 20
       malletrain logs train --launcher
 
     With --json, one object per piece: text, cursor, streams. Exit codes of -f: 0 the job completed,
@@ -68,7 +83,15 @@ def logs(
     with asking(state_dir) as client:
         if follow:  # by its id, for the name may mean another job by the time it has ended
             job = client.job(job).job.id
-        while True:
+        if tail is not None:
+            piece = _last_lines(client, job, stream, tail)
+            cursor = piece.cursor
+            if as_json:
+                print_json_line(piece)
+            sys.stdout.write("" if as_json else piece.text)
+            sys.stdout.flush()
+            wrote, newline = as_json or bool(piece.text), piece.text.endswith("\n")
+        while tail is None or follow:
             asked = time.monotonic()
             piece = client.logs(
                 job,
@@ -97,12 +120,31 @@ def logs(
             code = verdict([client.job(job).job.state])
     if as_json:
         click.get_current_context().exit(code)
-    if not newline and sys.stdout.isatty():
+    if wrote and not newline and sys.stdout.isatty():
         sys.stdout.write("\n")
-    if not wrote:
+    if not wrote and tail != 0:
         others = ", ".join(s for s in piece.streams if s != stream)
         say(
             f"{asked_for} has written nothing to {stream} yet"
             + (f"; there is output of {others}." if others else ".")
         )
     click.get_current_context().exit(code)
+
+
+def _last_lines(client: Connection, job: str, stream: str, lines: int) -> LogView:
+    """The last ``lines`` of a log, and where it goes on after them."""
+    import msgspec
+
+    size = max(LIMIT_BYTES, lines * LINE_BYTES)
+    while True:
+        text, cursor = "", f"tail:{size}"
+        while True:
+            piece = client.logs(job, stream=stream, cursor=cursor, limit=LIMIT_BYTES)
+            text, before, cursor = text + piece.text, cursor, piece.cursor
+            if not piece.more or cursor == before:
+                break
+        found = text.splitlines(keepends=True)
+        if len(found) > lines or len(text.encode()) < size // 2 or size >= MOST_BYTES:
+            kept = "".join(found[max(0, len(found) - lines) :])
+            return msgspec.structs.replace(piece, text=kept)
+        size *= 8  # longer lines than thought

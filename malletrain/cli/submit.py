@@ -52,7 +52,7 @@ class _BeforeScript(click.Command):
         given = list(args)
         rest = super().parse_args(ctx, args)
         if not ctx.resilient_parsing and ctx.params.get("script") is not None:
-            apply_directives(self, ctx, ctx.params["script"])
+            apply_directives(self, ctx, _file_of(ctx.params))
         script, words = ctx.params.get("script"), ctx.params.get("args") or ()
         before = len(given) - len(words) - 2
         if ctx.resilient_parsing or script is None or (before >= 0 and given[before] == "--"):
@@ -70,6 +70,19 @@ class _BeforeScript(click.Command):
                 "are the script's."
             )
         return rest
+
+
+def _file_of(params: dict[str, Any]) -> str:
+    """The file of the script or module; that there is none is said elsewhere."""
+    from malletrain.submission.error import SpecError
+    from malletrain.submission.script import module_of
+
+    if not params.get("as_module"):
+        return str(params["script"])
+    try:
+        return str(module_of(params["script"], params.get("workdir")))
+    except SpecError:
+        return str(params["script"])
 
 
 @click.command(cls=_BeforeScript, context_settings={"allow_interspersed_args": False})
@@ -261,6 +274,13 @@ class _BeforeScript(click.Command):
 )
 @state_dir_option
 @json_option
+@click.option(
+    "-m",
+    "as_module",
+    is_flag=True,
+    help="SCRIPT names a module of the working directory or of this Python, such as "
+    "package.train, and is run as python -m does: with that directory on the path.",
+)
 @click.argument("script", shell_complete=files)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, shell_complete=files)
 def submit(
@@ -288,6 +308,7 @@ def submit(
       malletrain submit --nodes 1:16 train.py --epochs 90 --lr 0.1
       malletrain submit --name ablation-3 --nodes 2:8 --nproc-per-node 4 \\
           --module cuda/12.4 --env WANDB_MODE=offline train.py
+      malletrain submit --nodes 1:8 -m package.train --epochs 90
       malletrain submit --nodes 1:32 --deadline "in 6 h" --budget 100nh train.py
       malletrain submit --container ~/images/pytorch.sif train.py
       malletrain submit --service --value value.csv cache.py

@@ -171,8 +171,8 @@ def _size_problem(spec: messages.JobSpec) -> str:
             f"The job asks for {spec.min_nodes}:{spec.max_nodes} nodes; give MIN:MAX with 1 "
             "<= MIN <= MAX."
         )
-    if spec.max_nodes > MAX_NODES:
-        return f"The job asks for {spec.max_nodes} nodes; {MAX_NODES} is the most."
+    if not 0 <= spec.largest <= MAX_NODES:
+        return f"The job asks for {spec.largest} nodes; {MAX_NODES} is the most."
     if not 0 <= spec.nproc_per_node <= MOST_PROCESSES:
         return (
             f"The job asks for {spec.nproc_per_node} processes a node; give 1 or more, up to "

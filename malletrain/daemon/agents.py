@@ -158,11 +158,13 @@ class Agents:
             agent.unreachable_since = agent.last_seen
         return False
 
-    def assign(self, node: str, message: messages.Assign) -> None:
-        """Have the agent start ``message.job``, now or when it is free of another."""
+    def assign(self, node: str, message: messages.Assign) -> bool:
+        """Have the agent start ``message.job``, now or when it is free of another. Returns whether
+        another is in the way.
+        """
         agent = self._by_node.get(node)
         if agent is None:
-            return
+            return False
         if self._account(message.spec.owner) != agent.owner:
             log.error(
                 "job not assigned: the lease is another user's",
@@ -170,14 +172,15 @@ class Agents:
                 owner=message.spec.owner,
                 lease=agent.lease,
             )
-            return
+            return False
         agent.spare = False
         if agent.holds is None or (agent.holds == message.job and not agent.releasing):
             agent.holds, agent.following = message.job, None
             agent.shipping.add(message.job)
             self.reach(agent, message)
-        else:
-            agent.following = message
+            return False
+        agent.following = message
+        return agent.holds != message.job
 
     def release(self, node: str, job: str, grace_s: float) -> bool:
         """Have the agent stop ``job``. False when it never got that far: nothing is to be waited

@@ -150,6 +150,7 @@ class HungSteps:
         return (
             run.spec.mode != "service"
             and run.rounds.stage is RoundStage.RUNNING
+            and not run.rounds.finishing
             and run.monitor.pending is None
             and run.starting_until is None
             and run.monitor.generation == run.rounds.generation

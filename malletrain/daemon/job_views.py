@@ -53,6 +53,9 @@ def short_of(needed: int, held: int, coming: int, alone: Mapping[str, float] | N
     return f"needs {nodes}, {have}{more}{left}"
 
 
+FINISHING = "its script is ending; a change of nodes waits for that"
+
+
 class JobViews:
     """Views of the jobs of one daemon."""
 
@@ -105,6 +108,9 @@ class JobViews:
         """
         if row.state == JobState.SUSPENDED.value:
             return self._why(row) or row.reason
+        run = self._core.runs.get(row.id)
+        if run is not None and run.rounds.finishing:
+            return FINISHING
         return row.reason or self._why(row)
 
     def _why(self, row: JobRow) -> str:

@@ -21,6 +21,7 @@ from malletrain.daemon.admission import MOST_TEXT, RequestRefused, number, probl
 from malletrain.daemon.core import Core
 from malletrain.daemon.leases import Leases
 from malletrain.daemon.reload import Reload, sentence
+from malletrain.protocol import env
 from malletrain.protocol.bounds import MAX_NODES
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.store.records import JobRow
@@ -68,10 +69,26 @@ class Levers:
                 f"Job {row.id} is being profiled; its limits can be changed when that is over."
             )
         low, high = (whole(params, n, 0, 0, MAX_NODES + 1) for n in ("min_nodes", "max_nodes"))
+        largest = run.spec.largest
+        sized = run.spec.mode != "service" and row.started is not None
+        if sized and high > largest:
+            raise RequestRefused(
+                f"Job {row.id} has begun with at most {largest} nodes: its batches and the ends of "
+                f"its epochs are sized for so many ({env.MAX_WORLD_SIZE}), and more would drop or "
+                f"repeat samples. Give it {largest} at most, or cancel it and submit it again with "
+                f"--nodes {low}:{high}; it goes on from its snapshot.",
+                "usage",
+            )
         sizes = run.spec.profile_sizes
         if sizes is not None:
             sizes = tuple(k for k in sizes if low <= k <= high) or None
-        spec = msgspec.structs.replace(run.spec, min_nodes=low, max_nodes=high, profile_sizes=sizes)
+        spec = msgspec.structs.replace(
+            run.spec,
+            min_nodes=low,
+            max_nodes=high,
+            profile_sizes=sizes,
+            sized_for=largest if sized and high < largest else 0,
+        )
         if problem := problem_of(spec, files=False):
             raise RequestRefused(problem, "usage")
         before = f"{run.spec.min_nodes}:{run.spec.max_nodes}"

@@ -206,4 +206,4 @@ class AgentReports:
 
 
 def _ranks(spec: messages.JobSpec) -> int:
-    return spec.max_nodes * (spec.nproc_per_node or GPUS)
+    return spec.largest * (spec.nproc_per_node or GPUS)

@@ -97,7 +97,8 @@ class RoundShell:
         job = run.row.id
         for action in actions:
             if isinstance(action, SendAssign):
-                self._agents.assign(action.node, self._assign(run, action.node))
+                if self._agents.assign(action.node, self._assign(run, action.node)):
+                    run.rounds.occupied(action.node)
             elif isinstance(action, SendRelease):
                 if not self._agents.release(action.node, job, self._config.jobs.stop_grace):
                     self.act(run, run.rounds.released(action.node, self._clock.now()))

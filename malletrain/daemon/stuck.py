@@ -156,7 +156,8 @@ class StuckRounds:
 
 
 def _begun(run: ActiveJob) -> bool:
-    return run.rounds.stage in _BEGUN and run.spec.mode != "service"
+    begun = run.rounds.stage in _BEGUN and run.spec.mode != "service"
+    return begun and not run.rounds.finishing
 
 
 def _adopted(run: ActiveJob) -> int:
@@ -173,6 +174,7 @@ def warn_of_silence(core: Core, run: ActiveJob, now: float) -> None:
     if (
         run.spec.mode != "service"
         and run.rounds.stage is RoundStage.RUNNING
+        and not run.rounds.finishing
         and run.monitor.silent_for(now) > limit
     ):
         sentence = (

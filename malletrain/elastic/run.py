@@ -304,6 +304,7 @@ class Run:
                 )
             if not self.stopping:
                 self.membership.settle()
+        report.training_over()
 
     def request_stop(self) -> None:
         """End the training loops (:meth:`batches` and ``sampler.epochs()``, :meth:`steps`) on all

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
+from malletrain.training import report
 
 NAME = "malletrain.ckpt"
 
@@ -143,6 +144,10 @@ class MalleTrainCallback(Callback):
             raise ValueError(
                 "MalleTrainCallback: give trainer.fit() what callback.loader() returned."
             )
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """What the script does now is done once."""
+        report.training_over()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Its iterator is made after this."""

@@ -156,6 +156,10 @@ class MalleTrainCallback(TrainerCallback):
         self._epochs = state.global_step // self._batches.steps_per_epoch
         self._step = state.global_step % self._batches.steps_per_epoch
 
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """What the script does now is done once."""
+        report.training_over()
+
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Trainer skips the batches of the epoch that were trained on."""
         assert self._batches is not None

@@ -2,12 +2,12 @@
 path, standard library only:
 
     python -I -S fork_client.py --parent PID --fork-server SOCKET --chdir DIR --per-rank-log DIR --
-    PYTHON -u SCRIPT [ARGS]...
+    PYTHON -u script.py SCRIPT [ARGS]...
 
 Asks the fork server for the worker, stops it by SIGTERM when it gets SIGINT, and ends as it ends,
 by the same code or signal. SIGTERM means nothing to it: a scancel sends that to every process of a
 lease. When the fork client is killed the fork server kills the worker. When no fork server answers
-it becomes PYTHON itself.
+it becomes PYTHON itself. ``-m MODULE`` may stand for SCRIPT.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ sys.path.append(os.path.dirname(os.path.abspath(__file__)))
 import supervisor  # type: ignore[import-not-found]
 from supervisor import env, rank_log_name
 
+SCRIPT_AT = 3
+"""Where in the command the script is, or ``-m``."""
 LOOK_S = 0.005
 """Seconds between two looks at whether the worker has taken a SIGTERM."""
 
@@ -86,7 +88,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     request: dict[str, object] = {
-        "argv": command[2:],
+        "argv": command[SCRIPT_AT:],
         "env": dict(os.environ),
         "cwd": options["--chdir"],
     }

@@ -3,11 +3,11 @@ are forked.
 
 Importing torch takes seconds, at every start of every worker in every round. The fork server
 imports it once; a worker is then a fork of it, milliseconds old, with its own environment,
-directory and output, that runs the script as ``python script`` would. The fork server stays
-single-threaded and runs nothing itself, so forking is safe; CUDA is not initialised by importing
-torch. It imports what every training script needs anyway and nothing else;
-``MALLETRAIN_PRELOAD=module,module`` in a job's environment has it import these too, and
-``MALLETRAIN_PRELOAD=0`` has every worker started afresh.
+directory and output, that runs the script as ``python script`` would
+(:mod:`malletrain.launch.script`). The fork server stays single-threaded and runs nothing itself, so
+forking is safe; CUDA is not initialised by importing torch. It imports what every training script
+needs anyway and nothing else; ``MALLETRAIN_PRELOAD=module,module`` in a job's environment has it
+import these too, and ``MALLETRAIN_PRELOAD=0`` has every worker started afresh.
 
     agent → supervisor → fork server ─┬ launcher (asks, through a client a worker, on a Unix socket)
                                       └ workers
@@ -21,22 +21,20 @@ server ends with the launcher, with its exit code.
 
 from __future__ import annotations
 
-import builtins
 import gc
 import importlib
 import json
+import mmap
 import os
 import selectors
 import signal
 import socket
 import sys
-import traceback
-import types
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from malletrain.launch import script
 from malletrain.launch.supervisor import die_with_parent, is_meant, set_name
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -45,12 +43,15 @@ PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
 """Constructing any optimizer imports torch._dynamo."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT)
 """Signals that are meant for the launcher when the fork server gets them."""
+_CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+"""Signals that a process gets by its own doing."""
 
 
 @dataclass
 class _Worker:
     pid: int
     connection: socket.socket
+    mark: _EndMark
 
 
 class ForkServer:
@@ -102,21 +103,22 @@ class ForkServer:
             if worker is not None:
                 _signal(worker.pid, signal.SIGKILL)
             return
-        pid = self._fork(json.loads(data), fds[0])
+        worker = self._fork(json.loads(data), fds[0], connection)
         os.close(fds[0])
-        self._workers[pid] = _Worker(pid, connection)
-        _send(connection, {"pid": pid})
+        self._workers[worker.pid] = worker
+        _send(connection, {"pid": worker.pid})
 
-    def _fork(self, request: dict[str, Any], output: int) -> int:
+    def _fork(self, request: dict[str, Any], output: int, connection: socket.socket) -> _Worker:
         server = os.getpid()
         # A signal for the worker must wait until the worker is itself: the fork server's handlers
         # would pass it on to the launcher.
         signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+        mark = _EndMark()
         pid = os.fork()
         if pid:
             reached(FaultPoint.JOB_SERVER_FORKED)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
-            return pid
+            return _Worker(pid, connection, mark)
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -134,8 +136,7 @@ class ForkServer:
             os.close(self._woken)
             code = _run_script(request["argv"])
         finally:
-            _leave(code)
-        return 0
+            script.leave(code, mark.set)
 
     def _reap(self) -> int | None:
         """Tell fork clients how their workers ended; the launcher's exit code once it has ended."""
@@ -150,6 +151,8 @@ class ForkServer:
             if pid == self._launcher:
                 return code if code >= 0 else 128 - code
             worker = self._workers.pop(pid, None)
+            if worker is not None:
+                code = worker.mark.code(code)
             if worker is not None and worker.connection.fileno() >= 0:
                 _send(worker.connection, {"exit": code})
                 self._selector.unregister(worker.connection)
@@ -186,12 +189,13 @@ def _dress(request: dict[str, Any], output: int) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
-    set_name(Path(request["argv"][0]).name)
+    set_name(script.process_name(request["argv"]))
 
 
 def _run_script(argv: Sequence[str]) -> int:
-    """Run ``argv[0]`` as ``__main__`` with the rest as its arguments; returns its exit code."""
-    script = argv[0]
+    """Run ``argv`` (see :func:`malletrain.launch.script.run`) as in a process of its own; returns
+    its exit code.
+    """
     # The training-side library reads its environment when it is imported, and this fork has another
     # one than the fork server.
     for name in [
@@ -202,55 +206,33 @@ def _run_script(argv: Sequence[str]) -> int:
         sys.modules[
             "numpy"
         ].random.seed()  # every fork would draw the same numbers; ``random`` sees to it by itself
-    sys.argv = list(argv)
-    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    main = types.ModuleType("__main__")
-    main.__dict__.update(__file__=script, __builtins__=builtins, __spec__=None, __cached__=None)
-    sys.modules["__main__"] = main
-    try:
-        source = Path(script).read_bytes()
-        exec(compile(source, script, "exec"), main.__dict__)
-    except SystemExit as end:
-        return _exit_code(end)
-    except BaseException as error:
-        if isinstance(error, OSError) and error.filename == script:
-            print(f"The script cannot be read: {script}: {error.strerror}.", file=sys.stderr)
-            return 2
-        # Without the frames of this file, as if python had been started for it.
-        error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
-        sys.excepthook(type(error), error, error.__traceback__)
-        return 1
-    return 0
+    return script.run(argv)
 
 
-def _exit_code(end: SystemExit) -> int:
-    """What the interpreter makes of sys.exit(x)."""
-    if end.code is None:
-        return 0
-    if isinstance(end.code, int):
-        return end.code & 0xFF
-    print(end.code, file=sys.stderr)
-    return 1
+class _EndMark:
+    """Says to the fork server that a worker's script is over, in memory that both see."""
 
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 2)
 
-def _leave(code: int) -> None:
-    """End this fork as the interpreter would: threads joined, atexit run, buffers flushed; never
-    return into the fork server's stack.
-    """
-    import atexit
-    import threading
+    def set(self, code: int) -> None:
+        """The script has ended with ``code``, and its threads with it."""
+        self._memory[:] = bytes((1, code & 0xFF))
 
-    try:
-        # What the interpreter does at its end; it offers no other way to do it in a fork.
-        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
-        atexit._run_exitfuncs()  # noqa: SLF001
-    except BaseException:
-        traceback.print_exc()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
+    def code(self, status: int) -> int:
+        """The exit code of a worker that has ended with ``status`` (negative: a signal): its
+        script's own, where a crash came after the end of the script.
+        """
+        over, code = self._memory[0], self._memory[1]
+        self._memory.close()
+        if not over or -status not in _CRASHES:
+            return status
+        print(
+            f"malletrain fork server: a worker was killed by signal {-status} after its script had "
+            f"ended with code {code}; the script's code counts.",
+            flush=True,
+        )
+        return code
 
 
 def preload() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from malletrain.launch import fabric
 from malletrain.launch.lines import LineConnection, Said
-from malletrain.launch.loop import TICK_S, Child, LaunchLoop, first_words, stop_all
+from malletrain.launch.loop import TICK_S, Child, LaunchLoop, first_words, last_words, stop_all
 from malletrain.launch.round_store import ReachedStore, ServedStore
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -95,6 +95,8 @@ class LiveLauncher:
         self._workers: list[_Worker] = []
         self._round: Round | None = None
         self._generation = 0
+        self._places: dict[int, int] = {}
+        """Round → place of this node in it, of those that a worker may be in."""
         self._told: tuple[AssignmentPhase | None, int] = (None, 0)
         self._stores: dict[int, ServedStore | ReachedStore] = {}
         self._looked = time.monotonic()
@@ -111,6 +113,7 @@ class LiveLauncher:
         if isinstance(message, Round) and message.job == self.order.job:
             if self._round is None or message.generation > self._round.generation:
                 self._round = message
+                self._places[message.generation] = message.group_rank
                 self._pass_on(message)
         elif isinstance(message, Abort):
             for worker in self._workers:
@@ -211,6 +214,7 @@ class LiveLauncher:
             self._generation = generation
             for old in [g for g in self._stores if g < generation]:
                 self._stores.pop(old).close()
+            self._places = {g: place for g, place in self._places.items() if g >= generation}
             self._say(AssignmentPhase.RUNNING, generation)
 
     def look_after(self) -> None:
@@ -223,6 +227,8 @@ class LiveLauncher:
         elif ended and len(ended) == len(self._workers):
             self.stop()
             self._say(AssignmentPhase.SUCCEEDED, self._generation)
+        elif ended and self._told == (AssignmentPhase.RUNNING, self._generation):
+            self._say(AssignmentPhase.FINISHING, self._generation)
 
     def _end_the_deaf(self) -> None:
         """Only what this process was awake for counts."""
@@ -244,7 +250,6 @@ class LiveLauncher:
 
     def _failed(self, bad: list[tuple[_Worker, int]]) -> None:
         generation, count = self._generation, self.order.spec.nproc_per_node
-        first = (self._round.group_rank if self._round else 0) * count if generation else 0
         came_up = all(w.ready for w in self._workers)
         self.stop()
         if not came_up and generation == 0:
@@ -255,9 +260,29 @@ class LiveLauncher:
             self._loop.leave(Phase(last), f"A worker ended with code {code} before it was ready.")
             return
         failures = tuple(
-            Failure(first + w.local_rank, code, time.time(), cause=w.cause) for w, code in bad
+            Failure(
+                self._places.get(generation, 0) * count + w.local_rank,
+                code,
+                time.time(),
+                self._last_words(w),
+                w.cause,
+            )
+            for w, code in bad
         )
         self._say(AssignmentPhase.FAILED, generation, failures)
+
+    def _last_words(self, worker: _Worker) -> str:
+        """The end of what a worker printed. It moves to the log of a round as it enters it, which
+        it may not have said any more; before its first round it has one of its own.
+        """
+        count = self.order.spec.nproc_per_node
+        for generation in (worker.told, worker.running, 0):
+            place = self._places.get(generation, 0)
+            name = rank_log_name(generation, place * count + worker.local_rank)
+            words = without_noise(last_words(os.path.join(self.order.log_dir, name)))
+            if words:
+                return words[-_TAIL_CHARACTERS:]
+        return ""
 
     def _early_failure(self, worker: _Worker, code: int) -> Failure:
         """Why a worker ended before it was ready: its first error, and whether the script is made

@@ -74,6 +74,8 @@ class DaemonRendezvous(RendezvousHandler):
         self._stores: dict[int, ServedStore | ReachedStore] = {}
         self._failures: tuple[Failure, ...] = ()
         self._change_seen = False
+        self._ending = 0
+        """The round of which some workers have ended well."""
         self._answered = False
         self._closed = ""
         self._agent = LauncherEnd(endpoint)
@@ -193,6 +195,12 @@ class DaemonRendezvous(RendezvousHandler):
         while not self._closed and not self.num_nodes_waiting():
             self._listen(0.5)
         return not self._closed
+
+    def some_ended(self) -> None:
+        """Some of the workers have ended well, the others run; told to the agent once."""
+        if self._ending != self._inbox.generation:
+            self._ending = self._inbox.generation
+            self._say(AssignmentPhase.FINISHING)
 
     def wait_for_news(self, timeout_s: float) -> None:
         """Wait up to ``timeout_s``, less if the agent says something."""

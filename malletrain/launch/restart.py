@@ -24,6 +24,7 @@ from malletrain.launch import live
 from malletrain.launch.loop import order_given, stop_signal
 from malletrain.launch.rendezvous import DaemonRendezvous
 from malletrain.launch.round_store import job_secret
+from malletrain.launch.script import script_command
 from malletrain.memory.folder import MemoryFolder
 from malletrain.memory.keeper import Keeper
 from malletrain.protocol import env
@@ -52,7 +53,7 @@ def worker_command(order: LaunchOrder) -> list[str]:
         *options,
     ]
     where = ["--chdir", order.spec.workdir, "--per-rank-log", order.log_dir]
-    return [*tie, *where, "--", sys.executable, "-u", order.spec.script, *order.spec.args]
+    return [*tie, *where, "--", *script_command(order.spec)]
 
 
 def run(order: LaunchOrder) -> int:

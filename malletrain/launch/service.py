@@ -24,6 +24,7 @@ from pathlib import Path
 
 from malletrain.launch.lines import LineConnection, Said
 from malletrain.launch.loop import Child, LaunchLoop, last_words, order_given, stop_all
+from malletrain.launch.script import script_command
 from malletrain.protocol import env
 from malletrain.protocol.launcher_channel import LaunchOrder
 from malletrain.protocol.log_names import SERVICE_LOG
@@ -101,7 +102,7 @@ class ServiceLauncher:
         return [
             *(sys.executable, "-I", "-S", str(supervisor), "--parent", str(os.getpid())),
             *("--chdir", spec.workdir, "--log", self._log, "--"),
-            *(sys.executable, "-u", spec.script, *spec.args),
+            *script_command(spec),
         ]
 
     def process_said(self, connection: LineConnection, said: Said) -> None:

@@ -43,6 +43,8 @@ def stock_arguments(order: LaunchOrder, scratch: Path) -> list[str]:
         order: what the agent wants launched.
         scratch: directory for torchrun's own files.
     """
+    from malletrain.launch.script import script_command
+
     spec = order.spec
     tie = [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py"))]
     return [
@@ -58,7 +60,7 @@ def stock_arguments(order: LaunchOrder, scratch: Path) -> list[str]:
         "--no-python",
         *tie,
         *("--parent", "env", "--per-rank-log", order.log_dir, "--"),
-        *(sys.executable, "-u", spec.script, *spec.args),
+        *script_command(spec),
     ]
 
 

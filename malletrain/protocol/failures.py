@@ -10,6 +10,7 @@ import re
 import signal
 from collections.abc import Iterable
 
+from malletrain.protocol.last_words import raised
 from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import AssignmentPhase
 
@@ -77,6 +78,8 @@ def describe(failures: Iterable[Failure]) -> str:
     )
     if first.cause:
         return f"Rank {first.rank} {how}: {first.cause}{_mend(first.cause)}"
+    if first.exitcode > 0 and (error := raised(first.tail)):
+        return f"Rank {first.rank} {how}: {error}{_mend(error) or '.'}"
     if first.exitcode == -signal.SIGKILL:
         how += "; often the node ran out of memory"
     last = next((line.strip() for line in reversed(first.tail.splitlines()) if line.strip()), "")

@@ -49,6 +49,25 @@ def without_noise(text: str) -> str:
     return "\n".join(kept).strip("\n") or text.strip("\n")
 
 
+_FRAME = re.compile(r'\s+File "(.+)", line (\d+), in (.+)')
+"""A line of a traceback (CPython, traceback.c)."""
+
+
+def raised(text: str) -> str:
+    """The exception of the last traceback in ``text``, with its innermost frame: ``ValueError: no
+    data (train.py, line 12, in load)``. Empty if there is none.
+    """
+    lines = without_noise(text).splitlines()
+    frames = [index for index, line in enumerate(lines) if _FRAME.match(line)]
+    if not frames:
+        return ""
+    path, number, name = _FRAME.match(lines[frames[-1]]).groups()  # type: ignore[union-attr]
+    below = (line for line in lines[frames[-1] + 1 :] if line and not line[0].isspace())
+    error = next(below, "")
+    where = f"{path.rpartition('/')[2]}, line {number}, in {name.removeprefix('<').rstrip('>')}"
+    return f"{error.rstrip('.')} ({where})" if error else ""
+
+
 def first_error(text: str) -> str:
     """The line in which the first error is told, of one with a chain of causes the last of the
     chain; else the last line. Empty if there is none.

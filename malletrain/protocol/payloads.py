@@ -112,6 +112,19 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Of its model, as its owner says before any worker does; None: not said."""
     flops: float | None = None
     """Of its model, per sample, forward and backward; None: not said."""
+    module: str = ""
+    """Run as ``python -m MODULE`` instead of ``script``, which is then where it was found; empty:
+    the script is run."""
+    sized_for: int = 0
+    """Nodes for which its processes sized what they cannot change, where ``max_nodes`` was lowered
+    since the job began; 0: ``max_nodes``."""
+
+    @property
+    def largest(self) -> int:
+        """The most nodes that the job can ever have: batches and the ends of epochs are sized by
+        it, and must not change while it trains.
+        """
+        return max(self.max_nodes, self.sized_for)
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -130,13 +143,15 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     job: Id
     phase: AssignmentPhase
-    """starting → ready → running → succeeded | failed | exited, in live mode also lost."""
+    """One of :data:`malletrain.protocol.phases.PHASES`."""
     generation: Count = 0
     """The round that its workers belong to, 0 before the first."""
     failures: Annotated[tuple[Failure, ...], msgspec.Meta(max_length=MOST_FAILURES)] = ()
     """The workers that ended badly."""
     address: Name = ""
     """Where the process of a service can be reached."""
+    size: Count = 0
+    """Nodes of that round, once all workers here have ended well; 0: not known."""
 
 
 class MetricSample(

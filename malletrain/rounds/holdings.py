@@ -7,10 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from malletrain.protocol.messages import Assignment
-from malletrain.protocol.phases import BROKEN, OF_NO_ROUND, AssignmentPhase
+from malletrain.protocol.phases import AT_WORK, BROKEN, OF_NO_ROUND, AssignmentPhase
 from malletrain.rounds.actions import Action, SendAssign, SendRelease
-
-_AT_WORK = (AssignmentPhase.RUNNING, AssignmentPhase.SUCCEEDED)
 
 
 @dataclass
@@ -27,6 +25,8 @@ class Holdings:
     """Their agents cannot be reached at present."""
     givers: tuple[str, ...] = ()
     """Members of the next round although they leave: they have the job's state, and give it."""
+    occupied: set[str] = field(default_factory=set)
+    """Another job is on its way out of them; the launcher is started when it is gone."""
     doubted: set[str] = field(default_factory=set)
     """Workers failed there, and it is being looked whether the node is to blame."""
 
@@ -48,7 +48,7 @@ class Holdings:
         """
         if generation == 0:
             return False
-        if self.is_in_round(node, generation, *_AT_WORK):
+        if self.is_in_round(node, generation, *AT_WORK):
             return True
         return self.is_in(node, *BROKEN) and self.phases[node].generation == generation
 
@@ -60,6 +60,7 @@ class Holdings:
     def note(self, node: str, said: Assignment) -> None:
         """``node`` holds the job and says so."""
         self.assigned.add(node)
+        self.occupied.discard(node)
         self.phases[node] = said
 
     def adopt(self, phases: dict[str, Assignment], generation: int) -> list[Action]:
@@ -103,6 +104,7 @@ class Holdings:
         """Nothing of the job is on ``node``."""
         self.assigned.discard(node)
         self.releasing.discard(node)
+        self.occupied.discard(node)
         self.givers = tuple(n for n in self.givers if n != node)
         self.doubted.discard(node)
         self.phases.pop(node, None)

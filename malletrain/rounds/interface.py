@@ -21,6 +21,7 @@ class RoundStage(str, Enum):
     DRAINING = "draining"
     FORMING = "forming"
     RUNNING = "running"
+    FINISHING = "finishing"
     COMPLETED = "completed"
 
     __str__ = str.__str__  # its value, in sentences too
@@ -33,6 +34,8 @@ STAGES: dict[RoundStage, str] = {
     "job lets go of all its nodes.",
     RoundStage.FORMING: "The members are told of the new round and join it.",
     RoundStage.RUNNING: "Every member of the newest round runs; of a service: somebody is there.",
+    RoundStage.FINISHING: "A change of nodes waits for the end of the script, which is done "
+    "somewhere or in the code after its training.",
     RoundStage.COMPLETED: "Every worker ended well.",
 }
 
@@ -70,6 +73,12 @@ class Rounds(Protocol):
     @property
     def lost_member(self) -> bool:
         """Whether a member was lost since the newest round was formed."""
+
+    @property
+    def finishing(self) -> bool:
+        """Whether the script is done somewhere, or in the code after its training: it makes no
+        steps any more, and is not run again because nodes change.
+        """
 
     @property
     def interrupts(self) -> bool:
@@ -110,6 +119,11 @@ class Rounds(Protocol):
 
     def reachable(self, node: str) -> None:
         """It is back."""
+
+    def occupied(self, node: str) -> None:
+        """Another job is on its way out of ``node``, however long it takes; the launcher is started
+        when it is gone.
+        """
 
     def doubt(self, node: str, over: bool) -> list[Action]:
         """Workers failed there, and it may be the node's fault; ``over``: it was not."""

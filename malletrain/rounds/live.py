@@ -107,6 +107,11 @@ class LiveRounds:
         self.job.min_nodes = number
 
     @property
+    def finishing(self) -> bool:
+        """Whether the script is done somewhere, or in the code after its training."""
+        return self.job.finishing
+
+    @property
     def lost_member(self) -> bool:
         """Whether a member was lost since the newest round was formed."""
         return self.job.lost_member
@@ -239,6 +244,10 @@ class LiveRounds:
         """It is back."""
         self.job.reachable(node)
 
+    def occupied(self, node: str) -> None:
+        """Another job is on its way out of ``node``."""
+        self.job.occupied(node)
+
     def doubt(self, node: str, over: bool) -> list[Action]:
         """Workers failed there, and it may be the node's fault; ``over``: it was not."""
         self.job.doubt(node, over)
@@ -294,7 +303,8 @@ class LiveRounds:
 
     def gone(self, node: str, now: float) -> list[Action]:
         """The node is lost: those that are left go on."""
-        concerned = node in self.members or node in self._group
+        done = self.job.ends.on(node, self.generation)
+        concerned = not done and (node in self.members or node in self._group)
         self._leavers.pop(node, None)
         actions = self.job.gone(node, now)
         # DRAINING: nobody stays, so nobody goes on.
@@ -321,6 +331,9 @@ class LiveRounds:
                 return self._noted(self._go_on(self.members, now))
         due = self.job.deadline is not None and now >= self.job.deadline
         forming = due and self.stage is RoundStage.FORMING and not self.job.failing()
+        if forming and any(self._held.is_in(n, AssignmentPhase.FINISHING) for n in self._group):
+            self.job.deadline = now + self.job.settings.join_s  # it comes after their last step
+            return []
         if forming and (stays := self.survivors()):
             late = [
                 n
@@ -390,7 +403,11 @@ class LiveRounds:
 
     def _old_group_done(self) -> list[Action]:
         """The workers were done before they came to the change that was planned."""
-        left = [self._held.phases.get(n) for n in self._group if n not in self._held.releasing]
+        left = [
+            self._leavers[n] if n in self._leavers else self._held.phases.get(n)
+            for n in self._group
+            if n in self._leavers or n not in self._held.releasing
+        ]
         if (
             self.stage is not RoundStage.FORMING
             or not left

@@ -3,7 +3,8 @@
     IDLE ─target─▶ WARMING ─joiners ready─▶ DRAINING ─snapshot taken─▶ FORMING ─all run─▶ RUNNING
                       │ joiners start while the others train; leavers are released
                       └── a member is lost: straight to FORMING with those that are left
-    RUNNING ─all workers ended well─▶ COMPLETED
+    RUNNING ─target, while the script ends─▶ FINISHING ─all workers ended well─▶ COMPLETED
+                      └── it trains on after all, or its node has to go: as above
 
 A round has exactly the members that were planned and are ready. A joiner that does not come up in
 time is rejected. This module decides membership, ranks and the order of steps; the controller,
@@ -16,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from malletrain.protocol.messages import Assignment
-from malletrain.protocol.phases import BROKEN, TAKES_ROUND, AssignmentPhase
+from malletrain.protocol.phases import AT_WORK, BROKEN, TAKES_ROUND, AssignmentPhase
 from malletrain.rounds.actions import (
     Action,
     Broke,
@@ -30,9 +31,12 @@ from malletrain.rounds.actions import (
 from malletrain.rounds.failure_grace import FailureGrace, launchers_ended
 from malletrain.rounds.holdings import Holdings
 from malletrain.rounds.interface import Manner, RoundStage, View
+from malletrain.rounds.script_ends import ScriptEnds
 from malletrain.rounds.settings import RoundSettings
 
-_RUNNING, _SUCCEEDED = AssignmentPhase.RUNNING, AssignmentPhase.SUCCEEDED
+_RUNNING = AssignmentPhase.RUNNING
+_INTERRUPTIBLE = (RoundStage.WARMING, RoundStage.DRAINING, RoundStage.RUNNING, RoundStage.FINISHING)
+"""Stages in which the workers of the newest round run."""
 
 
 @dataclass
@@ -59,10 +63,13 @@ class JobRounds:
     interrupts: bool = True
     view: View = ()
     failure: FailureGrace = field(default_factory=FailureGrace)
+    ends: ScriptEnds = field(default_factory=ScriptEnds)
     _store: tuple[str, int] | None = None
     _heirs: tuple[str, ...] = ()
     _joiners_until: float | None = None
     """Until when joiners are waited for because a node has to be gone by then; None: as ever."""
+    _end_by: float | None = None
+    """Until when the end of the script is waited for because a node of it has to be gone."""
 
     @property
     def _manner(self) -> Manner:
@@ -77,6 +84,13 @@ class JobRounds:
         self.target = tuple(nodes)
         self.failure.clear()
         self.drain_s = self.settings.drain_within(within_s)
+        if within_s is not None:
+            until = now + self.settings.end_within(within_s)
+            self._end_by = until if self._end_by is None else min(until, self._end_by)
+        elif set(self.members) <= set(self.target):
+            self._end_by = None
+        if self.finishing and self.stage in _INTERRUPTIBLE:
+            return self._await_end()
         waited, self._joiners_until = self._joiners_until or 0.0, None
         if within_s is not None and not set(self.members) <= set(self.target):
             enough = len(self._manner.survivors()) >= self.min_nodes
@@ -102,6 +116,8 @@ class JobRounds:
         """The job has ended: release every node."""
         self.target, self.members, self.stage, self.deadline = (), (), RoundStage.IDLE, None
         self.failure.clear()
+        self.ends.clear()
+        self._end_by = None
         return self._manner.release(sorted(self.held.assigned))
 
     def adopt(
@@ -115,15 +131,19 @@ class JobRounds:
         others = (n for n in sorted(self.held.phases) if n not in self.members)
         self.target = (*(n for n in self.members if n in self.held.phases), *others)
         self.lost_member = any(n not in self.held.phases for n in self.members)
+        for node, said in self.held.phases.items():
+            self.ends.note(node, said)
+        if done := self._finished():
+            return [*strange, *done]
         whole = all(self.held.belongs(n, self.generation) for n in self.members)
         if not self.members or self.lost_member or not whole:
             return strange
         self.stage, self.drains = RoundStage.RUNNING, int(now)
-        if done := self._finished():
-            return done
         # A drain that was under way is taken back, and its number is not used again.
         onwards: list[Action] = [SendDrain(self.members[0], self.generation, 0)]
-        joining = self._await_joiners(now) if len(self.target) > len(self.members) else []
+        joining: list[Action] = []
+        if len(self.target) > len(self.members):
+            joining = self._await_end() if self.finishing else self._await_joiners(now)
         return [*strange, *onwards, *self._look_at_failures(now), *joining]
 
     # --- what the agents say ---
@@ -134,9 +154,16 @@ class JobRounds:
             return []  # what is being stopped does not count, nor a round that nobody formed
         if node not in (*self.target, *self.members, *self.held.assigned):
             return self._manner.release([node])
+        if node in self.held.occupied and self.stage is RoundStage.WARMING:
+            self.deadline = self._joiners_until or now + self.settings.warmup_s
         self.held.note(node, assignment)
+        self.ends.note(node, assignment)
         if done := self._finished():
             return done
+        if self.stage in (RoundStage.WARMING, RoundStage.DRAINING) and self.finishing:
+            return self._await_end()
+        if self.stage is RoundStage.FINISHING:
+            return self._go_on_finishing(now)
         if self.stage is RoundStage.WARMING:
             return self._look_at_failures(now) or self._warm(now)
         if self.stage is RoundStage.DRAINING and not self.whole():
@@ -172,7 +199,7 @@ class JobRounds:
         if self.stage in (RoundStage.IDLE, RoundStage.COMPLETED) or node not in self.target:
             return []
         actions = self.held.assign(node)
-        if node not in self.members or asked:
+        if node not in self.members or asked or self.ends.on(node, self.generation):
             return actions
         self.lost_member = True  # its agent began anew: a new round is needed, the job did not fail
         again = self._manner.form if self.stage is RoundStage.DRAINING else self._await_joiners
@@ -183,7 +210,7 @@ class JobRounds:
         self.held.forget(node)
         self.held.unreachable.discard(node)
         self.target = tuple(n for n in self.target if n != node)
-        if node in self.members:
+        if node in self.members and not self.ends.on(node, self.generation):
             self.lost_member = True
             self.failure.clear()
             enough = len(self._manner.survivors()) >= self.min_nodes
@@ -203,14 +230,14 @@ class JobRounds:
             return []
         if self.stage is RoundStage.WARMING:
             return self._warm(now)
-        if self.stage is RoundStage.DRAINING:
+        if self.stage in (RoundStage.DRAINING, RoundStage.FINISHING):
             return self._manner.form(now)
         if self.lost_member:  # no plan came: go on with those that are left
             return self._await_joiners(now)
         if self.held.unreachable.intersection(self.members):
             self.deadline = now + self.settings.failure_grace_s
             return []
-        absent = [n for n in self.members if not self.is_in(n, _RUNNING, _SUCCEEDED)]
+        absent = [n for n in self.members if not self.is_in(n, *AT_WORK)]
         why = f"did not join the round within {self.settings.join_s:g} s"
         if self.members[0] in absent or len(self.members) - len(absent) < max(1, self.min_nodes):
             return self._break(Broke((), f"{', '.join(absent)} {why}."))
@@ -230,6 +257,10 @@ class JobRounds:
         self.lost_member = True
         self.failure.give_up(self.members, self.generation)
         return []
+
+    def occupied(self, node: str) -> None:
+        """Another job is on its way out of ``node``."""
+        self.held.occupied.add(node)
 
     def doubt(self, node: str, over: bool) -> list[Action]:
         """Workers failed there, and it may be the node's fault; ``over``: it was not."""
@@ -261,8 +292,18 @@ class JobRounds:
 
     def whole(self) -> bool:
         """Whether every member of the last round runs, or is done."""
-        at_work = all(self.is_in(n, _RUNNING, _SUCCEEDED) for n in self.members)
+        at_work = all(
+            self.is_in(n, *AT_WORK) or self.ends.on(n, self.generation) for n in self.members
+        )
         return bool(self.members) and not self.lost_member and at_work
+
+    @property
+    def finishing(self) -> bool:
+        """See :class:`malletrain.rounds.interface.Rounds`."""
+        return self.whole() and any(
+            self.is_in(n, AssignmentPhase.FINISHING) or self.ends.on(n, self.generation)
+            for n in self.members
+        )
 
     def keeps_round(self, now: float, within_s: float | None) -> bool:
         """Whether a round that is being formed is completed first: all its members stay."""
@@ -282,6 +323,27 @@ class JobRounds:
         """Let go of ``nodes``."""
         return self.held.release(nodes)
 
+    def _await_end(self) -> list[Action]:
+        """The script ends: the change of nodes waits for that, as long as the nodes may stay."""
+        actions: list[Action] = []
+        if self.stage is RoundStage.DRAINING:
+            actions.append(SendDrain(self.members[0], self.generation, 0))
+        self.stage, self.deadline = RoundStage.FINISHING, self._end_by
+        return actions + self._manner.release(
+            n for n in sorted(self.held.assigned) if n not in (*self.target, *self.members)
+        )
+
+    def _go_on_finishing(self, now: float) -> list[Action]:
+        """A member has said something while the change of nodes waits for the end."""
+        if self.finishing:
+            return []
+        if not self.whole():  # the change of nodes starts those again that failed
+            changes = set(self.target) != set(self.members) and not self.lost_member
+            return self._manner.form(now) if changes else self._look_at_failures(now)
+        self.stage, self.deadline = RoundStage.RUNNING, None
+        left = None if self._end_by is None else max(0.0, self._end_by - now)
+        return self.move(self.target, now, left)
+
     def _await_joiners(self, now: float) -> list[Action]:
         """Wait for the target's launchers: briefly while those that could train cannot."""
         idle = not self.whole() and len(self._manner.survivors()) >= max(1, self.min_nodes)
@@ -300,6 +362,13 @@ class JobRounds:
             actions += self.reject(ended, "the launcher ended there at once")
         if coming and (self.deadline is None or now < self.deadline):
             return actions
+        occupied = [n for n in coming if n in self.held.occupied]
+        if occupied and self._joiners_until is None:
+            coming = [n for n in coming if n not in occupied]
+            sound = set(ready) == set(self.members) and self.whole()
+            if not coming and (sound or len(ready) < max(1, self.min_nodes)):
+                self.deadline = now + self.settings.warmup_s
+                return actions
         if not ready and ended:
             broke, unfit = launchers_ended({n: self.held.phases[n] for n in ended})
             if not unfit:
@@ -348,7 +417,7 @@ class JobRounds:
         actions = self._manner.release(
             n for n in sorted(self.held.assigned) if n not in (*self.target, *self.held.givers)
         )
-        self.deadline = self._joiners_until = None
+        self.deadline = self._joiners_until = self._end_by = None
         self.failure.answer({n: self.held.phases[n] for n in ready})
         if self.target and len(ready) < max(1, self.min_nodes):
             return actions + self._await_joiners(now)
@@ -374,8 +443,9 @@ class JobRounds:
 
     def _finished(self) -> list[Action]:
         """Whether every worker ended well, whatever else was planned."""
-        ended = bool(self.members) and all(self.is_in(n, _SUCCEEDED) for n in self.members)
-        return self.complete() if ended and self.stage is not RoundStage.COMPLETED else []
+        if self.stage is RoundStage.COMPLETED:
+            return []
+        return self.complete() if self.ends.everywhere(self.generation, self.members) else []
 
     def complete(self) -> list[Action]:
         """The job's work is done."""

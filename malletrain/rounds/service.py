@@ -34,13 +34,6 @@ from malletrain.rounds.interface import RoundStage, View
 from malletrain.rounds.settings import RoundSettings
 
 
-def drain_limit(within_s: float, stop_s: float) -> float:
-    """Seconds that a process gets to hand over when its node is gone in ``within_s``: its agent
-    stops it itself after that.
-    """
-    return max(0.2, 0.95 * (within_s - min(stop_s + 1.0, within_s / 2)))
-
-
 @dataclass
 class ServiceRounds:
     """The views of one service."""
@@ -63,6 +56,7 @@ class ServiceRounds:
     drain_s: float = 10.0
     lost_member: bool = False
     interrupts: bool = False
+    finishing: bool = False
     _leaving: dict[str, float] = field(default_factory=dict)
     _came_up: set[str] = field(default_factory=set)
     _told_of: set[str] = field(default_factory=set)
@@ -78,9 +72,7 @@ class ServiceRounds:
             return []
         self.target = tuple(nodes)
         self.drain_s = (
-            self.settings.drain_s
-            if within_s is None
-            else drain_limit(within_s, self.settings.stop_s)
+            self.settings.drain_s if within_s is None else self.settings.end_within(within_s)
         )
         self._failures_due.clear()
         self._told_of.clear()
@@ -177,6 +169,10 @@ class ServiceRounds:
         """It is back."""
         self.held.unreachable.discard(node)
 
+    def occupied(self, node: str) -> None:
+        """Another job is on its way out of ``node``."""
+        self.held.occupied.add(node)
+
     def doubt(self, node: str, over: bool) -> list[Action]:
         """The process failed there, and it may be the node's fault; ``over``: it was not."""
         self.held.doubt(node, over)
@@ -198,7 +194,8 @@ class ServiceRounds:
             late = [
                 n
                 for n in self.target
-                if n not in self._came_up and not self.held.is_in(n, AssignmentPhase.EXITED)
+                if n not in (*self._came_up, *self.held.occupied)
+                and not self.held.is_in(n, AssignmentPhase.EXITED)
             ]
             if late and len(late) < len(self.target):
                 actions += self._reject(late, "the service's process did not come up there in time")
@@ -208,7 +205,7 @@ class ServiceRounds:
                     *actions,
                     Broke((), f"No process of the service came up in time on {', '.join(late)}."),
                 ]
-            self.deadline = None
+            self.deadline = now + self.settings.warmup_s if self.held.occupied else None
         return actions + self._announce() + self._settled()
 
     def give_up(self) -> list[Action]:

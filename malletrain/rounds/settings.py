@@ -30,6 +30,12 @@ class RoundSettings:
         """Seconds for a drain when a node is gone in ``within_s`` (None: no node has to go)."""
         return self.drain_s if within_s is None else max(0.2, min(self.drain_s, within_s * 0.6))
 
+    def end_within(self, within_s: float) -> float:
+        """Seconds that a process gets to end by itself when its node is gone in ``within_s``: its
+        agent stops it itself after that.
+        """
+        return max(0.2, 0.95 * (within_s - min(self.stop_s + 1.0, within_s / 2)))
+
     def joiners_within(self, within_s: float) -> float:
         """Seconds for joiners without whom nobody can train, when a node is gone in ``within_s``.
         A moment and no longer: the main scheduler's job waits for the node.

@@ -6,7 +6,10 @@ Decides what is refused before it would fail on a node. What the script does is 
 from __future__ import annotations
 
 import os
+import sys
 import warnings
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from malletrain.submission.error import SpecError
@@ -47,6 +50,42 @@ def script_of(text: str, own_python: bool = True) -> Path:
     if own_python and len(source) < LARGEST_BYTES:
         _compile(source, path)
     return path
+
+
+def module_of(name: str, workdir: str | None, own_python: bool = True) -> Path:
+    """The file that ``python -m NAME`` runs in ``workdir`` (None: the present directory). Nothing
+    is imported for that.
+
+    Args:
+        name: Of the module or package, with dots.
+        workdir: Where the job runs, which comes first on its path.
+        own_python: The Python that submits runs the job, so that its packages count too.
+
+    Raises:
+        SpecError: There is no such module, or it cannot be run.
+    """
+    directory = os.path.abspath(os.path.expanduser(workdir or os.getcwd()))
+    if not all(part.isidentifier() for part in name.split(".")):
+        hint = f"; for the file leave -m out: {name}" if os.path.exists(name) else ""
+        raise SpecError(f"{name} is no name of a module, such as package.train{hint}.")
+    where: Sequence[str] | None = [directory, *(sys.path if own_python else ())]
+    parts = name.split(".")
+    for number, part in enumerate((*parts, "__main__")):
+        found = PathFinder.find_spec(part, where) if where is not None else None
+        where = found.submodule_search_locations if found is not None else None
+        if number < len(parts) - 1 and where is not None:
+            continue
+        if found is None:
+            break
+        if where is None:
+            if found.origin and found.origin.endswith(".py"):
+                return Path(found.origin)
+            break
+    python = f" or in {sys.executable}" if own_python else ""
+    raise SpecError(
+        f"There is no module {name} that can be run in {directory}{python}; name a module or a "
+        "package with a __main__, and its directory with --workdir."
+    )
 
 
 def _compile(source: bytes, path: Path) -> None:

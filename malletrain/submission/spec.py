@@ -22,7 +22,7 @@ from malletrain.submission.curve_file import read_curve
 from malletrain.submission.error import SpecError, about
 from malletrain.submission.goals import parse_budget, parse_deadline, parse_work
 from malletrain.submission.promises import notification, time_limit_of
-from malletrain.submission.script import script_of
+from malletrain.submission.script import module_of, script_of
 from malletrain.submission.software import SoftwareOptions, software_of
 from malletrain.submission.value_file import AUTO, VALUE_HELP, read_value, span
 
@@ -179,6 +179,7 @@ def build(
     work: str | None = None,
     on_hang: str = "tell",
     model_size: str | None = None,
+    as_module: bool = False,
 ) -> JobSpec:
     """The checked job. By default it has the script's name without suffix, the present directory
     and the site's goal.
@@ -204,9 +205,12 @@ def build(
     with about("conda", "venv", "container", "no_container", "container_bind", "module"):
         environment = software_of(software)
     python = _python_of(environment)
-    path = script_of(script, own_python=python == sys.executable)
+    own_python = python == sys.executable
+    with about("as_module", "workdir"):
+        file = str(module_of(script, workdir, own_python)) if as_module else script
+    path = script_of(file, own_python=own_python)
     if name is None:
-        name = _name_of(path)
+        name = _name_of(Path(script.rpartition(".")[2] + ".py") if as_module else path)
     elif JOB_ID.fullmatch(name):
         raise SpecError(
             f'"{name}" looks like the id of a job, so every command would take it for that job; '
@@ -304,4 +308,5 @@ def build(
         on_hang=on_hang,
         parameters=parameters,
         flops=flops,
+        module=script if as_module else "",
     )

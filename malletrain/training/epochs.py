@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from malletrain.protocol.worker_channel import WorkLeft
-from malletrain.training.report import send, tell
+from malletrain.training.report import send, tell, training_over
 
 
 class CountedEpochs:
@@ -93,6 +93,7 @@ class CountedEpochs:
             yield from self._epochs(count)
         finally:
             self._looping = False
+            training_over()
 
     def _epochs(self, count: int) -> Iterator[int]:
         while self.epoch < count and not self._ended:

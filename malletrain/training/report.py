@@ -27,6 +27,7 @@ from malletrain.protocol.worker_channel import (
     ScriptMetric,
     Sender,
     StartupMark,
+    WorkLeft,
     decode_datagram,
     encode,
     progress_encoder,
@@ -337,6 +338,15 @@ def send(kind: type[Any], **fields: Any) -> None:
     worker = _worker or _connect()
     if worker is not None:
         worker.put(kind(worker.sender, **fields))
+
+
+def training_over() -> None:
+    """Say that this process has no samples left to train on and is in the code after its training:
+    the job is not stopped for a planned change of nodes any more. Taken back by the next
+    :func:`report`.
+    """
+    flush()
+    send(WorkLeft, samples=0.0)
 
 
 def totals() -> tuple[float, int]:

@@ -216,6 +216,9 @@ class News(Protocol):
     def succeeded(self) -> bool:
         """The workers ended well. Returns whether they are needed again."""
 
+    def some_ended(self) -> None:
+        """Some of the workers have ended well, the others run."""
+
     def note_failures(self, failures: tuple[Failure, ...]) -> None:
         """The workers failed."""
 
@@ -283,6 +286,10 @@ def node_agent(
                         return result
                     self._restart_workers(group)
                 elif result.state is WorkerState.HEALTHY:
+                    # Without the private name it is known when all have ended.
+                    runs = getattr(self._pcontext, "_running_local_ranks", None)
+                    if runs is not None and len(runs) < group.spec.local_world_size:
+                        news.some_ended()
                     if news.num_nodes_waiting():
                         self._restart_workers(group)
                 else:

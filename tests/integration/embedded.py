@@ -253,7 +253,7 @@ class Site:
         for process in psutil.Process(self.cluster.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 forked = process.name() == script.name[:15]
-                if forked or process.cmdline()[1:3] == ["-u", str(script)]:
+                if forked or process.cmdline()[1:4:2] == ["-u", str(script)]:
                     found.append(process)
         return found
 

@@ -61,7 +61,9 @@ def test_after_a_break_of_the_connection_the_agent_says_unasked_how_things_stand
     try:
         same.until(
             lambda: [
-                m for _, m in same.seen if assigned(m) == messages.Assignment("j1", "succeeded", 1)
+                m
+                for _, m in same.seen
+                if assigned(m) == messages.Assignment("j1", "succeeded", 1, size=1)
             ],
             "the news of the meantime",
         )

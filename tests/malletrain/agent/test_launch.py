@@ -16,7 +16,7 @@ from malletrain.agent.link import pause
 from malletrain.agent.software import python_command
 from malletrain.agent.worker_failures import stock_failures, unfit
 from malletrain.elastic.link import Place
-from malletrain.launch import fabric
+from malletrain.launch import fabric, script
 from malletrain.launch.torchrun import stock_arguments
 from malletrain.protocol import messages
 from malletrain.protocol.failures import describe
@@ -158,7 +158,13 @@ def test_torchrun_gets_the_jobs_sizes_and_our_rendezvous(tmp_path):
         "--nproc-per-node=2",
     ]
     assert set(wanted) <= set(made)
-    assert made[-5:] == [sys.executable, "-u", "train.py", "--epochs", "3"]
+    assert made[-6:] == [sys.executable, "-u", script.__file__, "train.py", "--epochs", "3"]
+
+
+def test_the_largest_number_of_ranks_stays_when_the_limit_is_lowered(tmp_path):
+    lowered = order(tmp_path, max_nodes=1, sized_for=4, nproc_per_node=2)
+    made = job_environment(place(tmp_path, {}), lowered, flags="/f")
+    assert made["MALLETRAIN_MAX_WORLD_SIZE"] == "8"
 
 
 def test_setup_is_the_only_text_a_shell_reads(tmp_path):

@@ -45,3 +45,24 @@ def test_logs_empty_names_the_others(run, daemon):
         result.stderr
         == "train has written nothing to launcher yet; there is output of rank0, rank1.\n"
     )
+
+
+def test_logs_the_last_lines_and_what_follows(run, daemon):
+    whole = "".join(f"line {i}\n" for i in range(100))
+    pieces = {"1": log_view("more\n", "2", ended=False), "2": log_view("", "2")}
+    daemon.answers["logs"] = lambda p: (
+        log_view(whole, "1", ended=False) if "tail" in p["cursor"] else pieces[p["cursor"]]
+    )
+    daemon.answers["job"] = lambda p: detail(job=job_view(state="completed", ended=1009.0))
+    assert run("logs", "train", "--tail", 2).stdout == "line 98\nline 99\n"
+    assert run("logs", "train", "--tail", 1, "-f").stdout == "line 99\nmore\n"
+    assert run("logs", "train", "--tail", 500).stdout == whole
+    assert run("logs", "train", "--tail", 0).stdout == ""
+
+
+def test_logs_the_last_lines_where_they_are_long(run, daemon):
+    whole = "".join(f"{i} {'x' * 300_000}\n" for i in range(4))
+    daemon.answers["logs"] = lambda p: log_view(whole[-int(p["cursor"].removeprefix("tail:")) :])
+    assert run("logs", "train", "--tail", 2).stdout == "".join(
+        line + "\n" for line in whole.splitlines()[-2:]
+    )

@@ -89,3 +89,52 @@ def test_two_dashes_say_that_they_are_the_scripts(run, daemon, script, before):
 
 def test_options_of_the_script_are_not_told(run, daemon, script):
     assert run("submit", "--nodes", "4", script, "--lr", "1", "nodes", "--", "--nodes").stderr == ""
+
+
+# --- a module instead of a script ---
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    (package / "inner").mkdir(parents=True)
+    for name in ("__init__", "train", "inner/__init__", "inner/__main__"):
+        (package / f"{name}.py").write_text("raise SystemExit('nothing is imported')\n")
+    monkeypatch.chdir(tmp_path)
+    return package
+
+
+@pytest.mark.parametrize(
+    ("module", "file"),
+    [("package.train", "train.py"), ("package.inner", "inner/__main__.py")],
+)
+def test_a_module_is_found_and_not_imported(run, daemon, package, module, file):
+    result = run("submit", "--nodes", "1:2", "-m", module, "--lr", "0.1")
+    assert result.exit_code == 0, result.stderr
+    spec = spec_of(daemon)
+    assert (spec["script"], spec["module"]) == (str(package / file), module)
+    assert spec["args"] == ["--lr", "0.1"]
+    assert spec["name"] == module.rpartition(".")[2]
+
+
+def test_options_at_the_head_of_a_module_count(run, daemon, package):
+    (package / "train.py").write_text("#MALLETRAIN --nodes 1:4\n")
+    assert run("submit", "-m", "package.train").exit_code == 0
+    assert spec_of(daemon)["max_nodes"] == 4
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("package.gone", "There is no module package.gone that can be run in "),
+        ("package", "a package with a __main__"),
+        ("package/train.py", "is no name of a module, such as package.train; for the file leave"),
+        ("no_such_package.train", "There is no module no_such_package.train"),
+        ("sys", "There is no module sys"),
+    ],
+)
+def test_what_is_no_module_is_refused(run, daemon, package, module, words):
+    result = run("submit", "-m", module)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert daemon.seen == []

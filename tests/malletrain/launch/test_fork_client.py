@@ -40,7 +40,15 @@ class Served:
             listener.listen()
             options = ["--parent", os.getpid(), "--fork-server", where, "--chdir", directory]
             command = [sys.executable, "-I", "-S", fork_client.__file__, *options]
-            command += ["--per-rank-log", directory, "--", sys.executable, "-u", script]
+            command += [
+                "--per-rank-log",
+                directory,
+                "--",
+                sys.executable,
+                "-u",
+                "script.py",
+                script,
+            ]
             self.client = subprocess.Popen([str(word) for word in command])
             self.connection, _ = listener.accept()
         _, fds, _, _ = socket.recv_fds(self.connection, 1 << 20, 1)

@@ -216,3 +216,27 @@ def test_the_first_error_of_a_worker_that_never_joined_is_told(launch, script, c
     launcher.agent.say(messages.Round("j1", 1, 0, 1))
     launcher.agent.say(messages.Release("j1", 0.0))
     assert launcher.process.wait(PATIENCE_S) == 1
+
+
+RAISES = """
+worker = connect()
+worker.sendall(hello + ready)
+with worker.makefile("rb") as lines:
+    for one in lines:
+        said = json.loads(one)
+        if said.get("round") == 2:
+            raise ValueError("no data")
+        worker.sendall(line(say="running", generation=said["round"]))
+"""
+
+
+def test_a_worker_that_fails_on_its_way_to_a_round_is_told_with_its_exception(launch):
+    launcher = launch(RAISES)
+    assert launcher.agent.hear_phase() == ("ready", 0), launcher.output()
+    launcher.agent.say(messages.Round("j1", 1, 1, 2, "127.0.0.1", 9))
+    assert launcher.agent.hear_phase() == ("running", 1), launcher.output()
+    launcher.agent.say(messages.Round("j1", 2, 0, 1, "127.0.0.1", 9))
+    said = launcher.agent.hear().assignment
+    assert (said.phase, said.generation) == ("failed", 1)
+    assert said.failures[0].rank in (2, 3)  # those that it had in round 1
+    assert "ValueError: no data" in said.failures[0].tail

@@ -3,7 +3,7 @@
 import pytest
 
 from malletrain.protocol.failures import describe
-from malletrain.protocol.last_words import NOISE, first_error, without_noise
+from malletrain.protocol.last_words import NOISE, first_error, raised, without_noise
 from malletrain.protocol.messages import Failure
 
 ARGPARSE = """usage: train.py [-h] [--epochs EPOCHS]
@@ -84,4 +84,58 @@ def test_a_cause_that_is_known_is_told():
     failure = Failure(0, 2, 1.0, ARGPARSE, "train.py: error: unrecognized arguments: --epochz 3")
     assert describe([failure]) == (
         "Rank 0 exited with code 2: train.py: error: unrecognized arguments: --epochz 3"
+    )
+
+
+LOADER = """Traceback (most recent call last):
+  File "/home/ann/train.py", line 9, in <module>
+    for batch in loader:
+  File "/site-packages/torch/utils/data/dataloader.py", line 701, in __next__
+ValueError: Caught ValueError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/site-packages/torch/utils/data/_utils/worker.py", line 349, in _worker_loop
+    data = fetcher.fetch(index)
+  File "/home/ann/data.py", line 3, in __getitem__
+    raise ValueError("sample 7 is empty.")
+ValueError: sample 7 is empty.
+[W1122 03:20:11.123456789 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=5)
+"""
+OWN = """epoch 3
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 30, in main
+[rank1]:     step()
+[rank1]: mypkg.Diverged
+"""
+CUT_OFF = """    loss = step(batch)
+           ^^^^^^^^^^^
+  File "/home/ann/train.py", line 5, in step
+    return net(batch)
+RuntimeError: mat1 and mat2 shapes cannot be multiplied
+with (8x3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (LOADER, "ValueError: sample 7 is empty (data.py, line 3, in __getitem__)"),
+        (OWN, "mypkg.Diverged (train.py, line 30, in main)"),
+        (
+            CUT_OFF,
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied (train.py, line 5, in step)",
+        ),
+        (TORCH, "FileNotFoundError: data.npz is not there (train.py, line 3, in module)"),
+        (ARGPARSE, ""),
+        ("ValueError: skipped a sample\n", ""),
+        ("", ""),
+    ],
+)
+def test_what_was_raised_and_where(text, error):
+    assert raised(text) == error
+
+
+def test_a_failure_is_told_by_its_exception_and_not_by_its_last_line():
+    tail = OWN.replace("Diverged", "Diverged: loss is nan") + "wandb: synced\n"
+    assert describe([Failure(1, 1, 0.0, tail)]) == (
+        "Rank 1 exited with code 1: mypkg.Diverged: loss is nan (train.py, line 30, in main)."
     )

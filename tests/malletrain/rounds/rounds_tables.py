@@ -18,7 +18,7 @@ CLOSED = "RuntimeError: Connection closed by peer [10.0.0.1]:4242"
 def says(r, now, phase, *nodes, generation=None, failures=()):
     """The agents on ``nodes`` report ``phase``; what follows from all of them."""
     generation = (
-        (r.generation if phase in ("running", "succeeded", "failed") else 0)
+        (r.generation if phase in ("running", "finishing", "succeeded", "failed") else 0)
         if generation is None
         else generation
     )

@@ -145,18 +145,19 @@ def test_a_job_that_ends_well_in_the_middle_of_a_rescale_is_done(stage):
     if stage is RoundStage.DRAINING:
         says(r, 111.0, "ready", "c")
     assert r.stage is stage
-    assert says(r, 112.0, "succeeded", "a") == []
+    back = [SendDrain("a", 1, 0)] if stage is RoundStage.DRAINING else []
+    assert says(r, 112.0, "succeeded", "a") == back
     assert r.drained("b", 1, 112.0) == []
     assert says(r, 112.5, "succeeded", "b") == [WorkersDone()]
     assert set(r.stop()) == {SendRelease("a"), SendRelease("b"), SendRelease("c")}
 
 
-def test_when_rank_0_is_done_the_others_get_a_moment_before_a_new_round():
+def test_when_rank_0_is_done_the_others_get_the_time_that_they_take():
     r = running("a", "b")
     r.move(("a", "b", "c"), 110.0)
     says(r, 111.0, "succeeded", "a")
     assert says(r, 112.0, "ready", "c") == []
-    assert r.stage is RoundStage.DRAINING
+    assert (r.stage, r.next_wakeup()) == (RoundStage.FINISHING, None)
     assert says(r, 113.0, "succeeded", "b") == [WorkersDone()]
 
 

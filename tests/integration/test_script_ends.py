@@ -1,0 +1,139 @@
+"""A script that ends is left alone: nodes may change while its processes write their results."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.integration.embedded import site
+
+# Each line it writes says what a process did, its rank and its round.
+COMMON = """
+import os, sys, time
+import torch
+import malletrain
+def note(what):
+    with open("notes", "a") as file:
+        file.write(f"{what} {rank()} of round {os.environ['MALLETRAIN_GENERATION']}\\n")
+def wait_for(name):
+    while not os.path.exists(name):
+        time.sleep(0.02)
+model = torch.nn.Linear(4, 1)
+sampler = malletrain.ElasticSampler(64, global_batch_size=16)
+"""
+RESTART = (
+    COMMON
+    + """
+rank = lambda: os.environ["RANK"]
+snapshot = malletrain.Snapshot("run.pt", model=model, sampler=sampler)
+snapshot.restore()
+note("begun")
+for epoch in sampler.epochs(2):
+    for batch in sampler:
+        time.sleep(0.01)
+        sampler.advance()
+        malletrain.report(len(batch))
+        snapshot.step()
+note("trained")
+wait_for("write")
+note("written")
+"""
+)
+LIVE = (
+    COMMON
+    + """
+from malletrain import elastic
+rank = lambda: run.rank
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = elastic.Run(model=model, optimizer=optimizer, sampler=sampler)
+net = run.ddp(model)
+note("begun")
+loader = torch.utils.data.DataLoader(torch.zeros(64, 4), batch_sampler=sampler)
+for epoch in sampler.epochs(2):
+    for batch in run.batches(loader):
+        with run.step():
+            optimizer.zero_grad()
+            (net(batch).mean() * run.loss_weight).backward()
+            optimizer.step()
+note("trained")
+wait_for("write")
+note("written")
+"""
+)
+# Nothing says when it has trained enough: rank 1 is done before rank 0.
+PLAIN = """
+import os, time, malletrain
+def note(what):
+    with open("notes", "a") as file:
+        file.write(f"{what} {os.environ['RANK']} of round {os.environ['MALLETRAIN_GENERATION']}\\n")
+note("begun")
+malletrain.report(1)
+note("trained")
+while os.environ["RANK"] == "0" and not os.path.exists("write"):
+    time.sleep(0.02)
+note("written")
+"""
+SCRIPTS = {"restart": RESTART, "live": LIVE, "plain": PLAIN}
+ONCE = sorted(
+    f"{what} {rank} of round 1" for what in ("begun", "trained", "written") for rank in (0, 1)
+)
+
+
+def at_its_end(made, kind, **spec):
+    """A job on two nodes whose script is in the code after its training, as the daemon knows."""
+    script = made.script("train.py", SCRIPTS[kind])
+    mode = "live" if kind == "live" else "restart"
+    job = made.submit(script, nodes=(2, 3), mode=mode, profile=False, **spec)
+    made.until(lambda: "is ending" in made.job(job).reason, "the script is at its end")
+    return job
+
+
+def notes(made):
+    return sorted((made.work / "notes").read_text().splitlines())
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory):
+    """Two nodes, so that a job has them both and a third one comes when the test wants it."""
+    with site(tmp_path_factory.mktemp("standing"), nodes=2) as made:
+        yield made
+
+
+def scale(made, job, low, high):
+    with made.client() as client:
+        client.call("scale", {"job": job, "min_nodes": low, "max_nodes": high}, changes=True)
+    made.until(lambda: made.events("job-rescaled", job=job), "the change is planned")
+
+
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_a_planned_change_is_dropped_when_the_script_is_done(shared, kind):
+    job = at_its_end(shared, kind)
+    scale(shared, job, 1, 1)
+    (shared.work / "write").touch()
+    shared.until_state(job, "completed", "failed")
+    assert notes(shared) == ONCE
+    assert shared.job(job).state == "completed"
+    assert len(shared.events("round-formed", job=job)) == 1
+
+
+def test_a_daemon_that_starts_again_leaves_the_script_alone(shared):
+    job = at_its_end(shared, "restart")
+    shared.kill_daemon()
+    (shared.work / "write").touch()
+    shared.until(lambda: notes(shared) == ONCE, "everything is written")
+    shared.start_daemon()
+    shared.until_state(job, "completed", "failed")
+    assert notes(shared) == ONCE
+    assert shared.job(job).state == "completed"
+
+
+def test_a_node_that_is_taken_gives_the_script_its_grace(shared):
+    job = at_its_end(shared, "restart")
+    last = shared.job(job).nodes[-1]
+    shared.agents()[last].send_signal(signal.SIGTERM)
+    shared.until(lambda: shared.events("job-suspended", job=job), "the other node is too few")
+    (shared.work / "write").touch()
+    shared.until_state(job, "completed", "failed")
+    assert notes(shared) == ONCE
+    assert shared.job(job).state == "completed"

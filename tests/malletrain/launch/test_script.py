@@ -1,0 +1,159 @@
+"""A script that a worker runs behaves as if python had been started for it, and its process ends
+without taking C++ libraries down.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from malletrain.launch import script as runner
+
+FORKED = (
+    "import sys; from malletrain.launch import script; from malletrain.launch.fork_server import "
+    "_run_script; script.leave(_run_script(sys.argv[1:]))"
+)
+WAYS = {
+    "forked": [sys.executable, "-c", FORKED],
+    "cold": [sys.executable, "-u", runner.__file__],
+}
+
+SCRIPTS = {
+    "plain": "print('hello', __name__)",
+    "arguments": "import sys; print(sys.argv[1:], sys.argv[0] == __file__)",
+    "path": "import sys; print(sys.path[0])",
+    "exit number": "import sys; sys.exit(7)",
+    "exit none": "import sys; sys.exit()",
+    "exit true": "import sys; sys.exit(True)",
+    "exit text": "import sys; sys.exit('no data')",
+    "error": "def f():\n    raise ValueError('wrong shape')\nf()",
+    "chained": "try:\n    {}['x']\nexcept KeyError as e:\n    raise RuntimeError('no x') from e",
+    "interrupted": "raise KeyboardInterrupt",
+    "syntax": "def f(:\n    pass\n",
+    "atexit": "import atexit; atexit.register(print, 'bye'); print('main')",
+    "atexit after an error": "import atexit; atexit.register(print, 'bye'); 1 / 0",
+    "thread": "import threading, time\ndef f(): time.sleep(0.1); print('thread "
+    "done')\nthreading.Thread(target=f).start()\nprint('main')",
+    "daemon thread": "import threading, time\ndef f():\n    while True: time.sleep(0.001); len(A)\n"
+    "A = [1]\nthreading.Thread(target=f, daemon=True).start()\nprint('main')",
+    "neighbour": "import neighbour; print(neighbour.VALUE)",
+    "pickle": "import pickle\nclass A: "
+    "pass\nprint(type(pickle.loads(pickle.dumps(A()))).__module__)",
+    "spawn": "import multiprocessing as m\ndef f(q): q.put(41 + 1)\nif __name__ == "
+    "'__main__':\n    c = m.get_context('spawn')\n"
+    "    q = c.Queue()\n    p = c.Process(target=f, args=(q,)); p.start(); print(q.get()); "
+    "p.join()",
+    "unprintable": "import sys; sys.stdout.buffer.write(b'\\xff\\n')",
+    "fresh library": "import malletrain; print(malletrain.report(1))",
+    "signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "deleted": "class A:\n    def __del__(self): print('deleted')\na = A()\nb = [A()]; b.append(b)",
+}
+WRITTEN = {
+    "a file": "f = open('out', 'w'); f.write('x' * 100)",
+    "a file of a module": "import neighbour; neighbour.LOG = open('out', 'wb'); "
+    "neighbour.LOG.write(b'x')",
+    "a compressed file": "import gzip, neighbour; neighbour.LOG = gzip.GzipFile('out', 'wb', "
+    "mtime=0); neighbour.LOG.write(b'x')",
+    "an archive": "import zipfile; z = zipfile.ZipFile('out', 'w'); "
+    "z.writestr(zipfile.ZipInfo('a'), 'x')",
+    "a file after an error": "f = open('out', 'w'); f.write('x'); 1 / 0",
+    "a file after exit": "import sys; f = open('out', 'w'); f.write('x'); sys.exit(3)",
+}
+
+
+def outcome(command, directory):
+    done = subprocess.run(command, capture_output=True, cwd=directory)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def here(tmp_path):
+    (tmp_path / "neighbour.py").write_text("VALUE = 'next door'")
+    return tmp_path
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_as_if_python_had_been_started(here, name, way):
+    (here / "script.py").write_text(SCRIPTS[name])
+    argv = [str(here / "script.py"), "one", "two words", "-x"]
+    assert outcome([*WAYS[way], *argv], "/") == outcome([sys.executable, *argv], "/")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_was_written_is_on_disk(here, name, way):
+    (here / "script.py").write_text(WRITTEN[name])
+    path = str(here / "script.py")
+    plain = outcome([sys.executable, path], here)
+    wanted = (here / "out").read_bytes()
+    (here / "out").unlink()
+    assert outcome([*WAYS[way], path], here) == plain
+    assert (here / "out").read_bytes() == wanted != b""
+
+
+MODULES = {
+    "package.train": "import sys; print(__name__, __package__, __spec__.name, sys.argv[1:]); "
+    "print(sys.argv[0] == __file__, sys.path[0]); from . import other; print(other.VALUE)",
+    "package": "print('the package', __name__)",
+    "package.wrong": "def f():\n    raise ValueError('wrong shape')\nf()",
+    "package.missing": None,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_as_python_runs_it(tmp_path, name, way):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "other.py").write_text("VALUE = 3")
+    file = package / f"{name.partition('.')[2] or '__main__'}.py"
+    if MODULES[name] is not None:
+        file.write_text(MODULES[name])
+    argv = ["-m", name, "one", "-x"]
+    assert outcome([*WAYS[way], *argv], tmp_path) == outcome([sys.executable, *argv], tmp_path)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_script_that_is_not_there_is_told_in_a_sentence(tmp_path, way):
+    code, _, said = outcome([*WAYS[way], str(tmp_path / "gone.py")], "/")
+    assert code == 2
+    assert b"gone.py: No such file" in said
+    assert b"Traceback" not in said
+
+
+# The store is lost while the interpreter ends, as it is when a job's other ranks are done first.
+WAITS_IN_CPP = """
+import subprocess, sys, threading, time
+import torch.distributed as dist
+server = subprocess.Popen([sys.executable, "-c",
+    "import os, sys, torch.distributed as dist;"
+    "store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False);"
+    "print(store.port, flush=True); sys.stdin.read(1); os._exit(0)"],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+port = int(server.stdout.readline())
+store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+asked = threading.Event()
+def wait():
+    asked.set()
+    store.wait(["never"])
+threading.Thread(target=wait, daemon=True).start()
+class Last:
+    "What ends when the interpreter takes down what it holds."
+    def __del__(self, server=server, sleep=time.sleep):
+        server.communicate(b"x")
+        sleep(0.3)  # the thread comes back from C++
+sys.last = Last()
+asked.wait()
+print("trained to the end", flush=True)
+"""
+
+
+def test_a_thread_in_cpp_does_not_fail_a_script_that_is_done(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "script.py").write_text(WAITS_IN_CPP)
+    code, said, _ = outcome([*WAYS["cold"], "script.py"], tmp_path)
+    assert (code, said) == (0, b"trained to the end\n")

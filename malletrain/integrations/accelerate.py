@@ -74,6 +74,9 @@ class Guard(StateGuard):
         self.folder = checkpoints.own_folder(folder)
         self._run = owner.this_run()
         self.sampler = sampler
+        self._deferred = False
+        """A step was the last of its epoch: the state is saved when the epoch is over."""
+        sampler.on_epoch_closed(self._epoch_closed)
         self._every_s = every_s
         self._due = time.monotonic() + every_s
 
@@ -151,7 +154,9 @@ class Guard(StateGuard):
             return None
 
     def step(self, samples: float | None = None, batches: int = 1) -> bool:
-        """An optimizer step is done: moves the sampler on, reports, and saves if that is due.
+        """An optimizer step is done: moves the sampler on, reports, and saves if that is due. After
+        the last step of an epoch it saves when the loop asks for the next epoch, and the code that
+        follows the epoch's steps has run.
 
         Args:
             samples: of this process; those of the sampler's batches when not given.
@@ -164,12 +169,21 @@ class Guard(StateGuard):
             samples = sum(own for own, _ in self.sampler.upcoming(batches))
         self.sampler.advance(batches)
         malletrain.report(samples)
+        self._deferred = self.sampler.between_epochs
+        return not self._deferred and self._save_if_due()
+
+    def _epoch_closed(self) -> None:
+        deferred, self._deferred = self._deferred, False
+        if deferred:
+            self._save_if_due()
+
+    def _save_if_due(self) -> bool:
         wanted = self.wants_checkpoint(time.monotonic() >= self._due)
         if not wanted and not self.late:
             return False
         began = time.monotonic()
         self.save()
-        self.saved(self.folder, began)
+        self.saved(self.folder, began, self.sampler.finished)
         return True
 
     def save(self) -> None:

@@ -77,14 +77,19 @@ class StateGuard:
         self._agreed, self.late = map(bool, self._most([int(bool(self._wanted)), int(self.late)]))
         return self._agreed
 
-    def saved(self, path: str, began: float | None = None) -> None:
+    def saved(self, path: str, began: float | None = None, over: bool = False) -> None:
         """The part of this rank of the checkpoint that was wanted is on disk at ``path``; call it
         on every rank. Once all have, rank 0 says so and waits until it is stopped; the
-        others go on, and wait for it in their next collective. ``began``: when saving began
-        (``time.monotonic()``).
+        others go on, and wait for it in their next collective.
+
+        Args:
+            path: of the checkpoint.
+            began: when saving began (``time.monotonic()``).
+            over: the training is over. What the script does after it is done in this process, so
+                that nobody waits to be stopped; one that has to stop there leaves this checkpoint.
         """
         agreed, self._agreed = self._agreed, False
-        if not agreed:
+        if not agreed or over:
             return
         report.flush()
         self.any_rank(False)

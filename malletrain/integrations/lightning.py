@@ -303,7 +303,7 @@ class MalleTrainCallback(Callback):
             os.replace(self.path + ".new", self.path)
         self._guard.any_rank(False)
         self._due = time.monotonic() + self._every_s
-        self._guard.saved(self.path, began)
+        self._guard.saved(self.path, began, self._fit_over)
 
     # --- what a checkpoint says ---
 

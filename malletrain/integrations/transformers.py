@@ -316,6 +316,7 @@ class MalleTrainCallback(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A checkpoint was written."""
         unlogged = self._unlogged()
+        over = self._epoch_over and control.should_training_stop
         folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
         if state.is_world_process_zero and self._batches is not None and os.path.isdir(folder):
             plan = self._batches.plan
@@ -325,7 +326,7 @@ class MalleTrainCallback(TrainerCallback):
                 "max_steps": state.max_steps,
                 "steps_per_epoch": self._batches.steps_per_epoch,
                 "unlogged": unlogged,
-                "ended": self._epoch_over and control.should_training_stop,
+                "ended": over,
                 "whole": True,
             }
             write_record(folder, self._run, facts)
@@ -333,7 +334,7 @@ class MalleTrainCallback(TrainerCallback):
             self._postponed = True  # an evaluation in this step has ended the training
         elif self._wanted:
             self._wanted = False
-            self._guard.saved(args.output_dir, self._began)
+            self._guard.saved(args.output_dir, self._began, over)
 
     def _unlogged(self) -> tuple[float, int] | None:
         """The sum of the losses since the last log, the mean over the ranks, and the step of that

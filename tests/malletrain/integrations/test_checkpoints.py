@@ -40,8 +40,8 @@ class StopAt:
     def mean(self, mine):
         return mine
 
-    def saved(self, *_):
-        if self.step_now() == self.at:
+    def saved(self, path, began=None, over=False):
+        if self.step_now() == self.at and not over:
             raise Stopped
 
 

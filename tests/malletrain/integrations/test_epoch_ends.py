@@ -98,6 +98,8 @@ def test_trainer_evaluates_logs_and_stops_early_as_if_nothing_had_been(
             assert log == expected, f"a change after step {stop}"
             assert over[:3] == end[:3], f"a change after step {stop}"
             torch.testing.assert_close(over[3], end[3], msg=f"a change after step {stop}")
+        nothing, again = hugging_face(folder, 0, monkeypatch, **options)
+        assert (nothing, again[:3]) == ([], end[:3]), "it had ended"
 
 
 def test_trainer_without_optimizer_in_its_checkpoints_is_refused(tmp_path, monkeypatch):
@@ -220,6 +222,9 @@ def test_lightning_validates_logs_and_stops_as_if_nothing_had_been(tmp_path, mon
             if over is None:
                 more, over = lightning(folder, sizes[1], 0, monkeypatch, **options)
                 log += more
+            if over[0] == stop:
+                nothing, again = lightning(folder, sizes[1], 0, monkeypatch, **options)
+                assert (nothing, again[0]) == ([], end[0]), "it had ended"
             assert log == expected, f"a change after step {stop}"
             assert over[0] == end[0]
             torch.testing.assert_close(over[1], end[1], rtol=1e-4, atol=1e-5)
@@ -261,3 +266,67 @@ def test_a_dataset_without_a_length_is_refused_in_a_sentence():
 
     with pytest.raises(TypeError, match=r"needs a dataset with a length and indices; Lines is"):
         MalleTrainCallback("x").loader(Lines(), batch_size=2)
+
+
+def accelerated(folder, stop, automatic, saves, monkeypatch):
+    """What happened until the state of step ``stop`` was saved; the weights of both models."""
+    import accelerate
+    from accelerate.utils import ProjectConfiguration
+
+    import malletrain
+    from malletrain.integrations.accelerate import Guard
+
+    log, step = [], [0]
+    project = ProjectConfiguration(folder, automatic_checkpoint_naming=automatic, total_limit=2)
+    accelerator = accelerate.Accelerator(cpu=True, project_config=project)
+    first, second = Net(), Net()
+    first, second, one, two = accelerator.prepare(
+        *(first, second, torch.optim.Adam(first.parameters(), lr=0.1)),
+        torch.optim.SGD(second.parameters(), lr=0.01),
+    )
+    schedule = torch.optim.lr_scheduler.StepLR(one, 1, 0.5)
+    accelerator.register_for_checkpointing(schedule)
+    sampler = malletrain.ElasticSampler(len(rescaled.data()), global_batch_size=8, seed=7)
+    guard = Guard(accelerator, folder / "states", sampler)
+    stopper = StopAt((lambda: step[0], stop))
+    monkeypatch.setattr(guard, "wants_checkpoint", stopper.wants_checkpoint)
+    monkeypatch.setattr(guard, "saved", stopper.saved)
+    guard.resume()
+    try:
+        for epoch in sampler.epochs(3):
+            for batch in DataLoader(rescaled.data(), batch_sampler=sampler):
+                step[0] = epoch * sampler.steps_per_epoch + sampler.position // 8 + 1
+                for model, optimizer in ((first, one), (second, two)):
+                    accelerator.backward(model(**batch)["loss"])
+                    optimizer.step()
+                    optimizer.zero_grad()
+                log.append((step[0], one.param_groups[0]["lr"]))
+                guard.step()
+            log.append(("epoch ends", epoch))
+            schedule.step()
+            if saves:
+                accelerator.save_state()
+    except Stopped:
+        return log, None
+    return log, [model.layer.weight.detach().clone() for model in (first, second)]
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_states_of_accelerate_are_saved_after_the_epochs_end(tmp_path, monkeypatch, automatic):
+    """Several models and optimizers; and where Accelerate names the folders of the script's own."""
+    pytest.importorskip("accelerate", reason="pip install malletrain[integrations]")
+    with as_plain_script(monkeypatch):
+        expected, weights = accelerated(
+            *(tmp_path / "undisturbed", 0, automatic, automatic, monkeypatch)
+        )
+        for stop in (2, 5, 6, 7, 12, 18):
+            folder = tmp_path / f"moved-{stop}"
+            log, over = accelerated(folder, stop, automatic, automatic, monkeypatch)
+            if over is None:
+                more, over = accelerated(folder, 0, automatic, automatic, monkeypatch)
+                log += more
+            assert log == expected, f"a change after step {stop}"
+            torch.testing.assert_close(over, weights)
+            if automatic:
+                names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+                assert names == ["checkpoint_1", "checkpoint_2"]

@@ -10,6 +10,7 @@ sent again, because nobody knows what of them arrived.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import time
@@ -236,8 +237,9 @@ def halved(points: Sequence[messages.MetricSample]) -> list[messages.MetricSampl
     kept: list[messages.MetricSample] = []
     for begin in range(0, len(points), 4):
         four = points[begin : begin + 4]
-        low = min(range(len(four)), key=lambda i: four[i].value)
-        high = max(range(len(four)), key=lambda i: four[i].value)
+        # what is no number is above all, so that it stays
+        sizes = [math.inf if math.isnan(point.value) else point.value for point in four]
+        low, high = sizes.index(min(sizes)), sizes.index(max(sizes))
         kept += [four[i] for i in sorted({low, high})]
     return kept
 

@@ -6,6 +6,7 @@ The pictures are SVG of this module's own making, so that a notebook needs nothi
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -80,6 +81,7 @@ def shown(metrics: Mapping[str, MetricSeries]) -> str:
 
 def _picture(title: str, points: Sequence[Point], *, steps: bool = False) -> str:
     """A line, from left to right and from its smallest to its largest value."""
+    points = [point for point in points if math.isfinite(point[1])]
     if len(points) < 2:
         return ""
     (left, right), values = (points[0][0], points[-1][0]), [value for _, value in points]

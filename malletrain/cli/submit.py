@@ -22,6 +22,7 @@ from malletrain.cli.goals import goal_options, tell_goal
 from malletrain.cli.verdict import exit_code_of, verdict
 from malletrain.cli.wait import until_ended
 from malletrain.protocol.event_kinds import EventKind
+from malletrain.submission.output_folders import output_folders
 from malletrain.submission.snapshot_paths import snapshot_paths
 
 if TYPE_CHECKING:
@@ -335,9 +336,9 @@ def submit(
         if resume_from is not None:
             spec = resuming(spec, file or client.job(resume_from).job.id)
         spec = with_snapshots_bound(spec)
-        for sentence in _shared_snapshots(client, spec):
-            click.echo(sentence, err=True)
         specs = [spec] if numbers is None else [one_of(spec, number) for number in numbers]
+        for sentence in _shared_places(client, spec, specs[:2]):
+            click.echo(sentence, err=True)
         jobs = [client.submit(each) for each in specs]
     if not (as_json and wait):
         _tell(jobs, numbers is not None, as_json)
@@ -375,12 +376,23 @@ def _tell(jobs: Sequence[JobView], array: bool, as_json: bool) -> None:
         tell_goal(first.goal)
 
 
-def _shared_snapshots(client: Connection, spec: JobSpec) -> list[str]:
-    """What to say about unfinished jobs that save to the path of ``spec``."""
+def _shared_places(client: Connection, spec: JobSpec, jobs: Sequence[JobSpec]) -> list[str]:
+    """What to say about unfinished jobs that save to the path of ``spec`` or write to its output
+    folder, and about the first ``jobs`` of an array that do so both.
+    """
     mine = snapshot_paths(spec.script, spec.args, spec.workdir)
-    if not mine:
+    folders = output_folders(spec.script, spec.args, spec.workdir)
+    if not mine and not folders:
         return []
     said = []
+    if len(jobs) > 1:
+        both = [output_folders(job.script, job.args, job.workdir) for job in jobs]
+        said += [
+            f"Warning: all jobs of the array write to the output folder {path}. None goes on from "
+            "another's checkpoints or writes over them, and the second fails where it meets one. "
+            "Write {index} into the folder's name."
+            for path in sorted(both[0] & both[1])
+        ]
     unfinished = [job for job in client.jobs() if job.ended is None and job.owner == spec.owner]
     for job in unfinished[-MOST_COMPARED:]:
         theirs = client.job(job.id).spec
@@ -390,6 +402,13 @@ def _shared_snapshots(client: Connection, spec: JobSpec) -> list[str]:
             f"{path}. The new job will neither restore nor overwrite it. Give it another path, or "
             "none: Snapshot() finds one by itself."
             for path in sorted(mine & paths)
+        ]
+        others = output_folders(theirs["script"], theirs.get("args", ()), theirs["workdir"])
+        said += [
+            f"Warning: job {job.id} ({job.name}) is not finished and writes to the same output "
+            f"folder, {path}. The new job will neither go on from its checkpoints nor write over "
+            "them, but fail where it meets one. Give it another folder."
+            for path in sorted(folders & others - mine)
         ]
     return said
 

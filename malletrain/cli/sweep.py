@@ -82,7 +82,8 @@ def run(file: Path, name: str | None, detach: bool, storage: str, state_dir: Pat
         from malletrain.sweep.trials import check
 
         made = load_sweep(file, name)
-        check(made)
+        for sentence in check(made):
+            click.echo(sentence, err=True)
         with asking(state_dir) as client:
             client.status()  # where no daemon runs, that is said before anything is kept
         home = _home(state_dir)

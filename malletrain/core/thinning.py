@@ -9,6 +9,7 @@ but the values themselves has to be remembered.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
@@ -65,4 +66,5 @@ def thinned(points: Sequence[N], count: int, most: int = MOST_KEPT) -> list[N]:
 
 
 def _value(point: Numbered) -> float:
-    return point.value
+    """Its place among others; what is no number is above all, so that a picture shows it."""
+    return math.inf if math.isnan(point.value) else point.value

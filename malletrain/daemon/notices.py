@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import subprocess
 import urllib.request
@@ -163,7 +164,8 @@ def facts_of(event: EventRow, row: JobRow) -> dict[str, Any]:
         "state": row.state,
         "reason": row.reason,
         "samples": row.samples,
-        "metrics": dict(row.metrics),
+        # JSON has no number for what is none
+        "metrics": {k: v if math.isfinite(v) else None for k, v in row.metrics.items()},
         "time": event.time,
     }
 

@@ -21,19 +21,24 @@ the order of the data the sampler's.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from malletrain.integrations import guard
+import malletrain
+from malletrain.integrations import checkpoints
+from malletrain.integrations.guard import StateGuard
+from malletrain.training import owner, report
 from malletrain.training.sampler import ElasticSampler
+from malletrain.training.snapshot_file import SnapshotError
 
-POSITION = "malletrain.json"
-"""In the folder of a state: the sampler's."""
+NAMES = ("state-a", "state-b")
+"""Folders of the two newest states, in turn."""
 
 
-class Guard(guard.StateGuard):
+class Guard(StateGuard):
     """Saves the state of ``accelerator`` when MalleTrain asks for it, and every so often.
 
     Everything that belongs to the state must be prepared by, or registered with, the accelerator
@@ -66,8 +71,12 @@ class Guard(guard.StateGuard):
                 "DataLoader(data, batch_sampler=sampler)."
             )
         self._accelerator = accelerator
-        self.folder = os.path.abspath(os.fspath(folder))
+        self.folder = checkpoints.own_folder(folder)
+        self._run = owner.this_run()
         self.sampler = sampler
+        self._deferred = False
+        """A step was the last of its epoch: the state is saved when the epoch is over."""
+        sampler.on_epoch_closed(self._epoch_closed)
         self._every_s = every_s
         self._due = time.monotonic() + every_s
 
@@ -89,20 +98,52 @@ class Guard(guard.StateGuard):
                 "the learning rate would depend on the number of nodes. Leave it out of prepare() "
                 "and call accelerator.register_for_checkpointing(scheduler)."
             )
-        newest = self.newest()
+        newest = self._to_resume()
         if newest is None:
             return False
-        try:
-            with open(os.path.join(newest, POSITION)) as file:
-                position = json.load(file)
-        except FileNotFoundError as error:
+        record = checkpoints.read_record(newest)
+        if not record:
             raise ValueError(
                 f"The state {newest} does not say where in the data it was saved (it is of an "
                 "earlier release). Begin anew in another folder."
-            ) from error
-        self.sampler.load_state_dict(position)
-        self._accelerator.load_state(newest)
+            )
+        self.sampler.load_state_dict(record)
+        with self._named_here():
+            self._accelerator.load_state(newest)
+        # the script's own states go on with their numbers
+        self._accelerator.project_configuration.iteration = int(record.get("iteration", 0))
         return True
+
+    def _to_resume(self) -> str | None:
+        """The state to go on from: the newest of this run, else one that was asked for."""
+        newest, wanted = self.newest(), owner.asked_for(None)
+        record = checkpoints.read_record(newest) if newest else {}
+        if newest is not None and checkpoints.is_own(record, self._run):
+            return newest
+        if os.path.isdir(wanted):
+            report.tell(f"Going on from the state {wanted}, as asked for.")
+            return os.path.abspath(wanted)
+        if newest is not None:
+            checkpoints.check_owner(record, newest, self._run)
+        elif wanted:
+            raise SnapshotError(
+                f"There is no state of job {wanted} in {self.folder}. Name the one to go on from "
+                "by the path of its folder (state-a or state-b)."
+            )
+        return newest
+
+    @contextlib.contextmanager
+    def _named_here(self) -> Iterator[None]:
+        """The folder of a state is named here, whatever Accelerate's automatic_checkpoint_naming
+        says for those of the script; they keep their numbers.
+        """
+        project = self._accelerator.project_configuration
+        automatic, number = project.automatic_checkpoint_naming, project.iteration
+        project.automatic_checkpoint_naming = False
+        try:
+            yield
+        finally:
+            project.automatic_checkpoint_naming, project.iteration = automatic, number
 
     def newest(self) -> str | None:
         """The folder of the newest whole state."""
@@ -113,7 +154,9 @@ class Guard(guard.StateGuard):
             return None
 
     def step(self, samples: float | None = None, batches: int = 1) -> bool:
-        """An optimizer step is done: moves the sampler on, reports, and saves if that is due.
+        """An optimizer step is done: moves the sampler on, reports, and saves if that is due. After
+        the last step of an epoch it saves when the loop asks for the next epoch, and the code that
+        follows the epoch's steps has run.
 
         Args:
             samples: of this process; those of the sampler's batches when not given.
@@ -125,33 +168,44 @@ class Guard(guard.StateGuard):
         if samples is None:
             samples = sum(own for own, _ in self.sampler.upcoming(batches))
         self.sampler.advance(batches)
-        wanted = super().step(samples)
-        late = time.monotonic() >= self._due
-        if not wanted and not guard.any_rank(late):
+        malletrain.report(samples)
+        self._deferred = self.sampler.between_epochs
+        return not self._deferred and self._save_if_due()
+
+    def _epoch_closed(self) -> None:
+        deferred, self._deferred = self._deferred, False
+        if deferred:
+            self._save_if_due()
+
+    def _save_if_due(self) -> bool:
+        wanted = self.wants_checkpoint(time.monotonic() >= self._due)
+        if not wanted and not self.late:
             return False
         began = time.monotonic()
         self.save()
-        self.saved(self.folder, began)
+        self.saved(self.folder, began, self.sampler.finished)
         return True
 
     def save(self) -> None:
-        """Save now, on every rank; the state before stays until the new one is whole."""
+        """Save now, on every rank; the state before stays until the new one is whole.
+
+        Raises:
+            ForeignSnapshotError: another job has saved in this folder.
+        """
         before = self.newest()
-        name = "state-b" if before is not None and before.endswith("state-a") else "state-a"
+        for name in NAMES:
+            state = os.path.join(self.folder, name)
+            checkpoints.refuse_to_overwrite(checkpoints.read_record(state), state, self._run)
+        name = NAMES[1] if before is not None and before.endswith(NAMES[0]) else NAMES[0]
+        state = os.path.join(self.folder, name)
         # nobody writes into the one after it before all know which it is
-        self._accelerator.wait_for_everyone()
-        self._accelerator.save_state(os.path.join(self.folder, name))
-        self._accelerator.wait_for_everyone()
+        self.any_rank(False)
+        with self._named_here():
+            self._accelerator.save_state(state)
+        self.any_rank(False)
         if self._accelerator.is_main_process:
-            position = json.dumps(self.sampler.state_dict())
-            _write(os.path.join(self.folder, name, POSITION), position)
-            _write(os.path.join(self.folder, "newest"), name)
+            number = self._accelerator.project_configuration.iteration
+            facts = {**self.sampler.state_dict(), "iteration": number}
+            checkpoints.write_record(state, self._run, facts)
+            checkpoints.write_whole(os.path.join(self.folder, "newest"), name)
         self._due = time.monotonic() + self._every_s
-
-
-def _write(path: str, text: str) -> None:
-    with open(path + ".tmp", "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + ".tmp", path)

@@ -61,6 +61,10 @@ class ConstantBatch:
         self.resumed = (0, 0)
         """(epoch, step) that the training goes on from; every other epoch begins at step 0."""
 
+    def limit(self, steps: int) -> None:
+        """Have an epoch at most so many steps."""
+        self.steps_per_epoch = min(self.plan.steps_from(0), steps)
+
     def _pieces(self, batch: int) -> int:
         """Micro-batches of each rank for a global batch: the same number on all, none empty."""
         world = self.plan.world_size
@@ -85,11 +89,13 @@ class ConstantBatch:
         own = piece(self.share(step), pieces, micro)[1]
         return own * pieces * self.plan.world_size / batch
 
+    def micro_batches(self, steps: int) -> int:
+        """Micro-batches of the first ``steps`` steps of an epoch, on each rank."""
+        return 0 if steps < 1 else (steps - 1) * self.accumulate + self.batch(steps - 1)[1]
+
     def __len__(self) -> int:
         """Micro-batches of a whole epoch, on each rank."""
-        return (self.steps_per_epoch - 1) * self.accumulate + self.batch(self.steps_per_epoch - 1)[
-            1
-        ]
+        return self.micro_batches(self.steps_per_epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
         """The micro-batches of the epoch from the step it starts at, as lists of indices."""

@@ -7,25 +7,34 @@ trainer = Trainer(callbacks=[callback], …)
 trainer.fit(model, loader, ckpt_path=callback.latest())
 
 Decides the batches and the accumulation of gradients, and translates a checkpoint's count of
-batches, so that Lightning counts the same steps and epochs whatever the number of ranks. The loop,
-the schedule and what is in a checkpoint stay the library's.
+batches, limits and intervals, so that Lightning counts the same steps and epochs whatever the
+number of ranks. A checkpoint is written before the next step begins, when validation and callbacks
+of the step, or of the epoch that it ends, are over. The loop, the schedule and what is in a
+checkpoint stay the library's.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any
 
+import torch
 from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
+import malletrain
+from malletrain.integrations import checkpoints
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
-from malletrain.training import report
+from malletrain.training import owner, report
+from malletrain.training.snapshot_file import SnapshotError
 
 NAME = "malletrain.ckpt"
+_NEVER = 10**12
+"""Micro-batches between two validations, or logs, where none is due."""
 
 
 class Loader:
@@ -62,16 +71,41 @@ class MalleTrainCallback(Callback):
 
     def __init__(self, folder: str | os.PathLike[str], every_s: float = 600.0) -> None:
         self._guard = StateGuard()
-        self.path = os.path.join(os.path.abspath(os.fspath(folder)), NAME)
+        self._run = owner.this_run()
+        self.folder = checkpoints.own_folder(folder)
+        self.path = os.path.join(self.folder, NAME)
         self._every_s = every_s
         self._due = time.monotonic() + every_s
         self._batches: ConstantBatch | None = None
         self._loader: Loader | None = None
-        self._epoch = self._step = 0
+        self._trainer: Any = None
+        self._limits: tuple[Any, ...] = ()
+        self._stepped = self._fit_over = False
+        self._epoch = self._step = self._log_every = 0
+        self._metrics: dict[str, float] = {}
 
     def latest(self) -> str | None:
-        """The checkpoint to resume from; None in a new run."""
-        return self.path if os.path.exists(self.path) else None
+        """The checkpoint of this run to resume from; None in a new run.
+
+        Raises:
+            SnapshotError: when it is another job's and was not asked for.
+        """
+        there, wanted = os.path.exists(self.path), owner.asked_for(None)
+        record = checkpoints.read_record(self.folder)
+        if there and checkpoints.is_own(record, self._run):
+            return self.path
+        if os.path.exists(wanted):
+            report.tell(f"Going on from the checkpoint {wanted}, as asked for.")
+            path = os.path.join(wanted, NAME) if os.path.isdir(wanted) else wanted
+            return os.path.abspath(path)
+        if there:
+            checkpoints.check_owner(record, self.path, self._run)
+        elif wanted:
+            raise SnapshotError(
+                f"There is no checkpoint of job {wanted} in {self.folder}. Name the one to go on "
+                f"from by its path (…/{NAME})."
+            )
+        return self.path if there else None
 
     def loader(
         self,
@@ -97,12 +131,21 @@ class MalleTrainCallback(Callback):
             options: of torch's DataLoader.
 
         Raises:
+            TypeError: for a dataset without a length.
             ValueError: when the sizes do not fit each other.
         """
+        if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+            raise TypeError(
+                f"callback.loader() needs a dataset with a length and indices; "
+                f"{type(dataset).__name__} is read one sample after the other, and where it was "
+                "cannot be kept over a change of nodes. Give it a __len__ and a __getitem__, or "
+                "train with malletrain.ElasticStream in a loop of your own."
+            )
+        samples: Any = dataset
         self._batches = ConstantBatch(
             len(dataset), batch_size, global_batch_size, 1, seed, shuffle, drop_last
         )
-        plain: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._batches, **options)
+        plain: DataLoader[Any] = DataLoader(samples, batch_sampler=self._batches, **options)
         self._loader = Loader(plain, self._batches)
         return self._loader
 
@@ -136,23 +179,75 @@ class MalleTrainCallback(Callback):
                 "MalleTrainCallback: accumulation follows from the global batch. Leave "
                 "accumulate_grad_batches out and say callback.loader(global_batch_size=…)."
             )
+        self._trainer = trainer
+        self._log_every = trainer.log_every_n_steps
+        self._limits = trainer.accumulate_grad_batches, trainer.limit_train_batches
+        _check_limits(trainer, self._batches)
         trainer.accumulate_grad_batches = self._batches.accumulate
+        if trainer.limit_train_batches:
+            self._batches.limit(
+                _in_steps(trainer.limit_train_batches, self._batches.plan.steps_from(0))
+            )
+            trainer.limit_train_batches = 1.0
+        _check_interval(trainer, self._batches)
+        # A checkpoint is written before the other callbacks hear that the next step begins.
+        trainer.callbacks.remove(self)
+        trainer.callbacks.insert(0, self)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """The trainer is as its owner made it."""
+        if stage == "fit" and self._limits:
+            trainer.accumulate_grad_batches, trainer.limit_train_batches = self._limits
+            self._limits = ()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Raises ValueError when the data is not from here."""
+        """Raises ValueError when the data is not from here, ForeignSnapshotError when the folder
+        has another job's checkpoint.
+        """
         if trainer.train_dataloader is not self._loader:
             raise ValueError(
                 "MalleTrainCallback: give trainer.fit() what callback.loader() returned."
             )
+        checkpoints.refuse_to_overwrite(checkpoints.read_record(self.folder), self.path, self._run)
+        self._fit_over = False
+        if trainer.val_check_batch is not None:
+            trainer.val_check_batch = math.inf
+        # what schedules and early stopping look at where this part of the run has not validated
+        connector: Any = getattr(trainer, "_logger_connector", None)
+        if self._metrics and hasattr(connector, "_callback_metrics"):
+            stored = {name: torch.tensor(value) for name, value in self._metrics.items()}
+            connector._callback_metrics.update(stored)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """What the script does now is done once."""
         report.training_over()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Its iterator is made after this."""
+        """All of the epoch before is over. The epoch's iterator is made after this."""
         assert self._batches is not None
         self._batches.epoch = self._epoch = trainer.current_epoch
+        self._step = 0
+        self._save_if_wanted(trainer)
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """All of the step before is over, its validation too. Callbacks that log here (the rate) do
+        so once a step.
+        """
+        self._save_if_wanted(trainer)
+        assert self._batches is not None
+        # Lightning leaves out a plateau's schedule in an epoch that it resumed within.
+        trainer.fit_loop._restarting = False
+        if batch_idx % self._batches.accumulate:
+            trainer.log_every_n_steps = _NEVER
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """All is over but what the script does after ``fit``."""
+        assert self._batches is not None
+        if self._stepped:
+            self._fit_over, self._step = True, self._batches.steps_per_epoch
+        self._save_if_wanted(trainer)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Lightning divides a loss by the number of micro-batches, and DDP averages over ranks;
@@ -171,23 +266,48 @@ class MalleTrainCallback(Callback):
         """A micro-batch is done; with the last of its step, the step."""
         batches = self._batches
         assert batches is not None
+        trainer.log_every_n_steps = self._log_every
+        by_step = trainer.val_check_batch is not None
+        if by_step:
+            trainer.val_check_batch = _NEVER
         step, micro = divmod(batch_idx, batches.accumulate)
         if micro + 1 < batches.batch(step)[1]:
             return
         self._step = step + 1
-        wanted = self._guard.step(batches.share(step))
-        # rank 0's clock counts
-        late = bool(trainer.strategy.broadcast(time.monotonic() >= self._due))
-        if not (wanted or late):
+        self._stepped = True
+        malletrain.report(batches.share(step))
+        if by_step and self._validates(trainer):
+            trainer.val_check_batch = 1
+
+    def _validates(self, trainer: Any) -> bool:
+        """Whether a validation follows the step, in the units of steps over all ranks."""
+        assert self._batches is not None
+        each = self._batches.steps_per_epoch
+        interval = _in_steps(trainer.val_check_interval, each)
+        if trainer.check_val_every_n_epoch is None:
+            return (self._epoch * each + self._step) % interval == 0
+        return self._step % interval == 0
+
+    def _save_if_wanted(self, trainer: Any) -> None:
+        if not self._stepped:
+            return
+        self._stepped = False
+        wanted = self._guard.wants_checkpoint(time.monotonic() >= self._due)
+        if not wanted and not self._guard.late:
             return
         began = time.monotonic()
+        record = checkpoints.read_record(self.folder)
+        checkpoints.refuse_to_overwrite(record, self.path, self._run)
+        if trainer.is_global_zero:
+            os.makedirs(self.folder, exist_ok=True)
+            checkpoints.write_record(self.folder, self._run, {})
         # First under another name: a crash while saving must leave the one before.
         trainer.save_checkpoint(self.path + ".new")
         if trainer.is_global_zero:
             os.replace(self.path + ".new", self.path)
-        trainer.strategy.barrier("malletrain")
+        self._guard.any_rank(False)
         self._due = time.monotonic() + self._every_s
-        self._guard.saved(self.path, began)
+        self._guard.saved(self.path, began, self._fit_over)
 
     # --- what a checkpoint says ---
 
@@ -195,7 +315,14 @@ class MalleTrainCallback(Callback):
         """Where in the data it is, and what its steps count."""
         if self._batches is None:
             return {}
-        return {"epoch": self._epoch, "step": self._step, **self._counts()}
+        metrics = {} if self._trainer is None else self._trainer.callback_metrics
+        return {
+            "epoch": self._epoch,
+            "step": self._step,
+            "ended": self._fit_over and self._trainer.should_stop,
+            "metrics": {name: float(value) for name, value in metrics.items()},
+            **self._counts(),
+        }
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Begin where the checkpoint says, and count its batches as those of this number of ranks.
@@ -223,6 +350,8 @@ class MalleTrainCallback(Callback):
                 "the same data, the same global batch and the same largest number of ranks, or "
                 "begin anew in another folder."
             )
+        self._metrics = dict(saved.get("metrics", {}))
+        trainer.should_stop = bool(saved.get("ended"))
         over = saved["step"] >= batches.steps_per_epoch
         self._epoch, self._step = saved["epoch"] + over, 0 if over else saved["step"]
         batches.epoch = self._epoch
@@ -236,8 +365,9 @@ class MalleTrainCallback(Callback):
         before = self._epoch * len(batches)
         _set(loops["epoch_loop.batch_progress"]["total"], before + done, before + done)
         loops["epoch_loop.batch_progress"]["is_last_batch"] = False
+        begun = self._epoch + bool(self._step)  # else the hooks of its start are to come
         for counts in loops["epoch_progress"].values():
-            _set(counts, self._epoch + 1, self._epoch)
+            _set(counts, begun, self._epoch)
 
     def _counts(self) -> dict[str, int]:
         assert self._batches is not None
@@ -251,3 +381,35 @@ class MalleTrainCallback(Callback):
 def _set(counts: dict[str, int], begun: int, over: int) -> None:
     """Have one of Lightning's trackers say so."""
     counts.update(ready=begun, started=begun, processed=over, completed=over)
+
+
+def _in_steps(limit: int | float, steps: int) -> int:
+    """One of Lightning's limits or intervals as steps: a number of them, or a share of an epoch."""
+    return max(1, int(limit if isinstance(limit, int) else limit * steps))
+
+
+def _check_limits(trainer: Any, batches: ConstantBatch) -> None:
+    """Raises ValueError for limits that mean something else at another number of ranks."""
+    if trainer.overfit_batches:
+        raise ValueError(
+            "MalleTrainCallback: overfit_batches takes the same batches of a rank again, which are "
+            "others at another number of ranks. Give callback.loader() a Subset of the data."
+        )
+    limit, most = trainer.limit_val_batches, batches.plan.max_world_size
+    if most > 1 and limit not in (0, 1.0) and not trainer.fast_dev_run:
+        raise ValueError(
+            f"MalleTrainCallback: limit_val_batches={limit} counts the batches of a rank, so that "
+            "more nodes would validate on more samples. Validate on a Subset of the data, or "
+            "submit the job with one process at most."
+        )
+
+
+def _check_interval(trainer: Any, batches: ConstantBatch) -> None:
+    interval, steps = trainer.val_check_interval, batches.steps_per_epoch
+    by_epoch = trainer.check_val_every_n_epoch is not None
+    if by_epoch and isinstance(interval, int) and interval > steps and trainer.limit_val_batches:
+        raise ValueError(
+            f"MalleTrainCallback: val_check_interval={interval} is more than the {steps} steps of "
+            "an epoch (a step has a whole global batch). Lower it, or count over epochs with "
+            "check_val_every_n_epoch=None."
+        )

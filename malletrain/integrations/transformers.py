@@ -21,13 +21,21 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
 
+from malletrain.integrations.checkpoints import (
+    check_owner,
+    is_own,
+    own_folder,
+    read_record,
+    refuse_to_overwrite,
+    write_record,
+)
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
-from malletrain.training import report
+from malletrain.training import owner, report
+from malletrain.training.snapshot_file import SnapshotError
 
-RECORD = "malletrain.json"
-"""In a checkpoint's folder, written last: the global batch that its steps count."""
 _OWN_ORDER = "its data order is its own, and cannot be kept over a change of nodes"
 
 
@@ -49,36 +57,69 @@ class MalleTrainCallback(TrainerCallback):
     def __init__(self, global_batch_size: int | None = None) -> None:
         self._global_batch_size = global_batch_size
         self._guard = StateGuard()
+        self._run = owner.this_run()
+        self._trainer: Any = None
         self._batches: ConstantBatch | None = None
         self._resumed = ""
         self._step = self._micro = 0
-        self._epochs = 0
-        self._wanted = False
+        self._epochs = self._num_epochs = 0
+        self._epoch_over = False
+        self._wanted = self._postponed = False
         self._began = 0.0
 
     def latest(self, output_dir: str) -> str | None:
-        """The newest whole checkpoint to resume from; None in a new run."""
-        try:
-            names = os.listdir(output_dir)
-        except FileNotFoundError:
-            return None
-        numbers = [name.partition("checkpoint-")[2] for name in names]
-        paths = [
-            os.path.join(output_dir, f"checkpoint-{number}")
-            for number in sorted((int(n) for n in numbers if n.isdecimal()), reverse=True)
-        ]
-        whole = [path for path in paths if os.path.exists(os.path.join(path, RECORD))]
-        if whole and paths[0] != whole[0]:
-            report.tell(f"{paths[0]} was not written to its end. Going on from {whole[0]}.")
+        """The newest whole checkpoint of this run to resume from; None in a new run.
+
+        Raises:
+            SnapshotError: when the folder has another job's that was not asked for.
+        """
+        folder = own_folder(output_dir)
+        paths = _checkpoints(folder)
+        records = {path: read_record(path) for path in paths}
         # those of other releases and of Trainer alone have no record
-        self._resumed = next(iter(whole or paths), "")
+        whole = [path for path in paths if records[path].get("whole", True)]
+        recorded = [path for path in whole if records[path]]
+        own = [path for path in recorded if is_own(records[path], self._run)]
+        self._resumed = next(iter(own), "") or self._of_another(folder, whole, records)
+        newest = next(iter(paths), self._resumed)
+        if self._resumed and newest != self._resumed and not _is_whole(records[newest]):
+            report.tell(f"{newest} was not written to its end. Going on from {self._resumed}.")
         return self._resumed or None
+
+    def _of_another(self, folder: str, paths: list[str], records: dict[str, dict[str, Any]]) -> str:
+        """Where this run has no checkpoint yet: that of another, if it may go on from it."""
+        wanted = owner.asked_for(None)
+        if os.path.isdir(wanted):
+            report.tell(f"Going on from the checkpoint {wanted}, as asked for.")
+            return os.path.abspath(wanted)
+        theirs = [path for path in paths if _is_of_job(records[path], wanted)]
+        first = next(iter(theirs or [path for path in paths if records[path]] or paths), "")
+        if first:
+            check_owner(records[first], first, self._run)
+        elif wanted:
+            raise SnapshotError(
+                f"There is no checkpoint of job {wanted} in {folder}. Name the one to go on from "
+                "by the path of its folder (checkpoint-…)."
+            )
+        return first
 
     def attach(self, trainer: Trainer) -> None:
         """Have ``trainer`` take its batches from here; needed only when the callback was added
         after the trainer was made.
         """
-        make, loss = trainer.get_train_dataloader, trainer.compute_loss
+        if trainer is self._trainer:
+            return
+        make, loss, train = trainer.get_train_dataloader, trainer.compute_loss, trainer.train
+        save = trainer._save_checkpoint
+        self._trainer = trainer
+        trainer.args.output_dir = own_folder(trainer.args.output_dir)
+
+        def begin(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+            return train(self._chosen(resume_from_checkpoint), *args, **kwargs)
+
+        def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
+            self._begin_checkpoint(trainer.args.output_dir, trainer.state)
+            return save(*args, **kwargs)
 
         def get_train_dataloader() -> DataLoader[Any]:
             _check(trainer)
@@ -97,10 +138,56 @@ class MalleTrainCallback(TrainerCallback):
 
         trainer.get_train_dataloader = get_train_dataloader
         trainer.compute_loss = compute_loss
+        trainer.train = begin
+        trainer._save_checkpoint = save_checkpoint
+        if hasattr(trainer, "set_initial_training_values"):
+            values = trainer.set_initial_training_values
+            trainer.set_initial_training_values = lambda *args, **kwargs: self._epochs_left(
+                values(*args, **kwargs)
+            )
+
+    def _epochs_left(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """No epoch where the training that is resumed had ended: by early stopping, or in the
+        middle of an epoch by ``max_steps``.
+        """
+        self._num_epochs, *others, max_steps = values
+        record = read_record(self._resumed) if self._resumed else {}
+        over = record.get("ended") and record.get("max_steps") == max_steps
+        return (0 if over else self._num_epochs, *others, max_steps)
+
+    def _chosen(self, resume_from: str | bool | None) -> str | None:
+        """What ``Trainer.train`` resumes from. Of the output folder it is a checkpoint of this run
+        or one that was asked for, whether the script looked for it here or by itself.
+        """
+        folder = os.path.abspath(self._trainer.args.output_dir)
+        if resume_from is True:
+            path = self.latest(folder)
+            if path is None:
+                report.tell(f"There is no checkpoint in {folder} yet: a new run begins.")
+            return path
+        self._resumed = os.path.abspath(resume_from) if resume_from else ""
+        if self._resumed and os.path.dirname(self._resumed) == folder:
+            check_owner(read_record(self._resumed), self._resumed, self._run)
+        return resume_from or None
+
+    def _begin_checkpoint(self, folder: str, state: Any) -> None:
+        """A checkpoint is about to be written. Raises ForeignSnapshotError in a folder that has
+        another job's.
+        """
+        self._refuse_foreign(folder)
+        if state.is_world_process_zero:
+            path = os.path.join(folder, f"checkpoint-{state.global_step}")
+            os.makedirs(path, exist_ok=True)
+            write_record(path, self._run, {"whole": False})
+
+    def _refuse_foreign(self, folder: str) -> None:
+        for path in _checkpoints(folder):
+            if path != self._resumed:
+                refuse_to_overwrite(read_record(path), path, self._run)
 
     def _loader(self, trainer: Trainer, make: Any) -> DataLoader[Any]:
         args, made = trainer.args, make()
-        record = _record(self._resumed)
+        record = read_record(self._resumed) if self._resumed else {}
         self._batches = batches = ConstantBatch(
             len(made.dataset),
             args.train_batch_size,
@@ -146,15 +233,43 @@ class MalleTrainCallback(TrainerCallback):
             self.attach(frame.f_locals["self"])
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The loop begins. Raises RuntimeError when its batches are not from here."""
+        """The loop begins.
+
+        Raises:
+            RuntimeError: when its batches are not from here.
+            ForeignSnapshotError: when its output folder has another job's checkpoints.
+        """
         if self._batches is None:
             raise RuntimeError(
                 "This Trainer was made without MalleTrainCallback, so that a change of nodes would "
                 "change its steps. Give it to Trainer(callbacks=[callback]), or call "
                 "callback.attach(trainer) before trainer.train()."
             )
+        self._refuse_foreign(args.output_dir)
+        state.num_train_epochs = self._num_epochs or state.num_train_epochs
         self._epochs = state.global_step // self._batches.steps_per_epoch
         self._step = state.global_step % self._batches.steps_per_epoch
+        if self._resumed:
+            self._go_on(state)
+
+    def _go_on(self, state: Any) -> None:
+        """Callbacks with a state of their own (early stopping) and the loss that is not logged yet
+        go on as they were.
+        """
+        trainer = self._trainer
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, ExportableState):
+                name = type(callback).__name__
+                alike = [c for c in trainer.callback_handler.callbacks if type(c) is type(callback)]
+                states = state.stateful_callbacks.get(name) or []
+                states = states[-len(alike) :] if isinstance(states, list) else [states]
+                for each, stored in zip(alike, states, strict=False):
+                    vars(each).update(stored.get("attributes", {}))
+        unlogged = read_record(self._resumed).get("unlogged")
+        if unlogged and hasattr(trainer, "_tr_loss"):
+            loss, trainer._globalstep_last_logged = unlogged
+            trainer._tr_loss += loss
+            trainer._total_loss_scalar -= loss  # of steps that the mean of this part has not
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """What the script does now is done once."""
@@ -163,43 +278,100 @@ class MalleTrainCallback(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Trainer skips the batches of the epoch that were trained on."""
         assert self._batches is not None
+        self._epoch_over = False
         self._batches.epoch = self._epochs
         self._epochs += 1
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The next begins with its first step, even where this one was left early."""
-        self._step = 0
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """Evaluation and logging of the epoch come after this, and then the checkpoint that was
+        wanted at its last step.
+        """
+        self._epoch_over = True
+        self._step = 0  # even where the epoch was left early
+        if self._wanted or self._postponed:
+            control.should_save = True
+        self._postponed = False
+        return control
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The first micro-batch of a step comes."""
         self._micro = 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        """One optimizer step is done."""
+        """One optimizer step is done. A checkpoint of an epoch's last step is written after the
+        epoch's end: what is resumed from it has that behind it.
+        """
         assert self._batches is not None
         self._wanted = self._guard.step(self._batches.share(self._step))
         self._step += 1
         if self._wanted:
             self._began = time.monotonic()
             control.should_save = True
+        if control.should_save and self._is_last_step(control):
+            control.should_save, self._postponed = False, True
         return control
+
+    def _is_last_step(self, control: Any) -> bool:
+        """Whether the end of the epoch follows the step that was done."""
+        assert self._batches is not None
+        leaves = control.should_training_stop or control.should_epoch_stop
+        return bool(leaves) or self._step == self._batches.steps_per_epoch
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A checkpoint was written."""
+        unlogged = self._unlogged()
+        over = self._epoch_over and control.should_training_stop
         folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
         if state.is_world_process_zero and self._batches is not None and os.path.isdir(folder):
             plan = self._batches.plan
-            record = {
+            facts = {
                 "global_batch_size": plan.global_batch_size,
                 "num_samples": plan.num_samples,
                 "max_steps": state.max_steps,
                 "steps_per_epoch": self._batches.steps_per_epoch,
+                "unlogged": unlogged,
+                "ended": over,
+                "whole": True,
             }
-            with open(os.path.join(folder, RECORD), "w") as file:
-                json.dump(record, file)
-        if self._wanted:
+            write_record(folder, self._run, facts)
+        if not self._epoch_over and self._is_last_step(control):
+            self._postponed = True  # an evaluation in this step has ended the training
+        elif self._wanted:
             self._wanted = False
-            self._guard.saved(args.output_dir, self._began)
+            self._guard.saved(args.output_dir, self._began, over)
+
+    def _unlogged(self) -> tuple[float, int] | None:
+        """The sum of the losses since the last log, the mean over the ranks, and the step of that
+        log.
+        """
+        loss = getattr(self._trainer, "_tr_loss", None)
+        if loss is None:
+            return None
+        return self._guard.mean(float(loss)), self._trainer._globalstep_last_logged
+
+
+def _checkpoints(folder: str) -> list[str]:
+    """The folders of checkpoints in ``folder``, the newest first."""
+    folder = os.path.abspath(folder)
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    numbers = [name.partition("checkpoint-")[2] for name in names]
+    return [
+        os.path.join(folder, f"checkpoint-{number}")
+        for number in sorted((int(n) for n in numbers if n.isdecimal()), reverse=True)
+    ]
+
+
+def _is_whole(record: dict[str, Any]) -> bool:
+    """Whether the checkpoint was written to its end; that of a record of today says so."""
+    return bool(record.get("whole", record))
+
+
+def _is_of_job(record: dict[str, Any], job: str) -> bool:
+    theirs = owner.of(record)
+    return theirs is not None and bool(job) and theirs.job == job
 
 
 def _check(trainer: Trainer) -> None:
@@ -230,20 +402,16 @@ def _check(trainer: Trainer) -> None:
             "MalleTrainCallback: with ignore_data_skip each rescale would repeat the epoch's first "
             "samples. Leave it out; skipping costs no reading of data here."
         )
+    if args.save_only_model:
+        raise ValueError(
+            "MalleTrainCallback: with save_only_model a checkpoint has no optimizer and no "
+            "schedule, so that a change of nodes would begin both anew. Leave it out."
+        )
     if args.auto_find_batch_size:
         raise ValueError(
             "MalleTrainCallback: auto_find_batch_size may choose another batch after each rescale. "
             "Set per_device_train_batch_size."
         )
-
-
-def _record(checkpoint: str) -> dict[str, Any]:
-    try:
-        with open(os.path.join(checkpoint, RECORD)) as file:
-            found: dict[str, Any] = json.load(file)
-            return found
-    except (OSError, ValueError):
-        return {}
 
 
 def _check_record(

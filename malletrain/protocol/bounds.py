@@ -34,6 +34,8 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 Moment = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 Duration = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Number = Annotated[float, _FINITE]
+Measurement = float
+"""What a script measured: any number, NaN and infinity too."""
 Id = Annotated[str, msgspec.Meta(max_length=64)]
 Name = Annotated[str, msgspec.Meta(max_length=255, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 """Of a node, a class of nodes, a host."""

@@ -46,6 +46,8 @@ SOCKET = "MALLETRAIN_SOCKET"
 STATE_DIR = "MALLETRAIN_STATE_DIR"
 SWEEPS = "MALLETRAIN_SWEEPS"
 TIMEOUT = "MALLETRAIN_TIMEOUT"
+TRIAL = "MALLETRAIN_TRIAL"
+TRIAL_FOLDER = "MALLETRAIN_TRIAL_FOLDER"
 WEB_TOKEN = "MALLETRAIN_WEB_TOKEN"
 
 TABLE = (
@@ -82,6 +84,9 @@ TABLE = (
      "agent, launch, membership"),
     (JOB, "Id of the job.", "agent", "training"),
     (ARRAY_INDEX, "Index of a job of an array (`submit --array`).", "cli", "script"),
+    (TRIAL, "Number of the trial that a sweep's job is.", "sweep", "script"),
+    (TRIAL_FOLDER, "Folder of a trial's own in its output folder, where the sweep's arguments do "
+     "not name one with `{trial}`.", "sweep", "integrations"),
     (RESUME_FROM, "Job or path whose snapshot the job may begin from (`--resume-from`).", "cli",
      "training"),
     (JOB_KEY, "Secret that all processes of the job share, as hexadecimal text.", "agent",

@@ -18,9 +18,9 @@ from malletrain.protocol.bounds import (
     Duration,
     Facts,
     Id,
+    Measurement,
     Moment,
     Name,
-    Number,
     Port,
     Rank,
     Sentence,
@@ -166,7 +166,7 @@ class Metric(Message, frozen=True):
     job: Id
     rank: Rank
     name: Sentence
-    value: Number
+    value: Measurement
     generation: Count = 0
     points: Annotated[tuple[MetricSample, ...], msgspec.Meta(max_length=MOST_AT_ONCE)] = ()
 

@@ -15,9 +15,9 @@ from malletrain.protocol.bounds import (
     Code,
     Count,
     Id,
+    Measurement,
     Moment,
     Name,
-    Number,
     Rank,
     Sentence,
     Tail,
@@ -161,7 +161,7 @@ class MetricSample(
 
     time: Moment
     """When the script reported it."""
-    value: Number
+    value: Measurement
     samples: Amount = 0.0
     """Of its process in its round, by then."""
     step: Count | None = None

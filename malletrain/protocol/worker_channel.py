@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -114,15 +115,21 @@ class DrainDone:
     sentence: str = ""
 
 
+Measurement = float
+"""Any number, NaN and infinity too."""
+NOT_FINITE = ("nan", "inf", "-inf")
+
+
 @dataclass(frozen=True)
 class ScriptMetric:
     """A named number of the script, such as a test accuracy. ``samples``: the sender's cumulative
-    count at that moment; ``step``: the script's own count.
+    count at that moment; ``step``: the script's own count. A value that is NaN or infinite is the
+    text "nan", "inf" or "-inf" in the datagram, because JSON has no number for it.
     """
 
     sender: Sender
     name: str
-    value: float
+    value: Measurement
     time: float = 0.0
     samples: float = 0
     step: int | None = None
@@ -177,6 +184,10 @@ def _is_number(value: object) -> bool:
     )  # neither infinite nor NaN
 
 
+def _is_measurement(value: object) -> bool:
+    return _is_number(value) or value in NOT_FINITE
+
+
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
@@ -187,6 +198,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "bool": (lambda value: isinstance(value, bool), "true or false"),
     "int": (_is_count, "a whole number from 0"),
     "float": (_is_number, "a finite number"),
+    "Measurement": (_is_measurement, 'a number, or one of the texts "nan", "inf" and "-inf"'),
     "int | None": (
         lambda value: value is None or _is_count(value),
         "a whole number from 0, or null",
@@ -208,6 +220,8 @@ def encode(message: Datagram) -> bytes:
         **message.sender.__dict__,
     }
     body.update((name, value) for name, value in message.__dict__.items() if name != "sender")
+    if isinstance(message, ScriptMetric) and not math.isfinite(message.value):
+        body["value"] = str(float(message.value))
     limit = 1024
     while True:
         data = json.dumps(body, separators=(",", ":")).encode()
@@ -313,6 +327,8 @@ def _checked(cls: type[Any], kind: str, body: dict[str, Any], sender: Sender | N
             raise ValueError(
                 f"A {kind} datagram whose {field.name} is {_shown(value)}; it must not be negative."
             )
+        if field.type == "Measurement":
+            body[field.name] = float(value)
     return cls(**body) if sender is None else cls(sender, **body)
 
 

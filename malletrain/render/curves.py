@@ -5,6 +5,7 @@ Dots are those of Braille characters, two by four in each, so that lines look li
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.text import Text
@@ -31,11 +32,14 @@ def curve(series: SeriesView, *, over: str = "samples", width: int = 80, height:
     values = series.values
     if not values:
         return Text(f"{plain(series.name)} has no values.", "dim")
-    low, high = min(values), max(values)
+    points = [(x, y) for x, y in zip(right, values, strict=True) if math.isfinite(y)]
+    if not points:
+        return Text(f"{plain(series.name)} has no value that is a number.", "dim")
+    low, high = min(y for _, y in points), max(y for _, y in points)
     labels = {height - 3: figure(low), 0: figure(high)}
     margin = max(map(len, labels.values())) + 1
     columns, rows = max(4, width - margin - 1), max(2, height - 2)
-    grid = dots(list(zip(right, values, strict=True)), columns, rows)
+    grid = dots(points, columns, rows)
     text = Text(plain(series.name), "bold")
     many = f"{series.count:,} value{'s' if series.count != 1 else ''}"
     text.append(f" over {over}, {many}, the last {figure(values[-1])}\n", "dim")

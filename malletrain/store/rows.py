@@ -7,6 +7,8 @@ Decides which columns are JSON and what happens to text that is none. Tables and
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -56,6 +58,8 @@ _JSON = frozenset(
         "interruptions",
     }
 )
+NAN = -sys.float_info.max
+"""In the column of a metric's values: NaN, which SQLite would make NULL."""
 _TUPLES = frozenset({"planned_nodes", "members", "notices", "interruptions"})
 
 
@@ -78,6 +82,10 @@ def stored_text(text: str) -> str:
 
 
 def _encode_value(name: str, value: Any) -> Any:
+    if name == "metrics":
+        value = {key: v if math.isfinite(v) else str(v) for key, v in value.items()}
+    if name == "value" and math.isnan(value):
+        return NAN
     if name in _JSON:
         return json.dumps(list(value) if name in _TUPLES else dict(value), separators=(",", ":"))
     if isinstance(value, str):
@@ -101,8 +109,12 @@ def field_names(kind: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-def _reader(name: str) -> Callable[[str], Any] | None:
+def _reader(name: str) -> Callable[[Any], Any] | None:
     """How the column of this name becomes its field; None: it is it."""
+    if name == "metrics":
+        return lambda text: {key: float(v) for key, v in json.loads(text).items()}
+    if name == "value":
+        return lambda value: math.nan if value == NAN else value
     if name in _TUPLES:
         return lambda text: tuple(json.loads(text))
     return json.loads if name in _JSON else None

@@ -184,6 +184,11 @@ class Engine:
             return
         values = self._values(trial, job)
         missing = [m for m, v in zip(self._s.sweep.metrics, values, strict=True) if v is None]
+        if missing and self._diverged(job, missing[0]):
+            # It counts for the sampler as one given up, and not as a failure.
+            self.ledger.note(trial, book.WHY, f"its last {missing[0]} is not a number")
+            self._finish(trial, job, PRUNED)
+            return
         if missing:
             self._fail(trial, self._silent(job, missing[0]), job)
             return
@@ -192,11 +197,14 @@ class Engine:
         self.ledger.tell(trial.number, TrialState.COMPLETE, told)
         self._point("told")
 
+    def _diverged(self, job: TrialJob, metric: str) -> bool:
+        """Whether the job reported the metric, and at last NaN or infinity."""
+        value = self.jobs.last(job.id, metric)
+        return value is not None and not math.isfinite(value)
+
     def _silent(self, job: TrialJob, metric: str) -> str:
         """Why a trial fails whose job has ended without a number for the metric."""
         names = self.jobs.names(job.id)
-        if metric in names:
-            return f"the last {metric} of its job {job.id} is no number"
         it = f"it reported {', '.join(names)}" if names else "it never called malletrain.metric"
         return f"its job {job.id} reported no {metric}; {it}"
 
@@ -207,9 +215,10 @@ class Engine:
             value = self.jobs.last(job.id, metric)
             if self._s.sweep.value == "best":
                 choose = max if direction == "maximize" else min
-                series = [v for _, v in self.jobs.points(job.id, metric, -1) if not math.isnan(v)]
+                points = self.jobs.points(job.id, metric, -1)
+                series = [v for _, v in points if math.isfinite(v)]
                 value = choose(series, default=value)
-            found.append(None if value is None or math.isnan(value) else value)
+            found.append(None if value is None or not math.isfinite(value) else value)
         return found
 
     def _fail(self, trial: FrozenTrial, why: str, job: TrialJob | None = None) -> None:

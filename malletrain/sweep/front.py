@@ -33,7 +33,8 @@ def run_sweep(
     """
     if not sweep.sweep.name:
         raise SweepError("A sweep from Python needs a name.")
-    check(sweep)
+    for sentence in check(sweep):
+        say(sentence)
     home = state_dir or default_state_dir()
     with open_storage(storage_url(sweep.sweep.storage, home)) as storage:
         ledger = _begun(storage, sweep)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import secrets
 import time
@@ -315,7 +316,7 @@ class Ledger:
     def heard(self, number: int, points: Sequence[tuple[int, float]], judge: bool) -> bool:
         """Take in values of the metric by step, and let the pruner ``judge``; whether it gives the
         trial up. A step that is there already, because the job went back to its snapshot, stays as
-        it was.
+        it was. A trial that has diverged (NaN, infinity) is given up by every pruner.
         """
         trial = self._trial(number)
         known = self._frozen(number).intermediate_values
@@ -326,7 +327,8 @@ class Ledger:
         for step in sorted(news):
             self._seen = None
             trial.report(news[step], step)
-            if judge and trial.should_prune():
+            diverged = not math.isfinite(news[step]) and step >= self.sweep.pruner.min_steps
+            if judge and (diverged or trial.should_prune()):
                 return True
         return False
 

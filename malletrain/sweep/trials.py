@@ -10,14 +10,17 @@ from __future__ import annotations
 import glob
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 from optuna.trial import FrozenTrial, TrialState
 
+from malletrain.protocol import env
 from malletrain.protocol.messages import JobSpec
 from malletrain.submission.error import SpecError
+from malletrain.submission.output_folders import OPTION, output_folders
+from malletrain.submission.snapshot_paths import snapshot_paths
 from malletrain.submission.software import SoftwareOptions
 from malletrain.submission.spec import build
 from malletrain.sweep import ledger as book
@@ -47,7 +50,7 @@ def build_job(sweep: Sweep, name: str, values: dict[str, Value], number: int) ->
         module=tuple(job.module), conda=job.conda, venv=job.venv, container=job.container
     )
     try:
-        return build(
+        spec = build(
             str(job.script),
             trial_arguments(job.args, values, number),
             name=name,
@@ -67,6 +70,22 @@ def build_job(sweep: Sweep, name: str, values: dict[str, Value], number: int) ->
         )
     except SpecError as error:
         raise SweepError(f"The trials of {sweep.sweep.name} cannot be jobs: {error}") from None
+    variables = {env.TRIAL: str(number)}
+    if not _names_folders(job.args):
+        variables[env.TRIAL_FOLDER] = f"trial-{number}"
+    return msgspec.structs.replace(spec, env={**variables, **spec.env})
+
+
+def _names_folders(args: Sequence[str]) -> bool:
+    """Whether the arguments give each trial a folder of its own: ``{trial}`` in the name of one, or
+    as the value of an option that names one. (``--seed {trial}`` does not.)
+    """
+    for before, arg in zip(("", *args), args, strict=False):
+        option, equals, value = arg.partition("=")
+        path, option = (value, option) if equals else (arg, before)
+        if PLACE in path and (path != PLACE or OPTION.fullmatch(option) or option in OPTIONS):
+            return True
+    return False
 
 
 def _model_size(sweep: Sweep, values: dict[str, Value]) -> str | None:
@@ -82,10 +101,48 @@ def _model_size(sweep: Sweep, values: dict[str, Value]) -> str | None:
     return ",".join(map(str, found if isinstance(found, tuple | list) else (found,)))
 
 
-def check(sweep: Sweep) -> None:
-    """Raises SweepError where no trial could be a job."""
-    values = {n: p.choices[0] if p.choices else p.low for n, p in sweep.parameters.items()}
-    build_job(sweep, f"{sweep.sweep.name}-0", values, 0)
+def check(sweep: Sweep) -> list[str]:
+    """Make the jobs of two trials, of different values where there are two.
+
+    Returns:
+        Sentences about what all trials would write to.
+
+    Raises:
+        SweepError: no trial could be a job.
+    """
+    ends = sweep.parameters.items()
+    first = {name: p.choices[0] if p.choices else p.low for name, p in ends}
+    last = {name: p.choices[-1] if p.choices else p.high for name, p in ends}
+    jobs = [
+        build_job(sweep, f"{sweep.sweep.name}-{number}", values, number)
+        for number, values in enumerate((first, last))
+    ]
+    return shared_places(*jobs)
+
+
+def shared_places(one: JobSpec, other: JobSpec) -> list[str]:
+    """What to say about snapshots and output folders that two trials have in common."""
+    snapshots, others = (snapshot_paths(j.script, j.args, j.workdir) for j in (one, other))
+    said = [
+        f"Warning: all trials save to the snapshot {path}, and a trial refuses that of another. "
+        "Write {trial} into its path, or name none: Snapshot() finds one by itself."
+        for path in sorted(snapshots & others)
+    ]
+    folders, theirs = (output_folders(j.script, j.args, j.workdir) for j in (one, other))
+    for path in sorted(folders & theirs - snapshots):
+        if env.TRIAL_FOLDER in one.env:
+            said.append(
+                f"All trials have the output folder {path}. With MalleTrain's callbacks the "
+                f"checkpoints of each go to a folder of its own there ({one.env[env.TRIAL_FOLDER]}"
+                f", {other.env[env.TRIAL_FOLDER]}, …); what the script writes itself lies side by "
+                "side. To tell the folders apart write {trial} into [job] args."
+            )
+        else:
+            said.append(
+                f"Warning: all trials have the output folder {path}, and a trial refuses the "
+                "checkpoints of another. Write {trial} into its name."
+            )
+    return said
 
 
 # --- snapshots ---

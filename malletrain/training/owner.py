@@ -22,6 +22,14 @@ from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotErro
 FOLDER = "malletrain-snapshots"
 """In the folder in which the script runs: the snapshots of runs that name no path."""
 FILE = "snapshot.pt"
+SNAPSHOT_REMEDY = (
+    "two jobs with one path would swap their weights. Give each job a path of its own, or none at "
+    "all: Snapshot() finds one by itself."
+)
+CHECKPOINT_REMEDY = (
+    "two jobs with one output folder would go on from each other's weights. Give each job an "
+    "output folder of its own."
+)
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,14 @@ def path_of(wanted: str, workdir: str = "") -> str:
     )
 
 
-def check(payload: Mapping[str, Any], name: str, mine: Owner, wanted: str) -> None:
+def check(
+    payload: Mapping[str, Any],
+    name: str,
+    mine: Owner,
+    wanted: str,
+    what: str = "snapshot",
+    remedy: str = SNAPSHOT_REMEDY,
+) -> None:
     """Refuse a snapshot that belongs to another run.
 
     Args:
@@ -118,6 +133,8 @@ def check(payload: Mapping[str, Any], name: str, mine: Owner, wanted: str) -> No
         name: its path.
         mine: this run.
         wanted: what was asked for, a job or a path (:func:`asked_for`).
+        what: what the file is called in sentences.
+        remedy: why two runs must not share it, and what to do.
 
     Raises:
         SnapshotError: when it is another job's, or that of a job of the same name with another
@@ -127,7 +144,7 @@ def check(payload: Mapping[str, Any], name: str, mine: Owner, wanted: str) -> No
     if theirs is None or theirs == mine:
         return
     if is_asked_for(theirs, name, wanted):
-        report.tell(f"Going on from the snapshot of {theirs} in {name}, as asked for.")
+        report.tell(f"Going on from the {what} of {theirs} in {name}, as asked for.")
         return
     if not (mine.job and theirs.job):
         report.tell(
@@ -135,14 +152,13 @@ def check(payload: Mapping[str, Any], name: str, mine: Owner, wanted: str) -> No
             "another script, other arguments, or is no job."
         )
         return
-    what = str(theirs)
+    whose = str(theirs)
     if theirs.job == mine.job:
-        what = f"an earlier job {theirs.job} ({theirs.script}, with other arguments)"
+        whose = f"an earlier job {theirs.job} ({theirs.script}, with other arguments)"
+    also = "" if what != "snapshot" else f', or restore(resume_from="{theirs.job}")'
     raise SnapshotError(
-        f"Snapshot {name} belongs to {what}, and this is job {mine.job}: two jobs with one path "
-        "would swap their weights. Give each job a path of its own, or none at all: Snapshot() "
-        f"finds one by itself. To go on from it: malletrain submit --resume-from {theirs.job} …, "
-        f'or restore(resume_from="{theirs.job}").'
+        f"{what.capitalize()} {name} belongs to {whose}, and this is job {mine.job}: {remedy} "
+        f"To go on from it: malletrain submit --resume-from {theirs.job} …{also}."
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import math
 import os
 import sys
 import threading
@@ -277,24 +276,23 @@ def metric(name: str, value: float, step: int | None = None) -> None:
 
     Args:
         name: what it is, in 100 characters at most.
-        value: a finite number.
+        value: a number. NaN and infinity are shown as such, and are never a trial's best value.
         step: the script's own count from 0, such as an epoch.
     """
     try:
         value = float(value)
         step = None if step is None else int(step)
-        if step is not None and step < 0:
-            value = math.nan
+        usable = step is None or step >= 0
     except Exception:  # as in report(): the training run goes on
-        value = math.nan
-    if not isinstance(name, str) or not name or not math.isfinite(value):
+        usable = False
+    if not isinstance(name, str) or not name or not usable:
         shown = (
             f"the name {name[:40]!r}"
             if isinstance(name, str)
             else f"a name of type {type(name).__name__}"
         )
         tell(
-            f"metric() takes a name, a finite number and a step from 0, but with {shown} it got "
+            f"metric() takes a name, a number and a step from 0, but with {shown} it got "
             "something else; it is ignored.",
             once=f"metric {shown}",
         )

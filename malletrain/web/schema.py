@@ -61,6 +61,12 @@ SHOWN = (
     TrialView,
     UsageView,
 )
+MEASURED = (
+    ("JobView", "metrics", "additionalProperties"),
+    ("SeriesView", "values", "items"),
+    ("TrialView", "values", "additionalProperties"),
+)
+"""Numbers that scripts measured: schema, property, keyword of the values' own schema."""
 REF = "#/components/schemas/{name}"
 PROBLEMS = {
     400: "The request is not of its form, or asks for what cannot be.",
@@ -103,6 +109,9 @@ def describe(app: FastAPI) -> dict[str, Any]:
         _, components = msgspec.json.schema_components(SHOWN, ref_template=REF)
         schemas = made.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(components)
+        # A metric that is NaN or infinite is null, as JSON has no number for it.
+        for view, field, part in MEASURED:
+            schemas[view]["properties"][field][part] = {"type": ["number", "null"]}
         for path in made["paths"].values():
             for operation in path.values():
                 # Such problems are answered as all others are.

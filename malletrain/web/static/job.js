@@ -4,7 +4,7 @@ import { get, jobPath, onchange, seen, send } from "./daemon.js";
 import { bars, chart } from "./charts.js";
 import { h, replace, section, table } from "./dom.js";
 import { logs } from "./logs.js";
-import { CAUSES, ENDED, STANDS, clock, count, duration, moment, number, rate } from "./words.js";
+import { CAUSES, ENDED, STANDS, clock, count, duration, measured, moment, number, rate } from "./words.js";
 
 const ASK_EVERY_MS = 2000;
 
@@ -82,14 +82,14 @@ export function job(main, [id = ""]) {
     curve();
     costs();
     replace(places.metrics, series.length ? series.map((each) => {
-      const points = each.times.map((time, k) => [time, each.values[k], told(each, k)]);
-      return chart(`${each.name}: ${number(points.at(-1)?.[1])} at last`, { lines: [{ points, style: "seen", dots: points.length <= 60 }], height: 140 });
+      const points = each.times.map((time, k) => [time, each.values[k], told(each, k)]).filter(([, value]) => value !== null);
+      return chart(`${each.name}: ${measured(each.values.at(-1))} at last`, { lines: [{ points, style: "seen", dots: points.length <= 60 }], height: 140 });
     }) : h("p", { class: "none" }, "The script has reported none (malletrain.metric)."));
     replace(places.notices, detail.notices.length ? h("ul", {}, detail.notices.map((notice) => h("li", {}, notice)))
       : h("p", { class: "none" }, "None."));
   }
 
-  const told = (each, k) => `${number(each.values[k])} at ${clock(each.times[k])}, ${count(each.samples[k])} samples${
+  const told = (each, k) => `${measured(each.values[k])} at ${clock(each.times[k])}, ${count(each.samples[k])} samples${
     each.steps[k] === null ? "" : `, step ${each.steps[k]}`}${each.nodes[k] ? `, ${each.nodes[k]} nodes` : ""}`;
 
   const end = () => detail.job.ended ?? seen.machine?.status?.now ?? Date.now() / 1000;

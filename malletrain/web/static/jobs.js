@@ -2,7 +2,7 @@
 
 import { seen } from "./daemon.js";
 import { h, link, replace } from "./dom.js";
-import { ENDED, count, duration, moment, natural, number, rate } from "./words.js";
+import { ENDED, count, duration, measured, moment, natural, number, rate } from "./words.js";
 
 const FILTERS = [["", "all"], ["unfinished", "not ended"], ["running", "running"], ["waiting", "waiting"],
   ["completed", "completed"], ["failed", "failed"], ["cancelled", "cancelled"]];
@@ -24,7 +24,7 @@ const MORE = 200;
 const kept = { text: "", filter: "", mine: false, sort: "id", down: true, shown: MORE };
 
 const took = (job) => (job.started ? (job.ended ?? seen.machine.status.now) - job.started : null);
-const metrics = (job) => Object.entries(job.metrics).map(([name, value]) => `${name} ${number(value)}`).join(", ");
+const metrics = (job) => Object.entries(job.metrics).map(([name, value]) => `${name} ${measured(value)}`).join(", ");
 
 function fits(job) {
   if (kept.filter === "unfinished" && ENDED.has(job.state)) return false;

@@ -2,7 +2,7 @@
 
 import { get } from "./daemon.js";
 import { h, link, replace, table } from "./dom.js";
-import { hours, number } from "./words.js";
+import { hours, measured, number } from "./words.js";
 
 const EVERY_MS = 5000;
 const SWEEPS = [["Sweep", ""], ["Completed", "number"], ["Of", "number"], ["Running", "number"], ["Given up", "number"],
@@ -11,7 +11,7 @@ const TRIALS = [["Trial", "number"], ["State", ""], ["Job", ""], ["Values", ""],
   ["Node-hours", "number"], ["Note", ""]];
 
 const pairs = (values) => Object.entries(values).map(([name, value]) =>
-  `${name} ${typeof value === "number" ? number(value) : value}`).join(", ");
+  `${name} ${typeof value === "string" ? value : measured(value)}`).join(", ");
 
 function stands(sweep) {
   if (sweep.sentence) return sweep.sentence;

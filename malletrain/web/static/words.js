@@ -18,6 +18,9 @@ export function number(value) {
     ? value.toExponential(2) : String(Number(value.toPrecision(4)));
 }
 
+// A metric of a script. JSON has no number for NaN and infinity, which come as null.
+export const measured = (value) => (value === null ? "not a number" : number(value));
+
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "";
   if (seconds < 10) return `${seconds.toFixed(1)} s`;

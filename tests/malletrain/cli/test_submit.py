@@ -340,6 +340,30 @@ def test_two_unfinished_jobs_with_one_snapshot_path_are_told(
     assert "same snapshot" not in run("submit", script, "--lr", "0.2").stderr
 
 
+@pytest.mark.parametrize("ended", [None, 1009.0])
+def test_two_unfinished_jobs_with_one_output_folder_are_told(
+    run, daemon, script, tmp_path, monkeypatch, ended
+):
+    monkeypatch.chdir(tmp_path)
+    other = job_view(id="j7", owner=user_name(), ended=ended)
+    theirs = {"script": str(script), "workdir": str(tmp_path), "args": ["--output_dir", "out"]}
+    daemon.answers["jobs"] = lambda p: [other]
+    daemon.answers["job"] = lambda p: msgspec.structs.replace(detail(), job=other, spec=theirs)
+    result = run("submit", script, "--output_dir=out/", "--lr", "0.2")
+    assert result.exit_code == 0, result.stderr
+    told = f"job j7 (train) is not finished and writes to the same output folder, {tmp_path}/out."
+    assert (told in result.stderr) == (ended is None)
+    assert "output folder" not in run("submit", script, "--output_dir", "other").stderr
+
+
+def test_an_array_whose_jobs_share_an_output_folder_is_told(run, daemon, script, tmp_path):
+    daemon.answers["jobs"] = lambda p: []
+    result = run("submit", "--array", "1-3", script, "--output_dir", "out")
+    assert "all jobs of the array write to the output folder" in result.stderr
+    result = run("submit", "--array", "1-3", script, "--output_dir", "out-{index}")
+    assert "output folder" not in result.stderr
+
+
 def test_paths_that_options_and_literals_name(tmp_path):
     script = tmp_path / "s.py"
     script.write_text(

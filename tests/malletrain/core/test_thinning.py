@@ -1,5 +1,6 @@
 """A long series stays bounded, and what is kept of it does not depend on how it came."""
 
+import math
 from typing import NamedTuple
 
 import pytest
@@ -40,6 +41,15 @@ def test_few_are_kept_and_among_them_the_first_the_last_and_the_extremes(values,
     assert (kept[0].number, kept[-1].number) == (0, len(values) - 1)
     shown = [point.value for point in kept]
     assert (min(shown), max(shown)) == (min(values), max(values))
+
+
+def test_a_value_that_is_no_number_stays():
+    values = [float(number % 7) for number in range(2000)]
+    values[777] = math.nan
+    values[1234] = math.inf
+    shown = [point.value for point in thinned(points(values), len(values), 50)]
+    assert any(map(math.isnan, shown))
+    assert math.inf in shown
 
 
 @given(VALUES, st.lists(st.integers(1, 40)), st.integers(4, 30))

@@ -138,7 +138,6 @@ FORGED = [
         )
     ),
     ("mark", {"job": "j1", "generation": 1, "rank": 0, "name": "n" * 65, "time": 1.0}),
-    ("metric", {"job": "j1", "rank": 0, "name": "loss", "value": math.nan}),
     ("metric", {"job": "j1", "rank": 0, "name": "n" * 8193, "value": 1.0}),
     *(
         ("notice", {"job": "j1", "rank": 0, "kind": "snapshot", "sentence": "", "data": data})

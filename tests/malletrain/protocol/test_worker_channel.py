@@ -191,3 +191,21 @@ def test_a_file_that_is_no_flags_file_is_refused(tmp_path, content):
     (tmp_path / "flags").write_bytes(content)
     with pytest.raises(ValueError, match="flags file"):
         FlagsReader(str(tmp_path / "flags"))
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_metric_that_is_no_number_travels_as_json(value):
+    data = encode(ScriptMetric(SENDER, "loss", float(value)))
+
+    def refuse(token):
+        raise AssertionError(f"{token} is no JSON")
+
+    assert json.loads(data, parse_constant=refuse)["value"] == value
+    assert str(decode_datagram(data).value) == value
+
+
+@pytest.mark.parametrize("value", ['"1.0"', '"NaN"', "NaN", "1e999", "null", "true"])
+def test_what_no_metric_is_is_refused(value):
+    data = encode(ScriptMetric(SENDER, "loss", 17.25)).replace(b"17.25", value.encode())
+    with pytest.raises(ValueError, match=r'it must be a number, or one of the texts "nan", "inf"'):
+        decode_datagram(data)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from malletrain.protocol.views import SeriesView
@@ -32,6 +34,20 @@ def bits(lines):
 def test_a_line_goes_from_corner_to_corner():
     assert bits(dots([(0, 0.0), (10, 7.0)], 4, 2)) == {(k, 7 - k) for k in range(8)}
     assert bits(dots([(5, 3.0)], 4, 2)) == {(0, 7)}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_curve_that_diverges_is_drawn_as_far_as_it_has_numbers(value):
+    def series(*values):
+        many = len(values)
+        return SeriesView(
+            "loss", values, tuple(range(many)), (0.0,) * many, (1,) * many, (None,) * many, many
+        )
+
+    text = str(curve(series(1.0, 2.0, value), over="time"))
+    assert f"the last {value}" in text
+    assert "2" in text
+    assert str(curve(series(value, value))) == "loss has no value that is a number."
 
 
 def test_a_constant_is_a_flat_line():

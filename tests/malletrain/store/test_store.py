@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
+from malletrain.store.records import MetricRow
 from malletrain.store.store import (
     EventRow,
     JobRow,
@@ -161,6 +162,16 @@ def test_text_that_is_none_costs_a_character_only(store):
     assert found.failure == "a\N{REPLACEMENT CHARACTER}b?c"
     assert math.isnan(found.metrics["loss"])
     assert found.metrics["big"] == math.inf
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1.5])
+def test_a_metric_that_is_no_number_comes_back(store, value):
+    job = new_job(store)
+    store.update_job(job.id, metrics={"loss": value})
+    row = MetricRow(job.id, "loss", 0, 1.0, value, None, 0.0, 1)
+    store.series.replace(job.id, "loss", 0, [row])
+    assert str(store.get_job(job.id).metrics["loss"]) == str(value)
+    assert str(store.series.newest(job.id, "loss").value) == str(value)
 
 
 # --- jobs and leases ---

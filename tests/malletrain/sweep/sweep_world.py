@@ -61,6 +61,8 @@ class WorldJob:
         self.weights = [spec.weight]
         self.why = ""
         self.reported: list[tuple[int, float]] = []
+        self.value = lambda step: loss(self.x, step)
+        """What it reports at a step."""
         self.lingers = False
         """It ends a turn after it has reported its last step."""
 
@@ -69,7 +71,7 @@ class WorldJob:
             self.state = "completed"
         elif self.state == "running":
             self.step += 1
-            self.reported.append((self.step, loss(self.x, self.step)))
+            self.reported.append((self.step, self.value(self.step)))
             if self.step == STEPS and not self.lingers:
                 self.state = "completed"
 

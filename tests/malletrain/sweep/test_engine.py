@@ -11,6 +11,7 @@ import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optuna.trial import TrialState
 
 from malletrain.sweep.ledger import Ledger
 from malletrain.sweep.results import results
@@ -180,7 +181,6 @@ def test_a_sweep_whose_trials_all_fail_stops():
     [
         ({"accuracy": 0.5}, None, "its job j1 reported no loss; it reported accuracy"),
         ({}, None, "its job j1 reported no loss; it never called malletrain.metric"),
-        ({"loss": math.nan}, math.nan, "the last loss of its job j1 is no number"),
     ],
 )
 def test_a_trial_without_a_value_says_what_its_job_reported(others, value, said):
@@ -192,6 +192,42 @@ def test_a_trial_without_a_value_says_what_its_job_reported(others, value, said)
     world.jobs.jobs["j1"].state = "completed"
     world.play()
     assert world.trials()[0].user_attrs["malletrain:why"] == said
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("pruner", ["none", "asha", "hyperband", "median", "earlycurve"])
+def test_a_trial_that_diverges_is_given_up_and_never_the_best(number, pruner):
+    world = World(described(trials=6, at_once=6, pruner=pruner, more="most_failed = 1"))
+    world.turn()
+    diverged = [world.jobs.jobs[name] for name in ("j1", "j2")]
+    for job in diverged:
+        job.reported = [(1, -5.0), (2, number)]  # the best by far until then
+        job.step, job.value = 2, lambda step: number
+    world.play()
+    for job, trial in zip(diverged, world.trials(), strict=False):
+        assert trial.state == TrialState.PRUNED
+        assert str(trial.intermediate_values[2]) == str(number), "it is shown"
+        assert (job.state == "completed") == (pruner == "none")
+    best = Ledger.open(world.storage, "s").best(6)
+    assert all(math.isfinite(trial.value) and trial.number > 1 for trial in best)
+    assert best or pruner in ("asha", "hyperband"), "these go by the first value"
+    rows = {row["trial"]: row for row in results(Ledger.open(world.storage, "s"))}
+    assert str(rows[0]["values"]["loss"]) == str(number)
+    assert ("not a number" in rows[0]["note"]) == (pruner == "none")
+
+
+def test_with_several_metrics_a_trial_that_diverges_is_not_among_the_best():
+    sweep = described(trials=4, at_once=4, pruner="none")
+    section = sweep.sweep.model_copy(update={"metric": ["loss", "size"]})
+    sampler = sweep.sampler.model_copy(update={"kind": "nsga2"})
+    world = World(sweep.model_copy(update={"sweep": section, "sampler": sampler}))
+    world.turn()
+    worst = max(job.x for job in world.jobs.jobs.values())
+    world.jobs.metrics = {"loss": lambda x: math.nan if x == worst else x, "size": lambda x: -x}
+    world.play()
+    states = sorted(trial.state.name for trial in world.trials())
+    assert states == ["COMPLETE"] * 3 + ["PRUNED"]
+    assert all(t.state.name == "COMPLETE" for t in Ledger.open(world.storage, "s").best())
 
 
 def test_a_job_that_is_refused_says_so():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -30,7 +31,7 @@ def test_a_trial_is_a_malleable_job(tmp_path):
     spec = trials.job_of(world.engine.ledger, 3, {"x": 0.5})
     assert (spec.name, spec.min_nodes, spec.max_nodes, spec.weight) == ("s-3", 1, 8, 2.0)
     assert spec.args == ("--out", "3", "--x", "0.5")
-    assert spec.env == {"A": "1"}
+    assert spec.env == {"A": "1", "MALLETRAIN_TRIAL": "3"}
     assert spec.key.endswith("-3")
     other = trials.job_of(world.engine.ledger, 4, {"x": 0.5})
     assert spec.sweep == other.sweep == f"s/{spec.key.removesuffix('-3')}"
@@ -67,6 +68,45 @@ def test_what_cannot_be_a_job_is_found_at_once(tmp_path):
         trials.check(sweep_in(tmp_path, script=str(tmp_path / "none.py")))
     with pytest.raises(SweepError, match='"0:2" asks for 0 nodes'):
         trials.check(sweep_in(tmp_path, nodes="0:2"))
+
+
+@pytest.mark.parametrize(
+    ("args", "folder"),
+    [
+        ([], "trial-3"),
+        (["--seed", "{trial}"], "trial-3"),
+        (["--seed={trial}"], "trial-3"),
+        (["--output_dir", "out"], "trial-3"),
+        (["--output_dir", "{trial}"], None),
+        (["--out={trial}"], None),
+        (["out-{trial}"], None),
+        (["--snapshot", "{trial}"], None),
+    ],
+)
+def test_a_trial_has_an_output_folder_of_its_own(tmp_path, args, folder):
+    spec = trials.build_job(sweep_in(tmp_path, args=args), "s-3", {"x": 0.5}, 3)
+    assert spec.env["MALLETRAIN_TRIAL"] == "3"
+    assert spec.env.get("MALLETRAIN_TRIAL_FOLDER") == folder
+
+
+@pytest.mark.parametrize(
+    ("args", "script", "said"),
+    [
+        ([], "pass", []),
+        (["--output_dir", "out-{trial}"], "pass", []),
+        (["--output_dir", "out-{x}"], "pass", []),
+        (["--output_dir", "out"], "pass", [r"All trials have.*/out\. .*\(trial-0, trial-1, …\)"]),
+        ([], "TrainingArguments('out')", [r"All trials have the output folder .*/out\."]),
+        (["r-{trial}"], "Guard(a, 'out')", [r"Warning: all trials have the output.*/out, and"]),
+        ([], "Snapshot('s.pt', m=m)", [r"Warning: all trials save to the snapshot .*/s\.pt"]),
+    ],
+)
+def test_trials_that_share_a_place_are_told_at_once(tmp_path, args, script, said):
+    sweep = sweep_in(tmp_path, args=args)
+    (tmp_path / "train.py").write_text(script)
+    sentences = trials.check(sweep)
+    assert len(sentences) == len(said)
+    assert all(re.search(each, sentence) for each, sentence in zip(said, sentences, strict=True))
 
 
 def saved(folder, job):

@@ -3,6 +3,7 @@ for training to stop.
 """
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -171,9 +172,10 @@ def test_metrics_marks_and_facts(agent, capsys):
     malletrain.metric("accuracy", torch.tensor(0.5))
     malletrain.mark("ready", at=12.5)
     malletrain.describe(parameters=1234, flops_per_sample=5e6)
-    malletrain.metric("loss", float("nan"))
+    malletrain.metric("loss", 1e301)
     malletrain.metric("", 1)
     malletrain.metric("shape", [1, 2])
+    malletrain.metric("loss", 1.0, step=-1)
     messages = agent.received()
     assert [(type(m), getattr(m, "name", None)) for m in messages] == [
         (ScriptMetric, "accuracy"),
@@ -183,7 +185,15 @@ def test_metrics_marks_and_facts(agent, capsys):
     assert messages[0].value == 0.5
     assert messages[1].time == 12.5
     assert (messages[2].parameters, messages[2].flops_per_sample) == (1234, 5e6)
-    assert capsys.readouterr().err.count("it is ignored") == 3
+    assert capsys.readouterr().err.count("ignored") == 4
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_metric_that_is_no_number_is_passed_on(agent, capsys, value):
+    malletrain.metric("loss", torch.tensor(value), step=3)
+    (found,) = agent.received()
+    assert str(found.value) == str(value)
+    assert capsys.readouterr().err == ""
 
 
 def test_nonsense_is_told_and_never_raised(agent, capsys):

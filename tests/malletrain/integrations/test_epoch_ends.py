@@ -1,0 +1,332 @@
+"""A change of nodes at each kind of step: what the trainers do after a step and at an epoch's end
+(evaluation, callbacks, logs) is done once, and goes on with the state that it had.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from tests.malletrain.integrations import rescaled
+from tests.malletrain.integrations.samples import Net, Numbers
+from tests.malletrain.integrations.test_checkpoints import StopAt, Stopped
+from tests.malletrain.training.worker_side import as_plain_script
+
+STOPS = (2, 5, 6, 7, 9, 12, 18, 24)
+"""Epochs have 6 steps: within one, before its last step, in it, after it, at the end of all."""
+LOSSES = {3: 9.0, 6: 5.0, 9: 6.0, 12: 3.0, 15: 4.0, 18: 3.5, 21: 8.0, 24: 8.0}
+"""What an evaluation after a step finds: two that are not better, twice."""
+
+
+def hugging_face(folder, stop, monkeypatch, **options):
+    """What happened until the checkpoint at step ``stop``; what the trainer says at its end."""
+    from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+
+    from malletrain.integrations.transformers import MalleTrainCallback
+
+    log = []
+
+    class Note(TrainerCallback):
+        def on_evaluate(self, args, state, control, metrics=None, **_):
+            log.append(("evaluation", state.global_step, metrics["eval_score"], state.best_metric))
+
+        def on_log(self, args, state, control, logs=None, **_):
+            if "loss" in logs:
+                log.append(("log", state.global_step, round(logs["loss"], 4)))
+
+        def on_epoch_begin(self, args, state, control, **_):
+            log.append(("epoch begins", state.global_step)) if state.global_step % 6 == 0 else None
+
+        def on_epoch_end(self, args, state, control, **_):
+            log.append(("epoch ends", state.global_step))
+
+    monkeypatch.setattr(
+        "malletrain.integrations.transformers.StateGuard",
+        lambda: StopAt((lambda: trainer.state.global_step, stop)),
+    )
+    args = TrainingArguments(
+        str(folder),
+        num_train_epochs=rescaled.EPOCHS,
+        per_device_train_batch_size=4,
+        learning_rate=rescaled.RATE,
+        load_best_model_at_end=True,
+        metric_for_best_model="score",
+        greater_is_better=False,
+        logging_steps=5,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        seed=7,
+        **options,
+    )
+    callback = MalleTrainCallback(global_batch_size=rescaled.GLOBAL_BATCH)
+    trainer = Trainer(
+        Net(),
+        args,
+        train_dataset=rescaled.data(),
+        eval_dataset=Subset(Numbers(), range(4)),
+        compute_metrics=lambda _: {"score": LOSSES[trainer.state.global_step]},
+        callbacks=[Note(), EarlyStoppingCallback(2), callback],
+    )
+    try:
+        trainer.train(resume_from_checkpoint=callback.latest(str(folder)))
+    except Stopped:
+        return log, None
+    state = trainer.state
+    weights = trainer.model.layer.weight.detach().clone()
+    return log, (state.global_step, state.best_metric, state.best_global_step, weights)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "every"), [("epoch", {}), ("steps", {"eval_steps": 3, "save_steps": 3})]
+)
+def test_trainer_evaluates_logs_and_stops_early_as_if_nothing_had_been(
+    tmp_path, monkeypatch, strategy, every
+):
+    pytest.importorskip("transformers", reason="pip install malletrain[integrations]")
+    options = {"eval_strategy": strategy, "save_strategy": strategy, **every}
+    with as_plain_script(monkeypatch):
+        expected, end = hugging_face(tmp_path / "undisturbed", 0, monkeypatch, **options)
+        assert end[:3] == ((24, 3.0, 12) if strategy == "epoch" else (18, 3.0, 12))
+        for stop in STOPS:
+            folder = tmp_path / f"moved-{stop}"
+            log, over = hugging_face(folder, stop, monkeypatch, **options)
+            if over is None:
+                more, over = hugging_face(folder, 0, monkeypatch, **options)
+                log += more
+            assert log == expected, f"a change after step {stop}"
+            assert over[:3] == end[:3], f"a change after step {stop}"
+            torch.testing.assert_close(over[3], end[3], msg=f"a change after step {stop}")
+        nothing, again = hugging_face(folder, 0, monkeypatch, **options)
+        assert (nothing, again[:3]) == ([], end[:3]), "it had ended"
+
+
+def test_trainer_without_optimizer_in_its_checkpoints_is_refused(tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="pip install malletrain[integrations]")
+    options = {"eval_strategy": "epoch", "save_strategy": "epoch", "save_only_model": True}
+    with (
+        as_plain_script(monkeypatch),
+        pytest.raises(ValueError, match="save_only_model"),
+    ):
+        hugging_face(tmp_path, 0, monkeypatch, **options)
+
+
+def lightning(folder, per_device, stop, monkeypatch, **options):
+    """As :func:`hugging_face`."""
+    import lightning.pytorch as pl
+
+    from malletrain.integrations.lightning import MalleTrainCallback
+
+    log = []
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch, _):
+            return self.net(**batch)["loss"]
+
+        def on_train_epoch_start(self):
+            log.append(("epoch begins", self.current_epoch, self.global_step))
+
+        def on_train_epoch_end(self):
+            log.append(("epoch ends", self.current_epoch, self.global_step))
+
+        def validation_step(self, batch, _):
+            self.log("score", LOSSES.get(self.global_step, 10.0), batch_size=1)
+
+        def on_validation_epoch_end(self):
+            log.append(("validation", self.current_epoch, self.global_step))
+
+        def on_before_optimizer_step(self, optimizer):
+            log.append(("rate", self.global_step, optimizer.param_groups[0]["lr"]))
+
+        def on_train_end(self):
+            log.append(("end", self.global_step, early.wait_count, best.best_model_score.item()))
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.Adam(self.parameters(), lr=rescaled.RATE)
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+            return [optimizer], [{"scheduler": plateau, "monitor": "score", "strict": False}]
+
+    monkeypatch.setattr(
+        "malletrain.integrations.lightning.StateGuard",
+        lambda: StopAt((lambda: trainer.global_step, stop)),
+    )
+    early = pl.callbacks.EarlyStopping("score", patience=2)
+    best = pl.callbacks.ModelCheckpoint(folder / "best", monitor="score")
+    rates = pl.callbacks.LearningRateMonitor("step")
+    logger = Rows()
+    callback = MalleTrainCallback(folder)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        callbacks=[early, best, rates, callback],
+        logger=logger.made(log),
+        log_every_n_steps=2,
+        num_sanity_val_steps=0,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{"max_epochs": rescaled.EPOCHS, **options},
+    )
+    module = Module()
+    loader = callback.loader(rescaled.data(), per_device, rescaled.GLOBAL_BATCH, seed=7)
+    validation = DataLoader(Subset(Numbers(), range(4)), batch_size=4)
+    try:
+        trainer.fit(module, loader, validation, ckpt_path=callback.latest())
+    except Stopped:
+        return log, None
+    return log, (trainer.global_step, module.net.layer.weight.detach().clone())
+
+
+class Rows:
+    """A logger of Lightning's whose rows are a list."""
+
+    def made(self, log):
+        from lightning.pytorch.loggers.logger import Logger
+
+        class Listed(Logger):
+            name, version = "rows", 0
+
+            def log_metrics(self, metrics, step=None):
+                log.append(("row", step, sorted(metrics)))
+
+            def log_hyperparams(self, *args, **kwargs):
+                pass
+
+        return Listed()
+
+
+LIMITS = {
+    "none": {},
+    "steps": {"limit_train_batches": 4, "val_check_interval": 2},
+    "shares": {"limit_train_batches": 0.7, "val_check_interval": 0.5},
+    "every other epoch": {"check_val_every_n_epoch": 2},
+    "over epochs": {"check_val_every_n_epoch": None, "val_check_interval": 5},
+    "max_steps": {"max_steps": 15},
+}
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_lightning_validates_logs_and_stops_as_if_nothing_had_been(tmp_path, monkeypatch, limits):
+    pytest.importorskip("lightning", reason="pip install malletrain[integrations]")
+    options = LIMITS[limits]
+    with as_plain_script(monkeypatch):
+        expected, end = lightning(tmp_path / "undisturbed", 8, 0, monkeypatch, **options)
+        # micro-batches as other numbers of ranks have them
+        for stop, sizes in zip(STOPS, ((8, 2), (3, 8), (2, 3), (8, 1)) * 2, strict=True):
+            folder = tmp_path / f"moved-{stop}"
+            log, over = lightning(folder, sizes[0], stop, monkeypatch, **options)
+            if over is None:
+                more, over = lightning(folder, sizes[1], 0, monkeypatch, **options)
+                log += more
+            if over[0] == stop:
+                nothing, again = lightning(folder, sizes[1], 0, monkeypatch, **options)
+                assert (nothing, again[0]) == ([], end[0]), "it had ended"
+            assert log == expected, f"a change after step {stop}"
+            assert over[0] == end[0]
+            torch.testing.assert_close(over[1], end[1], rtol=1e-4, atol=1e-5)
+
+
+def test_the_limits_of_lightning_count_steps_over_all_ranks(tmp_path, monkeypatch):
+    pytest.importorskip("lightning", reason="pip install malletrain[integrations]")
+    with as_plain_script(monkeypatch):
+        log, (steps, _) = lightning(
+            *(tmp_path, 2, 0, monkeypatch),
+            limit_train_batches=4,
+            val_check_interval=2,
+            max_epochs=2,
+        )
+    assert steps == 8
+    assert [entry[2] for entry in log if entry[0] == "validation"] == [2, 4, 6, 8]
+
+
+def test_lightning_says_which_limits_it_cannot_keep(tmp_path, monkeypatch):
+    pytest.importorskip("lightning", reason="pip install malletrain[integrations]")
+    with as_plain_script(monkeypatch):
+        monkeypatch.setenv("MALLETRAIN_MAX_WORLD_SIZE", "3")
+        for options, sentence in (
+            ({"limit_val_batches": 2}, "limit_val_batches=2 counts the batches of a rank"),
+            ({"overfit_batches": 2}, "overfit_batches takes the same batches"),
+            ({"val_check_interval": 7}, "val_check_interval=7 is more than the 6 steps"),
+        ):
+            with pytest.raises(ValueError, match=sentence):
+                lightning(tmp_path, 2, 0, monkeypatch, **options)
+
+
+def test_a_dataset_without_a_length_is_refused_in_a_sentence():
+    pytest.importorskip("lightning", reason="pip install malletrain[integrations]")
+    from malletrain.integrations.lightning import MalleTrainCallback
+
+    class Lines(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield from range(10)
+
+    with pytest.raises(TypeError, match=r"needs a dataset with a length and indices; Lines is"):
+        MalleTrainCallback("x").loader(Lines(), batch_size=2)
+
+
+def accelerated(folder, stop, automatic, saves, monkeypatch):
+    """What happened until the state of step ``stop`` was saved; the weights of both models."""
+    import accelerate
+    from accelerate.utils import ProjectConfiguration
+
+    import malletrain
+    from malletrain.integrations.accelerate import Guard
+
+    log, step = [], [0]
+    project = ProjectConfiguration(folder, automatic_checkpoint_naming=automatic, total_limit=2)
+    accelerator = accelerate.Accelerator(cpu=True, project_config=project)
+    first, second = Net(), Net()
+    first, second, one, two = accelerator.prepare(
+        *(first, second, torch.optim.Adam(first.parameters(), lr=0.1)),
+        torch.optim.SGD(second.parameters(), lr=0.01),
+    )
+    schedule = torch.optim.lr_scheduler.StepLR(one, 1, 0.5)
+    accelerator.register_for_checkpointing(schedule)
+    sampler = malletrain.ElasticSampler(len(rescaled.data()), global_batch_size=8, seed=7)
+    guard = Guard(accelerator, folder / "states", sampler)
+    stopper = StopAt((lambda: step[0], stop))
+    monkeypatch.setattr(guard, "wants_checkpoint", stopper.wants_checkpoint)
+    monkeypatch.setattr(guard, "saved", stopper.saved)
+    guard.resume()
+    try:
+        for epoch in sampler.epochs(3):
+            for batch in DataLoader(rescaled.data(), batch_sampler=sampler):
+                step[0] = epoch * sampler.steps_per_epoch + sampler.position // 8 + 1
+                for model, optimizer in ((first, one), (second, two)):
+                    accelerator.backward(model(**batch)["loss"])
+                    optimizer.step()
+                    optimizer.zero_grad()
+                log.append((step[0], one.param_groups[0]["lr"]))
+                guard.step()
+            log.append(("epoch ends", epoch))
+            schedule.step()
+            if saves:
+                accelerator.save_state()
+    except Stopped:
+        return log, None
+    return log, [model.layer.weight.detach().clone() for model in (first, second)]
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_states_of_accelerate_are_saved_after_the_epochs_end(tmp_path, monkeypatch, automatic):
+    """Several models and optimizers; and where Accelerate names the folders of the script's own."""
+    pytest.importorskip("accelerate", reason="pip install malletrain[integrations]")
+    with as_plain_script(monkeypatch):
+        expected, weights = accelerated(
+            *(tmp_path / "undisturbed", 0, automatic, automatic, monkeypatch)
+        )
+        for stop in (2, 5, 6, 7, 12, 18):
+            folder = tmp_path / f"moved-{stop}"
+            log, over = accelerated(folder, stop, automatic, automatic, monkeypatch)
+            if over is None:
+                more, over = accelerated(folder, 0, automatic, automatic, monkeypatch)
+                log += more
+            assert log == expected, f"a change after step {stop}"
+            torch.testing.assert_close(over, weights)
+            if automatic:
+                names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+                assert names == ["checkpoint_1", "checkpoint_2"]

@@ -70,7 +70,7 @@ def _table(outcomes: dict[tuple[str, str], list]) -> None:  # type: ignore[type-
         refused = sum(bool(outcome.refusal) for outcome in own)
         passed = len(own) - failed - refused
         print(f"{script:<36} {change:<14} {passed:>6} {failed:>6} {refused:>7}")
-        refusals.update({script: o.refusal for o in own if o.refusal})
+        refusals.update((script, outcome.refusal) for outcome in own if outcome.refusal)
     for script, sentence in refusals.items():
         print(f"{script} is refused: {sentence}")
 

@@ -59,7 +59,7 @@ def boundary_names(run: Run, actor: int) -> list[str]:
     """The names of the boundaries of a rank, in their order; each only once."""
     names: list[str] = []
     for record in run.trace:
-        if record.rank == actor:
+        if record.rank == actor and record.number >= 0:
             same = sum(name.partition(" #")[0] == record.name for name in names)
             names.append(f"{record.name} #{same + 1}" if same else record.name)
     return names

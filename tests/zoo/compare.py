@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.zoo.trace import POINT, STEP, WEIGHTS, Record
+from tests.zoo.trace import POINT, SAMPLE, STEP, WEIGHTS, Record
 
 TOLERANCE = 1e-5
 _NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
@@ -48,8 +48,8 @@ def differences(
     found += [f"{_name(key)} is not in the undisturbed run" for key in _extra(disturbed, reference)]
     for key, records in disturbed.items():
         if key in reference:
-            compared = _steps if key[0] == STEP else _notes
-            found += compared(_name(key), reference[key], records, repeats)
+            compare = {STEP: _steps, SAMPLE: _sample}.get(key[0], _notes)
+            found += compare(_name(key), reference[key], records, repeats)
     if not found and not repeats:
         found += _order(_sequence(expected.trace), _sequence(actual.trace))
     return found + _files(expected.files, actual.files, repeats, bool(lost))
@@ -112,6 +112,12 @@ def _steps(name: str, reference: list[Record], records: list[Record], repeats: b
     return found
 
 
+def _sample(name: str, reference: list[Record], records: list[Record], repeats: bool) -> list[str]:
+    if len(records) == 1 or (repeats and len({record.round for record in records}) > 1):
+        return []
+    return [f"{name} is trained on {len(records)} times"]
+
+
 def _notes(name: str, reference: list[Record], records: list[Record], repeats: bool) -> list[str]:
     everybody = len({record.rank for record in reference}) > 1
     rounds = _by_round(records)
@@ -155,7 +161,7 @@ def _short(value: Any) -> str:
 
 def _sequence(trace: Sequence[Record]) -> list[tuple[str, str]]:
     """What rank 0 recorded, in its order."""
-    return [(r.kind, r.key) for r in trace if r.rank == 0 and r.kind != POINT]
+    return [(r.kind, r.key) for r in trace if r.rank == 0 and r.kind not in (POINT, SAMPLE)]
 
 
 def _order(expected: list[tuple[str, str]], actual: list[tuple[str, str]]) -> list[str]:
@@ -206,5 +212,5 @@ def in_the_hands_of(leader: Sequence[Record], point: int) -> list[Record]:
     return [
         record
         for record in leader
-        if begin < record.number < end and record.kind not in (STEP, POINT, WEIGHTS)
+        if begin < record.number < end and record.kind not in (STEP, POINT, SAMPLE, WEIGHTS)
     ]

@@ -17,7 +17,7 @@ from typing import Any
 
 from malletrain.protocol import env
 
-STEP, WEIGHTS = "step", "weights"
+STEP, SAMPLE, WEIGHTS = "step", "sample", "weights"
 POINT = "point"
 """Kind of a line that is a boundary and records nothing."""
 
@@ -27,7 +27,7 @@ class Record:
     """One line of a trace."""
 
     number: int
-    """Of the point in its process, from 0."""
+    """Of the point in its process, from 0; -1: it is no boundary."""
     kind: str
     key: str
     """What of that kind: an epoch, or epoch and position of a step."""
@@ -77,6 +77,14 @@ class Trace:
         """
         self._write(STEP, key, {"samples": sorted(map(int, samples)), "lr": lr, **values})
 
+    def samples(self, epoch: int, numbers: Iterable[int]) -> None:
+        """A step is done whose samples depend on the number of ranks: each sample is recorded by
+        itself, and is trained on once an epoch.
+        """
+        for number in map(int, numbers):
+            self._line(-1, SAMPLE, (epoch, number), {})
+        self.point("step")
+
     def note(self, kind: str, key: object, **values: Any) -> None:
         """Something was done that is done once for each ``key``, by every rank or by rank 0."""
         self._write(kind, key, values)
@@ -87,15 +95,16 @@ class Trace:
 
     def finish(self, *models: Any) -> None:
         """Record the final weights of this rank."""
-        state = [
-            value.detach().double().reshape(-1).tolist()
+        weights = [
+            float(number)
             for model in models
             for value in model.state_dict().values()
+            for number in value.detach().double().reshape(-1)
         ]
-        self._write(WEIGHTS, "end", {"weights": sum(state, [])})
+        self._write(WEIGHTS, "end", {"weights": weights})
         # DistributedDataParallel's end after that of its group can hang in torch; a process of the
         # zoo ends without it.
-        self._alive = sys._getframe(1).f_locals
+        self._alive = sys._getframe(1).f_locals  # noqa: SLF001
 
     def watch_updates(self) -> None:
         """Make a point before and after each update of any optimizer."""
@@ -110,6 +119,10 @@ class Trace:
         if os.getpid() != self._pid:  # a worker of a loader
             return
         number, self._number = self._number, self._number + 1
+        self._line(number, kind, key, values)
+        self._at_point(number)
+
+    def _line(self, number: int, kind: str, key: object, values: dict[str, Any]) -> None:
         line = {
             "number": number,
             "kind": kind,
@@ -122,7 +135,6 @@ class Trace:
             "pid": self._pid,
         }
         os.write(self._fd, json.dumps(line).encode() + b"\n")
-        self._at_point(number)
 
 
 def _plain(value: Any) -> Any:

@@ -60,6 +60,7 @@ def run_script(main: str, folder: str, save_every_s: float, number: int) -> None
     """Run ``module:function`` in ``folder``, where its trace is; stop at the point ``number``."""
     home = Path(folder)
     os.chdir(home)
+    multiprocessing.current_process().daemon = False  # a loader may have workers
     module, _, name = main.partition(":")
     script = getattr(importlib.import_module(module), name)
     trace = Trace(home / TRACE, save_every_s, Gate(home, number))

@@ -1,0 +1,144 @@
+"""The cases of the zoo: which scripts there are, at which boundaries each is changed, and how a
+case ends.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.zoo import live, restart
+from tests.zoo.compare import Run, differences, in_the_hands_of
+from tests.zoo.rounds import Change, RunFailed
+
+FOLDER = "tests.zoo.scripts"
+WORLDS = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script of the zoo."""
+
+    name: str
+    mode: str
+    """restart or live."""
+    main: str
+    """module:function below :data:`FOLDER`."""
+    needs: str = ""
+    """A package that may be absent."""
+
+    @property
+    def target(self) -> str:
+        """module:function."""
+        return f"{FOLDER}.{self.main}"
+
+    @property
+    def missing(self) -> bool:
+        """Whether the package that it needs is absent."""
+        return bool(self.needs) and importlib.util.find_spec(self.needs) is None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a case ended."""
+
+    script: str
+    change: str
+    """Name of the change; empty for an undisturbed run."""
+    boundary: str
+    point: int
+    problems: tuple[str, ...] = ()
+    """How it differs; none: it passed."""
+    refusal: str = ""
+    """The sentence with which the script was refused before it trained."""
+
+
+def boundary_names(run: Run, actor: int) -> list[str]:
+    """The names of the boundaries of a rank, in their order; each only once."""
+    names: list[str] = []
+    for record in run.trace:
+        if record.rank == actor and record.number >= 0:
+            same = sum(name.partition(" #")[0] == record.name for name in names)
+            names.append(f"{record.name} #{same + 1}" if same else record.name)
+    return names
+
+
+class Zoo:
+    """Runs cases in folders below ``root``."""
+
+    def __init__(self, root: Path) -> None:
+        self._drivers = {
+            "restart": restart.RestartDriver(root / "restart"),
+            "live": live.LiveDriver(root / "live"),
+        }
+
+    def changes(self, script: Script) -> dict[str, Change]:
+        """The changes of a script's mode, by name."""
+        return restart.CHANGES if script.mode == "restart" else live.CHANGES
+
+    def undisturbed(self, script: Script) -> dict[int, Run]:
+        """Runs of the script without a change, by world size.
+
+        Raises:
+            RunFailed: when one ends with an error.
+        """
+        return {world: self._drivers[script.mode].undisturbed(script.target, world)
+                for world in WORLDS}  # fmt: skip
+
+    def compare_worlds(self, script: Script, runs: dict[int, Run]) -> Outcome:
+        """Whether the script does the same on any number of ranks."""
+        problems: list[str] = []
+        for world in (1, 3):
+            found = differences(runs[2], runs[world])
+            problems += [f"on {world} ranks: {problem}" for problem in found]
+        return Outcome(script.name, "", "", -1, tuple(problems))
+
+    def outcomes(
+        self, script: Script, change: str, boundary: str = "", every: int = 1
+    ) -> Iterator[Outcome]:
+        """A run of the script for each boundary at which ``change`` may be made.
+
+        Args:
+            script: of :data:`tests.zoo.catalogue.SCRIPTS`.
+            change: a name of :meth:`changes`, or empty for the undisturbed runs alone.
+            boundary: only those whose name contains it.
+            every: only each so-many-th.
+        """
+        try:
+            runs = self.undisturbed(script)
+        except RunFailed as error:
+            refusal = "" if error.trained else str(error)
+            problems = (str(error),) if error.trained else ()
+            yield Outcome(script.name, change, "undisturbed", -1, problems, refusal)
+            return
+        same = self.compare_worlds(script, runs)
+        if not change or same.problems:
+            yield same
+        if not change:
+            return
+        made = self.changes(script)[change]
+        names = boundary_names(runs[made.before], made.actor)
+        for point, name in enumerate(names):
+            if boundary in name and point % every == 0:
+                yield self.outcome(script, runs, made, point, name)
+
+    def outcome(
+        self, script: Script, runs: dict[int, Run], change: Change, point: int, name: str
+    ) -> Outcome:
+        """One case."""
+        driver = self._drivers[script.mode]
+        lost = []
+        if script.mode == "live" and change.name == "loss-first":
+            others = {(r.kind, r.key) for r in runs[2].trace if r.rank > 0}
+            leader = [r for r in runs[2].trace if r.rank == 0]
+            lost = [r for r in in_the_hands_of(leader, point) if (r.kind, r.key) not in others]
+        try:
+            run = driver.disturbed(script.target, change, point)
+        except RunFailed as error:
+            refusal = "" if error.trained else str(error)
+            problems = (str(error),) if error.trained else ()
+            return Outcome(script.name, change.name, name, point, problems, refusal)
+        problems = tuple(differences(runs[2], run, change.is_loss, lost))
+        return Outcome(script.name, change.name, name, point, problems)

@@ -1,0 +1,215 @@
+"""Runs a script of the zoo in restart mode without agents: the driver plays agent, launcher and
+daemon for real processes of the script.
+
+A round is a set of processes that is started anew. A planned change asks for a drain at the
+boundary, with the real flags, and stops the processes when rank 0 has answered; a loss kills a
+process at the boundary and stops the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import TCPStore
+
+from malletrain.protocol.flags import FlagsWriter
+from malletrain.protocol.worker_channel import DrainDone, decode_datagram
+from tests.zoo.compare import Run
+from tests.zoo.rounds import HANG_S, MOST, Change, RunFailed, log_ends, result_of
+from tests.zoo.trace import STEP, read
+from tests.zoo.worker import CONTEXT, GO, REACHED, TRACE, work
+
+STOP_GRACE_S = 0.3
+"""Between SIGTERM and SIGKILL of a process that is stopped, as ``jobs.stop_grace``."""
+_LOOK_S = 0.002
+
+
+CHANGES = {
+    change.name: change
+    for change in (
+        Change("same", 1, 1),
+        Change("grow", 1, 2),
+        Change("shrink", 3, 2),
+        Change("loss", 2, 1, is_loss=True, actor=1),
+        Change("loss-of-all", 1, 1, is_loss=True),
+    )
+}
+
+
+class _Round:
+    """The processes of one round, their socket and their flags."""
+
+    def __init__(
+        self,
+        main: str,
+        folder: Path,
+        number: int,
+        world_size: int,
+        gate: tuple[int, int],
+        save_every_s: float,
+    ) -> None:
+        # pytest's tmp_path may be too long for a socket
+        self._own = Path(tempfile.mkdtemp(prefix="zoo"))
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(self._own / "agent"))
+        self._socket.setblocking(False)
+        self.flags = FlagsWriter(str(self._own / "flags"))
+        store = self._store = TCPStore(
+            "127.0.0.1",
+            0,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=HANG_S),
+        )
+        actor, point = gate
+        self.processes = []
+        for rank in range(world_size):
+            environment = {
+                "MALLETRAIN_SOCKET": str(self._own / "agent"),
+                "MALLETRAIN_FLAGS": self.flags.path,
+                "MALLETRAIN_JOB": "zoo",
+                "MALLETRAIN_GENERATION": str(number),
+                "MALLETRAIN_MAX_WORLD_SIZE": str(MOST),
+                "RANK": str(rank),
+                "LOCAL_RANK": "0",
+                "GROUP_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": "1",
+                "WORLD_SIZE": str(world_size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(store.port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "GLOO_SOCKET_IFNAME": "lo",
+            }
+            arguments = (main, str(folder), save_every_s, point if rank == actor else -1)
+            output = str(folder / f"round{number}-rank{rank}.log")
+            process = CONTEXT.Process(
+                target=work, args=(environment, output, arguments), daemon=True
+            )
+            process.start()
+            self.processes.append(process)
+
+    def drained(self) -> bool:
+        """Whether rank 0 has saved on demand. Takes what has arrived."""
+        answered = False
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                message = decode_datagram(self._socket.recv(65536))
+                answered |= isinstance(message, DrainDone) and message.saved
+        return answered
+
+    def ended(self) -> bool:
+        """Whether all processes have ended, or one with an error."""
+        codes = self.exit_codes()
+        return None not in codes or any(codes)
+
+    def exit_codes(self) -> list[Any]:
+        """Of each rank; None for one that runs."""
+        return [process.exitcode for process in self.processes]
+
+    def show_stacks(self) -> None:
+        """Have the processes write to their logs where they are."""
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(0.3)
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL for who is left after the grace time."""
+        for number, grace_s in ((signal.SIGTERM, STOP_GRACE_S), (signal.SIGKILL, HANG_S)):
+            for process in self.processes:
+                if process.is_alive():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process.pid, number)
+            deadline = time.monotonic() + grace_s
+            for process in self.processes:
+                process.join(max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        self.stop()
+        for process in self.processes:
+            process.close()
+        self.flags.close()
+        self._socket.close()
+        shutil.rmtree(self._own, ignore_errors=True)
+
+
+class RestartDriver:
+    """Runs scripts, one at a time, in folders below ``root``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._number = 0
+
+    def undisturbed(self, main: str, world_size: int) -> Run:
+        """A run without a change.
+
+        Raises:
+            RunFailed: when a process ends with an error.
+        """
+        folder = self._folder()
+        self._round(main, folder, 1, world_size, (0, -1), 3600.0)
+        return result_of(folder)
+
+    def disturbed(self, main: str, change: Change, point: int) -> Run:
+        """A run with a change at the actor's ``point``.
+
+        Raises:
+            RunFailed: when a process ends with an error.
+        """
+        folder = self._folder()
+        save_every_s = 0.0 if change.is_loss else 3600.0
+        gate = (change.actor, point)
+        if not self._round(main, folder, 1, change.before, gate, save_every_s, change):
+            self._round(main, folder, 2, change.after, (0, -1), save_every_s)
+        return result_of(folder)
+
+    def _folder(self) -> Path:
+        self._number += 1
+        folder = self.root / f"run{self._number}"
+        folder.mkdir(parents=True)
+        return folder
+
+    def _round(
+        self,
+        main: str,
+        folder: Path,
+        number: int,
+        world_size: int,
+        gate: tuple[int, int],
+        save_every_s: float,
+        change: Change | None = None,
+    ) -> bool:
+        """Returns whether the script came to its end."""
+        round_ = _Round(main, folder, number, world_size, gate, save_every_s)
+        try:
+            deadline = time.monotonic() + HANG_S
+            while not round_.ended():
+                if time.monotonic() > deadline:
+                    round_.show_stacks()
+                    raise RunFailed(f"hangs\n{log_ends(folder)}", True)
+                if change is not None and (folder / REACHED).exists():
+                    (folder / REACHED).unlink()
+                    if change.is_loss:
+                        os.kill(round_.processes[change.actor].pid, signal.SIGKILL)
+                        return False
+                    round_.flags.request_drain(7)
+                    (folder / GO).touch()
+                if round_.drained():
+                    return False
+                time.sleep(_LOOK_S)
+            codes = round_.exit_codes()
+            if any(codes):
+                trained = any(record.kind == STEP for record in read(folder / TRACE))
+                raise RunFailed(log_ends(folder), trained)
+            return True
+        finally:
+            round_.close()

@@ -1,0 +1,283 @@
+"""Restart mode: ordinary DDP trainings: schedules, evaluations, loops, saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader
+
+import malletrain
+from tests.zoo.scripts.parts import (
+    BATCH,
+    EPOCHS,
+    SAMPLES,
+    Numbered,
+    append,
+    evaluate,
+    evaluate_together,
+    make_model,
+    rate,
+)
+from tests.zoo.trace import Trace
+
+STEPS = EPOCHS * 4
+
+
+class Training:
+    """What a trainer class of a small project has: a step, a save, an end."""
+
+    def __init__(self, trace: Trace, **facts: Any) -> None:
+        dist.init_process_group("gloo")
+        self.trace = trace
+        self.model = make_model()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.sampler = malletrain.ElasticSampler(SAMPLES, global_batch_size=BATCH)
+        self.loader = DataLoader(Numbered(), batch_sampler=self.sampler)
+        self.facts = {"best": 1e9, "bad": 0, **facts}
+        self.main = dist.get_rank() == 0
+
+    def prepare(self, **more: Any) -> None:
+        """Restore, and wrap the model."""
+        self.snapshot = malletrain.Snapshot(
+            "run.pt",
+            every_s=self.trace.save_every_s,
+            model=self.model,
+            optimizer=self.optimizer,
+            sampler=self.sampler,
+            facts=self.facts,
+            **more,
+        )
+        self.snapshot.restore()
+        self.net = DistributedDataParallel(self.model)
+
+    def train_epoch(self, epoch: int, after_step: Callable[[], None] = lambda: None) -> None:
+        """The steps that are left of an epoch."""
+        for x, y, numbers in self.loader:
+            self.optimizer.zero_grad()
+            loss = mse_loss(self.net(x), y) * self.sampler.loss_weight
+            loss.backward()
+            self.optimizer.step()
+            self.trace.step((epoch, self.sampler.position), numbers, rate(self.optimizer))
+            after_step()
+            self.sampler.advance()
+            malletrain.report(len(x))
+            self.snapshot.step()
+        self.trace.point(f"tail of {epoch}")
+
+    def end(self) -> None:
+        """Save, write the results, leave."""
+        self.snapshot.save()
+        self.trace.point("saved")
+        if self.main:
+            append("result.txt", f"{evaluate(self.model):.6f}")
+            self.trace.note("results", "end")
+        dist.destroy_process_group()
+        self.trace.point("group destroyed")
+        self.trace.finish(self.model)
+
+
+def epoch_scheduler(trace: Trace) -> None:
+    """StepLR and an evaluation by rank 0, once an epoch."""
+    t = Training(trace)
+    scheduler = lr_scheduler.StepLR(t.optimizer, step_size=1, gamma=0.5)
+    t.prepare(scheduler=scheduler)
+    for epoch in t.sampler.epochs(EPOCHS):
+        t.train_epoch(epoch)
+        scheduler.step()
+        trace.note("scheduler", epoch, lr=rate(t.optimizer))
+        if t.main:
+            append("log.csv", f"{epoch},{evaluate(t.model):.8f}")
+            trace.note("evaluation", epoch, loss=evaluate(t.model))
+    t.end()
+
+
+def evaluation_together(trace: Trace) -> None:
+    """An evaluation in which each rank takes a part: collectives of the script after an epoch."""
+    t = Training(trace)
+    t.prepare()
+    for epoch in t.sampler.epochs(EPOCHS):
+        t.train_epoch(epoch)
+        loss = evaluate_together(t.model)
+        trace.note("evaluation", epoch, loss=loss)
+        dist.barrier()
+    t.end()
+
+
+def warm_up(trace: Trace) -> None:
+    """A warm-up by step."""
+    t = Training(trace)
+    scheduler = lr_scheduler.LambdaLR(t.optimizer, lambda step: min(1.0, (step + 1) / 6))
+    t.prepare(scheduler=scheduler)
+    for epoch in t.sampler.epochs(EPOCHS):
+        t.train_epoch(epoch, after_step=scheduler.step)
+        trace.note("evaluation", epoch, loss=evaluate(t.model))
+    t.end()
+
+
+def one_cycle(trace: Trace) -> None:
+    """OneCycleLR over all steps, which moves the momentum as well."""
+    t = Training(trace)
+    scheduler = lr_scheduler.OneCycleLR(t.optimizer, max_lr=0.2, total_steps=STEPS + 1)
+    t.prepare(scheduler=scheduler)
+    for epoch in t.sampler.epochs(EPOCHS):
+        t.train_epoch(epoch, after_step=scheduler.step)
+    trace.note("momentum", "end", value=float(t.optimizer.param_groups[0]["momentum"]))
+    t.end()
+
+
+def plateau(trace: Trace) -> None:
+    """ReduceLROnPlateau by an evaluation that rank 0 makes and broadcasts."""
+    t = Training(trace)
+    scheduler = lr_scheduler.ReduceLROnPlateau(t.optimizer, factor=0.5, patience=0, threshold=0.5)
+    t.prepare(scheduler=scheduler)
+    for epoch in t.sampler.epochs(EPOCHS):
+        t.train_epoch(epoch)
+        value = torch.tensor(evaluate(t.model) if t.main else 0.0, dtype=torch.float64)
+        dist.broadcast(value, src=0)
+        scheduler.step(value.item())
+        trace.note("plateau", epoch, lr=rate(t.optimizer), bad=scheduler.num_bad_epochs)
+    t.end()
+
+
+def chained(trace: Trace) -> None:
+    """A warm-up by step, then a schedule by epoch: SequentialLR and a second scheduler."""
+    t = Training(trace)
+    steps = lr_scheduler.SequentialLR(
+        t.optimizer,
+        [
+            lr_scheduler.LinearLR(t.optimizer, 0.1, total_iters=3),
+            lr_scheduler.CosineAnnealingLR(t.optimizer, T_max=9),
+        ],
+        milestones=[3],
+    )
+    t.prepare(scheduler=steps)
+    for epoch in t.sampler.epochs(EPOCHS):
+        t.train_epoch(epoch, after_step=steps.step)
+        trace.note("epoch", epoch, lr=rate(t.optimizer))
+    t.end()
+
+
+def counted_range(trace: Trace) -> None:
+    """``range(sampler.epoch, n)`` instead of ``sampler.epochs(n)``."""
+    t = Training(trace)
+    scheduler = lr_scheduler.ExponentialLR(t.optimizer, gamma=0.7)
+    t.prepare(scheduler=scheduler)
+    for epoch in range(t.sampler.epoch, EPOCHS):
+        t.train_epoch(epoch)
+        scheduler.step()
+        trace.note("scheduler", epoch, lr=rate(t.optimizer))
+    t.end()
+
+
+def while_loop(trace: Trace) -> None:
+    """``while sampler.epoch < n``, with the evaluation at the end of the loop's body."""
+    t = Training(trace)
+    t.prepare()
+    while t.sampler.epoch < EPOCHS:
+        epoch = t.sampler.epoch
+        t.train_epoch(epoch)
+        trace.note("evaluation", epoch, loss=evaluate(t.model))
+    t.end()
+
+
+def saved_before_scheduler(trace: Trace) -> None:
+    """An explicit save after each epoch, before its scheduler and evaluation."""
+    t = Training(trace)
+    scheduler = lr_scheduler.StepLR(t.optimizer, step_size=1, gamma=0.5)
+    t.prepare(scheduler=scheduler)
+    for epoch in t.sampler.epochs(EPOCHS):
+        t.train_epoch(epoch)
+        t.snapshot.save()
+        trace.point(f"save of {epoch}")
+        scheduler.step()
+        trace.note("scheduler", epoch, lr=rate(t.optimizer))
+        trace.note("evaluation", epoch, loss=evaluate(t.model))
+    t.end()
+
+
+def saved_after_scheduler(trace: Trace) -> None:
+    """An explicit save as the last line of each epoch."""
+    t = Training(trace)
+    scheduler = lr_scheduler.StepLR(t.optimizer, step_size=1, gamma=0.5)
+    t.prepare(scheduler=scheduler)
+    for epoch in t.sampler.epochs(EPOCHS):
+        t.train_epoch(epoch)
+        scheduler.step()
+        trace.note("scheduler", epoch, lr=rate(t.optimizer))
+        t.snapshot.save()
+        trace.point(f"save of {epoch}")
+    t.end()
+
+
+def early_stopping(trace: Trace) -> None:
+    """Patience in a dict of the snapshot; the loop breaks when it is used up."""
+    t = Training(trace)
+    t.prepare()
+    for epoch in t.sampler.epochs(EPOCHS + 3):
+        t.train_epoch(epoch)
+        loss = evaluate_together(t.model)
+        if loss < t.facts["best"] - 0.1:
+            t.facts.update(best=loss, bad=0)
+        else:
+            t.facts["bad"] += 1
+        trace.note("patience", epoch, loss=loss, bad=t.facts["bad"])
+        if t.facts["bad"] >= 2:
+            break
+    t.end()
+
+
+def best_model(trace: Trace) -> None:
+    """The best weights in a file of their own, loaded at the end."""
+    t = Training(trace)
+    t.prepare()
+    for epoch in t.sampler.epochs(EPOCHS):
+        t.train_epoch(epoch)
+        loss = evaluate(t.model)
+        if loss < t.facts["best"]:
+            t.facts["best"] = loss
+            if t.main:
+                torch.save(t.model.state_dict(), "best.pt")
+                trace.note("best", epoch, loss=loss)
+        dist.barrier()
+    t.snapshot.save()
+    t.model.load_state_dict(torch.load("best.pt"))
+    t.end()
+
+
+def evaluation_in_epoch(trace: Trace) -> None:
+    """An evaluation every three steps of the run, counted in a dict of the snapshot."""
+    t = Training(trace, step=0)
+    t.prepare()
+
+    def after_step() -> None:
+        t.facts["step"] += 1
+        if t.facts["step"] % 3 == 0:
+            trace.note("evaluation", t.facts["step"], loss=evaluate(t.model))
+
+    for epoch in t.sampler.epochs(EPOCHS):
+        t.train_epoch(epoch, after_step)
+    t.end()
+
+
+def cut_short(trace: Trace) -> None:
+    """``max_steps_per_epoch``: each epoch is left after three of its four steps."""
+    t = Training(trace)
+    t.prepare()
+    for epoch in t.sampler.epochs(EPOCHS):
+        for x, y, numbers in t.loader:
+            t.optimizer.zero_grad()
+            (mse_loss(t.net(x), y) * t.sampler.loss_weight).backward()
+            t.optimizer.step()
+            trace.step((epoch, t.sampler.position), numbers, rate(t.optimizer))
+            t.sampler.advance()
+            t.snapshot.step()
+            if t.sampler.position >= 3 * BATCH:
+                break
+        trace.note("evaluation", epoch, loss=evaluate(t.model))
+    t.end()

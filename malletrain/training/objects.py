@@ -71,6 +71,22 @@ def epochs_of(objects: Mapping[str, Any]) -> CountedEpochs | None:
     return next((value for value in objects.values() if isinstance(value, CountedEpochs)), None)
 
 
+def schedule(objects: Mapping[str, Any]) -> str:
+    """What the code after an epoch usually changes, written out: the states of everything that is
+    neither module, optimizer nor sampler, and the optimizers' rates.
+    """
+    states: dict[str, Any] = {}
+    for name, value in objects.items():
+        target = unwrapped(value)
+        if isinstance(target, dict):
+            states[name] = target
+        elif groups := getattr(target, "param_groups", None):
+            states[name] = [{k: v for k, v in g.items() if k != "params"} for g in groups]
+        elif not isinstance(target, CountedEpochs) and not hasattr(target, "named_parameters"):
+            states[name] = target.state_dict()
+    return repr(states)
+
+
 def unwrapped(value: Any) -> Any:
     """The module inside DDP, DataParallel and torch.compile, in whatever order they were
     applied.

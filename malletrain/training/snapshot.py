@@ -138,6 +138,8 @@ class Snapshot:
         self._epochs = parts.epochs_of(objects)
         self._deferred = False
         """A step was the last of its epoch: what is due after it is done when the epoch is over."""
+        self._saved_schedule: str | None = None
+        """Of a snapshot that the script has saved in the code after the steps of an epoch."""
         if self._epochs is not None:
             self._epochs.on_epoch_closed(self._epoch_closed)
         self._disk_since = time.time()
@@ -210,7 +212,8 @@ class Snapshot:
 
     def save(self) -> bool:
         """Take a snapshot now; call it on every rank. Rank 0 writes, and nothing happens on other
-        ranks, unless a model is sharded: then all write. A failing disk stops no training.
+        ranks, unless a model is sharded: then all write. A failing disk stops no training. In the
+        code after the steps of an epoch call it last: who resumes from it begins the next epoch.
 
         Returns:
             True when this process wrote it and it is on disk. When it cannot be written the last
@@ -219,6 +222,8 @@ class Snapshot:
         Raises:
             SnapshotError: another run has saved at this path: nothing of this one would be kept.
         """
+        if self._epochs is not None and self._epochs.between_epochs:
+            self._saved_schedule = parts.schedule(self._objects)
         return self._writes() and self._save() is None
 
     def _writes(self) -> bool:
@@ -302,6 +307,11 @@ class Snapshot:
 
     def _epoch_closed(self) -> None:
         deferred, self._deferred = self._deferred, False
+        saved, self._saved_schedule = self._saved_schedule, None
+        # The script has saved before its scheduler made a step, say.
+        incomplete = saved is not None and saved != parts.schedule(self._objects)
+        if incomplete and not is_sharded(self._objects) and rank_and_world()[0] == 0:
+            self._save()
         if deferred:
             self._after_step()
 

@@ -216,3 +216,25 @@ def test_a_snapshot_that_is_due_at_the_last_step_is_taken_after_the_code(tmp_pat
     again = Script(tmp_path / "x.pt")
     assert again.sampler.epoch == 1
     assert again.scheduler.get_last_lr() == [0.05]
+
+
+@pytest.mark.parametrize("first", ["save", "scheduler"])
+def test_a_script_that_saves_before_its_scheduler_makes_a_step_skips_none(tmp_path, first):
+    run = Script(tmp_path / "x.pt")
+    for _ in run.sampler.epochs(2):
+        for _ in run.sampler:
+            if run.sampler.epoch == 1:
+                break  # lost in epoch 1
+            run.sampler.advance()
+            run.snapshot.step()
+        else:
+            if first == "save":
+                run.snapshot.save()
+            run.scheduler.step()
+            if first == "scheduler":
+                run.snapshot.save()
+            continue
+        break
+    again = Script(tmp_path / "x.pt")
+    assert again.sampler.epoch == 1
+    assert again.scheduler.get_last_lr() == [0.05]

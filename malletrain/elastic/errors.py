@@ -11,6 +11,10 @@ class ElasticError(RuntimeError):
     """The script uses the run in a way that cannot work; the message says how to."""
 
 
+class MismatchError(ElasticError):
+    """Ranks are in different collectives."""
+
+
 class Interrupted(RuntimeError):
     """What was going on is void: a newer round came, or a member of this one is lost."""
 

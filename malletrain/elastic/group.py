@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from malletrain.elastic import rates, sockets
 from malletrain.elastic.checkin import RoundStore
-from malletrain.elastic.errors import Interrupted
+from malletrain.elastic.errors import Interrupted, MismatchError
 from malletrain.elastic.link import Place
 from malletrain.elastic.wishes import StepWishes
 from malletrain.training.torch_private import (
@@ -42,6 +42,10 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 CLOSE_LATER_S = 1.0
 GRAVE_S = 0.5
 _POLL_S = 0.002
+_MARK = (8191.5, -8191.5)
+"""Goes along with what a step exchanges, and comes back from a maximum as it is, if all ranks have
+sent it. Numbers that no script adds up to.
+"""
 
 
 def connect(
@@ -116,7 +120,7 @@ class Group:
         """Averages of gradients that were begun."""
         self.rates_differ = False
         """By the last answer, the ranks made their update before at different learning rates."""
-        self._flag = torch.zeros(len(StepWishes._fields) + 2, dtype=torch.float64)
+        self._flag = torch.zeros(len(StepWishes._fields) + 2 + len(_MARK), dtype=torch.float64)
         self._flag_work: Any = None
         self._begun = False
         self._lock = threading.Lock()
@@ -292,7 +296,7 @@ class Group:
 
     def _ask(self, asked: StepWishes, rate: float = rates.UNKNOWN) -> None:
         self._begun = True
-        self._flag.copy_(torch.tensor((*asked, *rates.both(rate)), dtype=torch.float64))
+        self._flag.copy_(torch.tensor((*asked, *rates.both(rate), *_MARK), dtype=torch.float64))
         if self.several and not self.broken:
             self._flag_work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, async_op=True)
 
@@ -302,7 +306,15 @@ class Group:
             self.wait(work)
         elif self.broken:
             raise Interrupted("A peer is lost.")
-        *wishes, highest, negated_lowest = self._flag.tolist()
+        *wishes, highest, negated_lowest, high, low = self._flag.tolist()
+        if (high, low) != _MARK:
+            raise MismatchError(
+                f"Rank {self.place.rank} is in a step, and what it exchanges there met a "
+                "collective of the script on another rank: the ranks are at different places of "
+                "the script. A process that joins a running training begins at the top of the "
+                "script, where the others are not any more. Call collectives of your own within "
+                "the steps, or in the code after an epoch, on all ranks."
+            )
         self.rates_differ = rates.differ(highest, negated_lowest)
         return StepWishes(*map(bool, wishes))
 

@@ -77,7 +77,7 @@ def train(folder: str, options: dict[str, Any]) -> None:
             _wait_for(Path(folder, options["evaluates_until"]))
         # As many float64 values as the library's own exchange of a step has: a sum of both would
         # be wrong without a word.
-        ranks = torch.ones(7, dtype=torch.float64)
+        ranks = torch.ones(9, dtype=torch.float64)
         if run.world_size > 1 and not options.get("alone"):
             dist.all_reduce(ranks)
         note(kind="evaluated", epoch=epoch, sums=ranks.tolist())
@@ -87,3 +87,16 @@ def train(folder: str, options: dict[str, Any]) -> None:
         weights=model.weight.detach().flatten().tolist(),
         rate=optimizer.param_groups[0]["lr"],
     )
+
+
+def own_collective(folder: str, options: dict[str, Any]) -> None:
+    """A collective of the script's own at its top, which a process that joins calls alone:
+    ``values`` float64 numbers are added up over all ranks. The steps exchange no gradients.
+    """
+    run = elastic.Run(model=torch.nn.Linear(8, 1))
+    if run.world_size > 1:
+        dist.all_reduce(torch.ones(options["values"], dtype=torch.float64))
+    for _ in run.steps(1 << 30):
+        with run.step(samples=1):
+            time.sleep(0.005)
+        Path(folder, "trains").touch()

@@ -58,7 +58,7 @@ def check(folder: Path, undisturbed: list[float]) -> None:
         ends = [e for e in events(folder, "evaluated") if e["epoch"] == epoch]
         size = ends[0]["size"]
         assert sorted(e["rank"] for e in ends) == list(range(size))
-        assert {tuple(e["sums"]) for e in ends} == {(float(size),) * 7}
+        assert {tuple(e["sums"]) for e in ends} == {(float(size),) * 9}
 
 
 @pytest.mark.parametrize("number", [STEPS - 1, STEPS, STEPS + 1])
@@ -116,3 +116,20 @@ def test_an_evaluation_outlives_the_loss_of_a_peer(tmp_path, undisturbed):
     assert weights_of(tmp_path) == pytest.approx(undisturbed, rel=1e-5)
     evaluated = Counter(e["epoch"] for e in events(tmp_path, "evaluated") if e["rank"] == 0)
     assert evaluated == {0: 1, 1: 1, 2: 1}
+
+
+def test_a_collective_that_only_a_joiner_calls_is_no_sum_of_two_things(tmp_path):
+    """It meets the exchange of a step, which has as many numbers: the training ends with both sides
+    named.
+    """
+    script = epoch_scripts.own_collective
+    with conducted(tmp_path, script, str(tmp_path), {"values": 9}) as c:
+        members = c.start(1)
+        c.round(members)
+        c.until((tmp_path / "trains").exists, "rank 0 trains")
+        c.round([*members, *c.start(1)])
+        c.until(lambda: not members[0].alive, "the training ends")
+        assert members[0].process.exitcode == 1
+        assert "is in a step, and what it exchanges there met a collective of the script" in (
+            members[0].output.read_text()
+        )

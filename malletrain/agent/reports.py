@@ -59,7 +59,9 @@ class WorkerReports:
         self._counts: OrderedDict[tuple[int, int, int], messages.Progress] = OrderedDict()
         self._metrics: OrderedDict[tuple[int, str], messages.Metric] = OrderedDict()
         self._over: dict[tuple[int, int, int], int] = {}
-        """Workers that have no samples left to train on, and how many steps they had reported."""
+        """Workers in the code after an epoch or after their training, and how many steps they had
+        reported by then.
+        """
         self._points: dict[tuple[int, int, str], list[messages.MetricSample]] = {}
         self._due: dict[tuple[int, int, str], float] = {}
         """When more values of this metric go."""
@@ -130,8 +132,7 @@ class WorkerReports:
             case local.WorkLeft():
                 key = (who.generation, who.rank, who.pid)
                 if datagram.samples == 0:
-                    counted = self._counts.get(key)
-                    self._over[key] = counted.steps if counted is not None else 0
+                    self._note_end(key)
                 else:
                     self._over.pop(key, None)
                 work: dict[str, bounds.Fact] = {
@@ -139,6 +140,12 @@ class WorkerReports:
                     "generation": who.generation,
                 }
                 self._pass_on(messages.Notice(self.job, who.rank, "work", "", work))
+            case local.BetweenEpochs():
+                key = (who.generation, who.rank, who.pid)
+                if datagram.entered:
+                    self._note_end(key)
+                else:
+                    self._over.pop(key, None)
             case local.Capable():
                 self.capable.add(who.generation)
             case local.DrainDone():
@@ -152,8 +159,12 @@ class WorkerReports:
         """Process id → rank of the workers of this round that have reported."""
         return {pid: rank for g, rank, pid in self._counts if g == generation}
 
+    def _note_end(self, key: tuple[int, int, int]) -> None:
+        counted = self._counts.get(key)
+        self._over[key] = counted.steps if counted is not None else 0
+
     def is_over(self, generation: int) -> bool:
-        """Whether a worker of this round has trained to the end, as its script says."""
+        """Whether a worker of this round is in the code after an epoch, or after its training."""
         return any(key[0] == generation for key in self._over)
 
     def trains_unsaved(self, generation: int) -> bool:

@@ -53,7 +53,7 @@ def short_of(needed: int, held: int, coming: int, alone: Mapping[str, float] | N
     return f"needs {nodes}, {have}{more}{left}"
 
 
-FINISHING = "its script is ending; a change of nodes waits for that"
+FINISHING = "it is in the code after an epoch or its training; a change of nodes waits for that"
 
 
 class JobViews:

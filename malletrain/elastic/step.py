@@ -20,6 +20,7 @@ from malletrain.elastic.errors import ElasticError, Interrupted, is_peer_loss
 from malletrain.elastic.membership import GroupMembership, start_again
 from malletrain.elastic.wishes import StepWishes
 from malletrain.protocol.fault_points import FaultPoint, reached
+from malletrain.training import report
 
 
 class Steps:
@@ -93,10 +94,12 @@ class Steps:
         """
         if self.training.between_epochs:
             self._save_at_close = save
+            report.between_epochs(True)
         elif not self.membership.change_due:
             self._save_snapshots(save)
 
     def _epoch_closed(self) -> None:
+        report.between_epochs(False)
         save, self._save_at_close = self._save_at_close, False
         if not self.membership.change_due:
             self._save_snapshots(save)

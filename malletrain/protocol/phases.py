@@ -25,7 +25,7 @@ PHASES: dict[AssignmentPhase, str] = {
     AssignmentPhase.READY: "The launcher is up and waits for a round.",
     AssignmentPhase.RUNNING: "The workers are in the round of this generation.",
     AssignmentPhase.FINISHING: "A worker has ended with code 0, or the script is in the code after "
-    "its training: a change of nodes waits for its end.",
+    "an epoch or its training: a planned change of nodes waits for that.",
     AssignmentPhase.LOST: "The workers live, but their group broke: they wait for the next round "
     "(live mode).",
     AssignmentPhase.FAILED: "A worker ended badly; the launcher waits for the next round.",

@@ -154,6 +154,16 @@ class WorkLeft:
     samples: float
 
 
+@dataclass(frozen=True)
+class BetweenEpochs:
+    """The worker is in the code that follows the steps of an epoch: a planned change of nodes waits
+    for that. ``entered``: False when it has left it.
+    """
+
+    sender: Sender
+    entered: bool
+
+
 Datagram = (
     WorkerProgress
     | StartupMark
@@ -163,6 +173,7 @@ Datagram = (
     | ScriptMetric
     | ModelFacts
     | WorkLeft
+    | BetweenEpochs
 )
 
 KINDS: dict[str, type[Any]] = {
@@ -174,6 +185,7 @@ KINDS: dict[str, type[Any]] = {
     "metric": ScriptMetric,
     "profile": ModelFacts,
     "work": WorkLeft,
+    "epoch": BetweenEpochs,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 

@@ -20,6 +20,7 @@ from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.flags import FlagsReader
 from malletrain.protocol.worker_channel import (
+    BetweenEpochs,
     Datagram,
     ModelFacts,
     Outbox,
@@ -37,6 +38,8 @@ from malletrain.training.busy import Busy
 _SAMPLES = "the number of samples of the step just finished, e.g. report(len(batch))"
 _BUSY = "as busy_s the seconds that this process worked in the step"
 SEND_INTERVAL_S = 0.05
+EPOCH_INTERVAL_S = 1.0
+"""Between two ends of epochs that are announced."""
 QUIET_S = 0.01
 """A report after which so long no other follows is sent by itself."""
 EXIT_PATIENCE_S = 5.0
@@ -76,6 +79,10 @@ class _Worker:
         )
         self.outbox = Outbox(socket_path)
         self.forgotten = False
+        self.epoch_due = 0.0
+        """When the next end of an epoch may be announced."""
+        self.between_epochs = False
+        """One was, and is not over."""
         self._busy = Busy()
         self._lock = threading.RLock()
         self._left = threading.Event()
@@ -345,6 +352,24 @@ def training_over() -> None:
     """
     flush()
     send(WorkLeft, samples=0.0)
+
+
+def between_epochs(entered: bool) -> None:
+    """Say that this process has entered the code that follows the steps of an epoch, or has left
+    it: a planned change of nodes waits for that. Epochs that follow within a second of one that was
+    announced are not.
+    """
+    worker = _worker or _connect()
+    if worker is None:
+        return
+    now = time.monotonic()
+    if entered and now >= worker.epoch_due:
+        worker.epoch_due, worker.between_epochs = now + EPOCH_INTERVAL_S, True
+        flush()
+        send(BetweenEpochs, entered=True)
+    elif not entered and worker.between_epochs:
+        worker.between_epochs = False
+        send(BetweenEpochs, entered=False)
 
 
 def totals() -> tuple[float, int]:

@@ -302,10 +302,12 @@ class Snapshot:
         self._steps += 1
         if self._epochs is not None and self._epochs.between_epochs:
             self._deferred = True
+            report.between_epochs(True)
         else:
             self._after_step()
 
     def _epoch_closed(self) -> None:
+        report.between_epochs(False)
         deferred, self._deferred = self._deferred, False
         saved, self._saved_schedule = self._saved_schedule, None
         # The script has saved before its scheduler made a step, say.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import malletrain
-from malletrain.protocol.worker_channel import DrainDone
+from malletrain.protocol.worker_channel import BetweenEpochs, DrainDone
 from tests.malletrain.training.worker_side import as_plain_script, as_worker
 
 
@@ -238,3 +238,11 @@ def test_a_script_that_saves_before_its_scheduler_makes_a_step_skips_none(tmp_pa
     again = Script(tmp_path / "x.pt")
     assert again.sampler.epoch == 1
     assert again.scheduler.get_last_lr() == [0.05]
+
+
+def test_the_agent_hears_of_the_code_after_an_epoch(tmp_path, monkeypatch):
+    """So that a planned change waits for a long evaluation. Short epochs are not all announced."""
+    with as_worker(monkeypatch) as agent:
+        run = Script(tmp_path / "x.pt")
+        run.run(3)
+        assert [m.entered for m in agent.received(BetweenEpochs)] == [True, False]

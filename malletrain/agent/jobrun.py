@@ -43,7 +43,7 @@ from malletrain.protocol.messages import (
     Round,
     StoreUp,
 )
-from malletrain.protocol.phases import AssignmentPhase
+from malletrain.protocol.phases import TRAINS, AssignmentPhase
 
 log = logging.getLogger("malletrain.agent")
 
@@ -171,7 +171,7 @@ class NodeJob:
         """Have the worker here take a snapshot and wait; answered by Drained."""
         if message.number == 0:
             self._no_drain()
-        elif self.phase is not AssignmentPhase.RUNNING or message.generation != self.generation:
+        elif self.phase not in TRAINS or message.generation != self.generation:
             why = f"The job's workers here do not run (they are {self.phase})."
             self._send(Drained(self.job, message.generation, False, why))
         elif self.generation not in self.reports.capable:
@@ -195,7 +195,7 @@ class NodeJob:
         if self.phase is AssignmentPhase.FINISHING:
             return True
         can = self._is_service or not self.has_rank_0 or self.generation in self.reports.capable
-        return can and self.phase is AssignmentPhase.RUNNING and not self.drain_wait
+        return can and self.phase in TRAINS and not self.drain_wait
 
     @property
     def has_rank_0(self) -> bool:
@@ -208,7 +208,7 @@ class NodeJob:
         drain = Drain(self.job, self.generation, OWN_DRAIN, max(0.0, within_s))
         if self._is_service:
             self._tell(drain)
-        elif self.phase is AssignmentPhase.RUNNING and self.generation in self.reports.capable:
+        elif self.phase in TRAINS and self.generation in self.reports.capable:
             self.drain(drain)
 
     def release(self, grace_s: float) -> None:
@@ -260,13 +260,19 @@ class NodeJob:
             self._tell(pending)
 
     def note_training(self) -> None:
-        """The workers have reported: whether they are in the code after their training."""
-        over = self._some_ended or self.reports.is_over(self.generation)
-        before, now = AssignmentPhase.RUNNING, AssignmentPhase.FINISHING
-        if not over:
-            before, now = now, before
-        if self.phase is before and not self.releasing:
-            self.phase = now
+        """The workers have reported: whether they train, or are in the code after an epoch or after
+        their training.
+        """
+        if self.phase not in (*TRAINS, AssignmentPhase.FINISHING) or self.releasing:
+            return
+        if self._some_ended or self.reports.is_over(self.generation):
+            phase = AssignmentPhase.FINISHING
+        elif self.reports.is_between_epochs(self.generation):
+            phase = AssignmentPhase.BETWEEN_EPOCHS
+        else:
+            phase = AssignmentPhase.RUNNING
+        if phase is not self.phase:
+            self.phase = phase
             self._report()
 
     def drain_served(self, served: DrainServed) -> None:
@@ -291,6 +297,10 @@ class NodeJob:
             return
         if code is not None:
             self._launcher_gone(code)
+        between = self.phase is AssignmentPhase.BETWEEN_EPOCHS
+        if self._drain is not None and between and self._drain[0].number != OWN_DRAIN:
+            # It is served when that code has run. The daemon knows how long the nodes may stay.
+            self._drain = (self._drain[0], now + self._drain[0].timeout_s)
         if self._drain is not None and now >= self._drain[1]:
             self._drain_failed(f"No snapshot within {self._drain[0].timeout_s:g} s.")
         if self._in_lobby and connected and not self._pending():

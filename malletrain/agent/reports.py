@@ -59,9 +59,9 @@ class WorkerReports:
         self._counts: OrderedDict[tuple[int, int, int], messages.Progress] = OrderedDict()
         self._metrics: OrderedDict[tuple[int, str], messages.Metric] = OrderedDict()
         self._over: dict[tuple[int, int, int], int] = {}
-        """Workers in the code after an epoch or after their training, and how many steps they had
-        reported by then.
-        """
+        """Workers that have no samples left to train on, and how many steps they had reported."""
+        self._between: dict[tuple[int, int, int], int] = {}
+        """The same of workers in the code after the steps of an epoch."""
         self._points: dict[tuple[int, int, str], list[messages.MetricSample]] = {}
         self._due: dict[tuple[int, int, str], float] = {}
         """When more values of this metric go."""
@@ -97,8 +97,9 @@ class WorkerReports:
                     datagram.busy,
                 )
                 self._counts.move_to_end(key)
-                if datagram.steps > self._over.get(key, datagram.steps):
-                    del self._over[key]  # it trains on after all
+                for ends in (self._over, self._between):
+                    if datagram.steps > ends.get(key, datagram.steps):
+                        del ends[key]  # it trains on
                 self._unsent.add(key)
                 while len(self._counts) > _REMEMBERED:
                     self._unsent.discard(self._counts.popitem(last=False)[0])
@@ -132,7 +133,7 @@ class WorkerReports:
             case local.WorkLeft():
                 key = (who.generation, who.rank, who.pid)
                 if datagram.samples == 0:
-                    self._note_end(key)
+                    self._over[key] = self._steps_of(key)
                 else:
                     self._over.pop(key, None)
                 work: dict[str, bounds.Fact] = {
@@ -143,9 +144,9 @@ class WorkerReports:
             case local.BetweenEpochs():
                 key = (who.generation, who.rank, who.pid)
                 if datagram.entered:
-                    self._note_end(key)
+                    self._between[key] = self._steps_of(key)
                 else:
-                    self._over.pop(key, None)
+                    self._between.pop(key, None)
             case local.Capable():
                 self.capable.add(who.generation)
             case local.DrainDone():
@@ -159,12 +160,16 @@ class WorkerReports:
         """Process id → rank of the workers of this round that have reported."""
         return {pid: rank for g, rank, pid in self._counts if g == generation}
 
-    def _note_end(self, key: tuple[int, int, int]) -> None:
+    def _steps_of(self, key: tuple[int, int, int]) -> int:
         counted = self._counts.get(key)
-        self._over[key] = counted.steps if counted is not None else 0
+        return counted.steps if counted is not None else 0
+
+    def is_between_epochs(self, generation: int) -> bool:
+        """Whether a worker of this round is in the code after the steps of an epoch."""
+        return any(key[0] == generation for key in self._between)
 
     def is_over(self, generation: int) -> bool:
-        """Whether a worker of this round is in the code after an epoch, or after its training."""
+        """Whether a worker of this round has trained to the end, as its script says."""
         return any(key[0] == generation for key in self._over)
 
     def trains_unsaved(self, generation: int) -> bool:

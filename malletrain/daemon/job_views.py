@@ -53,7 +53,8 @@ def short_of(needed: int, held: int, coming: int, alone: Mapping[str, float] | N
     return f"needs {nodes}, {have}{more}{left}"
 
 
-FINISHING = "it is in the code after an epoch or its training; a change of nodes waits for that"
+BETWEEN_EPOCHS = "it is in the code after an epoch; a change of nodes waits for that"
+FINISHING = "its script is ending; a change of nodes waits for that"
 
 
 class JobViews:
@@ -111,6 +112,8 @@ class JobViews:
         run = self._core.runs.get(row.id)
         if run is not None and run.rounds.finishing:
             return FINISHING
+        if run is not None and run.rounds.between_epochs and not row.reason:
+            return BETWEEN_EPOCHS
         return row.reason or self._why(row)
 
     def _why(self, row: JobRow) -> str:

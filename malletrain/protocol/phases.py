@@ -11,6 +11,7 @@ class AssignmentPhase(str, Enum):
     STARTING = "starting"
     READY = "ready"
     RUNNING = "running"
+    BETWEEN_EPOCHS = "between-epochs"
     FINISHING = "finishing"
     LOST = "lost"
     FAILED = "failed"
@@ -24,21 +25,25 @@ PHASES: dict[AssignmentPhase, str] = {
     AssignmentPhase.STARTING: "The launcher was started and has not been heard of.",
     AssignmentPhase.READY: "The launcher is up and waits for a round.",
     AssignmentPhase.RUNNING: "The workers are in the round of this generation.",
+    AssignmentPhase.BETWEEN_EPOCHS: "The script is in the code after the steps of an epoch: a "
+    "planned change of nodes waits for that.",
     AssignmentPhase.FINISHING: "A worker has ended with code 0, or the script is in the code after "
-    "an epoch or its training: a planned change of nodes waits for that.",
+    "its training: a change of nodes waits for its end.",
     AssignmentPhase.LOST: "The workers live, but their group broke: they wait for the next round "
     "(live mode).",
     AssignmentPhase.FAILED: "A worker ended badly; the launcher waits for the next round.",
     AssignmentPhase.EXITED: "The launcher is gone; the job has to be assigned again.",
     AssignmentPhase.SUCCEEDED: "Every worker on the node ended with code 0.",
 }
-HOLDING = (AssignmentPhase.RUNNING, AssignmentPhase.FINISHING, AssignmentPhase.LOST)
+TRAINS = (AssignmentPhase.RUNNING, AssignmentPhase.BETWEEN_EPOCHS)
+"""Phases in which the workers can save what they did when they are asked to."""
+HOLDING = (*TRAINS, AssignmentPhase.FINISHING, AssignmentPhase.LOST)
 """Phases in which the workers of a live job hold its state."""
 UP = (AssignmentPhase.READY, AssignmentPhase.RUNNING)
 """Phases in which the process of a service is there."""
 TAKES_ROUND = (
     AssignmentPhase.READY,
-    AssignmentPhase.RUNNING,
+    *TRAINS,
     AssignmentPhase.FINISHING,
     AssignmentPhase.FAILED,
     AssignmentPhase.SUCCEEDED,
@@ -46,7 +51,7 @@ TAKES_ROUND = (
 """Phases in which the launcher can take a round: it waits for one, or its workers run and will be
 stopped.
 """
-AT_WORK = (AssignmentPhase.RUNNING, AssignmentPhase.FINISHING, AssignmentPhase.SUCCEEDED)
+AT_WORK = (*TRAINS, AssignmentPhase.FINISHING, AssignmentPhase.SUCCEEDED)
 """Phases in which the workers run, or are done."""
 BROKEN = (AssignmentPhase.FAILED, AssignmentPhase.EXITED)
 """Phases that have a failure cause."""

@@ -34,8 +34,8 @@ STAGES: dict[RoundStage, str] = {
     "job lets go of all its nodes.",
     RoundStage.FORMING: "The members are told of the new round and join it.",
     RoundStage.RUNNING: "Every member of the newest round runs; of a service: somebody is there.",
-    RoundStage.FINISHING: "A change of nodes waits for the code after an epoch, or for the "
-    "end of the script.",
+    RoundStage.FINISHING: "A change of nodes waits for the end of the script, which is done "
+    "somewhere or in the code after its training.",
     RoundStage.COMPLETED: "Every worker ended well.",
 }
 
@@ -76,9 +76,13 @@ class Rounds(Protocol):
 
     @property
     def finishing(self) -> bool:
-        """Whether the script is done somewhere, or in the code after an epoch or its training: it
-        makes no steps, and is not run again because nodes change.
+        """Whether the script is done somewhere, or in the code after its training: it makes no
+        steps any more, and is not run again because nodes change.
         """
+
+    @property
+    def between_epochs(self) -> bool:
+        """Whether the script is in the code after the steps of an epoch."""
 
     @property
     def interrupts(self) -> bool:

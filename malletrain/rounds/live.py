@@ -112,6 +112,11 @@ class LiveRounds:
         return self.job.finishing
 
     @property
+    def between_epochs(self) -> bool:
+        """Whether the script is in the code after the steps of an epoch."""
+        return any(self._held.is_in(n, AssignmentPhase.BETWEEN_EPOCHS) for n in self._group)
+
+    @property
     def lost_member(self) -> bool:
         """Whether a member was lost since the newest round was formed."""
         return self.job.lost_member
@@ -331,8 +336,9 @@ class LiveRounds:
                 return self._noted(self._go_on(self.members, now))
         due = self.job.deadline is not None and now >= self.job.deadline
         forming = due and self.stage is RoundStage.FORMING and not self.job.failing()
-        if forming and any(self._held.is_in(n, AssignmentPhase.FINISHING) for n in self._group):
-            self.job.deadline = now + self.job.settings.join_s  # it comes after their last step
+        later = (AssignmentPhase.BETWEEN_EPOCHS, AssignmentPhase.FINISHING)
+        if forming and any(self._held.is_in(n, *later) for n in self._group):
+            self.job.deadline = now + self.job.settings.join_s  # they come when that code has run
             return []
         if forming and (stays := self.survivors()):
             late = [

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from malletrain.protocol.messages import Assignment
-from malletrain.protocol.phases import AT_WORK, BROKEN, TAKES_ROUND, AssignmentPhase
+from malletrain.protocol.phases import AT_WORK, BROKEN, TAKES_ROUND, TRAINS, AssignmentPhase
 from malletrain.rounds.actions import (
     Action,
     Broke,
@@ -34,7 +34,6 @@ from malletrain.rounds.interface import Manner, RoundStage, View
 from malletrain.rounds.script_ends import ScriptEnds
 from malletrain.rounds.settings import RoundSettings
 
-_RUNNING = AssignmentPhase.RUNNING
 _INTERRUPTIBLE = (RoundStage.WARMING, RoundStage.DRAINING, RoundStage.RUNNING, RoundStage.FINISHING)
 """Stages in which the workers of the newest round run."""
 
@@ -230,6 +229,9 @@ class JobRounds:
             return []
         if self.stage is RoundStage.WARMING:
             return self._warm(now)
+        if self.stage is RoundStage.DRAINING and self.between_epochs and self._end_by is None:
+            self.deadline = now + self.drain_s  # it saves when that code has run
+            return []
         if self.stage in (RoundStage.DRAINING, RoundStage.FINISHING):
             return self._manner.form(now)
         if self.lost_member:  # no plan came: go on with those that are left
@@ -304,6 +306,11 @@ class JobRounds:
             self.is_in(n, AssignmentPhase.FINISHING) or self.ends.on(n, self.generation)
             for n in self.members
         )
+
+    @property
+    def between_epochs(self) -> bool:
+        """See :class:`malletrain.rounds.interface.Rounds`."""
+        return any(self.is_in(n, AssignmentPhase.BETWEEN_EPOCHS) for n in self.members)
 
     def keeps_round(self, now: float, within_s: float | None) -> bool:
         """Whether a round that is being formed is completed first: all its members stay."""
@@ -402,7 +409,7 @@ class JobRounds:
         return self._send_drain()
 
     def _send_drain(self) -> list[Action]:
-        if not self.is_in(self.members[0], _RUNNING):
+        if not self.is_in(self.members[0], *TRAINS):
             return []  # it is done, and the others will be in a moment
         self.drains, self._heirs = self.drains + 1, self.held.keepers(self._next())
         return [SendDrain(self.members[0], self.generation, self.drains, self._heirs)]

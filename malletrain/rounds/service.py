@@ -57,6 +57,7 @@ class ServiceRounds:
     lost_member: bool = False
     interrupts: bool = False
     finishing: bool = False
+    between_epochs: bool = False
     _leaving: dict[str, float] = field(default_factory=dict)
     _came_up: set[str] = field(default_factory=set)
     _told_of: set[str] = field(default_factory=set)

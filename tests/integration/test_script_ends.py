@@ -1,4 +1,6 @@
-"""A script that ends is left alone: nodes may change while its processes write their results."""
+"""A script that ends is left alone: nodes may change while its processes write their results. One
+in the code after an epoch is, too, until that code has run.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,25 @@ while os.environ["RANK"] == "0" and not os.path.exists("write"):
     time.sleep(0.02)
 note("written")
 """
+EVALUATES = (
+    COMMON
+    + """
+rank = lambda: os.environ["RANK"]
+snapshot = malletrain.Snapshot("run.pt", model=model, sampler=sampler)
+snapshot.restore()
+note("begun")
+for epoch in sampler.epochs(2):
+    for batch in sampler:
+        sampler.advance()
+        malletrain.report(len(batch))
+        snapshot.step()
+    note(f"evaluates {epoch}")
+    wait_for(f"evaluate-{epoch}")
+    note(f"evaluated {epoch}")
+"""
+)
 SCRIPTS = {"restart": RESTART, "live": LIVE, "plain": PLAIN}
+WAITS = "a change of nodes waits for that"
 ONCE = sorted(
     f"{what} {rank} of round 1" for what in ("begun", "trained", "written") for rank in (0, 1)
 )
@@ -85,8 +105,14 @@ def at_its_end(made, kind, **spec):
     script = made.script("train.py", SCRIPTS[kind])
     mode = "live" if kind == "live" else "restart"
     job = made.submit(script, nodes=(2, 3), mode=mode, profile=False, **spec)
-    made.until(lambda: "is ending" in made.job(job).reason, "the script is at its end")
+    made.until(lambda: noted(made, "trained") == 2, "both ranks have trained")
+    made.until(lambda: WAITS in made.job(job).reason, "the daemon knows that")
     return job
+
+
+def noted(made, what):
+    path = made.work / "notes"
+    return path.read_text().count(what) if path.exists() else 0
 
 
 def notes(made):
@@ -137,3 +163,24 @@ def test_a_node_that_is_taken_gives_the_script_its_grace(shared):
     shared.until_state(job, "completed", "failed")
     assert notes(shared) == ONCE
     assert shared.job(job).state == "completed"
+
+
+def test_a_planned_change_waits_for_an_evaluation(shared):
+    script = shared.script("train.py", EVALUATES)
+    job = shared.submit(script, nodes=(2, 2), profile=False)
+    shared.until(lambda: noted(shared, "evaluates 0 1") == 1, "two ranks evaluate")
+    shared.until(lambda: WAITS in shared.job(job).reason, "the daemon knows that")
+    scale(shared, job, 1, 1)
+    (shared.work / "evaluate-0").touch()
+    shared.until(lambda: noted(shared, "evaluates 1 0 of round 2"), "the change was made")
+    (shared.work / "evaluate-1").touch()
+    shared.until_state(job, "completed", "failed")
+    # Rank 1 waits for nobody: the script has no collective.
+    assert [line for line in notes(shared) if " 0 of round" in line] == [
+        "begun 0 of round 1",
+        "begun 0 of round 2",
+        "evaluated 0 0 of round 1",
+        "evaluated 1 0 of round 2",
+        "evaluates 0 0 of round 1",
+        "evaluates 1 0 of round 2",
+    ]

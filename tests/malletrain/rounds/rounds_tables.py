@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from malletrain.protocol.messages import Assignment, Failure
-from malletrain.protocol.phases import AssignmentPhase
+from malletrain.protocol.phases import OF_NO_ROUND, AssignmentPhase
 from malletrain.rounds.interface import RoundStage
 from malletrain.rounds.restart import JobRounds
 from malletrain.rounds.settings import RoundSettings
@@ -17,11 +17,8 @@ CLOSED = "RuntimeError: Connection closed by peer [10.0.0.1]:4242"
 
 def says(r, now, phase, *nodes, generation=None, failures=()):
     """The agents on ``nodes`` report ``phase``; what follows from all of them."""
-    generation = (
-        (r.generation if phase in ("running", "finishing", "succeeded", "failed") else 0)
-        if generation is None
-        else generation
-    )
+    if generation is None:
+        generation = 0 if AssignmentPhase(phase) in OF_NO_ROUND else r.generation
     return [
         action
         for node in nodes

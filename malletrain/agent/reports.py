@@ -132,8 +132,8 @@ class WorkerReports:
                 if datagram.samples == 0:
                     counted = self._counts.get(key)
                     self._over[key] = counted.steps if counted is not None else 0
-                else:
-                    self._over.pop(key, None)
+                    return None  # how much there was to do is known from its beginning
+                self._over.pop(key, None)
                 work: dict[str, bounds.Fact] = {
                     "left": float(datagram.samples),
                     "generation": who.generation,

@@ -71,7 +71,7 @@ def _kept(path: str, number: int) -> str:
 def _forget(logger: Any) -> None:
     """Remove the folder of the version that the logger has begun in this process."""
     folder = Path(logger.log_dir)
-    writer = getattr(logger, "_experiment", None)
+    writer: Any = getattr(logger, "_experiment", None)
     if hasattr(writer, "close"):
         writer.close()
     with contextlib.suppress(OSError):  # something is in it

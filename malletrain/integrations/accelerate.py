@@ -76,6 +76,8 @@ class Guard(StateGuard):
         self.sampler = sampler
         self._deferred = False
         """A step was the last of its epoch: the state is saved when the epoch is over."""
+        self._saved_schedules: str | None = None
+        """Of a state that the script has saved in the code after the steps of an epoch."""
         sampler.on_epoch_closed(self._epoch_closed)
         self._every_s = every_s
         self._due = time.monotonic() + every_s
@@ -174,8 +176,14 @@ class Guard(StateGuard):
 
     def _epoch_closed(self) -> None:
         deferred, self._deferred = self._deferred, False
-        if deferred:
-            self._save_if_due()
+        saved, self._saved_schedules = self._saved_schedules, None
+        if not (deferred and self._save_if_due()) and saved not in (None, self._schedules()):
+            self.save()  # the script has saved before its scheduler made a step, say
+
+    def _schedules(self) -> str:
+        """The states of what was registered, such as schedulers, but for models."""
+        registered = getattr(self._accelerator, "_custom_objects", [])
+        return repr([each.state_dict() for each in registered if not hasattr(each, "parameters")])
 
     def _save_if_due(self) -> bool:
         wanted = self.wants_checkpoint(time.monotonic() >= self._due)
@@ -187,11 +195,14 @@ class Guard(StateGuard):
         return True
 
     def save(self) -> None:
-        """Save now, on every rank; the state before stays until the new one is whole.
+        """Save now, on every rank; the state before stays until the new one is whole. In the code
+        after the steps of an epoch call it last: who resumes from it begins the next epoch.
 
         Raises:
             ForeignSnapshotError: another job has saved in this folder.
         """
+        if self.sampler.between_epochs:
+            self._saved_schedules = self._schedules()
         before = self.newest()
         for name in NAMES:
             state = os.path.join(self.folder, name)

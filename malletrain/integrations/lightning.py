@@ -26,7 +26,7 @@ from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
 from torch.utils.data import DataLoader, IterableDataset
 
 import malletrain
-from malletrain.integrations import checkpoints
+from malletrain.integrations import checkpoints, logs
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
 from malletrain.training import owner, report
@@ -301,6 +301,7 @@ class MalleTrainCallback(Callback):
         if trainer.is_global_zero:
             os.makedirs(self.folder, exist_ok=True)
             checkpoints.write_record(self.folder, self._run, {})
+            logs.keep(trainer.loggers, self.path)
         # First under another name: a crash while saving must leave the one before.
         trainer.save_checkpoint(self.path + ".new")
         if trainer.is_global_zero:
@@ -320,6 +321,7 @@ class MalleTrainCallback(Callback):
             "epoch": self._epoch,
             "step": self._step,
             "ended": self._fit_over and self._trainer.should_stop,
+            "versions": [] if self._trainer is None else logs.versions(self._trainer.loggers),
             "metrics": {name: float(value) for name, value in metrics.items()},
             **self._counts(),
         }
@@ -351,6 +353,10 @@ class MalleTrainCallback(Callback):
                 "begin anew in another folder."
             )
         self._metrics = dict(saved.get("metrics", {}))
+        logs.go_on(
+            *(trainer.loggers, saved.get("versions", ()), self.path),
+            *(checkpoint["global_step"], trainer.is_global_zero),
+        )
         trainer.should_stop = bool(saved.get("ended"))
         over = saved["step"] >= batches.steps_per_epoch
         self._epoch, self._step = saved["epoch"] + over, 0 if over else saved["step"]

@@ -35,6 +35,7 @@ from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
 from malletrain.training import owner, report
 from malletrain.training.snapshot_file import SnapshotError
+from malletrain.training.tracking import mlflow_run, run_id
 
 _OWN_ORDER = "its data order is its own, and cannot be kept over a change of nodes"
 
@@ -113,6 +114,7 @@ class MalleTrainCallback(TrainerCallback):
         save = trainer._save_checkpoint
         self._trainer = trainer
         trainer.args.output_dir = own_folder(trainer.args.output_dir)
+        _name_runs(trainer)
 
         def begin(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
             return train(self._chosen(resume_from_checkpoint), *args, **kwargs)
@@ -348,6 +350,18 @@ class MalleTrainCallback(TrainerCallback):
         if loss is None:
             return None
         return self._guard.mean(float(loss)), self._trainer._globalstep_last_logged
+
+
+def _name_runs(trainer: Any) -> None:
+    """Have the trackers of ``trainer`` go on with one run of this job."""
+    if not run_id():
+        return
+    for callback in trainer.callback_handler.callbacks:
+        name = type(callback).__name__
+        if name == "TensorBoardCallback" and getattr(callback, "logging_dir", "") is None:
+            callback.logging_dir = os.path.join(trainer.args.output_dir, "runs", run_id())
+        elif name == "MLflowCallback" and trainer.is_world_process_zero():
+            mlflow_run()
 
 
 def _checkpoints(folder: str) -> list[str]:

@@ -46,6 +46,7 @@ SOCKET = "MALLETRAIN_SOCKET"
 STATE_DIR = "MALLETRAIN_STATE_DIR"
 SWEEPS = "MALLETRAIN_SWEEPS"
 TIMEOUT = "MALLETRAIN_TIMEOUT"
+TRACK = "MALLETRAIN_TRACK"
 TRIAL = "MALLETRAIN_TRIAL"
 TRIAL_FOLDER = "MALLETRAIN_TRIAL_FOLDER"
 WEB_TOKEN = "MALLETRAIN_WEB_TOKEN"
@@ -64,6 +65,8 @@ TABLE = (
     (WEB_TOKEN, "Token of the page, instead of one that is drawn at its start.", "user", "cli"),
     (PRELOAD, "Modules that a node imports once for all workers of the job; `0`: none.", "user",
      "launch"),
+    (TRACK, "Tools that values of `malletrain.metric` go to as well: `wandb`, `mlflow`, with a "
+     "comma between.", "user", "training"),
     (LOG_LEVEL, "Level of the agent's log, `INFO` if not set.", "user", "agent"),
     (ENDPOINT, "Address of the daemon.", "daemon", "agent"),
     (SERVER_KEY, "Public key of the daemon.", "daemon", "agent"),

@@ -32,7 +32,7 @@ from malletrain.protocol.worker_channel import (
     encode,
     progress_encoder,
 )
-from malletrain.training import stacks
+from malletrain.training import stacks, tracking
 from malletrain.training.busy import Busy
 
 _SAMPLES = "the number of samples of the step just finished, e.g. report(len(batch))"
@@ -200,6 +200,7 @@ def _connect() -> _Worker | None:
         if path:
             _worker = _Worker(path)
             stacks.offer()
+            tracking.name_runs()
             atexit.register(_at_exit)
     return _worker
 
@@ -305,6 +306,8 @@ def metric(name: str, value: float, step: int | None = None) -> None:
         )
         return
     worker = _worker or _connect()
+    if os.environ.get(env.TRACK):
+        tracking.mirror(name, value, step)
     if worker is not None:
         worker.flush()
         worker.put(ScriptMetric(worker.sender, name, value, time.time(), worker.samples, step))

@@ -268,7 +268,7 @@ def test_a_dataset_without_a_length_is_refused_in_a_sentence():
         MalleTrainCallback("x").loader(Lines(), batch_size=2)
 
 
-def accelerated(folder, stop, automatic, saves, monkeypatch):
+def accelerated(folder, stop, automatic, saves, monkeypatch, dies_in=None):
     """What happened until the state of step ``stop`` was saved; the weights of both models."""
     import accelerate
     from accelerate.utils import ProjectConfiguration
@@ -300,9 +300,13 @@ def accelerated(folder, stop, automatic, saves, monkeypatch):
                     accelerator.backward(model(**batch)["loss"])
                     optimizer.step()
                     optimizer.zero_grad()
+                if step[0] == dies_in:
+                    raise Stopped
                 log.append((step[0], one.param_groups[0]["lr"]))
                 guard.step()
             log.append(("epoch ends", epoch))
+            if dies_in is not None:
+                guard.save()
             schedule.step()
             if saves:
                 accelerator.save_state()
@@ -330,3 +334,14 @@ def test_states_of_accelerate_are_saved_after_the_epochs_end(tmp_path, monkeypat
             if automatic:
                 names = sorted(path.name for path in (folder / "checkpoints").iterdir())
                 assert names == ["checkpoint_1", "checkpoint_2"]
+
+
+def test_a_state_that_the_script_saves_before_its_schedules_step_is_completed(
+    tmp_path, monkeypatch
+):
+    pytest.importorskip("accelerate", reason="pip install malletrain[integrations]")
+    with as_plain_script(monkeypatch):
+        expected, _ = accelerated(tmp_path / "undisturbed", 0, False, False, monkeypatch)
+        log, _ = accelerated(tmp_path / "moved", 0, False, False, monkeypatch, dies_in=9)
+        more, _ = accelerated(tmp_path / "moved", 0, False, False, monkeypatch)
+    assert log + more == [*expected[:9], *expected[7:]], "from the first epoch's end on"

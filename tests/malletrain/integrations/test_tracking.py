@@ -1,0 +1,265 @@
+"""The tools that follow trainings, the real ones: one run over the rounds of a job, no row twice
+or lost.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from malletrain.training import tracking
+from tests.malletrain.integrations import rescaled
+from tests.malletrain.integrations.samples import Net
+from tests.malletrain.integrations.test_checkpoints import StopAt, Stopped
+from tests.malletrain.training.worker_side import as_plain_script
+
+ROUND = """
+import os, sys, malletrain
+malletrain.report(1)
+import wandb
+run = wandb.init(project="p")
+for step in range(int(sys.argv[1]), int(sys.argv[2])):
+    malletrain.metric("loss", 1.0 / (1 + step), step=step)
+print(run.id)
+run.finish()
+"""
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """This process is rank 0 of a job, as far as tools are concerned."""
+    with as_plain_script(monkeypatch):
+        for name in ("WANDB_RUN_ID", "WANDB_RESUME", "MLFLOW_RUN_ID"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("MALLETRAIN_JOB", "j1")
+        monkeypatch.setenv("MALLETRAIN_JOB_KEY", "ab" * 16)
+        yield monkeypatch
+
+
+def test_the_name_of_a_jobs_run_is_its_own(job):
+    name = tracking.run_id()
+    assert name.startswith("j1-")
+    assert "ab" * 4 not in name, "the key is a secret"
+    job.setenv("MALLETRAIN_JOB_KEY", "cd" * 16)
+    assert tracking.run_id() != name
+    job.delenv("MALLETRAIN_JOB")
+    assert tracking.run_id() == ""
+
+
+def test_only_rank_0_writes_to_the_run_and_the_owners_choice_wins(job):
+    job.setenv("RANK", "1")
+    tracking.name_runs()
+    assert "WANDB_RUN_ID" not in os.environ
+    job.setenv("RANK", "0")
+    job.setenv("WANDB_RUN_ID", "mine")
+    tracking.name_runs()
+    assert os.environ["WANDB_RUN_ID"] == "mine"
+    assert "WANDB_RESUME" not in os.environ
+
+
+def test_weights_and_biases_offline(tmp_path):
+    pytest.importorskip("wandb", reason="pip install malletrain[test]")
+    environment = {
+        **os.environ,
+        "MALLETRAIN_SOCKET": str(tmp_path / "nobody"),
+        "MALLETRAIN_JOB": "j1",
+        "MALLETRAIN_JOB_KEY": "ab" * 16,
+        "MALLETRAIN_TRACK": "wandb",
+        "RANK": "0",
+        "WANDB_MODE": "offline",
+        "WANDB_DIR": str(tmp_path),
+        "WANDB_SILENT": "true",
+    }
+    for part in ((0, 3), (3, 6)):
+        words = [sys.executable, "-c", ROUND, *map(str, part)]
+        ran = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        assert ran.stdout.split()[-1].startswith("j1-")
+    rows = [row for file in sorted(tmp_path.rglob("*.wandb")) for row in history(file)]
+    assert [row["loss/step"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert [row["loss"] for row in rows] == [1.0 / (1 + step) for step in range(6)]
+
+
+def history(file: Path) -> list[dict]:
+    """The rows of an offline run, a log of LevelDB's: each record has a checksum, its length
+    and whether it is whole before it; the first begins after seven bytes.
+    """
+    from wandb.proto import wandb_internal_pb2
+
+    data, at, rows = file.read_bytes(), 7, []
+    while at + 7 <= len(data):
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        assert kind == 1, "short records are whole"
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data[at + 7 : at + 7 + length])
+        at += 7 + length
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
+    return rows
+
+
+@pytest.fixture
+def mlflow(job, tmp_path):
+    """MLflow on a store of files."""
+    job.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    job.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    found = pytest.importorskip("mlflow", reason="pip install malletrain[test]")
+    found.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    yield found
+    found.end_run()
+    found.set_tracking_uri(None)
+
+
+def test_mlflow_goes_on_with_the_run_of_the_job(mlflow, job):
+    job.setenv("MALLETRAIN_TRACK", "mlflow")
+    import malletrain
+
+    for part in range(2):
+        job.delenv("MLFLOW_RUN_ID", raising=False)
+        name = tracking.mlflow_run("trial")
+        with mlflow.start_run() as run:
+            assert run.info.run_id == name
+            for step in range(3 * part, 3 * part + 3):
+                malletrain.metric("loss", step / 2, step=step)
+    client = mlflow.MlflowClient()
+    values = client.get_metric_history(name, "loss")
+    assert [(value.step, value.value) for value in values] == [(n, n / 2) for n in range(6)]
+    place = client.get_experiment_by_name("trial").experiment_id
+    assert len(client.search_runs([place])) == 1
+    job.setenv("MALLETRAIN_JOB_KEY", "cd" * 16)
+    job.delenv("MLFLOW_RUN_ID", raising=False)
+    assert tracking.mlflow_run("trial") != name, "another job's"
+
+
+@pytest.mark.parametrize("stop", [7, 12])
+def test_the_callbacks_of_trainer_log_into_one_run(mlflow, job, tmp_path, stop):
+    """MLflow's and TensorBoard's, with a change after a step within an epoch and at its end."""
+    pytest.importorskip("transformers", reason="pip install malletrain[integrations]")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from transformers import Trainer, TrainingArguments
+
+    from malletrain.integrations.transformers import MalleTrainCallback
+
+    job.setenv("MLFLOW_EXPERIMENT_NAME", "trainer")
+
+    def train(per_device, stop):
+        job.setattr(
+            "malletrain.integrations.transformers.StateGuard",
+            lambda: StopAt((lambda: trainer.state.global_step, stop)),
+        )
+        job.delenv("MLFLOW_RUN_ID", raising=False)
+        args = TrainingArguments(
+            str(tmp_path / "out"),
+            num_train_epochs=rescaled.EPOCHS,
+            per_device_train_batch_size=per_device,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=["mlflow", "tensorboard"],
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        callback = MalleTrainCallback(global_batch_size=rescaled.GLOBAL_BATCH)
+        trainer = Trainer(Net(), args, train_dataset=rescaled.data(), callbacks=[callback])
+        try:
+            trainer.train(resume_from_checkpoint=callback.latest(args.output_dir))
+        except Stopped:
+            mlflow.end_run()
+        for each in trainer.callback_handler.callbacks:
+            if writer := getattr(each, "tb_writer", None):
+                writer.close()
+
+    train(8, stop)
+    train(4, 0)
+    steps = list(range(1, rescaled.STEPS + 1))
+    (run,) = mlflow.search_runs(experiment_names=["trainer"], output_format="list")
+    values = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
+    assert [value.step for value in values] == steps
+    (folder,) = (tmp_path / "out" / "runs").iterdir()
+    assert folder.name == tracking.run_id()
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == steps
+
+
+@pytest.mark.parametrize("stop", [7, 12])
+def test_the_loggers_of_lightning_go_on_with_one_version(job, tmp_path, stop):
+    pytest.importorskip("lightning", reason="pip install malletrain[integrations]")
+    import lightning.pytorch as pl
+    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from malletrain.integrations.lightning import MalleTrainCallback
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch, _):
+            loss = self.net(**batch)["loss"]
+            self.log("loss", loss)
+            return loss
+
+        def on_train_epoch_end(self):
+            self.log("epoch_over", 1.0)
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=rescaled.RATE)
+
+    def train(per_device, stop, dies_at=0):
+        class Dies(pl.Callback):
+            def on_train_batch_end(self, trainer, *_):
+                if dies_at and trainer.global_step == dies_at:
+                    for logger in trainer.loggers:
+                        logger.save()
+                    raise Stopped
+
+        job.setattr(
+            "malletrain.integrations.lightning.StateGuard",
+            lambda: StopAt((lambda: trainer.global_step, stop)),
+        )
+        callback = MalleTrainCallback(tmp_path)
+        trainer = pl.Trainer(
+            max_epochs=rescaled.EPOCHS,
+            accelerator="cpu",
+            devices=1,
+            callbacks=[callback, Dies()],
+            logger=[CSVLogger(tmp_path, "csv"), TensorBoardLogger(tmp_path, "board")],
+            log_every_n_steps=1,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+        )
+        loader = callback.loader(rescaled.data(), per_device, rescaled.GLOBAL_BATCH)
+        try:
+            trainer.fit(Module(), loader, ckpt_path=callback.latest())
+        except Stopped:
+            pass
+        for logger in trainer.loggers:
+            logger.finalize("success")
+        # TensorBoard goes by the files' names, which are of one second and one process here
+        for file in tmp_path.glob("board/*/events.*"):
+            if "round" not in file.name:
+                file.rename(file.with_name(f"round-{stop or dies_at or 99:02d}.{file.name}"))
+
+    train(8, stop)
+    train(8, 0, dies_at=stop + 3)  # lost without notice: three steps come again
+    train(4, 0)
+    (folder,) = (tmp_path / "csv").iterdir()
+    with open(folder / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    steps = list(range(rescaled.STEPS))
+    assert [int(row["step"]) for row in rows if row["loss"]] == steps
+    assert [int(row["step"]) for row in rows if row["epoch_over"]] == [5, 11, 17, 23]
+    (folder,) = (tmp_path / "board").iterdir()
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == steps

@@ -26,14 +26,14 @@ rewritten: $(VENV)/.installed-test
 packages:
 	bash tests/slurm/install.sh
 
-# Head and nodes as hosts of their own, by namespaces: cables, firewalls, names; the rarer faults of sharded live mode, of snapshots in memory and of sweeps; usage as Slurm accounts it. Needs root and Slurm's packages; else it says why not.
+# Head and nodes as hosts of their own, by namespaces: cables, firewalls, names; the rarer faults of sharded live mode, of snapshots in memory and of sweeps; usage as Slurm accounts it; the zoo of scripts. Needs root and Slurm's packages; else it says why not.
 test-sites: $(VENV)/.installed-test
 	bash tests/slurm/install.sh
 	$(BIN)/python -m pytest tests/hosts tests/malletrain/elastic/sharded \
 	    tests/malletrain/training/test_memory.py tests/slurm/test_usage.py \
 	    tests/integration/test_sweep.py tests/integration/test_nas.py \
 	    tests/integration/test_fault_points.py tests/integration/test_fault_points_training.py \
-	    tests/benchmarks/test_chaos.py tests/benchmarks/test_load.py $(ARGS)
+	    tests/benchmarks/test_chaos.py tests/benchmarks/test_load.py tests/zoo $(ARGS)
 
 # The random search, with a seed that it prints; FUZZ_SEED=7 does one pass again.
 FUZZ_SECONDS ?= 600

@@ -5,7 +5,7 @@ case ends.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,14 +78,14 @@ class Zoo:
         """The changes of a script's mode, by name."""
         return restart.CHANGES if script.mode == "restart" else live.CHANGES
 
-    def undisturbed(self, script: Script) -> dict[int, Run]:
+    def undisturbed(self, script: Script, worlds: Collection[int] = WORLDS) -> dict[int, Run]:
         """Runs of the script without a change, by world size.
 
         Raises:
             RunFailed: when one ends with an error.
         """
-        return {world: self._drivers[script.mode].undisturbed(script.target, world)
-                for world in WORLDS}  # fmt: skip
+        driver = self._drivers[script.mode]
+        return {world: driver.undisturbed(script.target, world) for world in sorted(worlds)}
 
     def compare_worlds(self, script: Script, runs: dict[int, Run]) -> Outcome:
         """Whether the script does the same on any number of ranks."""
@@ -123,6 +123,17 @@ class Zoo:
         for point, name in enumerate(names):
             if boundary in name and point % every == 0:
                 yield self.outcome(script, runs, made, point, name)
+
+    def one(self, script: Script, change: str, boundary: str) -> Outcome:
+        """The case at one boundary, by its whole name.
+
+        Raises:
+            RunFailed: when an undisturbed run ends with an error.
+        """
+        made = self.changes(script)[change]
+        runs = self.undisturbed(script, {2, made.before})
+        point = boundary_names(runs[made.before], made.actor).index(boundary)
+        return self.outcome(script, runs, made, point, boundary)
 
     def outcome(
         self, script: Script, runs: dict[int, Run], change: Change, point: int, name: str

@@ -18,6 +18,9 @@ _RESTART = {
         *("persistent_workers", "prefetcher", "train_accuracy", "stream", "stream_of_few"),
         *("signal_handler", "writer_thread", "own_path"),
     ),
+    "hugging_face": ("trainer", "trainer_cosine", "trainer_early_stopping"),
+    "lightning_trainer": ("fit", "fit_early_stopping", "fit_limited", "fit_csv"),
+    "accelerate_loop": ("accelerate", "accelerate_several_models", "accelerate_naming"),
 }
 _LIVE = {
     "live": (

@@ -161,7 +161,9 @@ def _short(value: Any) -> str:
 
 def _sequence(trace: Sequence[Record]) -> list[tuple[str, str]]:
     """What rank 0 recorded, in its order."""
-    return [(r.kind, r.key) for r in trace if r.rank == 0 and r.kind not in (POINT, SAMPLE)]
+    # In live mode rank 0 may be another process in the next round, and writes beside the first one.
+    ordered = sorted(trace, key=lambda record: record.round)
+    return [(r.kind, r.key) for r in ordered if r.rank == 0 and r.kind not in (POINT, SAMPLE)]
 
 
 def _order(expected: list[tuple[str, str]], actual: list[tuple[str, str]]) -> list[str]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from malletrain.elastic.membership import LAST_RESORT_CODE
 from tests.malletrain.elastic.conductor import Conductor, Worker, conducted
 from tests.zoo.compare import Run
 from tests.zoo.rounds import HANG_S, MOST, Change, RunFailed, log_ends, result_of
@@ -153,9 +154,19 @@ class _Play:
     def _over(self, workers: list[Worker]) -> bool:
         """Whether all of ``workers`` have ended. Raises RunFailed for one that ended badly."""
         for worker in self.conductor.workers:
-            if worker not in self.dead and not worker.alive and worker.process.exitcode:
+            if worker in self.dead or worker.alive or not worker.process.exitcode:
+                continue
+            if worker.process.exitcode != LAST_RESORT_CODE or not self.change.is_loss:
                 self._fail(f"exit code {worker.process.exitcode}")
+            self._start_again(worker, workers)
         return not any(worker.alive for worker in workers)
+
+    def _start_again(self, worker: Worker, workers: list[Worker]) -> None:
+        """Replace a worker that could not give up its step after a loss, as a launcher does."""
+        self.dead.append(worker)
+        rest = self.conductor.lose(worker)
+        workers[:] = [*rest, *self.conductor.start(1, -1)]
+        self.conductor.round(workers, wait=False)
 
     def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

@@ -63,6 +63,7 @@ class Trace:
         self._at_point = at_point
         self._number = 0
         self._pid = os.getpid()
+        self._place = _place()
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     # --- what scripts call ---
@@ -123,18 +124,28 @@ class Trace:
         self._at_point(number)
 
     def _line(self, number: int, kind: str, key: object, values: dict[str, Any]) -> None:
+        if env.LIVE in os.environ:
+            self._place = _place()
         line = {
             "number": number,
             "kind": kind,
             "key": " ".join(map(str, key)) if isinstance(key, tuple) else str(key),
             "values": {name: _plain(value) for name, value in values.items()},
-            # Kept up to date by live mode.
-            "rank": int(os.environ.get("RANK", "0")),
-            "world_size": int(os.environ.get("WORLD_SIZE", "1")),
-            "round": int(os.environ.get(env.GENERATION, "1")),
+            **self._place,
             "pid": self._pid,
         }
         os.write(self._fd, json.dumps(line).encode() + b"\n")
+
+
+def _place() -> dict[str, int]:
+    """This process in its round. Live mode keeps these variables up to date; Lightning changes
+    them.
+    """
+    return {
+        "rank": int(os.environ.get("RANK", "0")),
+        "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+        "round": int(os.environ.get(env.GENERATION, "1")),
+    }
 
 
 def _plain(value: Any) -> Any:

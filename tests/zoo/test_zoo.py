@@ -1,0 +1,81 @@
+"""Scripts as people write them, with a change of nodes at every boundary.
+
+A small sample is in the ordinary suite; ``make test-sites`` runs all cases.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.zoo.cases import Script, Zoo
+from tests.zoo.catalogue import SCRIPTS
+from tests.zoo.known_failures import KNOWN_FAILURES, reason
+from tests.zoo.live import CHANGES as LIVE
+from tests.zoo.restart import CHANGES as RESTART
+from tests.zoo.worker import preload
+
+SAMPLE = (
+    ("restart/epoch_scheduler", "grow", "before an update #4"),
+    ("restart/epoch_scheduler", "shrink", "tail of 0"),
+    ("restart/evaluation_together", "loss", "tail of 1"),
+    ("restart/accumulation", "grow", "after an update #2"),
+    ("restart/counted_range", "same", "scheduler 1"),
+    ("restart/writer_thread", "same", "writing"),
+    ("live/epoch_scheduler", "grow", "before an update #3"),
+    ("live/plateau", "shrink-first", "tail of 0"),
+    ("live/sam", "loss", "climbed #2"),
+    ("live/while_loop", "grow", "evaluation 1"),
+)
+"""Script, change and boundary of the cases in the ordinary suite."""
+
+PLANTED = {
+    "optimizer_lost": ("weights", "after an update #2"),
+    "samples_repeated": ("trained on again", "after an update #2"),
+    "rate_by_counter": ("has lr", "after an update #2"),
+    "tail_skipped": ("scheduler 0 is missing", "after an update #2"),
+    "tail_twice": ("evaluation 0 is recorded again", "after an update #6"),
+    "evaluation_missing_on_one_rank": ("recorded by ranks [0]", "after an update #2"),
+}
+"""What the driver says of each planted defect, and the boundary at which it shows."""
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory):
+    preload()
+    return Zoo(tmp_path_factory.mktemp("zoo"))
+
+
+@pytest.mark.parametrize(("script", "change", "boundary"), SAMPLE)
+def test_a_change_of_nodes_changes_nothing_else(zoo, script, change, boundary):
+    outcome = zoo.one(SCRIPTS[script], change, boundary)
+    assert not outcome.refusal, outcome.refusal
+    assert not outcome.problems, outcome.problems
+
+
+@pytest.mark.parametrize("defect", PLANTED)
+def test_a_planted_defect_is_reported(zoo, defect):
+    words, boundary = PLANTED[defect]
+    outcome = zoo.one(Script(defect, "restart", f"planted:{defect}"), "grow", boundary)
+    assert words in " ".join(outcome.problems)
+
+
+@pytest.mark.sites
+@pytest.mark.parametrize(
+    ("script", "change"),
+    [
+        (name, change)
+        for name, script in SCRIPTS.items()
+        for change in (RESTART if script.mode == "restart" else LIVE)
+    ],
+)
+def test_a_change_at_every_boundary(zoo, script, change):
+    if SCRIPTS[script].missing:
+        pytest.skip(f"{SCRIPTS[script].needs} is not installed")
+    failures, passed = [], []
+    for outcome in zoo.outcomes(SCRIPTS[script], change):
+        if outcome.problems and not reason(outcome):
+            failures.append((outcome.boundary, *outcome.problems[:3]))
+        elif not outcome.problems and (script, change, outcome.boundary) in KNOWN_FAILURES:
+            passed.append(outcome.boundary)
+    assert not failures
+    assert not passed, "take these out of KNOWN_FAILURES"

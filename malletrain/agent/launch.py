@@ -86,6 +86,8 @@ def base_environment(agents: Mapping[str, str], own: Mapping[str, str]) -> dict[
         if name in _KEPT or not (name in _DROPPED or name.startswith(_DROPPED_PREFIXES))
     }
     environment["PYTHONUNBUFFERED"] = "1"
+    # A store or a group that ends with a round would be told with a C++ backtrace.
+    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     environment.update(own)
     return environment
 

@@ -133,8 +133,8 @@ class WorkerReports:
                 key = (who.generation, who.rank, who.pid)
                 if datagram.samples == 0:
                     self._note_end(key)
-                else:
-                    self._over.pop(key, None)
+                    return None  # how much there was to do is known from its beginning
+                self._over.pop(key, None)
                 work: dict[str, bounds.Fact] = {
                     "left": float(datagram.samples),
                     "generation": who.generation,

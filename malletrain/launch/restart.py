@@ -129,9 +129,10 @@ def main() -> int:
         print(f"malletrain launcher: {error}", file=sys.stderr, flush=True)
         return 2
     # Every planned restart of the workers would be logged as warnings about closing signals.
-    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(
-        os.environ.get("LOGLEVEL", "ERROR")
-    )
+    for name in ("multiprocessing.api", "agent.server.api"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(
+            os.environ.get("LOGLEVEL", "ERROR")
+        )
     try:
         code = run(order)
     except (SignalException, KeyboardInterrupt):

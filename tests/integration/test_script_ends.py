@@ -137,3 +137,53 @@ def test_a_node_that_is_taken_gives_the_script_its_grace(shared):
     shared.until_state(job, "completed", "failed")
     assert notes(shared) == ONCE
     assert shared.job(job).state == "completed"
+
+
+# A module of a package, whose names are not those of a file.
+MODULE = """
+import os, sys, time
+from package.names import VALUE
+assert (__name__, __package__) == ("__main__", "package"), (__name__, __package__)
+assert sys.path[0] == os.getcwd() and sys.argv[0] == __file__, (sys.path[0], sys.argv)
+import malletrain
+if os.environ.get("MALLETRAIN_LIVE"):
+    import torch
+    from malletrain import elastic
+    model = torch.nn.Linear(2, 1)
+    run = elastic.Run(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in run.steps(2):
+        with run.step(samples=1):
+            pass
+malletrain.report(1)
+open(f"ran-{VALUE}-{sys.argv[1]}", "w").close()
+"""
+WAYS = {
+    "restart": {},
+    "cold": {"env": {"MALLETRAIN_PRELOAD": "0"}},
+    "live": {"mode": "live"},
+    "torchrun": {"launcher": "torchrun"},
+}
+
+
+def test_a_module_runs_in_every_way(shared):
+    package = shared.work / "package"
+    package.mkdir()
+    (package / "names.py").write_text("VALUE = 'torch'\n")
+    (package / "train.py").write_text(MODULE + "# torch\n")
+    jobs = [
+        shared.submit(package / "train.py", way, module="package.train", profile=False, **spec)
+        for way, spec in WAYS.items()
+    ]
+    for way, job in zip(WAYS, jobs, strict=True):
+        ended = shared.until_state(job, "completed", "failed")
+        assert ended.state == "completed", (way, ended.reason, shared.show(job).failure)
+        assert (shared.work / f"ran-torch-{way}").exists()
+
+
+def test_one_process_of_a_node_that_is_done_makes_a_change_wait(shared):
+    job = at_its_end(shared, "plain", nproc_per_node=2)  # four processes, of which one writes
+    scale(shared, job, 1, 1)
+    (shared.work / "write").touch()
+    assert shared.until_state(job, "completed", "failed").state == "completed"
+    assert len(notes(shared)) == 12
+    assert len(shared.events("round-formed", job=job)) == 1

@@ -112,6 +112,7 @@ def test_what_describes_the_lease_does_not_reach_the_job(tmp_path):
         "CUDA_VISIBLE_DEVICES": "0,1",
         "RANKING": "kept",
         "PYTHONUNBUFFERED": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
         "MALLETRAIN_JOB": "j1",
         "MALLETRAIN_SOCKET": "/w",
         "MALLETRAIN_FLAGS": "/f",

@@ -197,3 +197,19 @@ def test_the_socket_drops_what_does_not_fit(tmp_path):
         client.close()
         workers.close()
     assert not (directory / "workers.sock").exists()
+
+
+def test_a_training_is_over_until_its_worker_reports_again(reports, daemon):
+    reports.take(progress(9))
+    reports.take(local.WorkLeft(sender(), 64.0))
+    assert not reports.is_over(1)
+    reports.take(local.WorkLeft(sender(), 0.0))
+    reports.take(progress(9))  # what was on its way
+    assert reports.is_over(1)
+    assert not reports.is_over(2)
+    reports.take(progress(10))
+    assert not reports.is_over(1)
+    reports.take(local.WorkLeft(sender(rank=1), 0.0))
+    assert reports.is_over(1)
+    left = [m.data["left"] for m in daemon.got if getattr(m, "kind", "") == "work"]
+    assert left == [64.0]

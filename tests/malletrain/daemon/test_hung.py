@@ -53,7 +53,11 @@ class Site:
                 mean_pause=lambda steps: self.mean if steps == LEAST_REPORTS + 1 else None,
             ),
             rounds=SimpleNamespace(
-                generation=1, stage=RoundStage.RUNNING, members=("a", "b"), give_up=self.give_up
+                generation=1,
+                stage=RoundStage.RUNNING,
+                finishing=False,
+                members=("a", "b"),
+                give_up=self.give_up,
             ),
         )
 

@@ -58,6 +58,7 @@ class Site:
                 total=samples, generation=1, first_sample=None, pending="a rescale"
             ),
             rounds=SimpleNamespace(
+                finishing=False,
                 generation=1,
                 stage=RoundStage.RUNNING,
                 members=("a", "b", "c"),

@@ -389,9 +389,25 @@ def test_rank_0_says_how_many_samples_are_left(monkeypatch, drop_last, position,
                 100, global_batch_size=32, rank=rank, world_size=2, drop_last=drop_last
             )
             sampler.set_position(*position)
-            next(sampler.epochs(3))
+            epochs = sampler.epochs(3)
+            next(epochs)
             said = [message.samples for message in agent.received(WorkLeft)]
+            epochs.close()
             assert said == ([left] if rank == 0 else [])
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_says_that_its_training_is_over(monkeypatch, rank, early):
+    with as_worker(monkeypatch, rank=rank, world=2) as agent:
+        sampler = ElasticSampler(8, global_batch_size=4, rank=rank, world_size=2)
+        for _ in sampler.epochs(2):
+            for _ in sampler:
+                sampler.advance()
+            assert 0 not in [message.samples for message in agent.received(WorkLeft)]
+            if early:
+                break
+        assert [message.samples for message in agent.received(WorkLeft)][-1:] == [0]
 
 
 # --- gradient accumulation ---

@@ -18,7 +18,8 @@ def scale(job: str, nodes: str, state_dir: Path | None) -> None:
     """Give JOB other limits of its scale: the fewest and the most nodes it may use.
 
     A running job that has more or fewer nodes than that is rescaled; one whose new minimum cannot
-    be had is suspended and keeps its place. While a job is being profiled this is refused.
+    be had is suspended and keeps its place. While a job is being profiled this is refused, and so
+    are more nodes than it has begun with at most: what its processes are sized for stays.
 
     \b
     Examples:

@@ -26,6 +26,8 @@ _LIVE = {
     "live": (
         *("epoch_scheduler", "warm_up", "one_cycle", "plateau", "evaluation_together", "ema"),
         *("swa", "grad_scaler", "accumulation", "sam", "closure", "gan", "frozen"),
+    ),
+    "live_loops": (
         *("early_stopping", "best_model", "compiled", "persistent_workers", "counted_range"),
         *("while_loop", "saved_each_epoch", "group_added"),
     ),

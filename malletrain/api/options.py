@@ -76,6 +76,8 @@ class SubmitOptions(TypedDict, total=False):
     model_size: str
     """Its model's parameters, and after a comma the FLOPs per sample: it begins with what similar
     ones showed."""
+    as_module: bool
+    """``script`` is the name of a module, and run as ``python -m`` runs it."""
     live: bool
     """The script uses malletrain.elastic."""
     service: bool
@@ -100,7 +102,7 @@ def spec_of(
     """The checked job.
 
     Args:
-        script: the Python file that runs on every node.
+        script: the Python file that runs on every node, or the name of a module (``as_module``).
         args: its arguments; made text.
         options: a :class:`SubmitOptions`, without ``resume_from``.
 

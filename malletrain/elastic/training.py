@@ -43,6 +43,9 @@ class Standing:
 class Training:
     """The objects of one run. Arguments: see :class:`malletrain.elastic.Run`."""
 
+    undoes_parameters = True
+    """A step that changed parameters before it was given up can be undone."""
+
     def __init__(
         self,
         objects: dict[str, Any],
@@ -54,7 +57,9 @@ class Training:
         self.state = Holder(objects, device)
         plain = [unwrapped(value) for value in objects.values()]
         self.undo = StepStart(
-            self.state.modules().values(), [value for value in plain if isinstance(value, dict)]
+            self.state.modules().values(),
+            [value for value in plain if isinstance(value, dict)],
+            parameters=self.undoes_parameters,
         )
         self.sampler: ElasticSampler | None = next(
             (value for value in plain if isinstance(value, ElasticSampler)), None

@@ -32,7 +32,10 @@ class StepStart:
     """
 
     def __init__(
-        self, modules: Iterable[torch.nn.Module], dicts: Iterable[dict[str, Any]] = ()
+        self,
+        modules: Iterable[torch.nn.Module],
+        dicts: Iterable[dict[str, Any]] = (),
+        parameters: bool = True,
     ) -> None:
         self._modules = list(modules)
         self._dicts = list(dicts)
@@ -40,6 +43,8 @@ class StepStart:
         self._buffers: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
         self._random: tuple[Any, ...] = ()
+        self._watched = self._modules if parameters else []
+        """Modules whose parameters are looked after."""
         self._parameters: list[torch.Tensor] | None = None
         self._versions: list[int] = []
         self._elements: list[float] = []
@@ -56,7 +61,7 @@ class StepStart:
 
     def _of_modules(self) -> list[torch.Tensor]:
         if self._parameters is None:
-            self._parameters = [p for module in self._modules for p in module.parameters()]
+            self._parameters = [p for module in self._watched for p in module.parameters()]
         return self._parameters
 
     def _samples(self) -> list[float]:

@@ -59,6 +59,8 @@ class ShardedTraining(Training):
         device, snapshot, every_s: see :class:`malletrain.elastic.Run`.
     """
 
+    undoes_parameters = False
+
     def __init__(
         self,
         model: ShardedModel,

@@ -19,10 +19,10 @@ from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.parts import StepOutbox
 from malletrain.daemon.round_shell import RoundShell
 from malletrain.daemon.strays import Strays
-from malletrain.rounds import service
 from malletrain.rounds.holdings import Holdings
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import JobRounds
+from malletrain.rounds.settings import RoundSettings
 from tests.dst.loop import CURRENT, VirtualLoop
 from tests.dst.world import live
 
@@ -194,7 +194,7 @@ PLANTED: dict[str, tuple[list[tuple[Any, str, Any]], str, tuple[str, ...], tuple
         BOTH,
     ),
     "a service's process gets no time to hand over": (
-        [(service, "drain_limit", lambda *args: 0.01)],
+        [(RoundSettings, "end_within", lambda self, within_s: 0.01)],
         "could not hand over",
         ("notice",),
         ("service",),

@@ -47,7 +47,7 @@ class StepStart:
         """Modules whose parameters are looked after."""
         self._parameters: list[torch.Tensor] | None = None
         self._versions: list[int] = []
-        self._elements: list[float] = []
+        self._elements: list[Any] = []
         self._moves_parameters = False
         """The script changes them within a step, before the optimizer does."""
         self._values: list[torch.Tensor] | None = None
@@ -64,9 +64,9 @@ class StepStart:
             self._parameters = [p for module in self._watched for p in module.parameters()]
         return self._parameters
 
-    def _samples(self) -> list[float]:
+    def _samples(self) -> list[Any]:
         return [
-            float(p.detach().reshape(-1)[p.numel() // 2])
+            p.detach()[tuple(size // 2 for size in p.shape)].item()
             for p in self._of_modules()[:_LOOKED_AT]
             if p.device.type == "cpu" and p.numel()  # a GPU would be waited for
         ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -83,12 +83,15 @@ class ElasticSampler(CountedEpochs):
         self.epoch = 0
         self.position = 0
         self._handed_out = (0, 0)
-        self._reader: Callable[[], Any] = lambda: None
-        """The iterator of the DataLoader that reads from here, if there is one still."""
+        self._reader: weakref.ref[Any] | None = None
+        """The iterator of the DataLoader that reads from here."""
         self._yielded = self._advances_before = 0
         """Of this iteration: batches read, and calls of advance() when it began."""
         super().__init__()
         self._order: tuple[tuple[int, int], Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_reader": None}
 
     def _planned(self, global_batch_size: int | None, batch_size: int | None) -> EpochPlan:
         if (global_batch_size is None) == (batch_size is None):
@@ -157,7 +160,7 @@ class ElasticSampler(CountedEpochs):
         caller = frame.f_back.f_locals.get("self") if frame and frame.f_back else None
         _refuse_wrapping(self, caller)
         self._iterated()
-        self._reader = weakref.ref(caller) if _is_loader_iterator(caller) else lambda: None
+        self._reader = weakref.ref(caller) if _is_loader_iterator(caller) else None
         self._yielded, self._advances_before = 0, self._advances
         return self._batches()
 
@@ -165,7 +168,7 @@ class ElasticSampler(CountedEpochs):
         """Batches that the script's loop took and that no :meth:`advance` has counted. A DataLoader
         with workers reads further than that.
         """
-        taken, reader = self._yielded, self._reader()
+        taken, reader = self._yielded, self._reader() if self._reader is not None else None
         if reader is not None:
             from malletrain.training.torch_private import batches_yielded
 

@@ -57,6 +57,31 @@ def test_a_discarded_step_leaves_nothing_behind():
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.parametrize(
+    "weight",
+    [
+        torch.ones(3, 2, 4, 4).to(memory_format=torch.channels_last),
+        torch.ones(2, dtype=torch.complex64),
+        torch.ones(()),
+        torch.ones(0, 3),
+    ],
+    ids=["channels last", "complex", "scalar", "empty"],
+)
+def test_parameters_of_any_kind_that_a_step_moved_are_noticed(weight):
+    module = torch.nn.Module()
+    module.weight = torch.nn.Parameter(weight.clone())
+    start = StepStart([module])
+    start.keep()
+    assert start.restore([])
+    module.weight.data.add_(1)  # not counted by autograd
+    assert start.restore([]) == (weight.numel() == 0)
+    start.keep()  # copied from here on
+    module.weight.data.add_(1)
+    before = weight + 1
+    assert start.restore([])
+    assert torch.equal(module.weight.detach(), before) or weight.numel() == 0
+
+
 class FakeRun:
     def __init__(self, global_batch):
         self.global_batch = global_batch

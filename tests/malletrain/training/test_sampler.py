@@ -2,7 +2,9 @@
 once, and no rank goes without.
 """
 
+import copy
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -466,3 +468,14 @@ def test_a_prefetcher_that_is_a_batch_ahead_is_no_accumulation(samples, batch):
 def test_accumulated_gradients_where_loader_workers_read_ahead():
     alone = accumulated(1, 45, 8, 3)
     assert accumulated(3, 45, 8, 3, workers=2) == pytest.approx(alone, rel=1e-12)
+
+
+def test_a_sampler_can_be_copied_and_pickled_while_it_is_read():
+    sampler = ElasticSampler(20, global_batch_size=5, rank=0, world_size=1)
+    batches = iter(DataLoader(torch.arange(20), batch_sampler=sampler))
+    sampler.on_epoch_closed(lambda: None)
+    next(batches)
+    sampler.advance()
+    for twin in (copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))):
+        assert twin.state_dict() == sampler.state_dict()
+        assert list(twin) == list(sampler)

@@ -85,13 +85,15 @@ class ElasticSampler(CountedEpochs):
         self._handed_out = (0, 0)
         self._reader: weakref.ref[Any] | None = None
         """The iterator of the DataLoader that reads from here."""
+        self._random: Any = None
+        """State of torch's generator before a DataLoader was begun in the middle of an epoch."""
         self._yielded = self._advances_before = 0
         """Of this iteration: batches read, and calls of advance() when it began."""
         super().__init__()
         self._order: tuple[tuple[int, int], Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_reader": None}
+        return {**super().__getstate__(), "_reader": None, "_random": None}
 
     def _planned(self, global_batch_size: int | None, batch_size: int | None) -> EpochPlan:
         if (global_batch_size is None) == (batch_size is None):
@@ -160,9 +162,22 @@ class ElasticSampler(CountedEpochs):
         caller = frame.f_back.f_locals.get("self") if frame and frame.f_back else None
         _refuse_wrapping(self, caller)
         self._iterated()
+        self._keep_random(caller)
         self._reader = weakref.ref(caller) if _is_loader_iterator(caller) else None
         self._yielded, self._advances_before = 0, self._advances
         return self._batches()
+
+    def _keep_random(self, caller: object) -> None:
+        """A DataLoader draws a number from torch's generator when it is iterated. An undisturbed
+        epoch iterates it once; going on in the middle of one must not draw again.
+        """
+        if not _is_loader_iterator(caller) or not self.position:
+            self._random = None
+        elif self._reader is None or self._reader() is not caller or self._yielded:
+            import torch
+
+            self._random = torch.get_rng_state()
+        # else the same one asks again before its first batch, as those with workers do
 
     def _not_done(self) -> int:
         """Batches that the script's loop took and that no :meth:`advance` has counted. A DataLoader
@@ -178,6 +193,11 @@ class ElasticSampler(CountedEpochs):
     def _batches(self) -> Iterator[list[int]]:
         epoch, position = self.epoch, self.position
         indices = self._indices(epoch)
+        if self._random is not None:
+            import torch
+
+            torch.set_rng_state(self._random)
+            self._random = None
         while batch := self._plan.batch_at(position):
             start, size = self._plan.share(batch, self.rank)
             share = indices[position + start : position + start + size]

@@ -479,3 +479,33 @@ def test_a_sampler_can_be_copied_and_pickled_while_it_is_read():
     for twin in (copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))):
         assert twin.state_dict() == sampler.state_dict()
         assert list(twin) == list(sampler)
+
+
+@pytest.mark.parametrize("loader", [{}, {"num_workers": 1}], ids=["alone", "a worker"])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_what_a_step_draws_does_not_depend_on_where_the_loader_was_begun(loader, shuffle):
+    """A DataLoader draws a number of its own from the same generator when it is iterated."""
+
+    def draws(interrupted):
+        torch.manual_seed(7)
+        drawn, sampler = [], None
+        for stop in (interrupted, None):
+            state = sampler.state_dict() if sampler else None
+            sampler = ElasticSampler(12, global_batch_size=3, shuffle=shuffle, rank=0, world_size=1)
+            if state:
+                sampler.load_state_dict(state)
+            batches = DataLoader(torch.arange(12), batch_sampler=sampler, **loader)
+            for _ in sampler.epochs(2):
+                for _ in batches:
+                    drawn.append(float(torch.rand(1)))
+                    sampler.advance()
+                    if len(drawn) == stop:
+                        break
+                if len(drawn) == stop:
+                    break
+        return drawn
+
+    undisturbed = draws(None)
+    assert len(undisturbed) == 8
+    for step in range(1, 8):
+        assert draws(step) == undisturbed, step

@@ -103,6 +103,7 @@ def run(argv: Sequence[str]) -> int:
         if script == MODULE_OPTION:
             below = below and below.tb_next
         error = error.with_traceback(below)
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, below
         sys.excepthook(type(error), error, error.__traceback__)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0

@@ -1,6 +1,7 @@
 """Which of the snapshots on disk is restored, the same one on all ranks.
 
-Decides that a damaged one is passed over for the one before, that rank 0 chooses and that the
+Decides that a damaged one is passed over for the one before, and so is one that was saved in the
+code after an epoch's steps when that code did not run to its end; that rank 0 chooses and that the
 others load what it chose. It loads nothing into the script's objects
 (:mod:`malletrain.training.objects`).
 """
@@ -37,6 +38,8 @@ def newest(
     """
     problems: list[str] = []
     names = snapshot_file.candidates(path, keep)
+    marked = snapshot_file.in_open_epoch(path)
+    passed_over: tuple[dict[str, Any], str] | None = None
     for name in names:
         if bad and name in bad:
             problems.append(bad[name])
@@ -48,10 +51,26 @@ def newest(
             problems.append(str(error))
             continue
         check(payload, name)
-        if problems or name != path:
+        if payload.get("id") in marked:
+            passed_over = passed_over or (payload, name)
+            continue
+        if passed_over:
+            report.tell(
+                f"{passed_over[1]} was saved in the code after the steps of an epoch, which did "
+                f"not run to its end. Going on from {name}, saved {clock(payload.get('time'))}."
+            )
+        elif problems or name != path:
             why = " ".join(problems) or f"{path} is absent."
             report.tell(f"{why} Going on from {name}, saved {clock(payload.get('time'))}.")
         return payload, name
+    if passed_over and keep and not problems:
+        report.tell(
+            f"{passed_over[1]} was saved in the code after the steps of the first epoch, which did "
+            "not run to its end. There is none before: the training begins anew."
+        )
+        return None, ""
+    if passed_over:
+        return passed_over
     if problems:
         raise SnapshotError(
             f"{' '.join(problems)} No good snapshot is left. To train anew from the "

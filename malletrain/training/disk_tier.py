@@ -37,12 +37,15 @@ class DiskTier:
         self._all_ranks = all_ranks
         self._known: tuple[int, int, int] | None = None
         self._newest_is_bad = False
+        """It is replaced by the next one and not kept as an earlier one."""
         self._bad: dict[str, str] = {}
         """Files that this restore found damaged, and what of them."""
         self._number = number_of(path)
         self._restores = (0, 0)
         """A round, and how many there were in it."""
         self._first_save = True
+        self.in_open_epoch = False
+        """The newest was written by this process in the code after an epoch's steps."""
 
     # --- read ---
 
@@ -66,6 +69,7 @@ class DiskTier:
             if payload is None and wanted:
                 payload, name = self._choose(owner.path_of(wanted), wanted)
             if payload is None:
+                self._newest_is_bad = os.path.exists(self.path)
                 return None
             self._is_restored(name)
             try:
@@ -77,7 +81,7 @@ class DiskTier:
 
     def _is_restored(self, name: str) -> None:
         mine = name == self.path
-        self._newest_is_bad = not mine and name.startswith(self.path)
+        self._newest_is_bad = not mine and os.path.exists(self.path)
         self._known = snapshot_file.signature(self.path) if mine else None
 
     def is_behind(self, wanted: str) -> None:
@@ -117,12 +121,19 @@ class DiskTier:
 
     # --- write ---
 
-    def write(self, payload: dict[str, Any]) -> int:
-        """Put a whole snapshot on disk; returns its bytes. Raises what was met."""
+    def write(self, payload: dict[str, Any], open_epoch: bool = False) -> int:
+        """Put a whole snapshot on disk; returns its bytes. Raises what was met.
+
+        Args:
+            payload: the snapshot.
+            open_epoch: The code after an epoch's steps is running: until :meth:`close_epoch` the
+                snapshot before is resumed from.
+        """
         return self._put(
             lambda keep_newest, first: snapshot_file.write(
                 self.path, payload, self.keep, keep_newest, overtaken=first
-            )
+            ),
+            payload if open_epoch else None,
         )
 
     def copy(self, source: IO[bytes]) -> int:
@@ -133,7 +144,12 @@ class DiskTier:
             )
         )
 
-    def write_sharded(self, objects: Mapping[str, Any], facts: Callable[[], dict[str, Any]]) -> int:
+    def write_sharded(
+        self,
+        objects: Mapping[str, Any],
+        facts: Callable[[], dict[str, Any]],
+        open_epoch: bool = False,
+    ) -> int:
         """Put a snapshot of all ranks on disk. Collective; as :meth:`write`."""
         leads = rank_and_world()[0] == 0
         if leads:
@@ -141,7 +157,10 @@ class DiskTier:
 
         def header() -> dict[str, Any]:
             self.refuse_if_overtaken()
-            return facts()
+            head = facts()
+            if open_epoch:
+                self._mark_open_epoch(head)
+            return head
 
         size = sharded_snapshot.save(
             self.path,
@@ -153,16 +172,41 @@ class DiskTier:
             self._all_ranks(),
             overtaken=self._if_first(),
         )
-        self._done(leads)
+        self._done(leads, open_epoch)
         return size
 
-    def _put(self, write: Callable[[bool, Callable[[], None] | None], int]) -> int:
+    def _mark_open_epoch(self, payload: Mapping[str, Any]) -> None:
+        snapshot_file.mark_open_epoch(self.path, payload["id"])
+        if self.in_open_epoch:  # the second one in this code takes the place of the first
+            self._newest_is_bad = True
+        self.in_open_epoch = True
+
+    def close_epoch(self, complete: bool) -> None:
+        """The code after the steps of an epoch, in which a snapshot was written, has run.
+
+        Args:
+            complete: Nothing has changed since it was written. If not, the snapshot before is
+                resumed from until the next one is written in the place of this.
+        """
+        if complete:
+            snapshot_file.close_epoch(self.path)
+        else:
+            self._newest_is_bad = True
+        self.in_open_epoch = False
+
+    def _put(
+        self,
+        write: Callable[[bool, Callable[[], None] | None], int],
+        in_open_epoch: Mapping[str, Any] | None = None,
+    ) -> int:
         self._begin()
         self.refuse_if_overtaken()
+        if in_open_epoch is not None:
+            self._mark_open_epoch(in_open_epoch)
         size = write(not self._newest_is_bad, self._if_first())
         if os.path.isdir(self.path + shard_files.SUFFIX):
             shard_files.sweep(self.path, self.keep)
-        self._done(True)
+        self._done(True, in_open_epoch is not None)
         return size
 
     def _begin(self) -> None:
@@ -170,10 +214,13 @@ class DiskTier:
             snapshot_file.remove_leftovers(self.path)
         self._first_save = False
 
-    def _done(self, leads: bool) -> None:
+    def _done(self, leads: bool, open_epoch: bool) -> None:
         if leads:
             self._known = snapshot_file.signature(self.path)
+            if not open_epoch:
+                snapshot_file.close_epoch(self.path)
         self._newest_is_bad = False
+        self.in_open_epoch = leads and open_epoch
 
     def _if_first(self) -> Callable[[], None] | None:
         """What is asked when somebody is before this process with the first snapshot."""

@@ -88,7 +88,7 @@ class MemoryRestore:
     def _offer(self) -> NodeOffer | None:
         if not leads_its_node():
             return None
-        there = snapshot_file.peek(self._path)
+        there = snapshot_file.peek(snapshot_file.resumable(self._path))
         own = there is not None and owner.of(there) in (None, self._owner)
         on_disk = (age_of(there), str(there.get("id"))) if there and own else None
         if self._tier is None:
@@ -152,7 +152,7 @@ class MemoryRestore:
             if tier is None or tier.address != holder or not leads_its_node():
                 return
             try:
-                payload = snapshot_file.read(self._path)
+                payload = snapshot_file.read(snapshot_file.resumable(self._path))
                 if payload.get(shard_files.KEY):
                     return  # its shards are on disk, too
                 generation, steps = age_of(payload)

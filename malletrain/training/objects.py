@@ -72,8 +72,9 @@ def epochs_of(objects: Mapping[str, Any]) -> CountedEpochs | None:
 
 
 def schedule(objects: Mapping[str, Any]) -> str:
-    """What the code after an epoch usually changes, written out: the states of everything that is
-    neither module, optimizer nor sampler, and the optimizers' rates.
+    """What the code after an epoch usually changes, written out, to be compared with what it is
+    later in the same process: the states of everything that is neither module, optimizer nor
+    sampler, the optimizers' rates, and how often each of the modules' tensors has been written to.
     """
     states: dict[str, Any] = {}
     for name, value in objects.items():
@@ -82,7 +83,10 @@ def schedule(objects: Mapping[str, Any]) -> str:
             states[name] = target
         elif groups := getattr(target, "param_groups", None):
             states[name] = [{k: v for k, v in g.items() if k != "params"} for g in groups]
-        elif not isinstance(target, CountedEpochs) and not hasattr(target, "named_parameters"):
+        elif hasattr(target, "named_parameters"):
+            tensors = (*target.parameters(), *target.buffers())
+            states[name] = [tensor._version for tensor in tensors]  # noqa: SLF001 (no other name)
+        elif not isinstance(target, CountedEpochs):
             states[name] = target.state_dict()
     return repr(states)
 

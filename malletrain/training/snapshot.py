@@ -13,7 +13,9 @@ agree upon: :mod:`malletrain.training.sharded_snapshot`.
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import time
 import uuid
 from dataclasses import dataclass
@@ -212,8 +214,10 @@ class Snapshot:
 
     def save(self) -> bool:
         """Take a snapshot now; call it on every rank. Rank 0 writes, and nothing happens on other
-        ranks, unless a model is sharded: then all write. A failing disk stops no training. In the
-        code after the steps of an epoch call it last: who resumes from it begins the next epoch.
+        ranks, unless a model is sharded: then all write. A failing disk stops no training.
+
+        In the code after the steps of an epoch, the snapshot of before is the one to resume from
+        until that code has run (with ``keep=0`` there is none).
 
         Returns:
             True when this process wrote it and it is on disk. When it cannot be written the last
@@ -223,6 +227,8 @@ class Snapshot:
             SnapshotError: another run has saved at this path: nothing of this one would be kept.
         """
         if self._epochs is not None and self._epochs.between_epochs:
+            if self._saved_schedule is None:
+                atexit.register(self._closed_by_exit)
             self._saved_schedule = parts.schedule(self._objects)
         return self._writes() and self._save() is None
 
@@ -260,9 +266,12 @@ class Snapshot:
     def _write(self, taken: Taken | None) -> int:
         """Put the snapshot on disk; returns its bytes. Raises what was met."""
         self._copies.wait()
-        if taken is None and is_sharded(self._objects):
-            return self._disk.write_sharded(self._objects, self._facts)
-        return self._disk.write(taken.payload if taken else self._payload())
+        if taken is not None:
+            return self._disk.write(taken.payload)
+        open_epoch = self._epochs is not None and self._epochs.between_epochs
+        if is_sharded(self._objects):
+            return self._disk.write_sharded(self._objects, self._facts, open_epoch)
+        return self._disk.write(self._payload(), open_epoch)
 
     def _payload(self) -> dict[str, Any]:
         return {**self._facts(), "objects": parts.states(self._objects), "rng": rng.state()}
@@ -310,12 +319,25 @@ class Snapshot:
         report.between_epochs(False)
         deferred, self._deferred = self._deferred, False
         saved, self._saved_schedule = self._saved_schedule, None
-        # The script has saved before its scheduler made a step, say.
-        incomplete = saved is not None and saved != parts.schedule(self._objects)
-        if incomplete and not is_sharded(self._objects) and rank_and_world()[0] == 0:
-            self._save()
+        if saved is not None:
+            atexit.unregister(self._closed_by_exit)
+            # If not, the script has saved before its scheduler made a step, say.
+            complete = saved == parts.schedule(self._objects)
+            if is_sharded(self._objects):
+                team = self._all_ranks()
+                by_rank = team.everywhere(lambda: complete)
+                complete = team.from_rank_0(lambda: all(by_rank))
+            if self._disk.in_open_epoch:
+                self._disk.close_epoch(complete)
+            if not complete and self._writes():
+                self._save()
         if deferred:
             self._after_step()
+
+    def _closed_by_exit(self) -> None:
+        """A script whose loop asks for no next epoch (``break``, a count of its own) has ended."""
+        if self._disk.in_open_epoch and getattr(sys, "last_value", None) is None:
+            self._disk.close_epoch(complete=True)
 
     def _after_training(self) -> None:
         """The last epoch is over. The code that follows the training runs in this process: nobody

@@ -44,6 +44,50 @@ class DamagedSnapshotError(SnapshotError):
     """What was read of a snapshot is not what was written; the one before may be."""
 
 
+def _marker(path: str) -> str:
+    return f"{path}.open-epoch"
+
+
+def mark_open_epoch(path: str, identity: str) -> None:
+    """Before the snapshot ``identity`` is written at ``path``: it is taken in the code after the
+    steps of an epoch, and not to be resumed from before that code has run.
+
+    Raises:
+        OSError: the disk's reason.
+    """
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(_marker(path), "a") as file:
+        file.write(identity + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def close_epoch(path: str) -> None:
+    """The code after the steps of the epoch has run: the snapshot at ``path`` is as good as any."""
+    try:
+        os.unlink(_marker(path))
+    except OSError:  # absent; or it stays, and the epoch is done again from the one before
+        pass
+
+
+def in_open_epoch(path: str) -> frozenset[str]:
+    """Ids of the snapshots at ``path`` that were taken in the code after the steps of an epoch, of
+    which nobody has said since that it ended: the scheduler's step may be missing in them.
+    """
+    try:
+        with open(_marker(path)) as file:
+            return frozenset(file.read().split())
+    except (OSError, UnicodeDecodeError):
+        return frozenset()
+
+
+def resumable(path: str) -> str:
+    """Path of the newest snapshot at ``path`` that is not of an open epoch."""
+    marked = in_open_epoch(path)
+    there = peek(path) if marked else None
+    return previous(path, 1) if there is not None and there.get("id") in marked else path
+
+
 def previous(path: str, number: int) -> str:
     """Path of the ``number``-th snapshot before the newest: ``path.prev``, ``path.prev2``, …"""
     return f"{path}.prev" + (str(number) if number > 1 else "")

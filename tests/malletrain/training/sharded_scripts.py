@@ -344,3 +344,28 @@ def steps_on_disk(path):
     training = Training(path, every_s=math.inf, seed=9)
     assert training.snapshot.restore()
     return int(training.model.seen), training.sampler.position, training.whole()
+
+
+def saves_before_its_scheduler(path, lost_in=None):
+    """A training of three epochs; returns (epoch that it began with, learning rate at its end)."""
+    model = nn.Linear(4, 4)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    sampler = malletrain.ElasticSampler(12, global_batch_size=6)
+    snapshot = Snapshot(
+        path, model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler
+    )
+    snapshot.restore()
+    began = sampler.epoch
+    for epoch in sampler.epochs(3):
+        for batch in sampler:
+            model(torch.ones(len(batch), 4)).sum().backward()
+            optimizer.step()
+            sampler.advance()
+            snapshot.step()
+        snapshot.save()
+        if epoch == lost_in:
+            break
+        scheduler.step()
+    return began, scheduler.get_last_lr()[0]

@@ -2,6 +2,10 @@
 for the code that follows its steps.
 """
 
+import subprocess
+import sys
+import textwrap
+
 import pytest
 import torch
 
@@ -218,26 +222,105 @@ def test_a_snapshot_that_is_due_at_the_last_step_is_taken_after_the_code(tmp_pat
     assert again.scheduler.get_last_lr() == [0.05]
 
 
-@pytest.mark.parametrize("first", ["save", "scheduler"])
-def test_a_script_that_saves_before_its_scheduler_makes_a_step_skips_none(tmp_path, first):
-    run = Script(tmp_path / "x.pt")
-    for _ in run.sampler.epochs(2):
-        for _ in run.sampler:
-            if run.sampler.epoch == 1:
-                break  # lost in epoch 1
-            run.sampler.advance()
-            run.snapshot.step()
-        else:
-            if first == "save":
-                run.snapshot.save()
-            run.scheduler.step()
-            if first == "scheduler":
-                run.snapshot.save()
-            continue
-        break
-    again = Script(tmp_path / "x.pt")
-    assert again.sampler.epoch == 1
-    assert again.scheduler.get_last_lr() == [0.05]
+# --- snapshots that a script takes in the code after the steps of an epoch ---
+
+EPOCH_ENDS = {
+    "save, scheduler": "sl",
+    "scheduler, save": "ls",
+    "save, save, scheduler": "ssl",
+    "save, scheduler, save": "sls",
+    "save, average": "sa",
+}
+"""What a script does after the steps of an epoch: s save, l scheduler, a change weights."""
+
+
+class EndOfEpochScript(Script):
+    """Saves in the code after an epoch; ``lost_at`` is (epoch, how much of that code has run)."""
+
+    def run_with(self, code, epochs=3, lost_at=None):
+        for epoch in self.sampler.epochs(epochs):
+            for batch in self.sampler:
+                self.optimizer.zero_grad()
+                self.model(torch.tensor(batch, dtype=torch.float32)[:, None]).sum().backward()
+                self.optimizer.step()
+                self.sampler.advance()
+                self.snapshot.step()
+            for done, what in enumerate(code):
+                if (epoch, done) == lost_at:
+                    raise Stopped
+                if what == "s":
+                    self.snapshot.save()
+                elif what == "l":
+                    self.scheduler.step()
+                else:
+                    with torch.no_grad():
+                        self.model.weight.mul_(0.5)
+            if (epoch, len(code)) == lost_at:
+                raise Stopped
+
+    def outcome(self):
+        return (self.model.weight.item(), self.scheduler.get_last_lr(), self.sampler.epoch)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("every_s", [0.0, 60.0])
+@pytest.mark.parametrize("code", EPOCH_ENDS.values(), ids=EPOCH_ENDS.keys())
+def test_a_loss_anywhere_in_the_code_after_an_epoch_skips_and_repeats_nothing(
+    tmp_path, code, every_s, keep
+):
+    undisturbed = EndOfEpochScript(tmp_path / "undisturbed.pt")
+    undisturbed.run_with(code)
+    for lost_at in ((epoch, done) for epoch in range(3) for done in range(len(code) + 1)):
+        path = tmp_path / f"{lost_at}.pt"
+        with pytest.raises(Stopped):
+            EndOfEpochScript(path, every_s=every_s, keep=keep).run_with(code, lost_at=lost_at)
+        again = EndOfEpochScript(path, every_s=every_s, keep=keep)
+        again.run_with(code)
+        assert again.outcome() == undisturbed.outcome(), lost_at
+
+
+def test_a_snapshot_of_an_open_epoch_is_used_where_no_other_is_kept(tmp_path):
+    with pytest.raises(Stopped):
+        EndOfEpochScript(tmp_path / "x.pt", keep=0).run_with("sl", lost_at=(1, 1))
+    assert EndOfEpochScript(tmp_path / "x.pt", keep=0).sampler.epoch == 2
+
+
+def test_a_snapshot_of_the_first_epochs_end_leaves_a_run_to_begin_anew(tmp_path, capsys):
+    with pytest.raises(Stopped):
+        EndOfEpochScript(tmp_path / "x.pt").run_with("sl", lost_at=(0, 1))
+    assert EndOfEpochScript(tmp_path / "x.pt").sampler.epoch == 0
+    assert "begins anew" in capsys.readouterr().err
+
+
+ENDS = {"returns": "", "leaves": "raise SystemExit(0)", "fails": "raise RuntimeError"}
+
+
+@pytest.mark.parametrize("runner", ["python", "worker"])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_script_that_breaks_after_its_last_save_has_closed_the_epoch(tmp_path, end, runner):
+    """Nothing but the end of the process says that the code after the epoch has run."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import torch, malletrain
+            model = torch.nn.Linear(1, 1)
+            sampler = malletrain.ElasticSampler(8, global_batch_size=4)
+            snapshot = malletrain.Snapshot({str(tmp_path / "x.pt")!r}, model=model, sampler=sampler)
+            snapshot.restore()
+            for epoch in sampler.epochs(9):
+                for batch in sampler:
+                    sampler.advance()
+                    snapshot.step()
+                snapshot.save()
+                if epoch == 1:
+                    {ENDS[end] or "break"}
+            """
+        )
+    )
+    program = [] if runner == "python" else ["-m", "malletrain.launch.script"]
+    subprocess.run([sys.executable, *program, str(script)], capture_output=True, check=False)
+    assert EndOfEpochScript(tmp_path / "x.pt").sampler.epoch == (1 if end == "fails" else 2)
 
 
 def test_the_agent_hears_of_the_code_after_an_epoch(tmp_path, monkeypatch):

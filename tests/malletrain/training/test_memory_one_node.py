@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import malletrain
 from malletrain import Snapshot, SnapshotError
 from malletrain.config.sections import JobsSection
 from malletrain.memory.folder import MemoryFolder
@@ -105,6 +106,30 @@ def test_what_another_rank_cannot_read_on_disk_is_not_gone_on_from(tmp_path, mon
         monkeypatch.setattr(memory_snapshots, "label_of", lambda *_: "")
         assert run.restore(from_disk)["objects"]["facts"] == {"n": 1}
     assert facts == {"n": 1}
+
+
+def test_what_was_saved_in_an_epochs_end_that_was_lost_is_not_newer_than_memory(
+    tmp_path, monkeypatch, memory
+):
+    path = tmp_path / "x.pt"
+
+    def script(**options):
+        sampler = malletrain.ElasticSampler(4, global_batch_size=2, rank=0, world_size=1)
+        snapshot = Snapshot(path, sampler=sampler, every_s=math.inf, replicate_every=1, **options)
+        snapshot.restore()
+        return sampler, snapshot
+
+    with as_worker(monkeypatch, generation=1):
+        sampler, snapshot = script()
+        epochs = sampler.epochs(3)
+        assert next(epochs) == 0
+        for _ in sampler:
+            sampler.advance()
+            snapshot.step()
+        snapshot.save()
+    with as_worker(monkeypatch, generation=2):
+        sampler, _ = script()
+        assert (sampler.epoch, sampler.position) == (0, 2)
 
 
 @pytest.mark.parametrize("trouble", ["damaged", "no room"])

@@ -102,6 +102,13 @@ def test_a_scheduler_that_comes_and_goes(ranks, tmp_path):
     assert ranks.run(2, "run", path=path, steps=2)[0]["lr"] == [0.0025]
 
 
+def test_a_loss_between_save_and_scheduler_skips_no_rate(ranks, tmp_path):
+    path = str(tmp_path / "x.pt")
+    ranks.run(2, "saves_before_its_scheduler", path=path, lost_in=1)
+    began, rate = ranks.run(3, "saves_before_its_scheduler", path=path)[0]
+    assert (began, rate) == (1, 0.0125)
+
+
 def test_ranks_without_random_numbers_of_their_own(ranks, tmp_path):
     path = str(tmp_path / "x.pt")
     ranks.run(2, "run", path=path, seed=7, save=True)  # draws once before it saves, ranks alike

@@ -21,8 +21,10 @@ the order of the data the sampler's.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -77,6 +79,8 @@ class Guard(StateGuard):
         self._deferred = False
         """A step was the last of its epoch: the state is saved when the epoch is over."""
         self._saved_schedules: str | None = None
+        self._in_open_epoch = ""
+        """Folder of the state that was saved in the code after the steps of an epoch."""
         """Of a state that the script has saved in the code after the steps of an epoch."""
         sampler.on_epoch_closed(self._epoch_closed)
         self._every_s = every_s
@@ -177,8 +181,23 @@ class Guard(StateGuard):
     def _epoch_closed(self) -> None:
         deferred, self._deferred = self._deferred, False
         saved, self._saved_schedules = self._saved_schedules, None
-        if not (deferred and self._save_if_due()) and saved not in (None, self._schedules()):
+        if saved is not None:
+            atexit.unregister(self._closed_by_exit)
+        if deferred and self._save_if_due():
+            return
+        if saved not in (None, self._schedules()):
             self.save()  # the script has saved before its scheduler made a step, say
+        elif self._in_open_epoch:
+            self._newest_is(self._in_open_epoch)
+
+    def _newest_is(self, name: str) -> None:
+        checkpoints.write_whole(os.path.join(self.folder, "newest"), name)
+        self._in_open_epoch = ""
+
+    def _closed_by_exit(self) -> None:
+        """A script whose loop asks for no next epoch (``break``, a count of its own) has ended."""
+        if self._in_open_epoch and getattr(sys, "last_value", None) is None:
+            self._newest_is(self._in_open_epoch)
 
     def _schedules(self) -> str:
         """The states of what was registered, such as schedulers, but for models."""
@@ -196,12 +215,15 @@ class Guard(StateGuard):
 
     def save(self) -> None:
         """Save now, on every rank; the state before stays until the new one is whole. In the code
-        after the steps of an epoch call it last: who resumes from it begins the next epoch.
+        after the steps of an epoch, the state before is the one to resume from until that code has
+        run.
 
         Raises:
             ForeignSnapshotError: another job has saved in this folder.
         """
         if self.sampler.between_epochs:
+            if self._saved_schedules is None:
+                atexit.register(self._closed_by_exit)
             self._saved_schedules = self._schedules()
         before = self.newest()
         for name in NAMES:
@@ -218,5 +240,8 @@ class Guard(StateGuard):
             number = self._accelerator.project_configuration.iteration
             facts = {**self.sampler.state_dict(), "iteration": number}
             checkpoints.write_record(state, self._run, facts)
-            checkpoints.write_whole(os.path.join(self.folder, "newest"), name)
+            if self.sampler.between_epochs:
+                self._in_open_epoch = name
+            else:
+                self._newest_is(name)
         self._due = time.monotonic() + self._every_s

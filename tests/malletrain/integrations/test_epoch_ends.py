@@ -307,6 +307,8 @@ def accelerated(folder, stop, automatic, saves, monkeypatch, dies_in=None):
             log.append(("epoch ends", epoch))
             if dies_in is not None:
                 guard.save()
+            if dies_in == f"end of epoch {epoch}":
+                raise Stopped
             schedule.step()
             if saves:
                 accelerator.save_state()
@@ -336,12 +338,13 @@ def test_states_of_accelerate_are_saved_after_the_epochs_end(tmp_path, monkeypat
                 assert names == ["checkpoint_1", "checkpoint_2"]
 
 
+@pytest.mark.parametrize(("dies_in", "logged"), [(9, 9), ("end of epoch 1", 14)])
 def test_a_state_that_the_script_saves_before_its_schedules_step_is_completed(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, dies_in, logged
 ):
     pytest.importorskip("accelerate", reason="pip install malletrain[integrations]")
     with as_plain_script(monkeypatch):
         expected, _ = accelerated(tmp_path / "undisturbed", 0, False, False, monkeypatch)
-        log, _ = accelerated(tmp_path / "moved", 0, False, False, monkeypatch, dies_in=9)
+        log, _ = accelerated(tmp_path / "moved", 0, False, False, monkeypatch, dies_in=dies_in)
         more, _ = accelerated(tmp_path / "moved", 0, False, False, monkeypatch)
-    assert log + more == [*expected[:9], *expected[7:]], "from the first epoch's end on"
+    assert log + more == [*expected[:logged], *expected[7:]], "from the first epoch's end on"

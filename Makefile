@@ -17,7 +17,7 @@ demo: $(VENV)/.installed-demo
 WORKERS ?= $(shell echo $$(( ($$(nproc) * 5 + 1) / 2 )))
 test:
 	$(MAKE) -j3 --output-sync=target --no-print-directory lint rewritten packages
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not sites"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 25 -m "not sites"
 
 # What pytest makes of the assertions of the tests is kept: it is made once, not by each worker.
 rewritten: $(VENV)/.installed-test

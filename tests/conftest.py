@@ -21,6 +21,7 @@ from hypothesis.internal.conjecture import providers
 from malletrain import __version__
 from malletrain.protocol import env
 from tests.bare import build, files_of, install, made_once, source_tree
+from tests.dealing import deal
 from tests.last_words import (  # noqa: F401 (hooks)
     pytest_runtest_makereport,
     pytest_terminal_summary,
@@ -55,18 +56,21 @@ SLOW = (
     "malletrain/elastic",
     "malletrain/launch",
 )
-"""Rooms whose tests take seconds and more. They come first, so that none of them is left to the end
-when the other workers have nothing to do.
-"""
+"""Rooms whose tests take seconds and more."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    slow = [Path(__file__).parent / room for room in SLOW]
-    items.sort(key=lambda item: not any(item.path.is_relative_to(room) for room in slow))
+    rooms = [Path(__file__).parent / room for room in SLOW]
+    modules = {}
     for item in items:
+        modules.setdefault(str(item.path), []).append(item)
         if "any_seed" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.any_seed)
+    slow = {name for name in modules if any(Path(name).is_relative_to(room) for room in rooms)}
+    sizes = {name: len(tests) for name, tests in modules.items()}
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    items[:] = [item for name in deal(sizes, slow, workers) for item in modules[name]]
 
 
 MOST_DESCRIPTORS = 400

@@ -1,7 +1,9 @@
-"""gloo's groups with collectives that can all be given up, also those that torch itself waits for.
+"""gloo's groups with collectives that can all be given up, also those that the script or torch
+itself waits for.
 
-FSDP and DTensor call collectives inside of torch and wait for each. Decides only that such a wait
-is :meth:`malletrain.elastic.group.Group.wait`'s, which ends when a peer is lost; what a collective
+Scripts, FSDP and DTensor call collectives and wait for each. Decides only that such a wait is
+:meth:`malletrain.elastic.group.Group.wait`'s, which ends when a peer is lost, and that a collective
+of all ranks is begun when :meth:`malletrain.elastic.group.Group.fence` lets it. What a collective
 does is gloo's.
 """
 
@@ -36,6 +38,7 @@ _COALESCED = {
     "reduce_scatter_tensor_coalesced": "_reduce_scatter_base",
 }
 """Several at once, (outputs, inputs, options): done one by one."""
+_OF_TWO = {"recv", "recv_anysource", "send"}
 _WITHOUT_FUTURE = {"_reduce_scatter_base", "recv", "recv_anysource", "send"}
 """What gloo does when it is waited for, or cannot say that it is done."""
 
@@ -76,11 +79,15 @@ class AbortableGroup(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]  # the stub knows one of two forms
         self._gloo = gloo
         self._owner = weakref.ref(owner) if owner is not None else lambda: None
+        self._of_all_ranks = owner is not None and owner.forming
         adopt_backend(self, gloo)
 
     def _begin(self, name: str, calls: list[tuple[Any, ...]], named: dict[str, Any]) -> Any:
+        owner = self._owner()
+        if owner is not None and self._of_all_ranks and name not in _OF_TWO:
+            owner.fence(name.strip("_"))
         works = [getattr(self._gloo, name)(*call, **named) for call in calls]
-        return AbortableWork(works, self._owner(), name not in _WITHOUT_FUTURE)
+        return AbortableWork(works, owner, name not in _WITHOUT_FUTURE)
 
 
 def _passed_on(name: str) -> Callable[..., Any]:

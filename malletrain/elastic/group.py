@@ -9,13 +9,14 @@ what gloo itself misses is left behind; NCCL's communicators are aborted. It dec
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -44,7 +45,8 @@ GRAVE_S = 0.5
 _POLL_S = 0.002
 _MARK = (8191.5, -8191.5)
 """Goes along with what a step exchanges, and comes back from a maximum as it is, if all ranks have
-sent it. Numbers that no script adds up to.
+sent it. Numbers that no script adds up to. Where groups have no fence (CUDA) it shows that a
+collective of the script came in between.
 """
 
 
@@ -77,11 +79,13 @@ def connect(
     return made[0]
 
 
-DEFAULT_BACKEND = "malletrain_gloo"
+PLAIN_BACKEND = "malletrain_gloo"
+"""gloo's part of groups that have NCCL, too: no fence, and the script's own waits are gloo's."""
 _forming: Callable[[], bool] = lambda: False  # noqa: E731
 """Whether the round that is being formed is void: torch hands a backend no more than its store."""
 _newest: Callable[[], Group | None] = lambda: None  # noqa: E731
-dist.Backend.register_backend(DEFAULT_BACKEND, connect, devices=["cpu"])
+dist.Backend.register_backend(PLAIN_BACKEND, connect, devices=["cpu"])
+_library = threading.local()
 
 
 def newest() -> Group | None:
@@ -89,8 +93,25 @@ def newest() -> Group | None:
     return _newest()
 
 
+@contextlib.contextmanager
+def library_collectives() -> Iterator[None]:
+    """Collectives that this thread begins in here are the library's, and not the script's."""
+    before = getattr(_library, "inside", False)
+    _library.inside = True
+    try:
+        yield
+    finally:
+        _library.inside = before
+
+
 class Group:
     """The default process group of one round.
+
+    The ranks may be at different places of the script: a process that joins a running training
+    begins at its top. Whatever the script begins there must not meet what others exchange in a
+    step, because gloo tells collectives apart by their order only. Therefore a collective of the
+    script outside of a step is preceded by the same small exchange as a step (:meth:`fence`): all
+    ranks learn who is where before anything of the script's is sent.
 
     gloo may lose track of an operation when its connection breaks at the wrong moment, and wait for
     it until its timeout. Therefore no thread of the script ever waits for gloo itself: it waits for
@@ -110,7 +131,7 @@ class Group:
         place: Place,
         store: RoundStore | None,
         cuda: bool,
-        backend: str = DEFAULT_BACKEND,
+        backend: str = PLAIN_BACKEND,
         alone_too: bool = False,
     ) -> None:
         self.place = place
@@ -120,7 +141,7 @@ class Group:
         """Averages of gradients that were begun."""
         self.rates_differ = False
         """By the last answer, the ranks made their update before at different learning rates."""
-        self._flag = torch.zeros(len(StepWishes._fields) + 2 + len(_MARK), dtype=torch.float64)
+        self._flag = torch.zeros(len(StepWishes._fields) + 4 + len(_MARK), dtype=torch.float64)
         self._flag_work: Any = None
         self._begun = False
         self._lock = threading.Lock()
@@ -265,7 +286,8 @@ class Group:
     def agree(self) -> None:
         """Wait until all ranks have come here. Raises what :meth:`wait` raises."""
         if self.several:
-            self.wait(dist.all_reduce(torch.zeros(1), async_op=True))
+            with library_collectives():
+                self.wait(dist.all_reduce(torch.zeros(1), async_op=True))
 
     def begin_step(
         self, go: bool, stop: bool, save: bool = False, rate: float = rates.UNKNOWN
@@ -289,6 +311,25 @@ class Group:
         self._begun = answer.step
         return not answer.step and answer.save == asked.save and answer.hash == asked.hash
 
+    @property
+    def forming(self) -> bool:
+        """The default group is being formed: nothing within it is, yet."""
+        return self._held is None
+
+    def fence(self, name: str) -> None:
+        """The script is about to begin the collective ``name`` of all ranks. Outside of a step this
+        waits until all have come to one.
+
+        Raises:
+            MismatchError: others are in a step, or in a call of the library.
+            Interrupted: see :meth:`wait`.
+        """
+        if self._begun or not self.several or getattr(_library, "inside", False):
+            return
+        self._ask(StepWishes(False, False, script=True))
+        self._answer(f" ({name})")
+        self._begun = False
+
     def end_step(self) -> StepWishes:
         """The answers, the same on all ranks. Raises what :meth:`wait` raises."""
         self._begun = False
@@ -296,27 +337,34 @@ class Group:
 
     def _ask(self, asked: StepWishes, rate: float = rates.UNKNOWN) -> None:
         self._begun = True
-        self._flag.copy_(torch.tensor((*asked, *rates.both(rate), *_MARK), dtype=torch.float64))
+        number = self.place.rank + 1
+        where = (number * asked.step, number * asked.script)
+        self._flag.copy_(
+            torch.tensor((*asked, *rates.both(rate), *where, *_MARK), dtype=torch.float64)
+        )
         if self.several and not self.broken:
-            self._flag_work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, async_op=True)
+            with library_collectives():
+                self._flag_work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, async_op=True)
 
-    def _answer(self) -> StepWishes:
+    def _answer(self, collective: str = "") -> StepWishes:
+        """What all ranks ask for; ``collective``: what this one is about to begin, for messages."""
         work, self._flag_work = self._flag_work, None
         if work is not None:
             self.wait(work)
         elif self.broken:
             raise Interrupted("A peer is lost.")
-        *wishes, highest, negated_lowest, high, low = self._flag.tolist()
+        *asked, highest, negated_lowest, in_step, in_script, high, low = self._flag.tolist()
+        wishes = StepWishes(*map(bool, asked))
+        here = f"rank {self.place.rank}"
         if (high, low) != _MARK:
-            raise MismatchError(
-                f"Rank {self.place.rank} is in a step, and what it exchanges there met a "
-                "collective of the script on another rank: the ranks are at different places of "
-                "the script. A process that joins a running training begins at the top of the "
-                "script, where the others are not any more. Call collectives of your own within "
-                "the steps, or in the code after an epoch, on all ranks."
-            )
+            raise MismatchError(_sentence("Another rank", collective, f"{here} is in one"))
+        if wishes.script and (wishes.step or wishes.save or wishes.hash):
+            place = "others are in run.save() or run.digest()"
+            if wishes.step:
+                place = f"rank {int(in_step) - 1} is in one"
+            raise MismatchError(_sentence(f"Rank {int(in_script) - 1}", collective, place))
         self.rates_differ = rates.differ(highest, negated_lowest)
-        return StepWishes(*map(bool, wishes))
+        return wishes
 
     # --- its end ---
 
@@ -377,6 +425,16 @@ def rehearse() -> None:
     del ddp, model
     dist.destroy_process_group()
     del held
+
+
+def _sentence(who: str, collective: str, others: str) -> str:
+    return (
+        f"{who} calls a collective of the script{collective} outside of a training step, while "
+        f"{others}: the ranks are at different places of the script. A process that joins a "
+        "running training begins at the top of the script, where the others are not any more. "
+        "Call collectives of your own within the steps, or in the code after an epoch, on all "
+        "ranks."
+    )
 
 
 class _Apart:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 
 from malletrain.elastic import abortable, sharing
-from malletrain.elastic.group import DEFAULT_BACKEND, Group, rehearse
+from malletrain.elastic.group import PLAIN_BACKEND, Group, rehearse
 from malletrain.elastic.invited import Invited
 from malletrain.elastic.link import Place
 from malletrain.elastic.sharded import rehearsal
@@ -25,13 +25,14 @@ from malletrain.elastic.training import Training
 class WholeState:
     """Every rank holds the whole state."""
 
-    backend = DEFAULT_BACKEND
-    """Of the groups."""
     sharded = False
     """A group is needed for one process, too; leavers hand over; torch exchanges the gradients."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
+        self._on_cpu = training.device.type == "cpu"
+        self.backend = abortable.BACKEND if self._on_cpu else PLAIN_BACKEND
+        """Of the groups. torch would have the first for all devices, instead of NCCL."""
 
     def rehearse(self) -> None:
         """Do once, alone, what a change of the group needs, so that it is warm when the others wait
@@ -79,9 +80,6 @@ class StateInShards(WholeState):
     def __init__(self, training: ShardedTraining) -> None:
         super().__init__(training)
         self._sharded = training
-        self._on_cpu = training.device.type == "cpu"
-        if self._on_cpu:  # torch would have it for all devices, instead of NCCL
-            self.backend = abortable.BACKEND
 
     def rehearse(self) -> None:
         if self._on_cpu:

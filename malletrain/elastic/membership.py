@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from malletrain.elastic.checkin import CheckIn
 from malletrain.elastic.errors import Interrupted, is_peer_loss
-from malletrain.elastic.group import Group
+from malletrain.elastic.group import Group, library_collectives
 from malletrain.elastic.invited import Invited
 from malletrain.elastic.link import Place, connect
 from malletrain.elastic.manner import manner_of
@@ -175,7 +175,10 @@ class GroupMembership:
         if old is None or old.broken or not (self.live and self._manner.sharded):
             return True
         try:
-            return self._manner.hand_over(old, lambda generation: self._invited(old, generation))
+            with library_collectives():
+                return self._manner.hand_over(
+                    old, lambda generation: self._invited(old, generation)
+                )
         except RuntimeError as error:
             if not is_peer_loss(error):
                 raise
@@ -232,7 +235,8 @@ class GroupMembership:
             place = self._link.wait_round(tried)
             tried = place.generation
             try:
-                self._enter(place, old)
+                with library_collectives():
+                    self._enter(place, old)
                 break
             except Exception as error:
                 if not self.live or not is_peer_loss(error):
@@ -300,7 +304,8 @@ class GroupMembership:
             try:
                 group.begin_step(False, False)
                 if group.end_step().save:  # some rank alone has called run.save()
-                    self.training.save()
+                    with library_collectives():
+                        self.training.save()
                 break
             except RuntimeError as error:
                 if not is_peer_loss(error):

@@ -18,6 +18,7 @@ import torch
 
 from malletrain.elastic.belongs import check_model
 from malletrain.elastic.errors import ElasticError
+from malletrain.elastic.group import library_collectives
 from malletrain.elastic.membership import GroupMembership
 from malletrain.elastic.parallel import Parallel, average_gradients
 from malletrain.elastic.rooms import keep_freed
@@ -322,7 +323,8 @@ class Run:
         if self._sharded_model and not self._steps.all_call(save=True):
             self._steps.save_wanted = True
             return False
-        return self._training.save()
+        with library_collectives():
+            return self._training.save()
 
     def digest(self) -> str:
         """A hash of the whole state; equal on all ranks between steps. With a sharded model all
@@ -337,7 +339,8 @@ class Run:
                 "script: call it on all of them after the training loop. Before it a process that "
                 "joins a running training is alone."
             )
-        return self._training.digest()
+        with library_collectives():
+            return self._training.digest()
 
     # --- the end ---
 

@@ -17,6 +17,7 @@ import torch
 from malletrain.elastic import rates
 from malletrain.elastic.belongs import Optimizers
 from malletrain.elastic.errors import ElasticError, Interrupted, is_peer_loss
+from malletrain.elastic.group import library_collectives
 from malletrain.elastic.membership import GroupMembership, start_again
 from malletrain.elastic.wishes import StepWishes
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -106,10 +107,11 @@ class Steps:
 
     def _save_snapshots(self, save: bool) -> None:
         try:
-            self.training.snapshot_step()
-            if save:
-                self.training.save()
-                self.save_wanted = False
+            with library_collectives():
+                self.training.snapshot_step()
+                if save:
+                    self.training.save()
+                    self.save_wanted = False
         except RuntimeError as late:
             if not (self.membership.live and is_peer_loss(late)):
                 raise

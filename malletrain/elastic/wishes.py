@@ -21,3 +21,5 @@ class StepWishes(NamedTuple):
     """All ranks are to compute the hash of their state together."""
     step: bool = False
     """It is asked within a step."""
+    script: bool = False
+    """A collective of the script, outside of a step, is about to begin."""

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from malletrain.elastic.errors import is_peer_loss
+from malletrain.elastic.group import library_collectives
 from malletrain.training.side_group import Team
 from malletrain.training.snapshot import Snapshot
 
@@ -31,6 +33,14 @@ class RunSnapshot(Snapshot):
             several = dist.is_initialized() and dist.get_world_size() > 1
             self._team = Team(dist.group.WORLD if several else None)
         return self._team
+
+    def _epoch_closed(self) -> None:
+        try:
+            with library_collectives():
+                super()._epoch_closed()
+        except RuntimeError as error:  # the next step meets it, too, and leaves the group
+            if not is_peer_loss(error):
+                raise
 
     def wait(self) -> None:
         """Nothing is written in the background."""

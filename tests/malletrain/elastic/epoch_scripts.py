@@ -4,9 +4,11 @@ epoch, as people write it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,11 @@ import malletrain.elastic as elastic
 from malletrain import ElasticSampler
 from malletrain.elastic import membership
 from tests.malletrain.elastic.scripts import data
+from tests.waiting import NEVER_S
 
 STEPS, EPOCHS, BATCH = 4, 3, 16
+LOOKS = 3
+"""At the evaluation, by who looks for a hang."""
 
 
 def _wait_for(path: Path) -> None:
@@ -49,8 +54,11 @@ def train(folder: str, options: dict[str, Any]) -> None:
             file.write(json.dumps({**record, "rank": run.rank, "size": run.world_size}) + "\n")
 
     in_collective = membership._in_collective  # noqa: SLF001 (each look at it is noted)
+    looks = itertools.count(1)
 
     def noted_look(thread: int) -> bool:
+        if next(looks) == LOOKS:  # what follows is not limited: the machine may be slow
+            membership.LAST_RESORT_S = NEVER_S
         note(kind="watched")
         return in_collective(thread)
 
@@ -89,13 +97,24 @@ def train(folder: str, options: dict[str, Any]) -> None:
     )
 
 
+COLLECTIVES: dict[str, Callable[[], Any]] = {
+    "allreduce as large as the exchange of a step": lambda: dist.all_reduce(
+        torch.ones(12, dtype=torch.float64)
+    ),
+    "allreduce of a model": lambda: dist.all_reduce(torch.ones(5000)),
+    "broadcast": lambda: dist.broadcast(torch.ones(3), 0),
+    "barrier": dist.barrier,
+    "all_gather_object": lambda: dist.all_gather_object([None] * dist.get_world_size(), "mine"),
+}
+
+
 def own_collective(folder: str, options: dict[str, Any]) -> None:
-    """A collective of the script's own at its top, which a process that joins calls alone:
-    ``values`` float64 numbers are added up over all ranks. The steps exchange no gradients.
+    """A collective of the script's own at its top, which a process that joins calls alone. The
+    steps exchange no gradients.
     """
     run = elastic.Run(model=torch.nn.Linear(8, 1))
     if run.world_size > 1:
-        dist.all_reduce(torch.ones(options["values"], dtype=torch.float64))
+        COLLECTIVES[options["collective"]]()
     for _ in run.steps(1 << 30):
         with run.step(samples=1):
             time.sleep(0.005)

@@ -5,6 +5,7 @@ of the group that made the epoch's last step, whenever the nodes change.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from tests.malletrain.elastic import epoch_scripts
 from tests.malletrain.elastic.conductor import Conductor, conducted
-from tests.malletrain.elastic.epoch_scripts import EPOCHS, STEPS
+from tests.malletrain.elastic.epoch_scripts import EPOCHS, LOOKS, STEPS
 
 
 def events(folder: Path, kind: str) -> list[dict]:
@@ -108,7 +109,7 @@ def test_an_evaluation_outlives_the_loss_of_a_peer(tmp_path, undisturbed):
             "both are in the code after the epoch",
         )
         left = c.lose(members[1])
-        c.until(lambda: len(events(tmp_path, "watched")) > 2, "rank 0 was suspected of a hang")
+        c.until(lambda: len(events(tmp_path, "watched")) >= LOOKS, "rank 0 was suspected of a hang")
         c.round(left, wait=False)
         (tmp_path / "go").touch()
         c.run()
@@ -118,18 +119,18 @@ def test_an_evaluation_outlives_the_loss_of_a_peer(tmp_path, undisturbed):
     assert evaluated == {0: 1, 1: 1, 2: 1}
 
 
-def test_a_collective_that_only_a_joiner_calls_is_no_sum_of_two_things(tmp_path):
-    """It meets the exchange of a step, which has as many numbers: the training ends with both sides
-    named.
-    """
+@pytest.mark.parametrize("collective", epoch_scripts.COLLECTIVES)
+def test_a_collective_that_only_a_joiner_calls_never_meets_a_step(tmp_path, collective):
+    """Both sides say who is where."""
     script = epoch_scripts.own_collective
-    with conducted(tmp_path, script, str(tmp_path), {"values": 9}) as c:
+    with conducted(tmp_path, script, str(tmp_path), {"collective": collective}) as c:
         members = c.start(1)
         c.round(members)
         c.until((tmp_path / "trains").exists, "rank 0 trains")
-        c.round([*members, *c.start(1)])
-        c.until(lambda: not members[0].alive, "the training ends")
-        assert members[0].process.exitcode == 1
-        assert "is in a step, and what it exchanges there met a collective of the script" in (
-            members[0].output.read_text()
-        )
+        members += c.start(1)
+        c.round(members)
+        c.until(lambda: not any(member.alive for member in members), "the training ends")
+        assert [member.process.exitcode for member in members] == [1, 1]
+    sentence = r"MismatchError: Rank 1 calls .* outside of a training step, while rank 0 is in one"
+    for member in members:
+        assert re.search(sentence, member.output.read_text())

@@ -1,0 +1,30 @@
+"""The order of the tests, so that several workers end at the same time.
+
+``--dist worksteal`` hands each worker a contiguous part of the tests, of equal number, and those
+that are done take from the others. Decides the parts: every one begins with its share of the slow
+modules. A module stays together, because its fixtures are made once in each worker that needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+
+def deal(sizes: Mapping[str, int], slow: Collection[str], workers: int) -> list[str]:
+    """The modules in order.
+
+    Args:
+        sizes: tests of each module, in the order in which they were collected.
+        slow: those whose tests take seconds.
+        workers: how many parts the order is cut into.
+    """
+    parts: list[list[str]] = [[] for _ in range(max(1, workers))]
+    for number, module in enumerate(name for name in sizes if name in slow):
+        parts[number % len(parts)].append(module)
+    counts = [sum(sizes[module] for module in part) for part in parts]
+    fast = [name for name in sizes if name not in slow]
+    for module in sorted(fast, key=lambda name: -sizes[name]):
+        least = counts.index(min(counts))
+        parts[least].append(module)
+        counts[least] += sizes[module]
+    return [module for part in parts for module in part]

@@ -72,6 +72,8 @@ class JobPlace:
     """The agent's own."""
     memory: Path | None = None
     """The job's folder in the node's memory, for snapshots; None: there is none."""
+    daemon: str = ""
+    """Name of the daemon whose jobs these are."""
     chosen: bool = False
     """The site names the network; else the environment may name another."""
 
@@ -115,6 +117,7 @@ def job_environment(
     environment.update(
         {
             env.JOB: order.job,
+            env.DAEMON_ID: place.daemon,
             env.SOCKET: place.worker_socket,
             env.FLAGS: flags,
             env.AGENT: order.endpoint,

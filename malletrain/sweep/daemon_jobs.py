@@ -14,6 +14,7 @@ from typing import Any
 
 from malletrain.client import ClientError, Connection, operations
 from malletrain.client.operations import Operation
+from malletrain.protocol.boot import daemon_of
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import EventView, JobView, NewsView, SeriesView
@@ -40,6 +41,7 @@ class DaemonJobs:
     def __init__(self, state_dir: Path | None) -> None:
         self._state_dir = state_dir
         self._connection: Connection | None = None
+        self._daemon = ""
         self._cursor = ""
         """Up to where the daemon's news were heard."""
         self._read: dict[str, tuple[str, int]] = {}
@@ -51,6 +53,12 @@ class DaemonJobs:
     def __exit__(self, *exc: object) -> None:
         if self._connection is not None:
             self._connection.close()
+
+    def daemon(self) -> str:
+        """The daemon's name, asked once a connection."""
+        if self._connection is None or not self._daemon:
+            self._daemon = daemon_of(self._do(operations.status()).boot)
+        return self._daemon
 
     def submit(self, spec: JobSpec) -> str:
         """Submit, or find what was submitted under its key."""

@@ -71,7 +71,9 @@ class Engine:
         jobs, running = self.jobs.look(self.jobs_under_way()), ledger.running()
         given_up: list[tuple[FrozenTrial, TrialJob]] = []
         for trial in running:
-            job = self._trial(trial, jobs.get(trial.user_attrs.get(book.JOB, "")))
+            name = trial.user_attrs.get(book.JOB, "")
+            elsewhere = self._is_elsewhere(trial) and name
+            job = self._trial(trial, TrialJob(name, LOST) if elsewhere else jobs.get(name))
             if job is not None:
                 given_up.append((trial, job))
         if not self._ahead or ledger.cancelled:
@@ -96,8 +98,13 @@ class Engine:
 
     def jobs_under_way(self) -> list[str]:
         """The jobs of the trials that have not ended."""
-        running = self.ledger.running()
-        return [t.user_attrs[book.JOB] for t in running if book.JOB in t.user_attrs]
+        running = [t for t in self.ledger.running() if book.JOB in t.user_attrs]
+        return [t.user_attrs[book.JOB] for t in running if not self._is_elsewhere(t)]
+
+    def _is_elsewhere(self, trial: FrozenTrial) -> bool:
+        """Whether the trial's job is another daemon's: what this one has under its id is not it."""
+        daemon = trial.user_attrs.get(book.DAEMON)
+        return daemon is not None and daemon != self.jobs.daemon()
 
     # --- one trial ---
 
@@ -130,6 +137,7 @@ class Engine:
             self._fail(trial, str(error))
             raise SweepError(f"Trial {trial.number} cannot be submitted: {error}") from None
         self._point("submitted")
+        self.ledger.note(trial, book.DAEMON, self.jobs.daemon())
         self.ledger.note(trial, book.JOB, job)
         self._point("bound")
         return self.jobs.look([job])[job]
@@ -180,6 +188,8 @@ class Engine:
                 "failed": f"its job {job.id} failed: {job.reason}",
                 "cancelled": f"its job {job.id} was cancelled",
             }.get(job.state, f"the daemon knows no job {job.id}")
+            if self._is_elsewhere(trial):
+                why = f"its job {job.id} is that of another daemon, {trial.user_attrs[book.DAEMON]}"
             self._fail(trial, why, job)
             return
         values = self._values(trial, job)
@@ -296,7 +306,8 @@ class Engine:
     def _used_s(self, trials: list[FrozenTrial]) -> float:
         used = 0.0
         for trial in trials:
-            if trial.state == TrialState.RUNNING and book.JOB in trial.user_attrs:
+            running = trial.state == TrialState.RUNNING and book.JOB in trial.user_attrs
+            if running and not self._is_elsewhere(trial):
                 used += self.jobs.node_seconds(trial.user_attrs[book.JOB])
             else:
                 used += trial.user_attrs.get(book.NODE_S, 0.0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import msgspec
 import optuna
 import pytest
 from hypothesis import given, settings
@@ -343,3 +344,24 @@ def test_its_study_is_an_ordinary_one():
     world.play()
     study = optuna.load_study(storage=world.storage, study_name="s")
     assert study.best_value == min(t.value for t in world.trials() if t.state.name == "COMPLETE")
+
+
+def test_at_another_daemon_nothing_is_taken_from_its_jobs():
+    """Its j1 is somebody else's; the book of the sweep came along, or the daemon's database did
+    not.
+    """
+    world = World(described(trials=3, at_once=3, pruner="none", more="most_failed = 9"))
+    world.turn()
+    theirs, world.jobs.jobs = world.jobs.jobs, {}
+    world.jobs.name = "d2"
+    for job in theirs.values():
+        job.spec = msgspec.structs.replace(job.spec, key="other")
+        job.reported = [(1, -5.0)]
+        world.jobs.jobs[job.id] = job
+    world.engine = world.started()
+    world.turn()
+    assert world.states()[:3] == ["FAIL"] * 3
+    assert {job.state for job in theirs.values()} == {"running"}
+    assert not any(t.intermediate_values for t in world.trials()[:3])
+    why = world.trials()[0].user_attrs["malletrain:why"]
+    assert why == "its job j1 is that of another daemon, d1"

@@ -17,7 +17,7 @@ from malletrain.api.copies import copy_snapshot, write_log
 from malletrain.api.event_files import write_events
 from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
 from malletrain.api.function_job import function_spec, result_of
-from malletrain.api.options import SubmitOptions, limits_of, spec_of
+from malletrain.api.options import FunctionOptions, SubmitOptions, limits_of, spec_of
 from malletrain.api.series import JobMetrics
 from malletrain.api.weights import export_weights
 from malletrain.client import ClientError, Unreachable, operations
@@ -123,7 +123,7 @@ class AsyncClient:
         function: Callable[..., Any],
         /,
         *args: Any,
-        options: SubmitOptions | None = None,
+        options: FunctionOptions | None = None,
         **named: Any,
     ) -> AsyncJob:
         """As :meth:`malletrain.Client.submit_function`; the result is that of

@@ -200,6 +200,8 @@ class SeriesView(View, frozen=True):
     """The script's own count, where it gave one."""
     count: int = 0
     """How many values were reported in all, those that were thinned out too."""
+    numbers: tuple[int, ...] = ()
+    """Which of all that were reported each is, from 0."""
 
 
 class NodeView(View, frozen=True):

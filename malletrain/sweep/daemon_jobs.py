@@ -73,7 +73,11 @@ class DaemonJobs:
         if not ids:
             return {}
         views = {view.id: view for view in self._do(operations.jobs(ended=0))}
-        return {job: _seen(views[job]) if job in views else self._one(job) for job in ids}
+        seen = {job: _seen(views[job]) if job in views else self._one(job) for job in ids}
+        for job, each in seen.items():
+            if each.ended:  # it may have reported more since the last news
+                self._read.pop(job, None)
+        return seen
 
     def _one(self, job: str) -> TrialJob:
         try:
@@ -97,9 +101,9 @@ class DaemonJobs:
         series = self._series(job, metric)
         if series is None:
             return []
-        steps = (
-            series.steps if any(s is not None for s in series.steps) else range(len(series.steps))
-        )
+        steps: Sequence[int | None] = series.steps
+        if not any(step is not None for step in steps):
+            steps = series.numbers or range(len(series.steps))
         found = zip(steps, series.values, strict=True)
         return [(step, value) for step, value in found if step is not None and step > since]
 

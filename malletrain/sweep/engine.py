@@ -93,6 +93,7 @@ class Engine:
         self._weigh()
         if ledger.running():
             return False
+        self._stop_if_all_failed()
         ledger.ends(self._enough(now) or DONE)
         return True
 
@@ -120,8 +121,10 @@ class Engine:
             job = self._submit(trial)
         if job is None:
             self._submit(trial)
-        elif ending == GIVEN_BACK:
+        elif ending == GIVEN_BACK and job.state not in ("completed", "failed"):
             self._finish(trial, job, ending)
+        elif ending == GIVEN_BACK:  # it has ended by itself: that counts
+            self._follow(trial, job)
         elif ending is not None or self._follow(trial, job):
             return job
         return None
@@ -223,12 +226,13 @@ class Engine:
         found: list[float | None] = []
         for metric, direction in zip(self._s.sweep.metrics, self._s.sweep.directions, strict=True):
             value = self.jobs.last(job.id, metric)
-            if self._s.sweep.value == "best":
+            diverged = value is not None and not math.isfinite(value)
+            if self._s.sweep.value == "best" and not diverged:
                 choose = max if direction == "maximize" else min
                 points = self.jobs.points(job.id, metric, -1)
                 series = [v for _, v in points if math.isfinite(v)]
                 value = choose(series, default=value)
-            found.append(None if value is None or not math.isfinite(value) else value)
+            found.append(None if diverged else value)
         return found
 
     def _fail(self, trial: FrozenTrial, why: str, job: TrialJob | None = None) -> None:
@@ -261,6 +265,14 @@ class Engine:
                 f"{len(failed)} trials failed and none ended well. Trial {failed[-1].number}: "
                 f"{why.rstrip('.')}. Mend that, then: malletrain sweep resume {self.ledger.name}"
                 + (f" (or end what runs: malletrain sweep cancel {self.ledger.name})" * runs)
+            )
+
+    def _stop_if_all_failed(self) -> None:
+        trials = self.ledger.trials()
+        if trials and all(t.state == TrialState.FAIL for t in trials):
+            why = trials[-1].user_attrs.get(book.WHY, "for a reason that is not known")
+            raise SweepError(
+                f"All trials failed ({len(trials)}). Trial {trials[-1].number}: {why.rstrip('.')}."
             )
 
     def _begin(self, now: float) -> None:

@@ -26,7 +26,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from malletrain.sweep.search import pruner_of, sampler_of, suggest
 from malletrain.sweep.space import Value
-from malletrain.sweep.spec import Sweep, SweepError
+from malletrain.sweep.spec import STORED, Sweep, SweepError
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -153,7 +153,7 @@ class Ledger:
         self.study = study
         self.name = study.study_name
         attrs = study.user_attrs
-        self.sweep = Sweep.model_validate(attrs[SPEC])
+        self.sweep = Sweep.model_validate(attrs[SPEC], context={STORED: True})
         self.token: str = attrs[TOKEN]
         self.began: float = attrs[BEGAN]
         self._study_id = storage.get_study_id_from_name(self.name)

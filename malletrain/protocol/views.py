@@ -332,8 +332,9 @@ class StatusView(View, frozen=True):
 
 class UsageView(View, frozen=True):
     """What one user used of one class of nodes in one month, in node-hours: leased; of these with
-    samples processed (``trained``), lost to starts, to rescales and to preemptions, and without a
-    job (``unused``). ``kwh`` is None where it is not known what the nodes draw.
+    samples processed (``trained``), lost to starts, to rescales and to preemptions, with a job that
+    never told samples (``silent``), and without a job (``unused``). ``kwh`` is None where it is not
+    known what the nodes draw.
     """
 
     month: str
@@ -349,6 +350,7 @@ class UsageView(View, frozen=True):
     kwh: float | None = None
     account: str = ""
     """Empty: none was known."""
+    silent_nh: float = 0.0
 
 
 class LogView(View, frozen=True):

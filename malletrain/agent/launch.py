@@ -50,6 +50,8 @@ _KEPT = {
     "SLURM_CLUSTER_NAME",
     "SLURM_TMPDIR",
     "SLURM_CONF",
+    "SLURM_CONF_SERVER",
+    "SLURM_SACK_SOCKET",
     "PBS_JOBID",
     "PBS_JOBDIR",
 }

@@ -22,7 +22,7 @@ BF_INTERVAL_S = 30.0
 KILL_WAIT_S = 30.0
 MAX_ARRAY_SIZE = 1001
 _FIELD = re.compile(r"(\S+?)=(\S*)")
-_SETTING = re.compile(r"^(\w+)\s*=\s*(.*?)\s*$", re.MULTILINE)
+_SETTING = re.compile(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _LAST_CYCLE = re.compile(
     r"Backfilling stats.*?Last cycle:\s*(\d+).*?Mean cycle:\s*(\d+)", re.DOTALL
 )

@@ -103,6 +103,7 @@ class Api:
         scheduler: str,
         mishaps: Mishaps,
         reload: Reload,
+        users_problems: Callable[[], tuple[str, ...]],
     ) -> None:
         self.core = core
         self.promises = promises
@@ -113,6 +114,7 @@ class Api:
         self.boot = boot
         self.scheduler = scheduler
         self.mishaps = mishaps
+        self._users_problems = users_problems
         self.began = core.clock.now()
         self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
             "submit": self._submit,
@@ -419,4 +421,5 @@ class Api:
             self.mishaps.told() if core.accounts.operates(user) else "",
             trainer_views(core),
             self.views.late(user),
+            self._users_problems() if core.accounts.operates(user) else (),
         )

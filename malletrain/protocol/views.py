@@ -328,6 +328,8 @@ class StatusView(View, frozen=True):
     """Jobs of who asks, operators' all, of which a node that leaves cannot hand over its part of
     the snapshot in time: a sentence each.
     """
+    users_problems: tuple[str, ...] = ()
+    """For operators: what is wrong with the list of users, a sentence each."""
 
 
 class UsageView(View, frozen=True):

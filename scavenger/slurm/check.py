@@ -7,7 +7,7 @@ Nothing is submitted (``sbatch --test-only``) and nothing is changed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scavenger.batch.commands import CommandError, Commands
 from scavenger.batch.look import Finding
@@ -16,6 +16,7 @@ from scavenger.batch.submission import Wanted
 from scavenger.interface import SchedulerError
 from scavenger.slurm.check_limits import limits
 from scavenger.slurm.job import SlurmLeaseOptions, batch_script, sbatch
+from scavenger.slurm.longest_wait import exempt_times, longest_wait
 from scavenger.slurm.site import Partition, SlurmSite
 from scavenger.slurm.source import SlurmSource
 
@@ -34,7 +35,7 @@ class SlurmChecked:
 
 def findings(checked: SlurmChecked) -> Iterator[Finding]:
     """(works, sentence) per thing tested."""
-    by_mode = [_backfill] if checked.settings.backfill else [_preemption, _grace]
+    by_mode = [_backfill] if checked.settings.backfill else [_preemption, _grace, _longest_wait]
     for part in (_partitions, *by_mode, _permission, _shape, _gpus, _sight):
         yield from part(checked)
     yield from limits(checked.site, checked.settings, checked.commands)
@@ -192,6 +193,30 @@ def _grace(checked: SlurmChecked) -> Iterator[Finding]:
                 "preemption at once; with it they would need no srun."
             ),
         )
+
+
+def _longest_wait(checked: SlurmChecked) -> Iterator[Finding]:
+    site, lease = checked.site, checked.settings.lease
+    exempt_of = exempt_times(checked.commands, site)
+    waits = [
+        replace(w, grace_s=max(w.grace_s, checked.grace_s))
+        for w in (longest_wait(site, n, lease.qos, exempt_of) for n in lease.partitions or ("",))
+    ]
+    wait = max(waits, key=lambda each: each.seconds)
+    parts = (
+        f"{wait.grace_s:g} s of grace, {wait.kill_wait_s:g} s of KillWait for a lease that does "
+        f"not end by itself, {wait.cycle_s:.3g} s until Slurm looks again"
+    )
+    if wait.exempt_s > 0:
+        yield (
+            False,
+            f"A job may wait {wait.seconds:.0f} s for a lease: in its first {wait.exempt_s:g} s "
+            f"Slurm preempts none ({wait.exempt_by}); then {parts}. Leases must be preempted at "
+            "once: give them a QOS of their own as qos in [scheduler.slurm], with sacctmgr modify "
+            "qos NAME set PreemptExemptTime=00:00:00, which counts more than that of the cluster.",
+        )
+    else:
+        yield True, f"A job waits {wait.seconds:.0f} s for a lease at the longest: {parts}."
 
 
 def _backfill(checked: SlurmChecked) -> Iterator[Finding]:

@@ -41,6 +41,8 @@ class Partition:
     grace_s: float
     max_time_s: float | None
     nodes: frozenset[str] = frozenset()
+    qos: str = ""
+    """The QOS that the partition puts on its jobs; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,7 @@ def _partition(line: str) -> Partition:
         _number(fields.get("GraceTime"), 0.0),
         read_duration(fields.get("MaxTime", "UNLIMITED")),
         nodes,
+        fields.get("QoS", "N/A").replace("N/A", "").replace("(null)", ""),
     )
 
 

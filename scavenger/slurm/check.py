@@ -19,6 +19,7 @@ from scavenger.slurm.job import SlurmLeaseOptions, batch_script, sbatch
 from scavenger.slurm.longest_wait import exempt_times, longest_wait
 from scavenger.slurm.site import Partition, SlurmSite
 from scavenger.slurm.source import SlurmSource
+from scavenger.slurm.wall_limits import longest_lease
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class SlurmChecked:
 def findings(checked: SlurmChecked) -> Iterator[Finding]:
     """(works, sentence) per thing tested."""
     by_mode = [_backfill] if checked.settings.backfill else [_preemption, _grace, _longest_wait]
-    for part in (_partitions, *by_mode, _permission, _shape, _gpus, _sight):
+    for part in (_partitions, _time_limit, *by_mode, _permission, _shape, _gpus, _sight):
         yield from part(checked)
     yield from limits(checked.site, checked.settings, checked.commands)
 
@@ -66,6 +67,26 @@ def _partitions(checked: SlurmChecked) -> Iterator[Finding]:
             )
         else:
             yield True, f"Partition {name} is up and has {len(partition.nodes)} nodes."
+
+
+def _time_limit(checked: SlurmChecked) -> Iterator[Finding]:
+    s = checked.settings
+    longest_s, by = longest_lease(checked.site, s.lease)
+    if longest_s is None or longest_s >= s.time_limit_s:
+        return
+    if longest_s < min(s.least_s, s.time_limit_s):
+        yield (
+            False,
+            f"Slurm takes jobs of {longest_s:g} s at most where leases run ({by}), and the "
+            f"shortest lease has {s.least_s:g} s: none could start. Raise that limit, or lower "
+            "time_min and min_lease in [scheduler.slurm].",
+        )
+    else:
+        yield (
+            True,
+            f"Leases end after {longest_s:g} s at most ({by}), sooner than time_limit "
+            f"({s.time_limit_s:g} s) says.",
+        )
 
 
 def _preemption(checked: SlurmChecked) -> Iterator[Finding]:

@@ -62,6 +62,8 @@ class SlurmSite:
     hidden: frozenset[str] = frozenset()
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+    max_wall: Mapping[str, float] = field(default_factory=dict)
+    """QOS → its MaxWall, seconds."""
 
     @property
     def called(self) -> str:

@@ -114,7 +114,9 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         due = (
             []
             if s.backfill
-            else self._believed(due_jobs(jobs.pending, site, s.lease.main_partition, now), now)
+            else self._believed(
+                due_jobs(jobs.pending, site, s.lease.main_partition, now, self._due_since), now
+            )
         )
         grace_s = self.grace_s(site)
         found = {lease_id: lease_job(lease_id, job, now, grace_s) for lease_id, job in own.items()}

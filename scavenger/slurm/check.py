@@ -322,9 +322,8 @@ def _gpus(checked: SlurmChecked) -> Iterator[Finding]:
         return
     try:
         table, _, _ = checked.source.read(checked.settings.prefix)
-    except SchedulerError as error:
-        yield False, str(error)
-        return
+    except SchedulerError:
+        return  # which _polls tells
     named = set(checked.settings.lease.partitions)
     with_gpus = {
         name: group.gres.split("(")[0] for name, group in table.nodes.items() if "gpu" in group.gres
@@ -349,6 +348,15 @@ def _sight(checked: SlurmChecked) -> Iterator[Finding]:
     cycle = checked.site.backfill_cycle_s
     if checked.settings.idle_for_s is None and cycle is not None:
         yield True, f"A node is a gap when it was idle for one backfill cycle, here {cycle:.3g} s."
+    yield from _polls(checked)
+    if "reservations" in checked.site.hidden and not _is_operator(checked):
+        yield (
+            False,
+            "PrivateData=reservations hides reservations from users who are no operators, so that "
+            "maintenance would not be seen and leases would stand in its way; let an operator's "
+            f"account run the daemon (sacctmgr modify user {checked.settings.user} set "
+            "adminlevel=operator), or take reservations out of PrivateData.",
+        )
     if "jobs" in checked.site.hidden:
         # Operators see everything; whether this user is one shows only in what squeue leaves out.
         yield (
@@ -360,3 +368,31 @@ def _sight(checked: SlurmChecked) -> Iterator[Finding]:
                 + ("." if checked.settings.backfill else ", or rely on preemption.")
             ),
         )
+
+
+def _polls(checked: SlurmChecked) -> Iterator[Finding]:
+    """What every poll asks, asked as the daemon asks it."""
+    try:
+        table, _, _ = checked.source.read(checked.settings.prefix)
+    except SchedulerError as error:
+        hidden = checked.site.hidden & {"nodes", "reservations", "jobs"}
+        why = (
+            f" PrivateData={','.join(sorted(hidden))} hides them from users who are no operators: "
+            "let an operator's account run the daemon (sacctmgr modify user "
+            f"{checked.settings.user} set adminlevel=operator), or take that out of PrivateData."
+        )
+        yield False, f"The polls of the daemon fail: {error}{why * bool(hidden)}"
+    else:
+        yield True, f"A poll sees {len(table.nodes)} nodes."
+
+
+def _is_operator(checked: SlurmChecked) -> bool:
+    """Whether Slurm hides nothing from the daemon's user."""
+    user = checked.settings.user
+    if user in ("root", checked.site.settings.get("SlurmUser", "").partition("(")[0]):
+        return True
+    try:
+        words = ["sacctmgr", "-nP", "show", "user", user, "format=adminlevel"]
+        return checked.commands.ask(words).strip().lower().startswith(("operator", "admin"))
+    except CommandError:
+        return False

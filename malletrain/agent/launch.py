@@ -50,6 +50,8 @@ _KEPT = {
     "SLURM_CLUSTER_NAME",
     "SLURM_TMPDIR",
     "SLURM_CONF",
+    "SLURM_CONF_SERVER",
+    "SLURM_SACK_SOCKET",
     "PBS_JOBID",
     "PBS_JOBDIR",
 }
@@ -72,6 +74,8 @@ class JobPlace:
     """The agent's own."""
     memory: Path | None = None
     """The job's folder in the node's memory, for snapshots; None: there is none."""
+    daemon: str = ""
+    """Name of the daemon whose jobs these are."""
     chosen: bool = False
     """The site names the network; else the environment may name another."""
 
@@ -115,6 +119,7 @@ def job_environment(
     environment.update(
         {
             env.JOB: order.job,
+            env.DAEMON_ID: place.daemon,
             env.SOCKET: place.worker_socket,
             env.FLAGS: flags,
             env.AGENT: order.endpoint,

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from malletrain.agent.config import AgentConfig, public_key
 from malletrain.agent.reach import why_no_answer
+from malletrain.protocol.boot import daemon_of
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.messages import (
     Alive,
@@ -119,6 +120,11 @@ class DaemonLink:
         self._greetings = 0
         """How often, since the connection was made or the daemon asked."""
         self.connected = False
+
+    @property
+    def daemon(self) -> str:
+        """The daemon's name; empty before its first Welcome."""
+        return daemon_of(self._boot)
 
     def send(self, message: Message) -> bool:
         """Send to the daemon if it is there. False: not sent, or not for sure; the Hello that

@@ -243,6 +243,7 @@ class NodeAgent:
             node=self._config.node,
             lease=self._config.lease,
             environment=os.environ,
+            daemon=self._link.daemon,
             chosen=bool(message.host),
         )
         try:

@@ -17,7 +17,7 @@ from malletrain.api.copies import copy_snapshot, write_log
 from malletrain.api.event_files import write_events
 from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
 from malletrain.api.function_job import function_spec, result_of
-from malletrain.api.options import SubmitOptions, limits_of, spec_of
+from malletrain.api.options import FunctionOptions, SubmitOptions, limits_of, spec_of
 from malletrain.api.series import JobMetrics
 from malletrain.api.weights import export_weights
 from malletrain.client import ClientError, Unreachable, operations
@@ -27,6 +27,7 @@ from malletrain.client.exchange import TIMEOUT_S
 from malletrain.client.operations import Operation
 from malletrain.identity.keys import user_name
 from malletrain.protocol import env
+from malletrain.protocol.boot import daemon_of
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import (
     EventView,
@@ -122,7 +123,7 @@ class AsyncClient:
         function: Callable[..., Any],
         /,
         *args: Any,
-        options: SubmitOptions | None = None,
+        options: FunctionOptions | None = None,
         **named: Any,
     ) -> AsyncJob:
         """As :meth:`malletrain.Client.submit_function`; the result is that of
@@ -271,7 +272,9 @@ class AsyncJob:
 
     async def export(self, out: str | os.PathLike[str] | None = None, *, name: str = "") -> Path:
         """As :meth:`malletrain.api.job.Job.export`."""
-        return await asyncio.to_thread(export_weights, await self.detail(), out, name)
+        return await asyncio.to_thread(
+            export_weights, await self.detail(), await self._daemon(), out, name
+        )
 
     async def copy(
         self, folder: str | os.PathLike[str], *, snapshot: bool = True, logs: bool = True
@@ -279,12 +282,17 @@ class AsyncJob:
         """As :meth:`malletrain.api.job.Job.copy`."""
         place, files = Path(folder), []
         if snapshot:
-            files += await asyncio.to_thread(copy_snapshot, await self.detail(), place)
+            files += await asyncio.to_thread(
+                copy_snapshot, await self.detail(), await self._daemon(), place
+            )
         if logs:
             for stream in (await self._client.do(operations.logs(self.id))).streams:
                 lines = [line async for line in self._lines(LogTail(self.id, stream, False))]
                 files.append(await asyncio.to_thread(write_log, place, stream, lines))
         return files
+
+    async def _daemon(self) -> str:
+        return daemon_of((await self._client.do(operations.status())).boot)
 
     async def tensorboard(self, folder: str | os.PathLike[str]) -> Path:
         """As :meth:`malletrain.api.job.Job.tensorboard`."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from malletrain.api.functions import FunctionExecutor, FunctionFuture
 from malletrain.api.job import Job, wait_for
-from malletrain.api.options import SubmitOptions, spec_of
+from malletrain.api.options import FunctionOptions, SubmitOptions, spec_of
 from malletrain.client import Connection, Unreachable, operations
 from malletrain.client.exchange import TIMEOUT_S
 from malletrain.client.operations import Operation
@@ -158,22 +158,27 @@ class Client:
         function: Callable[..., R],
         /,
         *args: Any,
-        options: SubmitOptions | None = None,
+        options: FunctionOptions | None = None,
         **named: Any,
     ) -> FunctionFuture[R]:
         """Run ``function(*args, **named)`` as a job. Every rank calls it; what rank 0 returns is
         the future's result. The function and its arguments are packed by cloudpickle.
 
         Args:
-            function: what is called on the nodes, from the beginning after each rescale; with
-                :class:`malletrain.Snapshot` it goes on where it was.
+            function: what is called on the nodes, once or several times: from the beginning after
+                each rescale, each lost node and each failure. With :class:`malletrain.Snapshot` it
+                goes on where it was; with the option ``tries=1`` it is called once at most.
             *args: its arguments.
-            options: of the job.
+            options: of the job; see :class:`malletrain.api.options.FunctionOptions`.
             **named: its arguments by name.
+
+        Raises:
+            TypeError: the function does not take these arguments, one of them is an option of jobs
+                that the function would swallow by ``**``, or they cannot be sent.
         """
         return self._functions.run(function, args, named, options or {})
 
-    def executor(self, **options: Unpack[SubmitOptions]) -> FunctionExecutor:
+    def executor(self, **options: Unpack[FunctionOptions]) -> FunctionExecutor:
         """A :class:`concurrent.futures.Executor` that runs functions as jobs with these options."""
         return FunctionExecutor(self, options)
 

@@ -14,14 +14,15 @@ TRIES = 5
 """A job that runs may write its next snapshot, and remove this one, while it is copied."""
 
 
-def copy_snapshot(detail: JobDetail, folder: Path) -> list[Path]:
-    """Copy the job's newest snapshot; returns the file, and the folder of its shards if it has any.
+def copy_snapshot(detail: JobDetail, daemon: str, folder: Path) -> list[Path]:
+    """Copy the newest snapshot of a job of ``daemon``; returns the file, and the folder of its
+    shards if it has any.
 
     Raises:
         malletrain.training.snapshot_file.SnapshotError: there is none.
         OSError: it cannot be read, or not be written.
     """
-    source = snapshot_of(detail)
+    source = snapshot_of(detail, daemon)
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / os.path.basename(source)
     shards = Path(f"{target}{SHARDS}")

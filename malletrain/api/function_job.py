@@ -6,22 +6,30 @@ Decides where the function's folder is and what came of it. What runs on the nod
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from malletrain.api.options import SubmitOptions, spec_of
+from malletrain.api.options import FunctionOptions, SubmitOptions, limits_of, spec_of
 from malletrain.client import ClientError
 from malletrain.protocol.messages import JobSpec
-from malletrain.protocol.views import JobDetail
+from malletrain.protocol.views import JobDetail, JobView
+from malletrain.submission.error import SpecError
 from malletrain.submission.resuming import with_snapshots_bound
-from malletrain.training.functions import FUNCTION, FunctionLost, outcome, pack
+from malletrain.training.functions import (
+    FUNCTION,
+    FunctionLost,
+    FunctionOutcome,
+    outcome,
+    pack,
+)
 
 FOLDER = Path(".malletrain") / "functions"
 """Below the working directory."""
@@ -33,18 +41,71 @@ def function_spec(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     named: dict[str, Any],
-    options: SubmitOptions,
+    options: FunctionOptions,
 ) -> JobSpec:
     """The job that calls ``function``; the function is packed into a folder of its own below the
     job's working directory.
+
+    Raises:
+        TypeError: the function does not take these arguments, or they cannot be sent; the sentence
+            says so.
+        SpecError: it cannot be a job.
     """
+    check_arguments(function, args, named)
+    own: dict[str, Any] = dict(options)
+    tries = own.pop("tries", None)
+    if tries is not None and (type(tries) is not int or tries < 1):
+        raise SpecError(
+            f"tries is {tries!r}; accepted is 1 or more: in how many rounds of its job the "
+            "function may be called. Without it, in each.",
+            "tries",
+        )
+    low, high = limits_of(own.get("nodes", 1))
+    if tries is not None and low != high:
+        raise SpecError(
+            f"tries={tries} goes with a fixed number of nodes, not with {low}:{high}: whenever its "
+            "nodes change the function is called from the beginning.",
+            "tries",
+        )
+    if tries is not None:
+        own.setdefault("profile", False)
     text = str(options.get("name") or getattr(function, "__name__", "") or type(function).__name__)
     name = re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-._+")[:64] or "function"
     workdir = Path(os.path.abspath(os.path.expanduser(options.get("workdir", "."))))
     folder = workdir / FOLDER / f"{name}-{uuid.uuid4().hex[:12]}"
-    script = pack(folder, "call", function, args, named)
-    spec = spec_of(script, (), {**options, "name": name})
+    script = pack(folder, "call", function, args, named, tries or 0)
+    spec = spec_of(script, (), {**own, "name": name})
     return with_snapshots_bound(msgspec.structs.replace(spec, workdir=str(workdir)))
+
+
+def check_arguments(
+    function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]
+) -> None:
+    """Look whether the function takes these arguments.
+
+    Raises:
+        TypeError: it does not, or swallows by ``**`` what is an option of jobs.
+    """
+    name = getattr(function, "__name__", repr(function))
+    known = {*FunctionOptions.__annotations__, *SubmitOptions.__annotations__}
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of one that is not written in Python nothing is known
+        return
+    swallows = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    options = [word for word in named if word in known and word not in signature.parameters]
+    if options:
+        word = options[0]
+        raise TypeError(
+            f"{word}= is an option of jobs and would become an argument of {name}"
+            f"{' by its **' if swallows else ', which has none of that name'}. Give options of the "
+            f'job as options={{"{word}": …}}, or to executor(); an argument of that name in a '
+            "functools.partial."
+        )
+    try:
+        signature.bind(*args, **named)
+    except TypeError as error:
+        raise TypeError(f"{name} cannot be called so: {error}.") from None
 
 
 def result_of(detail: JobDetail) -> Any:
@@ -67,12 +128,20 @@ def result_of(detail: JobDetail) -> Any:
             "would run code of its owner as you."
         )
     job = detail.job
-    made = outcome(folder)
+    made = _outcome(folder, job)
     until = time.monotonic() + SEEN_WITHIN_S
     while made is None and job.state == "completed" and time.monotonic() < until:
         time.sleep(0.2)
-        made = outcome(folder)
+        made = _outcome(folder, job)
     if made is None or job.state == "cancelled":
         why = job.reason or detail.failure.strip() or "nothing more is known"
         raise FunctionLost(f"Job {job.id} ({job.name}) was {job.state} without a result: {why}")
     return made.result()
+
+
+def _outcome(folder: Path, job: JobView) -> FunctionOutcome | None:
+    made = outcome(folder, job.id, job.state == "completed")
+    if made is None and (before := outcome(folder, "", job.state == "completed")) is not None:
+        # A release before named no job; what it wrote before this one was submitted is another's.
+        made = before if before.time >= job.submitted else None
+    return made

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from malletrain.api.following import AGAIN_S, ENDED, Endings
 from malletrain.api.function_job import function_spec, result_of
 from malletrain.api.job import Asker, Job
-from malletrain.api.options import SubmitOptions
+from malletrain.api.options import FunctionOptions
 from malletrain.client import Unreachable
 from malletrain.protocol.messages import JobSpec
 
@@ -74,7 +74,7 @@ class FunctionExecutor(Executor):
         options: of every job, as :meth:`malletrain.Client.submit` has them.
     """
 
-    def __init__(self, client: JobSubmitter, options: SubmitOptions) -> None:
+    def __init__(self, client: JobSubmitter, options: FunctionOptions) -> None:
         self._client = client
         self._options = options
         self._endings = Endings(())
@@ -98,7 +98,7 @@ class FunctionExecutor(Executor):
         function: Callable[..., R],
         args: tuple[Any, ...],
         named: dict[str, Any],
-        options: SubmitOptions,
+        options: FunctionOptions,
     ) -> FunctionFuture[R]:
         """As :meth:`submit`, with options of this job alone."""
         with self._lock:
@@ -106,7 +106,7 @@ class FunctionExecutor(Executor):
                 raise RuntimeError("This executor was shut down; make another.")
             if self._thread is None:
                 self._listen()
-            merged: SubmitOptions = {**self._options, **options}
+            merged: FunctionOptions = {**self._options, **options}
             spec = function_spec(function, args, named, merged)
             future: FunctionFuture[R] = FunctionFuture(self._client.submit_spec(spec))
             self._futures[future.job.id] = future

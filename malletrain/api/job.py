@@ -20,6 +20,7 @@ from malletrain.api.series import JobMetrics
 from malletrain.api.weights import export_weights
 from malletrain.client import ClientError, Unreachable, operations
 from malletrain.client.operations import Operation
+from malletrain.protocol.boot import daemon_of
 from malletrain.protocol.views import EventView, JobDetail, JobView, MembersView
 from malletrain.submission.goals import changes_of
 
@@ -152,7 +153,7 @@ class Job:
         Raises:
             malletrain.training.snapshot_file.SnapshotError: there is no good snapshot.
         """
-        return export_weights(self.detail(), out, name)
+        return export_weights(self.detail(), self._daemon(), out, name)
 
     def copy(
         self, folder: str | os.PathLike[str], *, snapshot: bool = True, logs: bool = True
@@ -165,12 +166,15 @@ class Job:
             OSError: something cannot be read, or not be written.
         """
         place = Path(folder)
-        files = copy_snapshot(self.detail(), place) if snapshot else []
+        files = copy_snapshot(self.detail(), self._daemon(), place) if snapshot else []
         if logs:
             for stream in self._asker.do(operations.logs(self.id)).streams:
                 lines = list(self._lines(LogTail(self.id, stream, False)))
                 files.append(write_log(place, stream, lines))
         return files
+
+    def _daemon(self) -> str:
+        return daemon_of(self._asker.do(operations.status()).boot)
 
     def tensorboard(self, folder: str | os.PathLike[str]) -> Path:
         """Write its metrics and its scale as a run of TensorBoard below ``folder``, as ``malletrain

@@ -96,6 +96,15 @@ class SubmitOptions(TypedDict, total=False):
     """Begin from the snapshot of another job (id or name), or from this file."""
 
 
+class FunctionOptions(SubmitOptions, total=False):
+    """The options of a function's job."""
+
+    tries: int
+    """In how many rounds of its job the function may be called; 1: it is not called again when its
+    nodes change or it fails. Default: in each round.
+    """
+
+
 def spec_of(
     script: str | os.PathLike[str], args: Sequence[object], options: Mapping[str, Any]
 ) -> JobSpec:

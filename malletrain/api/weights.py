@@ -9,23 +9,45 @@ from malletrain.protocol.views import JobDetail
 from malletrain.submission.snapshot_paths import snapshot_paths
 
 
-def snapshot_of(detail: JobDetail) -> str:
+def snapshot_of(detail: JobDetail, daemon: str) -> str:
     """The path of the job's snapshot: one that its command or script names, else that in its
-    default folder.
+    default folder. One that says that it is another job's is none of this job.
+
+    Args:
+        detail: the job.
+        daemon: the name of its daemon (:func:`malletrain.protocol.boot.daemon_of`).
 
     Raises:
         malletrain.training.snapshot_file.SnapshotError: there is none, or more than one.
     """
-    from malletrain.training.owner import path_of
+    from malletrain.training.owner import Owner, path_of
+    from malletrain.training.snapshot_file import SnapshotError
+    from malletrain.training.snapshot_records import owner_in
 
-    spec = detail.spec
+    spec, job = detail.spec, detail.job.id
+    mine = Owner(job, "", "", daemon)
     named = snapshot_paths(spec["script"], spec.get("args", ()), spec["workdir"])
-    there = sorted(path for path in named if os.path.isfile(path))
-    return there[0] if there else path_of(detail.job.id, spec["workdir"])
+    there = {path: owner_in(path) for path in sorted(named) if os.path.isfile(path)}
+    for path, theirs in there.items():
+        if theirs is None or (theirs.job == job and theirs.may_share(mine)):
+            return path
+    try:
+        return path_of(job, spec["workdir"], daemon, unnamed_since=detail.job.submitted)
+    except SnapshotError as error:
+        for path, theirs in there.items():
+            raise SnapshotError(
+                f"The snapshot {path}, which job {job} names, belongs to {theirs}"
+                f"{'' if theirs is None or theirs.may_share(mine) else ' of another daemon'}. "
+                f"To have that one, name it by its path. {error}"
+            ) from None
+        raise
 
 
-def export_weights(detail: JobDetail, out: str | os.PathLike[str] | None, name: str) -> Path:
+def export_weights(
+    detail: JobDetail, daemon: str, out: str | os.PathLike[str] | None, name: str
+) -> Path:
     """Write the weights of the model ``name`` as safetensors; returns the file. Needs torch.
+    ``daemon``: see :func:`snapshot_of`.
 
     Raises:
         malletrain.training.snapshot_file.SnapshotError: there is no good snapshot, or no such
@@ -34,5 +56,5 @@ def export_weights(detail: JobDetail, out: str | os.PathLike[str] | None, name: 
     from malletrain.training.export import read_weights, write_safetensors
 
     file = Path(out) if out is not None else Path(f"{detail.job.name}.safetensors")
-    write_safetensors(read_weights(snapshot_of(detail), name), os.fspath(file))
+    write_safetensors(read_weights(snapshot_of(detail, daemon), name), os.fspath(file))
     return file

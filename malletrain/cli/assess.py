@@ -87,7 +87,8 @@ def assess(
 
     \b
     Slurm's accounting:
-      sacct --allusers --allocations --parsable2 --starttime=2024-01-01 --endtime=2024-02-01 \\
+      sacct --allusers --allocations --duplicates --parsable2 \\
+            --starttime=2024-01-01 --endtime=2024-02-01 \\
             --format=JobID,Submit,Start,End,State,NNodes,NodeList > january.txt
       malletrain assess --sacct january.txt --nodes 1200 --from 2024-01-01 --to 2024-02-01
 

@@ -57,10 +57,15 @@ def _list(config: Config, listed: list[str]) -> Iterator[tuple[bool | None, str]
     if config.daemon.users is None:
         return
     try:
-        listed += sorted(set(read_users(config.daemon.users).values()))
+        found = read_users(config.daemon.users)
+        listed += sorted(set(found.users.values()))
     except UsersError as error:
         yield False, str(error)
     else:
+        for problem in found.problems:
+            yield False, problem
+        for name in filter(_unknown, listed):
+            yield None, f"{config.daemon.users} lists {name}, whom this host does not know."
         yield (
             True,
             f"{config.daemon.users} lists {len(listed)} user{'' if len(listed) == 1 else 's'}.",

@@ -70,7 +70,8 @@ def export(
 
     out = out or f"{os.path.basename(job).partition('.')[0]}.safetensors"
     try:
-        weights = read_weights(_snapshot_of(job, state_dir), name)
+        path = _snapshot_of(job, state_dir)
+        weights = read_weights(path, name)
         write_safetensors(weights, out)
     except SnapshotError as error:
         raise Refused(str(error)) from None
@@ -80,12 +81,13 @@ def export(
         raise Refused(f"The weights cannot be written to {out}: {error.strerror}.") from None
     click.echo(
         f"Wrote {len(weights.tensors)} tensors of {weights.name!r}, {weights.bytes / 1e6:.1f} MB, "
-        f"saved {weights.saved}, to {out}."
+        f"saved {weights.saved} in {path}, to {out}."
     )
 
 
 def _snapshot_of(job: str, state_dir: Path | None) -> str:
     from malletrain.api.weights import snapshot_of
+    from malletrain.protocol.boot import daemon_of
     from malletrain.training.owner import path_of
     from malletrain.training.snapshot_file import SnapshotError
 
@@ -94,12 +96,13 @@ def _snapshot_of(job: str, state_dir: Path | None) -> str:
     try:
         with asking(state_dir) as client:
             view = client.job(job)
+            daemon = daemon_of(client.status().boot)
     except (Away, Refused) as error:
         try:
             return path_of(job)  # a job of another daemon, or of one that does not run
         except SnapshotError:
             raise error from None
-    return snapshot_of(view)
+    return snapshot_of(view, daemon)
 
 
 def _export_metrics(

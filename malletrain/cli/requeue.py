@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from malletrain.cli.common import Refused, asking, json_option, print_json, state_dir_option
+from malletrain.cli.common import Refused, asking, json_option, print_json, say, state_dir_option
 from malletrain.cli.completion import job_names
 from malletrain.cli.moments import moment
 
@@ -53,8 +53,11 @@ def requeue(
       malletrain requeue train -- --epochs 120
       malletrain requeue --failed --since "1 d"
     """
+    import msgspec
+
     from malletrain.identity.keys import user_name
-    from malletrain.submission.again import requeued
+    from malletrain.protocol.messages import JobSpec
+    from malletrain.submission.again import left_out, requeued
     from malletrain.submission.error import SpecError
 
     if bool(jobs) == failed or (since is not None and not failed):
@@ -76,13 +79,17 @@ def requeue(
             raise Refused("There is no failed job of yours.")
         now = time.time()
         try:  # of all, before the first is submitted
-            specs = [(j, requeued(client.job(j.id), more, now, user_name())) for j in found]
+            details = [(j, client.job(j.id)) for j in found]
+            specs = [(j, requeued(detail, more, now, user_name())) for j, detail in details]
         except SpecError as error:
             raise Refused(str(error)) from None
+        old = {job.id: msgspec.convert(detail.spec, JobSpec) for job, detail in details}
         for job, spec in specs:
             new = client.submit(spec)
             made.append(new)
             if not as_json:
                 click.echo(f"Submitted {new.name} as job {new.id}; it goes on where {job.id} was.")
+                for sentence in left_out(old[job.id], spec):
+                    say(sentence)
     if as_json:
         print_json(made)

@@ -422,7 +422,8 @@ def _shared_places(client: Connection, spec: JobSpec, jobs: Sequence[JobSpec]) -
 def cancel(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None:
     """Cancel jobs: stop their processes and free their nodes. Snapshots and logs stay.
 
-    JOB is the id or the name of a job (of several jobs of one name the newest).
+    JOB is the id or the name of a job (of several jobs of one name the newest), or the name of an
+    array: all its jobs are meant.
 
     \b
     Examples:

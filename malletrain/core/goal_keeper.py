@@ -214,12 +214,16 @@ class GoalKeeper:
         """Whether it cannot pay its smallest size for the time that a plan looks ahead."""
         return self._most_payable(record, now) < min(record.sizes(), default=1)
 
+    def least_budget_s(self, nodes: int) -> float:
+        """The charged node-seconds without which a job of so many nodes gets none."""
+        s = self._settings
+        return nodes * s.charge_factor * max(s.planning.t_fwd_s, s.min_charge_s)
+
     def _most_payable(self, record: GoalRecord, now: float) -> float:
         """The most nodes that it can pay for that time."""
         if record.goals.budget_s is None:
             return math.inf
-        s = self._settings
-        ahead_s = s.charge_factor * max(s.planning.t_fwd_s, s.min_charge_s)
+        ahead_s = self.least_budget_s(1)
         left = record.goals.budget_s - record.account.charged(now)
         return math.inf if ahead_s <= 0 else math.floor(left / ahead_s * (1 + 1e-9))
 

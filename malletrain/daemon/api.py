@@ -11,7 +11,7 @@ core's memory and its store apart: see :mod:`malletrain.daemon.mishaps`.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,7 +36,12 @@ from malletrain.daemon.core import Core
 from malletrain.daemon.extension import wanted_of
 from malletrain.daemon.goals import goals_problem
 from malletrain.daemon.heap import unsearched
-from malletrain.daemon.job_changes import JobChanges, dependencies
+from malletrain.daemon.job_changes import (
+    JobChanges,
+    arrays_of,
+    dependencies,
+    jobs_of_array,
+)
 from malletrain.daemon.job_repository import decode_spec, submitted_before
 from malletrain.daemon.job_views import JobViews
 from malletrain.daemon.leases import Leases
@@ -98,6 +103,7 @@ class Api:
         scheduler: str,
         mishaps: Mishaps,
         reload: Reload,
+        users_problems: Callable[[], tuple[str, ...]],
     ) -> None:
         self.core = core
         self.promises = promises
@@ -108,6 +114,7 @@ class Api:
         self.boot = boot
         self.scheduler = scheduler
         self.mishaps = mishaps
+        self._users_problems = users_problems
         self.began = core.clock.now()
         self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
             "submit": self._submit,
@@ -178,6 +185,8 @@ class Api:
             raise RequestRefused(problem)
         if problem := goals_problem(wanted_of(spec), spec.mode, core.clock.now()):
             raise RequestRefused(problem, "usage")
+        if problem := core.goals.too_small(spec.budget_nh, spec.min_nodes):
+            raise RequestRefused(problem, "usage")
         unfinished = [run.spec.owner for run in core.runs.values()]
         if refusal := core.parties.refusal(user, spec.min_nodes, unfinished):
             raise RequestRefused(refusal)
@@ -217,7 +226,7 @@ class Api:
                 "usage",
             )
         why = why_cancelled(params)
-        for name in names:
+        for name in self._with_arrays(names, user):
             try:
                 row = self._find(name, user)
             except RequestRefused as e:
@@ -276,6 +285,22 @@ class Api:
         )
         key = self.core.rounds.key_of(row.id) if user == row.owner else ""
         return MembersView(row.id, rounds.generation if rounds else row.generation, members, key)
+
+    def _with_arrays(self, names: Sequence[str], user: str) -> Iterator[str]:
+        """The same names; for one that is of no job, but of an array of ``user``'s, the ids of its
+        unfinished jobs.
+        """
+        store = self.core.store
+        arrays: dict[tuple[str, int], list[str]] | None = None
+        for name in names:
+            if any(name in (row.id, row.name) for row in store.find_jobs(name)):
+                yield name
+                continue
+            if arrays is None:
+                unfinished = [state.value for state in JobState if not state.ended]
+                rows = store.list_jobs(unfinished)
+                arrays = arrays_of((r.id, decode_spec(r.spec)) for r in rows if r.owner == user)
+            yield from jobs_of_array(arrays, name) or (name,)
 
     def _find(self, name: str, user: str) -> JobRow:
         """The job that ``user`` means by ``name``: one's own jobs come before those of others."""
@@ -396,4 +421,5 @@ class Api:
             self.mishaps.told() if core.accounts.operates(user) else "",
             trainer_views(core),
             self.views.late(user),
+            self._users_problems() if core.accounts.operates(user) else (),
         )

@@ -71,6 +71,7 @@ def compose(
     retention: Retention,
     path: Path | None,
     log_file: RotatedLog | None,
+    users_problems: Callable[[], tuple[str, ...]],
 ) -> Service:
     """The parts of one daemon, each with those that it needs. To be called within its loop.
 
@@ -83,6 +84,7 @@ def compose(
         retention: what deletes what is too old.
         path: the configuration's file.
         log_file: where the log goes; None: to standard error.
+        users_problems: what is wrong with the list of users, as sentences.
     """
     parts = make_parts(config, store, clock, metrics, send, keys.job_key)
     logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
@@ -95,7 +97,8 @@ def compose(
     promises = Promises(core)
     notices = Notices(core, config.notify)
     reload = Reload(path, core, parts, scavenger, notices, retention, log_file)
-    api = Api(core, parts, leases, promises, logs, boot, scavenger.name, mishaps, reload)
+    named = boot, scavenger.name
+    api = Api(core, parts, leases, promises, logs, *named, mishaps, reload, users_problems)
     read = partial(slurm_associations, config) if config.shares.weights_from == "slurm" else None
     return Service(
         core,

@@ -95,6 +95,18 @@ class JobGoals:
         over.sort(key=lambda each: each.at)
         self._keeper.past.restore(over, unfinished)
 
+    def too_small(self, budget_nh: float | None, min_nodes: int) -> str:
+        """Why a job with this budget would never get nodes, as a sentence; empty: it can."""
+        least = self._keeper.least_budget_s(min_nodes) / HOUR_S
+        if budget_nh is None or budget_nh * (1 + 1e-9) >= least:
+            return ""
+        return (
+            f"A budget of {budget_nh:.4g} node-hours is too small to start the job: it needs "
+            f"{min_nodes} node{'' if min_nodes == 1 else 's'}, and is given none unless the budget "
+            f"lasts for the time that a plan looks ahead, {math.ceil(least * 1000) / 1000:g} "
+            "node-hours. Give that at least, or none."
+        )
+
     # --- jobs ---
 
     def begin(

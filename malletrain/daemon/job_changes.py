@@ -5,7 +5,7 @@ Decides who may change what. What a change does to the plan is :mod:`malletrain.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,6 +18,8 @@ from malletrain.daemon.extension import extend, extended
 from malletrain.daemon.job_repository import decode_spec, not_completed
 from malletrain.daemon.job_views import JobViews
 from malletrain.daemon.promises import was
+from malletrain.protocol import env
+from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import JobView
 from malletrain.store.records import JobRow
 
@@ -73,6 +75,24 @@ class JobChanges:
                 f"Job {row.id} belongs to {row.owner}; only its owner or an operator can {what} it."
             )
         return row
+
+
+def arrays_of(jobs: Iterable[tuple[str, JobSpec]]) -> dict[tuple[str, int], list[str]]:
+    """The jobs of arrays: (name of the array as far as it is in theirs, digits of their index) →
+    their ids.
+    """
+    found: dict[tuple[str, int], list[str]] = {}
+    for job, spec in jobs:
+        index = spec.env.get(env.ARRAY_INDEX, "")
+        if index and spec.name.endswith(f"-{index}"):
+            found.setdefault((spec.name[: -len(index) - 1], len(index)), []).append(job)
+    return found
+
+
+def jobs_of_array(arrays: Mapping[tuple[str, int], list[str]], name: str) -> list[str]:
+    """The ids of the jobs of the array that was submitted as ``name``."""
+    digits = sorted({count for _, count in arrays})
+    return [job for n in digits for job in arrays.get((name[: 63 - n], n), ())]
 
 
 def dependencies(core: Core, found: Sequence[JobRow]) -> tuple[str, ...]:

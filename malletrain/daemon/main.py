@@ -126,7 +126,7 @@ class Daemon:
         self.service: Service | None = None
         """Its parts, once the main scheduler is connected."""
         self.users = Users(config.daemon.users) if config.daemon.users is not None else None
-        self._users_problem = ""
+        self._users_problems: tuple[str, ...] = ()
         self.keys = KeyRing(
             config.state_dir,
             lookup=self.users.user_of if self.users is not None else lambda key: None,
@@ -254,6 +254,7 @@ class Daemon:
             self._retention,
             self._path,
             self._log_file,
+            self.users.problems if self.users is not None else tuple,
         )
 
     async def _until(self, stop: asyncio.Event, service: Service) -> BaseException | None:
@@ -337,15 +338,17 @@ class Daemon:
             show_gauges(service, self.metrics, WATCH_EVERY_S)
 
     def _look_at_users(self) -> None:
-        """Tell why the list of users is not read, once for each reason: who was to be taken off by
-        it is in still.
+        """Tell what is wrong with the list of users, once for each reason: where it is not read,
+        who was to be taken off by it is in still; whose line is wrong is out.
         """
         if self.users is None:
             return
         self.users.user_of("")
-        before, self._users_problem = self._users_problem, self.users.problem
-        if self.users.problem and self.users.problem != before:
-            log.warning("list of users not read", reason=self.users.problem)
+        before, self._users_problems = self._users_problems, self.users.problems()
+        for problem in self._users_problems:
+            if problem not in before:
+                log.warning("list of users not read whole", reason=problem)
+        self.metrics.users_problems(len(self._users_problems))
 
     async def _reload(self, service: Service, again: asyncio.Event) -> None:
         """Read the configuration again at each SIGHUP."""

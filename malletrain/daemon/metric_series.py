@@ -119,6 +119,7 @@ def series_views(
                 tuple(row.nodes for row in shown),
                 tuple(row.step for row in shown),
                 count,
+                tuple(row.number for row in shown),
             )
         )
     return views

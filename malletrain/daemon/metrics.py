@@ -96,6 +96,10 @@ class Metrics:
             "use",
         )
         self._held_now: set[tuple[str, str, str]] = set()
+        self._users_problems = gauge(
+            "users_list_problems",
+            "Lines of the list of users that are left out, and 1 more where it is not read.",
+        )
         self._paused = gauge("leasing_paused", "1 while operators let nothing new be leased.")
         self._restrained = gauge(
             "restrained_nodes", "Nodes that operators have drained or excluded.", "how"
@@ -194,6 +198,10 @@ class Metrics:
         for new in now - self._held_now:
             self._held.labels(*new).set(1)
         self._held_now = now
+
+    def users_problems(self, count: int) -> None:
+        """How much is wrong with the list of users."""
+        self._users_problems.set(count)
 
     def restrained(self, paused: bool, drained: int, excluded: int) -> None:
         """What operators let be leased: whether nothing is, and how many nodes are not."""

@@ -49,14 +49,15 @@ class Parties:
 
     def account(self, user: str) -> str:
         """The user's account; empty if there is none."""
-        return self._shares.account_of.get(user) or self._slurms.accounts.get(user, "")
+        return self._shares.account_of.get(user) or self._slurms.account(user)
 
     def party(self, user: str) -> str:
         """From whose share the user's jobs are served; empty where shares are not counted."""
         if self._shares.by == "none":
             return ""
         if self._shares.by == "user":
-            return user
+            slurms = user not in self._shares.weight_of and user not in self._slurms.user_shares
+            return user.lower() if slurms and user.lower() in self._slurms.user_shares else user
         if self._shares.by == "group":
             return self._group_of(user) or NO_GROUP
         return self.account(user) or NO_ACCOUNT

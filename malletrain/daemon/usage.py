@@ -5,8 +5,9 @@ Pure.
 Decides what counts as what. A leased node *trains* from the first sample of a round to its last.
 From the decision to start a job to its first sample it is *starting*. From the last sample before a
 rescale to the first after, it is *rescaling*; where the rescale followed from a node that was
-taken, that time is *lost* to a preemption. What is left of a lease is *unused*. The nodes of a
-pause are those of the round after it. Months are those of UTC.
+taken, that time is *lost* to a preemption. Nodes of a job that never reports a sample, as a
+function or a script without :func:`malletrain.report`, are *silent*. What is left of a lease is
+*unused*. The nodes of a pause are those of the round after it. Months are those of UTC.
 """
 
 from __future__ import annotations
@@ -50,12 +51,13 @@ class Usage:
     starting: float = 0.0
     rescaling: float = 0.0
     lost: float = 0.0
+    silent: float = 0.0
     samples: float = 0.0
 
     @property
     def busy(self) -> float:
         """Those with a job."""
-        return self.trained + self.starting + self.rescaling + self.lost
+        return self.trained + self.starting + self.rescaling + self.lost + self.silent
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, n) + getattr(other, n) for n in self.__dataclass_fields__))
@@ -89,6 +91,8 @@ class JobHistory:
     """Since when it was on nodes of which class, oldest first."""
     samples: float = 0.0
     account: str = ""
+    moves: Sequence[tuple[float, int]] = ()
+    """Since when it had so many nodes, oldest first."""
 
 
 def usage(
@@ -122,6 +126,13 @@ def usage(
 def spans_of(job: JobHistory) -> Iterator[tuple[str, int, float, float]]:
     """(field of Usage, nodes, begin, end) of each time in which the job held nodes."""
     rows = job.rescales
+    if not any(row.ended is not None for row in rows):
+        for number, (begin, nodes) in enumerate(job.moves):
+            ends = [stop for stop in job.stops if stop >= begin][:1]
+            ends += [at for at, _ in job.moves[number + 1 : number + 2]]
+            if (end := min(ends, default=begin)) > begin:
+                yield "silent", nodes, begin, end
+        return
     for number, row in enumerate(rows):
         if row.ended is None:
             continue

@@ -69,6 +69,7 @@ async def usage_views(
             each.samples,
             kwh.get(key),
             key.account,
+            each.silent / 3600.0,
         )
         for key, each in sorted(sums.items())
     ]
@@ -101,7 +102,8 @@ async def _histories(
     for rescale in history.rescales(ids):
         rescales[rescale.job].append(rescale)
     stops: defaultdict[str, list[float]] = defaultdict(list)
-    moves: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
+    classes_of: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
+    moves: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
     last = 0
     while events := history.events(ids, (*MOVES, EventKind.JOB_SUSPENDED), last, EVENTS_AT_ONCE):
         last = events[-1].seq
@@ -109,16 +111,18 @@ async def _histories(
             if event.kind == EventKind.JOB_SUSPENDED:
                 stops[event.job].append(event.time)
             elif nodes := event.data.get("nodes"):
-                moves[event.job].append((event.time, classes.get(nodes[0], "default")))
+                classes_of[event.job].append((event.time, classes.get(nodes[0], "default")))
+                moves[event.job].append((event.time, len(nodes)))
         await asyncio.sleep(0)
     return [
         JobHistory(
             row.owner,
             rescales[row.id],
             [*stops[row.id], now if row.ended is None else row.ended],
-            moves[row.id],
+            classes_of[row.id],
             row.samples,
             row.account,
+            moves[row.id],
         )
         for row in jobs
     ]

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 import shutil
 import stat
 import subprocess
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from malletrain.identity.keys import is_key
+from malletrain.protocol.bounds import USER_NAME
 
 LOOK_EVERY_S = 0.4
 """Who waits for an answer is looked at twice a second: out within a second."""
@@ -27,7 +28,6 @@ _REFUSALS = {
     16: "the credential is of the future; do the clocks of this machine and the daemon's agree?",
     17: "the credential was used before",
 }
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?")
 
 
 class UsersError(RuntimeError):
@@ -36,34 +36,45 @@ class UsersError(RuntimeError):
     """
 
 
-def parse_users(text: str, where: str = "list of users") -> dict[str, str]:
-    """Key → user. ``NAME KEY`` a line, ``#`` begins a comment; a user may have several keys. Raises
-    UsersError at the first wrong line.
+@dataclass(frozen=True)
+class UserList:
+    """A list of users as far as it can be used."""
+
+    users: Mapping[str, str]
+    """Key → user."""
+    problems: tuple[str, ...] = ()
+    """A sentence for each line that is left out."""
+
+
+def parse_users(text: str, where: str = "list of users") -> UserList:
+    """The users in ``text``: ``NAME KEY`` a line, ``#`` begins a comment; a user may have several
+    keys. A wrong line is left out and told, and the others hold.
     """
     found: dict[str, str] = {}
+    problems: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        if (
-            len(words) < 2
-            or not _NAME.fullmatch(words[0])
-            or not is_key(words[1])
-            or (len(words) > 2 and not words[2].startswith("#"))
-        ):
-            raise UsersError(
-                f"{where}, line {number}: it must be a user name and a key, as 'malletrain key' "
+        place = f"{where}, line {number}"
+        if len(words) < 2 or not is_key(words[1]) or (len(words) > 2 and words[2][0] != "#"):
+            problems.append(
+                f"{place}, is left out: it must be a user name and a key, as 'malletrain key' "
                 "prints them."
             )
-        if found.setdefault(words[1], words[0]) != words[0]:
-            raise UsersError(
-                f"{where}, line {number}: the key of {words[0]} is that of {found[words[1]]} "
-                "already."
+        elif not USER_NAME.fullmatch(words[0]):
+            problems.append(
+                f"{place}, is left out: '{words[0]}' is no user name. It begins with a letter, a "
+                "digit or _, and has only such and . @ \\ + - in it."
             )
-    return found
+        elif found.setdefault(words[1], words[0]) != words[0]:
+            problems.append(
+                f"{place}, is left out: the key of {words[0]} is that of {found[words[1]]} already."
+            )
+    return UserList(found, tuple(problems))
 
 
-def read_users(path: Path) -> dict[str, str]:
+def read_users(path: Path) -> UserList:
     """The list in the file. Raises UsersError, also when others than the daemon's user and root
     could have written it.
     """
@@ -82,8 +93,8 @@ def read_users(path: Path) -> dict[str, str]:
 
 
 class Users:
-    """The list of a file, read again when it changes. A list that cannot be used leaves the one
-    before in force.
+    """The list of a file, read again when it changes. A line that cannot be used costs itself; a
+    file that cannot be read leaves the list before in force.
 
     Used by several threads.
     """
@@ -91,7 +102,8 @@ class Users:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.problem = ""
-        self._users: dict[str, str] = {}
+        """Why the file is not read."""
+        self._list = UserList({})
         self._version: tuple[int, int, int] | None = None
         self._looked = -LOOK_EVERY_S
         self._lock = threading.Lock()
@@ -100,7 +112,13 @@ class Users:
         """Whose key this is; ``None``: nobody's."""
         if time.monotonic() - self._looked >= LOOK_EVERY_S:
             self._look()
-        return self._users.get(key)
+        return self._list.users.get(key)
+
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with the list, a sentence each: why the file is not read, and which lines
+        are left out.
+        """
+        return (*([self.problem] if self.problem else []), *self._list.problems)
 
     def _look(self) -> None:
         with self._lock:
@@ -111,10 +129,10 @@ class Users:
                 if version == self._version:
                     self.problem = ""  # it may have been away meanwhile
                     return
-                self._users, self.problem, self._version = read_users(self.path), "", version
+                self._list, self.problem, self._version = read_users(self.path), "", version
             except FileNotFoundError:  # taken away: it says that there are none
-                self._users, self.problem, self._version = (
-                    {},
+                self._list, self.problem, self._version = (
+                    UserList({}),
                     f"The list of users {self.path} is not there.",
                     None,
                 )

@@ -47,7 +47,8 @@ def write_whole(path: str, text: str) -> None:
 
 def is_own(record: Mapping[str, Any], run: Owner) -> bool:
     """Whether ``run`` wrote the checkpoint; True for one that names nobody."""
-    return owner.of(record) in (None, run)
+    theirs = owner.of(record)
+    return theirs is None or theirs.is_same(run)
 
 
 def check_owner(record: Mapping[str, Any], checkpoint: str, run: Owner) -> None:
@@ -73,11 +74,11 @@ def refuse_to_overwrite(record: Mapping[str, Any], checkpoint: str, run: Owner) 
         ForeignSnapshotError: when it is another job's.
     """
     theirs = owner.of(record)
-    if theirs is None or theirs == run or not (theirs.job and run.job):
+    if theirs is None or theirs.is_same(run) or not (theirs.job and run.job):
         return
     wanted = owner.asked_for(None)
     beside = os.path.dirname(os.path.abspath(wanted)) == os.path.dirname(checkpoint)
-    if wanted and (beside or owner.is_asked_for(theirs, checkpoint, wanted)):
+    if wanted and (beside or owner.is_asked_for(theirs, checkpoint, wanted, run)):
         return
     raise ForeignSnapshotError(
         f"Checkpoint {checkpoint} belongs to {theirs}, and is not overwritten by job {run.job}. "

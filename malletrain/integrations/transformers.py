@@ -93,7 +93,7 @@ class MalleTrainCallback(TrainerCallback):
         if os.path.isdir(wanted):
             report.tell(f"Going on from the checkpoint {wanted}, as asked for.")
             return os.path.abspath(wanted)
-        theirs = [path for path in paths if _is_of_job(records[path], wanted)]
+        theirs = [path for path in paths if _is_of_job(records[path], wanted, self._run)]
         first = next(iter(theirs or [path for path in paths if records[path]] or paths), "")
         if first:
             check_owner(records[first], first, self._run)
@@ -383,9 +383,9 @@ def _is_whole(record: dict[str, Any]) -> bool:
     return bool(record.get("whole", record))
 
 
-def _is_of_job(record: dict[str, Any], job: str) -> bool:
+def _is_of_job(record: dict[str, Any], job: str, mine: owner.Owner) -> bool:
     theirs = owner.of(record)
-    return theirs is not None and bool(job) and theirs.job == job
+    return theirs is not None and bool(job) and theirs.job == job and theirs.may_share(mine)
 
 
 def _check(trainer: Trainer) -> None:

@@ -20,6 +20,9 @@ MOST_FAILURES = 4096
 """Workers of one node of which is said at once how they ended."""
 MOST_WORTHS = 64
 """Sizes of which a service says at once what they are worth."""
+USER_NAME = re.compile(r"\w[\w.@\\+-]{0,254}\$?")
+"""A user's login name: of any alphabet, with the marks of directories (ann@corp.example,
+CORP\\ann). It begins with no dash, so that no command takes it for an option."""
 JOB_ID = re.compile(r"j[0-9]+")
 """The form of a job's id, which no job's name may have."""
 

@@ -11,6 +11,7 @@ ARRAY_INDEX = "MALLETRAIN_ARRAY_INDEX"
 CLUSTER = "MALLETRAIN_CLUSTER"
 CONFIG = "MALLETRAIN_CONFIG"
 DAEMON = "MALLETRAIN_DAEMON"
+DAEMON_ID = "MALLETRAIN_DAEMON_ID"
 DEBUG = "MALLETRAIN_DEBUG"
 ENDPOINT = "MALLETRAIN_ENDPOINT"
 FAULTS = "MALLETRAIN_FAULTS"
@@ -86,6 +87,7 @@ TABLE = (
     (HOST, "Address under which other nodes reach this one.", "user, agent",
      "agent, launch, membership"),
     (JOB, "Id of the job.", "agent", "training"),
+    (DAEMON_ID, "Name of the daemon whose job it is; snapshots say it.", "agent", "training"),
     (ARRAY_INDEX, "Index of a job of an array (`submit --array`).", "cli", "script"),
     (TRIAL, "Number of the trial that a sweep's job is.", "sweep", "script"),
     (TRIAL_FOLDER, "Folder of a trial's own in its output folder, where the sweep's arguments do "

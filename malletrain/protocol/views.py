@@ -200,6 +200,8 @@ class SeriesView(View, frozen=True):
     """The script's own count, where it gave one."""
     count: int = 0
     """How many values were reported in all, those that were thinned out too."""
+    numbers: tuple[int, ...] = ()
+    """Which of all that were reported each is, from 0."""
 
 
 class NodeView(View, frozen=True):
@@ -326,12 +328,15 @@ class StatusView(View, frozen=True):
     """Jobs of who asks, operators' all, of which a node that leaves cannot hand over its part of
     the snapshot in time: a sentence each.
     """
+    users_problems: tuple[str, ...] = ()
+    """For operators: what is wrong with the list of users, a sentence each."""
 
 
 class UsageView(View, frozen=True):
     """What one user used of one class of nodes in one month, in node-hours: leased; of these with
-    samples processed (``trained``), lost to starts, to rescales and to preemptions, and without a
-    job (``unused``). ``kwh`` is None where it is not known what the nodes draw.
+    samples processed (``trained``), lost to starts, to rescales and to preemptions, with a job that
+    never told samples (``silent``), and without a job (``unused``). ``kwh`` is None where it is not
+    known what the nodes draw.
     """
 
     month: str
@@ -347,6 +352,7 @@ class UsageView(View, frozen=True):
     kwh: float | None = None
     account: str = ""
     """Empty: none was known."""
+    silent_nh: float = 0.0
 
 
 class LogView(View, frozen=True):

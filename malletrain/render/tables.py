@@ -124,6 +124,8 @@ def headline(status: StatusView) -> Text:
         line.append(f"\n{_share(share)}")
     if status.restraint:
         line.append(f"\n{plain(status.restraint)}", "yellow")
+    for problem in status.users_problems:
+        line.append(f"\n{plain(problem)}", "red")
     if status.mishaps:
         line.append(f"\n{plain(status.mishaps)}", "red")
     if status.poll_error:

@@ -26,6 +26,7 @@ HOURS = (
     ("STARTS", "starting_nh", 5),
     ("RESCALES", "rescaling_nh", 6),
     ("PREEMPTED", "preempted_nh", 7),
+    ("NO SAMPLES", "silent_nh", 3),
     ("NO JOB", "unused_nh", 4),
 )
 """Heading, field and when the column is dropped on a narrow terminal."""

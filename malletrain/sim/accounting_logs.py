@@ -19,12 +19,14 @@ from malletrain.sim.workloads import WorkloadError
 from scavenger.slurm.hostlist import HostlistError, expand
 
 SACCT = (
-    "sacct --allusers --allocations --parsable2 --starttime=FROM --endtime=TO "
+    "sacct --allusers --allocations --duplicates --parsable2 --starttime=FROM --endtime=TO "
     "--format=JobID,Submit,Start,End,State,NNodes,NodeList"
 )
-"""The command whose output :func:`read_sacct` reads (more columns do not hurt; SLURM_TIME_FORMAT
-must not be set).
+"""The command whose output :func:`read_sacct` reads (more columns do not hurt; times may be epoch
+seconds, SLURM_TIME_FORMAT=%s). Without --duplicates the runs of a job before it was requeued are
+missing, and their nodes look idle.
 """
+_EPOCH = re.compile(r"\d{1,11}(?:\.\d+)?")
 
 
 def read_sacct(path: str | Path) -> JobLog:
@@ -91,12 +93,19 @@ def read_sacct(path: str | Path) -> JobLog:
         if end is not None or run not in jobs:
             jobs[run] = LogJob(submit, start, None if end is None else end - start, count, names)
     zero = min((job.submit_s for job in jobs.values()), default=None)
-    notes = (
-        f"The log lists {steps:,} steps of jobs, which are left out (sacct --allocations lists "
-        "none).",
-    )
+    notes = []
+    if steps:
+        notes.append(
+            f"The log lists {steps:,} steps of jobs, which are left out (sacct --allocations lists "
+            "none)."
+        )
+    if "JobID" in at and len(jobs) == len({run[0] for run in jobs if isinstance(run, tuple)}):
+        notes.append(
+            "No job of the log ran twice. Where jobs are requeued, sacct lists their earlier runs "
+            "with --duplicates only; without it the nodes of these look idle."
+        )
     log = job_log("sacct", path, jobs.values(), None, skipped)
-    return replace(log, lists="running", zero=zero, notes=notes if steps else ())
+    return replace(log, lists="running", zero=zero, notes=tuple(notes))
 
 
 def _comma_rows(lines: Sequence[str]) -> Iterator[list[str]]:
@@ -140,7 +149,7 @@ def read_pbs(path: str | Path) -> JobLog:
     jobs: list[LogJob] = []
     skipped, since, ahead_s = 0, math.inf, None
     for file in files:
-        for number, line in enumerate(read_text(file).splitlines(), start=1):
+        for number, line in _pbs_records(read_text(file)):
             found = _PBS_LINE.fullmatch(line)
             if found is None:
                 if line.strip():
@@ -177,6 +186,22 @@ def read_pbs(path: str | Path) -> JobLog:
     return replace(log, lists="since", since_s=since - (ahead_s or 0.0) - zero, zero=zero)
 
 
+def _pbs_records(text: str) -> Iterator[tuple[int, str]]:
+    """(number of its first line, record): a record goes on over line breaks in its texts, as those
+    of a job's name or a variable, until the next one begins.
+    """
+    begun, record = 1, ""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if record and not _PBS_LINE.fullmatch(line):
+            record += f" {line}" if line.strip() else ""
+            continue
+        if record:
+            yield begun, record
+        begun, record = number, line if line.strip() else ""
+    if record:
+        yield begun, record
+
+
 def _split_outside(text: str) -> Iterator[str]:
     depth, word = 0, ""
     for letter in text:
@@ -193,12 +218,14 @@ def _split_outside(text: str) -> Iterator[str]:
 def _slurm_time(text: str, where: str) -> float | None:
     if text in ("", "Unknown", "None", "N/A"):
         return None
+    if _EPOCH.fullmatch(text):
+        return float(text) or None
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         raise WorkloadError(
-            f"{where}: '{text}' is no time such as 2024-01-31T12:00:00; do not set "
-            "SLURM_TIME_FORMAT."
+            f"{where}: '{text}' is no time such as 2024-01-31T12:00:00 or 1706702400; set "
+            "SLURM_TIME_FORMAT to nothing else than %s."
         ) from None
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from malletrain.protocol.boot import boot_name
+
 
 @dataclass(frozen=True)
 class JobRow:
@@ -236,7 +238,7 @@ class Boot:
     number: int
 
     def __str__(self) -> str:
-        return f"{self.daemon_id[:8]}-{self.number}"
+        return boot_name(self.daemon_id, self.number)
 
 
 @dataclass(frozen=True)

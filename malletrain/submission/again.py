@@ -47,3 +47,18 @@ def requeued(old: JobDetail, more: Sequence[object], now: float, user: str) -> J
     if old.job.ended is None:
         raise SpecError(f"Job {old.job.id} ({old.job.name}) is {old.job.state}; it has not ended.")
     return again(msgspec.convert(old.spec, JobSpec), old.job.id, [str(word) for word in more], now)
+
+
+def left_out(old: JobSpec, new: JobSpec) -> list[str]:
+    """Sentences about what :func:`again` has not taken over."""
+    said = []
+    if old.after:
+        said.append(
+            f"It does not wait for {', '.join(old.after)} (--after), as the old one did: submit it "
+            "anew where it must."
+        )
+    if old.deadline is not None and new.deadline is None:
+        said.append("The old one's deadline is over and left out.")
+    if old.work is not None and new.work is None:
+        said.append("The old one's --work is left out, for the arguments are others.")
+    return said

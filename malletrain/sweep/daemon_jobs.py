@@ -14,6 +14,7 @@ from typing import Any
 
 from malletrain.client import ClientError, Connection, operations
 from malletrain.client.operations import Operation
+from malletrain.protocol.boot import daemon_of
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import EventView, JobView, NewsView, SeriesView
@@ -40,6 +41,7 @@ class DaemonJobs:
     def __init__(self, state_dir: Path | None) -> None:
         self._state_dir = state_dir
         self._connection: Connection | None = None
+        self._daemon = ""
         self._cursor = ""
         """Up to where the daemon's news were heard."""
         self._read: dict[str, tuple[str, int]] = {}
@@ -51,6 +53,12 @@ class DaemonJobs:
     def __exit__(self, *exc: object) -> None:
         if self._connection is not None:
             self._connection.close()
+
+    def daemon(self) -> str:
+        """The daemon's name, asked once a connection."""
+        if self._connection is None or not self._daemon:
+            self._daemon = daemon_of(self._do(operations.status()).boot)
+        return self._daemon
 
     def submit(self, spec: JobSpec) -> str:
         """Submit, or find what was submitted under its key."""
@@ -65,7 +73,11 @@ class DaemonJobs:
         if not ids:
             return {}
         views = {view.id: view for view in self._do(operations.jobs(ended=0))}
-        return {job: _seen(views[job]) if job in views else self._one(job) for job in ids}
+        seen = {job: _seen(views[job]) if job in views else self._one(job) for job in ids}
+        for job, each in seen.items():
+            if each.ended:  # it may have reported more since the last news
+                self._read.pop(job, None)
+        return seen
 
     def _one(self, job: str) -> TrialJob:
         try:
@@ -89,9 +101,9 @@ class DaemonJobs:
         series = self._series(job, metric)
         if series is None:
             return []
-        steps = (
-            series.steps if any(s is not None for s in series.steps) else range(len(series.steps))
-        )
+        steps: Sequence[int | None] = series.steps
+        if not any(step is not None for step in steps):
+            steps = series.numbers or range(len(series.steps))
         found = zip(steps, series.values, strict=True)
         return [(step, value) for step, value in found if step is not None and step > since]
 

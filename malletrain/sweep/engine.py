@@ -71,7 +71,9 @@ class Engine:
         jobs, running = self.jobs.look(self.jobs_under_way()), ledger.running()
         given_up: list[tuple[FrozenTrial, TrialJob]] = []
         for trial in running:
-            job = self._trial(trial, jobs.get(trial.user_attrs.get(book.JOB, "")))
+            name = trial.user_attrs.get(book.JOB, "")
+            elsewhere = self._is_elsewhere(trial) and name
+            job = self._trial(trial, TrialJob(name, LOST) if elsewhere else jobs.get(name))
             if job is not None:
                 given_up.append((trial, job))
         if not self._ahead or ledger.cancelled:
@@ -91,13 +93,19 @@ class Engine:
         self._weigh()
         if ledger.running():
             return False
+        self._stop_if_all_failed()
         ledger.ends(self._enough(now) or DONE)
         return True
 
     def jobs_under_way(self) -> list[str]:
         """The jobs of the trials that have not ended."""
-        running = self.ledger.running()
-        return [t.user_attrs[book.JOB] for t in running if book.JOB in t.user_attrs]
+        running = [t for t in self.ledger.running() if book.JOB in t.user_attrs]
+        return [t.user_attrs[book.JOB] for t in running if not self._is_elsewhere(t)]
+
+    def _is_elsewhere(self, trial: FrozenTrial) -> bool:
+        """Whether the trial's job is another daemon's: what this one has under its id is not it."""
+        daemon = trial.user_attrs.get(book.DAEMON)
+        return daemon is not None and daemon != self.jobs.daemon()
 
     # --- one trial ---
 
@@ -113,8 +121,10 @@ class Engine:
             job = self._submit(trial)
         if job is None:
             self._submit(trial)
-        elif ending == GIVEN_BACK:
+        elif ending == GIVEN_BACK and job.state not in ("completed", "failed"):
             self._finish(trial, job, ending)
+        elif ending == GIVEN_BACK:  # it has ended by itself: that counts
+            self._follow(trial, job)
         elif ending is not None or self._follow(trial, job):
             return job
         return None
@@ -130,6 +140,7 @@ class Engine:
             self._fail(trial, str(error))
             raise SweepError(f"Trial {trial.number} cannot be submitted: {error}") from None
         self._point("submitted")
+        self.ledger.note(trial, book.DAEMON, self.jobs.daemon())
         self.ledger.note(trial, book.JOB, job)
         self._point("bound")
         return self.jobs.look([job])[job]
@@ -180,6 +191,8 @@ class Engine:
                 "failed": f"its job {job.id} failed: {job.reason}",
                 "cancelled": f"its job {job.id} was cancelled",
             }.get(job.state, f"the daemon knows no job {job.id}")
+            if self._is_elsewhere(trial):
+                why = f"its job {job.id} is that of another daemon, {trial.user_attrs[book.DAEMON]}"
             self._fail(trial, why, job)
             return
         values = self._values(trial, job)
@@ -213,12 +226,13 @@ class Engine:
         found: list[float | None] = []
         for metric, direction in zip(self._s.sweep.metrics, self._s.sweep.directions, strict=True):
             value = self.jobs.last(job.id, metric)
-            if self._s.sweep.value == "best":
+            diverged = value is not None and not math.isfinite(value)
+            if self._s.sweep.value == "best" and not diverged:
                 choose = max if direction == "maximize" else min
                 points = self.jobs.points(job.id, metric, -1)
                 series = [v for _, v in points if math.isfinite(v)]
                 value = choose(series, default=value)
-            found.append(None if value is None or not math.isfinite(value) else value)
+            found.append(None if diverged else value)
         return found
 
     def _fail(self, trial: FrozenTrial, why: str, job: TrialJob | None = None) -> None:
@@ -251,6 +265,14 @@ class Engine:
                 f"{len(failed)} trials failed and none ended well. Trial {failed[-1].number}: "
                 f"{why.rstrip('.')}. Mend that, then: malletrain sweep resume {self.ledger.name}"
                 + (f" (or end what runs: malletrain sweep cancel {self.ledger.name})" * runs)
+            )
+
+    def _stop_if_all_failed(self) -> None:
+        trials = self.ledger.trials()
+        if trials and all(t.state == TrialState.FAIL for t in trials):
+            why = trials[-1].user_attrs.get(book.WHY, "for a reason that is not known")
+            raise SweepError(
+                f"All trials failed ({len(trials)}). Trial {trials[-1].number}: {why.rstrip('.')}."
             )
 
     def _begin(self, now: float) -> None:
@@ -296,7 +318,8 @@ class Engine:
     def _used_s(self, trials: list[FrozenTrial]) -> float:
         used = 0.0
         for trial in trials:
-            if trial.state == TrialState.RUNNING and book.JOB in trial.user_attrs:
+            running = trial.state == TrialState.RUNNING and book.JOB in trial.user_attrs
+            if running and not self._is_elsewhere(trial):
                 used += self.jobs.node_seconds(trial.user_attrs[book.JOB])
             else:
                 used += trial.user_attrs.get(book.NODE_S, 0.0)

@@ -48,10 +48,29 @@ def _begun(storage: optuna.storages.BaseStorage, sweep: Sweep) -> Ledger:
     if sweep.sweep.name not in optuna.get_all_study_names(storage):
         return Ledger.create(storage, sweep)
     ledger = Ledger.open(storage, sweep.sweep.name)
-    if ledger.sweep.space != sweep.space or ledger.sweep.sweep.metrics != sweep.sweep.metrics:
+    if different := _differences(ledger, sweep):
         raise SweepError(
-            f"There is a sweep {ledger.name} that looks for something else. Give this one "
-            "another name."
+            f"There is a sweep {ledger.name} with other values of {', '.join(different)}. Give "
+            "this one another name"
+            + (
+                f"; for more trials of that one: malletrain sweep add-trials {ledger.name} COUNT."
+                if different == ["sweep.trials"]
+                else "."
+            )
         )
     ledger.cancel(False)
     return ledger
+
+
+def _differences(ledger: Ledger, sweep: Sweep) -> list[str]:
+    """The keys in which ``sweep`` is not the one that is there. Where its study lies is none."""
+    there, here = (s.model_dump(mode="json") for s in (ledger.sweep, sweep))
+    different = [
+        f"{section}.{key}"
+        for section, keys in here.items()
+        for key in sorted({*keys, *there[section]})
+        if keys.get(key) != there[section].get(key) and (section, key) != ("sweep", "storage")
+    ]
+    if sweep.sweep.trials == ledger.wanted:
+        different = [key for key in different if key != "sweep.trials"]
+    return different

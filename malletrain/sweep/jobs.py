@@ -44,6 +44,9 @@ class TrialJob:
 class Jobs(Protocol):
     """Where jobs are. Every call raises JobsAway when nobody answers."""
 
+    def daemon(self) -> str:
+        """The name of the daemon that has the jobs: ids are its own."""
+
     def submit(self, spec: JobSpec) -> str:
         """Submit; the job's id. A spec whose key was submitted before is that job. Raises
         JobRefused.

@@ -26,7 +26,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from malletrain.sweep.search import pruner_of, sampler_of, suggest
 from malletrain.sweep.space import Value
-from malletrain.sweep.spec import Sweep, SweepError
+from malletrain.sweep.spec import STORED, Sweep, SweepError
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -37,11 +37,12 @@ SPEC, TOKEN, CANCELLED, TRIALS, HIGHEST, BEGAN, END = (
 """Of a study: the sweep as described; what its jobs' keys begin with; whether its owner has
 cancelled it; how many trials there are to be, and what the most promising counts, if not as
 described; seconds since the epoch; why it ended."""
-JOB, ENDING, WHY, WEIGHT, NODE_S, GONE = (
-    f"malletrain:{name}" for name in ("job", "ending", "why", "weight", "node_s", "gone")
+JOB, DAEMON, ENDING, WHY, WEIGHT, NODE_S, GONE = (
+    f"malletrain:{name}" for name in ("job", "daemon", "ending", "why", "weight", "node_s", "gone")
 )
-"""Of a trial: its job; what it will be told as, once its job has ended; why it failed; its job's
-weight; node-seconds trained. Of a study: the trials whose snapshots are deleted."""
+"""Of a trial: its job; the daemon that has it; what it will be told as, once its job has ended;
+why it failed; its job's weight; node-seconds trained. Of a study: the trials whose snapshots are
+deleted."""
 FILE = "sweeps.db"
 
 
@@ -152,7 +153,7 @@ class Ledger:
         self.study = study
         self.name = study.study_name
         attrs = study.user_attrs
-        self.sweep = Sweep.model_validate(attrs[SPEC])
+        self.sweep = Sweep.model_validate(attrs[SPEC], context={STORED: True})
         self.token: str = attrs[TOKEN]
         self.began: float = attrs[BEGAN]
         self._study_id = storage.get_study_id_from_name(self.name)

@@ -20,6 +20,7 @@ SPACE_HELP = (
 )
 _KEYS = {"low", "high", "step", "log", "choices"}
 _PLACE = re.compile(r"\{\{([A-Za-z_][A-Za-z0-9_-]*)\}\}|\{([A-Za-z_][A-Za-z0-9_-]*)\}")
+_OPTION = re.compile(r"--[^=\s]+")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 TRIAL = "trial"
 """Stands for the trial's number in arguments."""
@@ -92,6 +93,22 @@ def _choices(given: Mapping[str, Any]) -> Parameter:
     return Parameter(choices=tuple(choices))
 
 
+def check_choices(p: Parameter) -> None:
+    """Look whether the choices can be told apart in a study, where 1, true and 1.0 are one value.
+
+    Raises:
+        SpaceError: two of them cannot.
+    """
+    for number, value in enumerate(p.choices):
+        for other in p.choices[:number]:
+            if value == other:
+                raise SpaceError(
+                    f"{written(other)} and {written(value)} are one value in the study, so that a "
+                    "trial would be recorded with the other one; write them as texts, such as "
+                    f'"{written(other)}" and "{written(value)}"'
+                )
+
+
 def _range(given: Mapping[str, Any]) -> Parameter:
     if missing := {"low", "high"} - set(given):
         raise SpaceError(f'"{min(missing)}" is missing; accepted is {SPACE_HELP}')
@@ -130,7 +147,8 @@ def trial_arguments(
 ) -> tuple[str, ...]:
     """The arguments of a trial's script: ``{NAME}`` in ``args`` is a parameter's value, ``{trial}``
     the trial's number, ``{{NAME}}`` the text ``{NAME}``. Parameters that no argument names follow
-    as ``--NAME VALUE``.
+    as ``--NAME VALUE``. A value that begins with a dash is joined to its option, ``--NAME=VALUE``,
+    for the script would take it for another option.
     """
     named: set[str] = set()
 
@@ -143,11 +161,23 @@ def trial_arguments(
             return str(number)
         return written(values[name]) if name in values else match[0]
 
-    made = [_PLACE.sub(put, arg) for arg in args]
-    for name, value in values.items():
-        if name not in named:
-            made += [f"--{name}", written(value)]
+    made: list[str] = []
+    for arg in args:
+        value = _PLACE.sub(put, arg)
+        option = made[-1] if made else ""
+        if value != arg and value.startswith("-") and _is_place(arg) and _OPTION.fullmatch(option):
+            made[-1] = f"{option}={value}"
+        else:
+            made.append(value)
+    for name, value in ((n, written(v)) for n, v in values.items() if n not in named):
+        made += [f"--{name}={value}"] if value.startswith("-") else [f"--{name}", value]
     return tuple(made)
+
+
+def _is_place(arg: str) -> bool:
+    """Whether the argument begins with a parameter's value."""
+    match = _PLACE.match(arg)
+    return match is not None and match[2] is not None
 
 
 def written(value: Value) -> str:

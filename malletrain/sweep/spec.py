@@ -27,11 +27,20 @@ from malletrain.config.base import (
 from malletrain.config.tomlfile import read_toml
 from malletrain.config.validation import problems_of
 from malletrain.sweep.space import NAME as PARAMETER
-from malletrain.sweep.space import TRIAL, Parameter, SpaceError, parameter, unknown_places
+from malletrain.sweep.space import (
+    TRIAL,
+    Parameter,
+    SpaceError,
+    check_choices,
+    parameter,
+    unknown_places,
+)
 
 Direction = Literal["minimize", "maximize"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,47}")
 """Of a sweep; its trials' jobs have a number after it."""
+STORED = "stored"
+"""In the context of a validation: the sweep is that of a study, perhaps of a release before."""
 
 
 class SweepError(RuntimeError):
@@ -206,7 +215,7 @@ class Sweep(Section):
 
     @field_validator("space", mode="before")
     @classmethod
-    def _read_space(cls, given: Any) -> Any:
+    def _read_space(cls, given: Any, info: ValidationInfo) -> Any:
         if not isinstance(given, dict) or not given:
             raise PydanticCustomError("space", "name one parameter at least")
         made = {}
@@ -217,6 +226,8 @@ class Sweep(Section):
                 )
             try:
                 p = parameter(value)
+                if not (info.context or {}).get(STORED):
+                    check_choices(p)
             except SpaceError as error:
                 raise PydanticCustomError(
                     "space", "{name}: {why}", {"name": name, "why": str(error)}

@@ -28,7 +28,8 @@ from malletrain.sweep.ledger import Ledger
 from malletrain.sweep.search import own
 from malletrain.sweep.space import Value, trial_arguments
 from malletrain.sweep.spec import Sweep, SweepError
-from malletrain.training.owner import FILE, FOLDER
+from malletrain.training.owner import FILE, FOLDER, Owner, daemon_of_folder
+from malletrain.training.snapshot_records import owner_in
 
 PLACE = "{trial}"
 SETTLED_S = 120.0
@@ -150,18 +151,37 @@ def shared_places(one: JobSpec, other: JobSpec) -> list[str]:
 
 def snapshots(ledger: Ledger, trial: FrozenTrial) -> list[Path]:
     """Files and folders with the trial's snapshot that are there: the folder of its job below the
-    working directory, and what an argument with ``{trial}`` in it names.
+    working directory, and what an argument with ``{trial}`` in it names. Only what says that it is
+    of the trial's job at its daemon, and belongs to this user: ids of jobs begin anew with every
+    daemon, and several sweeps may name one path.
     """
-    job = ledger.sweep.job
-    workdir = Path(job.workdir or os.getcwd())
-    found: list[Path] = []
-    if name := trial.user_attrs.get(book.JOB):
-        found += sorted((workdir / FOLDER).glob(f"{name}-*"))
+    name, daemon = trial.user_attrs.get(book.JOB), trial.user_attrs.get(book.DAEMON)
+    if not name or not daemon:
+        return []
+    workdir = Path(ledger.sweep.job.workdir or os.getcwd())
+    mine = Owner(name, "", "", daemon)
+    found = [
+        folder
+        for folder in sorted((workdir / FOLDER).glob(f"{glob.escape(name)}-*"))
+        if daemon_of_folder(folder.name) == daemon and _is_of(folder / FILE, mine, unsaid=True)
+    ]
     for path in _named(ledger, trial.number):
         place = workdir / os.path.expanduser(path)
-        name = glob.escape(place.name)
-        found += [*place.parent.glob(name), *sorted(place.parent.glob(f"{name}.*"))]
-    return found
+        escaped = glob.escape(place.name)
+        files = [place, *sorted(place.parent.glob(f"{escaped}.prev*"))]
+        own = [file for file in files if file.is_file() and _is_of(file, mine, unsaid=False)]
+        found += own
+        if own and not any(file.is_file() for file in files if file not in own):
+            found += sorted(place.parent.glob(f"{escaped}.shards"))
+    return [each for each in found if each.stat().st_uid == os.geteuid()]
+
+
+def _is_of(file: Path, mine: Owner, unsaid: bool) -> bool:
+    """Whether the snapshot is that job's; ``unsaid``: what is meant where it does not say."""
+    theirs = owner_in(str(file))
+    if theirs is None or not theirs.daemon:
+        return unsaid
+    return (theirs.job, theirs.daemon) == (mine.job, mine.daemon)
 
 
 def _named(ledger: Ledger, number: int) -> Iterator[str]:

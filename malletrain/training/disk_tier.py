@@ -67,7 +67,9 @@ class DiskTier:
         while True:
             payload, name = self._choose(self.path, wanted)
             if payload is None and wanted:
-                payload, name = self._choose(owner.path_of(wanted), wanted)
+                payload, name = self._choose(
+                    owner.path_of(wanted, daemon=self._owner.daemon), wanted
+                )
             if payload is None:
                 self._newest_is_bad = os.path.exists(self.path)
                 return None
@@ -90,7 +92,7 @@ class DiskTier:
         """
         there = snapshot_file.peek(self.path)
         theirs = owner.of(there) if there is not None else None
-        if theirs and owner.is_asked_for(theirs, self.path, wanted):
+        if theirs and owner.is_asked_for(theirs, self.path, wanted, self._owner):
             self._known = snapshot_file.signature(self.path)
 
     def _choose(self, path: str, wanted: str) -> tuple[dict[str, Any] | None, str]:

@@ -89,7 +89,8 @@ class MemoryRestore:
         if not leads_its_node():
             return None
         there = snapshot_file.peek(snapshot_file.resumable(self._path))
-        own = there is not None and owner.of(there) in (None, self._owner)
+        theirs = owner.of(there) if there else None
+        own = there is not None and (theirs is None or theirs.is_same(self._owner))
         on_disk = (age_of(there), str(there.get("id"))) if there and own else None
         if self._tier is None:
             return NodeOffer("", (), on_disk)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import math
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -22,6 +24,7 @@ from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotErro
 FOLDER = "malletrain-snapshots"
 """In the folder in which the script runs: the snapshots of runs that name no path."""
 FILE = "snapshot.pt"
+_NAMED_FOLDER = re.compile(r"-[0-9a-f]{8}\.([^.]+)$")
 SNAPSHOT_REMEDY = (
     "two jobs with one path would swap their weights. Give each job a path of its own, or none at "
     "all: Snapshot() finds one by itself."
@@ -42,9 +45,22 @@ class Owner:
     """File name of its script."""
     arguments: str
     """A hash of the script's arguments."""
+    daemon: str = ""
+    """The name of the job's daemon: job ids begin at j1 with each. Empty where it is not known: in
+    snapshots of releases that did not say it.
+    """
 
     def __str__(self) -> str:
         return f"job {self.job}" if self.job else f"a run of {self.script} outside MalleTrain"
+
+    def is_same(self, other: Owner) -> bool:
+        """Whether both are one run, as far as is known."""
+        mine, theirs = (self.job, self.script, self.arguments), other
+        return mine == (theirs.job, theirs.script, theirs.arguments) and self.may_share(other)
+
+    def may_share(self, other: Owner) -> bool:
+        """Whether both may be jobs of one daemon."""
+        return not (self.daemon and other.daemon) or self.daemon == other.daemon
 
 
 def this_run() -> Owner:
@@ -54,6 +70,7 @@ def this_run() -> Owner:
         os.environ.get(env.JOB, ""),
         os.path.basename(sys.argv[0] if sys.argv else ""),
         hashlib.sha256(arguments.encode()).hexdigest()[:16],
+        os.environ.get(env.DAEMON_ID, ""),
     )
 
 
@@ -62,7 +79,7 @@ def of(payload: Mapping[str, Any]) -> Owner | None:
     named = payload.get("owner")
     if not isinstance(named, dict):
         return None
-    return Owner(*(str(named.get(key, "")) for key in ("job", "script", "arguments")))
+    return Owner(*(str(named.get(key, "")) for key in ("job", "script", "arguments", "daemon")))
 
 
 def named(owner: Owner) -> dict[str, str]:
@@ -72,11 +89,24 @@ def named(owner: Owner) -> dict[str, str]:
 
 def own_path(owner: Owner) -> str:
     """Where the snapshots of ``owner`` lie when its script names no path: a folder of its own in
-    the working folder, by job, script and arguments.
+    the working folder, by job, script, arguments and daemon.
+
+    A job that began before releases named the daemon goes on where it saved.
     """
     stem = os.path.splitext(owner.script)[0] or "run"
     folder = f"{owner.job or 'local'}-{stem}-{owner.arguments[:8]}"
-    return os.path.abspath(os.path.join(FOLDER, folder, FILE))
+    unnamed = os.path.abspath(os.path.join(FOLDER, folder, FILE))
+    if not owner.daemon:
+        return unnamed
+    path = os.path.abspath(os.path.join(FOLDER, f"{folder}.{owner.daemon}", FILE))
+    began_before = report.generation() > 1 and os.path.exists(unnamed)
+    return unnamed if began_before and not os.path.exists(path) else path
+
+
+def daemon_of_folder(folder: str) -> str:
+    """Which daemon's job the default folder ``folder`` is of; empty where it does not say."""
+    match = _NAMED_FOLDER.search(os.path.basename(folder))
+    return match[1] if match else ""
 
 
 def asked_for(resume_from: str | os.PathLike[str] | None) -> str:
@@ -88,12 +118,17 @@ def asked_for(resume_from: str | os.PathLike[str] | None) -> str:
     return os.environ.get(env.RESUME_FROM, "")
 
 
-def path_of(wanted: str, workdir: str = "") -> str:
+def path_of(
+    wanted: str, workdir: str = "", daemon: str = "", unnamed_since: float = math.inf
+) -> str:
     """The snapshot that ``wanted``, a job or a path, names.
 
     Args:
         wanted: see :func:`asked_for`.
         workdir: the folder in which the job runs, when that is not this process's working folder.
+        daemon: whose job it is; empty: any daemon's.
+        unnamed_since: with ``daemon``, folders that name no daemon count too when their snapshot
+            was written after this time, epoch seconds: the job's submission.
 
     Raises:
         SnapshotError: when a job has none in the default folder of this working folder, or more
@@ -105,6 +140,10 @@ def path_of(wanted: str, workdir: str = "") -> str:
             raise SnapshotError(f"There is no snapshot {wanted} to go on from.")
         return os.path.abspath(wanted)
     found = sorted(glob.glob(os.path.join(glob.escape(folder), f"{glob.escape(wanted)}-*", FILE)))
+    others: list[str] = []
+    if daemon:
+        others = [each for each in found if not _may_be_of(each, daemon, unnamed_since)]
+        found = [each for each in found if each not in others]
     if len(found) == 1:
         return os.path.abspath(found[0])
     if found:
@@ -112,10 +151,20 @@ def path_of(wanted: str, workdir: str = "") -> str:
             f"There are several snapshots of {wanted}: {', '.join(found)}. Name the one to go on "
             "from by its path."
         )
-    raise SnapshotError(
-        f"There is no snapshot of job {wanted} in {os.path.abspath(folder)}. Name the one to go "
-        "on from by its path."
+    also = (
+        f" ({', '.join(others)}: of a job {wanted} of another daemon, or it does not say of which)"
+        if others
+        else ""
     )
+    raise SnapshotError(
+        f"There is no snapshot of job {wanted} in {os.path.abspath(folder)}{also}. Name the one to "
+        "go on from by its path."
+    )
+
+
+def _may_be_of(file: str, daemon: str, unnamed_since: float) -> bool:
+    named = daemon_of_folder(os.path.dirname(file))
+    return named == daemon if named else os.path.getmtime(file) >= unnamed_since
 
 
 def check(
@@ -141,9 +190,9 @@ def check(
             script or other arguments, and was not asked for.
     """
     theirs = of(payload)
-    if theirs is None or theirs == mine:
+    if theirs is None or theirs.is_same(mine):
         return
-    if is_asked_for(theirs, name, wanted):
+    if is_asked_for(theirs, name, wanted, mine):
         report.tell(f"Going on from the {what} of {theirs} in {name}, as asked for.")
         return
     if not (mine.job and theirs.job):
@@ -152,20 +201,29 @@ def check(
             "another script, other arguments, or is no job."
         )
         return
-    whose = str(theirs)
-    if theirs.job == mine.job:
+    source = theirs.job
+    if not theirs.may_share(mine):
+        whose, source = f"job {theirs.job} of another daemon ({theirs.daemon})", name
+    elif theirs.job == mine.job:
         whose = f"an earlier job {theirs.job} ({theirs.script}, with other arguments)"
-    also = "" if what != "snapshot" else f', or restore(resume_from="{theirs.job}")'
+    else:
+        whose = str(theirs)
+    also = "" if what != "snapshot" else f', or restore(resume_from="{source}")'
     raise SnapshotError(
         f"{what.capitalize()} {name} belongs to {whose}, and this is job {mine.job}: {remedy} "
-        f"To go on from it: malletrain submit --resume-from {theirs.job} …{also}."
+        f"To go on from it: malletrain submit --resume-from {source} …{also}."
     )
 
 
-def is_asked_for(theirs: Owner, name: str, wanted: str) -> bool:
-    """Whether ``wanted`` is the snapshot of ``theirs`` in the file ``name`` (see :func:`check`)."""
-    files = (name, name.partition(".prev")[0])
-    return bool(wanted) and (wanted == theirs.job or os.path.abspath(wanted) in files)
+def is_asked_for(theirs: Owner, name: str, wanted: str, mine: Owner) -> bool:
+    """Whether ``wanted`` is the snapshot of ``theirs`` in the file ``name`` (see :func:`check`). A
+    job's id means the one of this run's daemon.
+    """
+    if not wanted:
+        return False
+    if wanted == theirs.job and theirs.may_share(mine):
+        return True
+    return os.path.abspath(wanted) in (name, name.partition(".prev")[0])
 
 
 def refuse_to_overwrite(
@@ -184,7 +242,7 @@ def refuse_to_overwrite(
         SnapshotError: when a later round of this run has saved there.
     """
     theirs = of(payload)
-    if theirs and theirs != mine and (theirs.job or mine.job):
+    if theirs and not theirs.is_same(mine) and (theirs.job or mine.job):
         raise ForeignSnapshotError(
             f"Snapshot {path} is that of {theirs}, and is not overwritten. Give each run a path of "
             "its own, or none at all."

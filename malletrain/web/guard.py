@@ -24,6 +24,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+from malletrain.protocol.bounds import USER_NAME
 from malletrain.web.viewers import Viewer
 
 Scope = dict[str, Any]
@@ -33,7 +34,6 @@ Send = Callable[[Any], Awaitable[None]]
 COOKIE = "malletrain-web"
 OWN_HEADER = "x-malletrain"
 SAFE = ("GET", "HEAD", "OPTIONS")
-USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}\$?")
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "

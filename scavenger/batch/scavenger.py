@@ -130,6 +130,12 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     def _partitions(self, site: SiteT) -> Collection[str]:
         """Where leases run."""
 
+    def _longest_s(self, site: SiteT) -> tuple[float | None, str]:
+        """How long a job may be where leases run, seconds, and what says so; None: as long as it
+        likes.
+        """
+        return None, ""
+
     @abstractmethod
     def _site_grace_s(self, site: SiteT) -> float:
         """Seconds that a preempted lease has, as the scheduler's configuration says."""
@@ -305,7 +311,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         s, view, self._fresh = self.settings, self._fresh, None
         if view is None or not 0 <= self.clock() - view.time <= FRESH_S:
             view, self._fresh = self.look(), None
-        grace_s = self.grace_s(view.site)
+        grace_s, longest = self.grace_s(view.site), self._longest_s(view.site)
         busy = too_busy(self.title, self.commands.calls)
         first: dict[str, LeaseRequest] = {}
         for request in requests:
@@ -317,7 +323,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 taken[node] = known.lease
                 continue
             try:
-                one = wanted_lease(request, view, s, self.ledger, self.limit_step_s, grace_s)
+                step_s = self.limit_step_s
+                one = wanted_lease(request, view, s, self.ledger, step_s, grace_s, longest)
                 if busy:
                     raise SchedulerError(busy)
                 wanted.append(one)

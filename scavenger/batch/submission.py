@@ -229,6 +229,33 @@ class Submitter:
         return [*prefix, found or argv[0], *argv[1:]]
 
 
+def printed_id(printed: str, forms: Sequence[re.Pattern[str]], command: str) -> str:
+    """The job id among the lines that a submission printed: hooks, filters and wrappers of a site
+    print lines of their own before it and behind it.
+
+    Args:
+        printed: what the command printed.
+        forms: of a whole line with the id as group 1; the first form that any line has counts.
+        command: for the message.
+
+    Raises:
+        SchedulerError: no line is an id, or there are several.
+    """
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    for form in forms:
+        ids = {match[1] for line in lines if (match := form.fullmatch(line))}
+        if len(ids) == 1:
+            return ids.pop()
+        if ids:
+            raise SchedulerError(
+                f"{command} answered with {len(ids)} lines that may be a job id "
+                f"({', '.join(sorted(ids)[:3])}); a wrapper or hook of the site prints numbers of "
+                "its own."
+            )
+    last = lines[-1] if lines else ""
+    raise SchedulerError(f'{command} answered "{last[:80]}", which is no job id.')
+
+
 def _names(line: str, job_id: str) -> bool:
     """Whether a complaint is about this job."""
     return re.search(rf"(?<![\w.]){re.escape(job_id)}(?!\w)", line) is not None

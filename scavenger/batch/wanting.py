@@ -24,6 +24,7 @@ def wanted_lease(
     ledger: LeaseLedger,
     step_s: float,
     grace_s: float,
+    longest: tuple[float | None, str] = (None, ""),
 ) -> Wanted:
     """The lease that a request comes to. Raises SchedulerError when it may not be asked for.
 
@@ -34,6 +35,7 @@ def wanted_lease(
         ledger: of the leases.
         step_s: what time limits are a multiple of, seconds.
         grace_s: seconds that a preempted lease has.
+        longest: how long a job may be where leases run, seconds, and what says so.
     """
     s, now = settings, view.time
     facts = view.answer.facts.get(request.node)
@@ -41,8 +43,15 @@ def wanted_lease(
         raise SchedulerError(f"{ledger.scheduler} knows no node {request.node}")
     if reason := why_not(facts, view.rules, view.choice, now):
         raise SchedulerError(f"{request.node} is no gap any more: {reason}")
+    longest_s, longest_by = longest
+    if longest_s is not None and longest_s < min(s.least_s, s.time_limit_s):
+        raise SchedulerError(
+            f"{ledger.scheduler} takes jobs of {longest_s:g} s at most where leases run "
+            f"({longest_by}), and the shortest lease has {s.least_s:g} s"
+        )
     free_s = None if facts.free_until is None else facts.free_until - now - s.spare_s
-    limit_s = s.limit_s(request.id, step_s, free_s, s.rules.hours.left_s(now), request.duration_s)
+    ends = free_s, s.rules.hours.left_s(now), request.duration_s, longest_s
+    limit_s = s.limit_s(request.id, step_s, *ends)
     if limit_s is None:
         raise SchedulerError(f"the gap of {request.node} is too short for a lease by now")
     if reason := ledger.refusal(ledger.user_of(request.id), now):

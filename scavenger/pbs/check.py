@@ -105,13 +105,15 @@ def _walltime(
 ) -> Iterator[Finding]:
     s = checked.settings
     if most is not None and s.time_limit_s > most:
+        enough = most >= min(s.least_s, s.time_limit_s)
         yield (
-            False,
-            (
-                f"Queue {name} takes jobs of {most:g} s at most, and a lease may ask for "
-                f"{s.time_limit_s:g} s; set time_limit in "
-                f'[scheduler.pbs] to "{most:g} s" or less.'
-            ),
+            enough,
+            f"Leases end after {most:g} s at most (resources_max.walltime of queue {name}), sooner "
+            f"than time_limit ({s.time_limit_s:g} s) says."
+            if enough
+            else f"Queue {name} takes jobs of {most:g} s at most, and the shortest lease has "
+            f"{s.least_s:g} s: none could start. Raise resources_max.walltime, or lower time_min "
+            "and min_lease in [scheduler.pbs].",
         )
     if least is not None and s.least_s < least:
         yield (

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from scavenger.batch.settings import BatchSettings
-from scavenger.batch.submission import Dialect
+from scavenger.batch.submission import Dialect, printed_id
 from scavenger.interface import SchedulerError
-from scavenger.pbs.json_text import number_of, text_of
+from scavenger.pbs.json_text import number_of
 from scavenger.pbs.state import Host
 
 MAX_NAME = 230
@@ -23,7 +23,7 @@ MAX_NAME = 230
 PLAIN_SHELL = "/bin/sh"
 _SIZE = re.compile(r"(\d+)([kmgtp]?)([bw]?)", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
-_JOB_ID = re.compile(r"\d+(\[\d*\])?(\.\S+)?")
+_JOB_ID = (re.compile(r"(\d+(?:\[\d*\])?\.\S+)"), re.compile(r"(\d+(?:\[\d*\])?)"))
 _WORD = re.compile(r"[^\s:+,=()\"']+")
 
 
@@ -153,12 +153,7 @@ def walltime(seconds: float) -> str:
 
 def job_id(printed: str) -> str:
     """The job id that qsub printed (``123.server``). Raises SchedulerError."""
-    last = (
-        printed.strip().splitlines()[-1].strip() if printed.strip() else ""
-    )  # a site's hook may print lines of its own before it
-    if not _JOB_ID.fullmatch(last):
-        raise SchedulerError(f'qsub answered "{text_of(last)[:80]}", which is no job id.')
-    return last
+    return printed_id(printed, _JOB_ID, "qsub")
 
 
 PBS = Dialect(

@@ -60,6 +60,31 @@ def decode(text: str, kind: type[T], command: str) -> T:
         ) from None
 
 
+def decode_joined(text: str, kind: type[T], command: str) -> T:
+    """As :func:`decode`; texts that stand under one key in one object are joined by commas. PBS
+    prints an attribute of several limits so, a key for each.
+    """
+    for each in (text, repair(text)):
+        try:
+            value = json.loads(each, object_pairs_hook=_joined, strict=False)
+        except (ValueError, RecursionError):
+            continue
+        return decode(json.dumps(value), kind, command)
+    return decode(text, kind, command)  # which says what is wrong
+
+
+def _joined(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        before = found.get(key)
+        if isinstance(before, str) and isinstance(value, str):
+            value = f"{before},{value}"
+        elif isinstance(before, dict) and isinstance(value, dict):
+            value = _joined([*before.items(), *value.items()])
+        found[key] = value
+    return found
+
+
 def _mend_at(data: bytes, complaint: str) -> bytes | None:
     """``data`` with the line mended that the decoder complains of; None when that is not to be had
     so.

@@ -246,6 +246,11 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
             [self.settings.lease.queue] if queue is None or queue.execution else queue.destinations
         )
 
+    def _longest_s(self, site: PbsSite) -> tuple[float | None, str]:
+        queue = site.queues.get(self.settings.lease.queue)
+        most = None if queue is None else queue.max_walltime_s
+        return most, f"resources_max.walltime of queue {self.settings.lease.queue}"
+
     def _site_grace_s(self, site: PbsSite) -> float:
         queue = site.queues.get(self.settings.lease.queue)
         return KILL_DELAY_S if queue is None else queue.kill_delay_s

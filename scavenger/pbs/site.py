@@ -17,7 +17,7 @@ import msgspec
 from scavenger.batch.answers import whole
 from scavenger.batch.commands import CommandError, Commands
 from scavenger.interface import SchedulerError
-from scavenger.pbs.json_text import decode, number_of, text_of, truth_of, words_of
+from scavenger.pbs.json_text import decode_joined, number_of, text_of, truth_of, words_of
 from scavenger.pbs.parse import RawNode, read_duration
 
 KILL_DELAY_S = 10.0
@@ -170,13 +170,13 @@ def ask_site(commands: Commands) -> PbsSite:
 
 def read_site(server: str, queues: str, sched: str = "") -> PbsSite:
     """From the output of the three commands. Raises SchedulerError."""
-    found = decode(server, _Server, "qstat -Bf")
+    found = decode_joined(server, _Server, "qstat -Bf")
     if not found.Server:
         raise SchedulerError("The answer of qstat -Bf cannot be understood: it names no server.")
     name, attributes = next(iter(found.Server.items()))
     shown = text_of(attributes.get("pbs_version") or found.pbs_version)
     settings = dict(_SCHED.findall(whole(sched, "qmgr")))
-    table = decode(queues, _Queues, "qstat -Qf").Queue
+    table = decode_joined(queues, _Queues, "qstat -Qf").Queue
     return PbsSite(
         version=read_version(shown),
         shown_version=shown,

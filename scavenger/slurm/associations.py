@@ -29,6 +29,12 @@ class Associations:
     user_shares: dict[str, float] = field(default_factory=dict)
     """User → its part by way of its default account, 0 to 1."""
 
+    def account(self, user: str) -> str:
+        """The user's default account; empty where none is known. Slurm's database has names in
+        lower case, whatever the system's are.
+        """
+        return self.accounts.get(user) or self.accounts.get(user.lower(), "")
+
 
 def read_associations(commands: Commands) -> Associations:
     """Ask Slurm. Raises SchedulerError when it does not answer, as where there is no accounting."""

@@ -7,7 +7,7 @@ Nothing is submitted (``sbatch --test-only``) and nothing is changed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scavenger.batch.commands import CommandError, Commands
 from scavenger.batch.look import Finding
@@ -16,8 +16,10 @@ from scavenger.batch.submission import Wanted
 from scavenger.interface import SchedulerError
 from scavenger.slurm.check_limits import limits
 from scavenger.slurm.job import SlurmLeaseOptions, batch_script, sbatch
+from scavenger.slurm.longest_wait import exempt_times, longest_wait
 from scavenger.slurm.site import Partition, SlurmSite
 from scavenger.slurm.source import SlurmSource
+from scavenger.slurm.wall_limits import longest_lease
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class SlurmChecked:
 
 def findings(checked: SlurmChecked) -> Iterator[Finding]:
     """(works, sentence) per thing tested."""
-    by_mode = [_backfill] if checked.settings.backfill else [_preemption, _grace]
-    for part in (_partitions, *by_mode, _permission, _shape, _gpus, _sight):
+    by_mode = [_backfill] if checked.settings.backfill else [_preemption, _grace, _longest_wait]
+    for part in (_partitions, _time_limit, *by_mode, _permission, _shape, _gpus, _sight):
         yield from part(checked)
     yield from limits(checked.site, checked.settings, checked.commands)
 
@@ -65,6 +67,26 @@ def _partitions(checked: SlurmChecked) -> Iterator[Finding]:
             )
         else:
             yield True, f"Partition {name} is up and has {len(partition.nodes)} nodes."
+
+
+def _time_limit(checked: SlurmChecked) -> Iterator[Finding]:
+    s = checked.settings
+    longest_s, by = longest_lease(checked.site, s.lease)
+    if longest_s is None or longest_s >= s.time_limit_s:
+        return
+    if longest_s < min(s.least_s, s.time_limit_s):
+        yield (
+            False,
+            f"Slurm takes jobs of {longest_s:g} s at most where leases run ({by}), and the "
+            f"shortest lease has {s.least_s:g} s: none could start. Raise that limit, or lower "
+            "time_min and min_lease in [scheduler.slurm].",
+        )
+    else:
+        yield (
+            True,
+            f"Leases end after {longest_s:g} s at most ({by}), sooner than time_limit "
+            f"({s.time_limit_s:g} s) says.",
+        )
 
 
 def _preemption(checked: SlurmChecked) -> Iterator[Finding]:
@@ -194,6 +216,30 @@ def _grace(checked: SlurmChecked) -> Iterator[Finding]:
         )
 
 
+def _longest_wait(checked: SlurmChecked) -> Iterator[Finding]:
+    site, lease = checked.site, checked.settings.lease
+    exempt_of = exempt_times(checked.commands, site)
+    waits = [
+        replace(w, grace_s=max(w.grace_s, checked.grace_s))
+        for w in (longest_wait(site, n, lease.qos, exempt_of) for n in lease.partitions or ("",))
+    ]
+    wait = max(waits, key=lambda each: each.seconds)
+    parts = (
+        f"{wait.grace_s:g} s of grace, {wait.kill_wait_s:g} s of KillWait for a lease that does "
+        f"not end by itself, {wait.cycle_s:.3g} s until Slurm looks again"
+    )
+    if wait.exempt_s > 0:
+        yield (
+            False,
+            f"A job may wait {wait.seconds:.0f} s for a lease: in its first {wait.exempt_s:g} s "
+            f"Slurm preempts none ({wait.exempt_by}); then {parts}. Leases must be preempted at "
+            "once: give them a QOS of their own as qos in [scheduler.slurm], with sacctmgr modify "
+            "qos NAME set PreemptExemptTime=00:00:00, which counts more than that of the cluster.",
+        )
+    else:
+        yield True, f"A job waits {wait.seconds:.0f} s for a lease at the longest: {parts}."
+
+
 def _backfill(checked: SlurmChecked) -> Iterator[Finding]:
     if checked.site.backfill_cycle_s is None:
         yield (
@@ -276,9 +322,8 @@ def _gpus(checked: SlurmChecked) -> Iterator[Finding]:
         return
     try:
         table, _, _ = checked.source.read(checked.settings.prefix)
-    except SchedulerError as error:
-        yield False, str(error)
-        return
+    except SchedulerError:
+        return  # which _polls tells
     named = set(checked.settings.lease.partitions)
     with_gpus = {
         name: group.gres.split("(")[0] for name, group in table.nodes.items() if "gpu" in group.gres
@@ -303,6 +348,15 @@ def _sight(checked: SlurmChecked) -> Iterator[Finding]:
     cycle = checked.site.backfill_cycle_s
     if checked.settings.idle_for_s is None and cycle is not None:
         yield True, f"A node is a gap when it was idle for one backfill cycle, here {cycle:.3g} s."
+    yield from _polls(checked)
+    if "reservations" in checked.site.hidden and not _is_operator(checked):
+        yield (
+            False,
+            "PrivateData=reservations hides reservations from users who are no operators, so that "
+            "maintenance would not be seen and leases would stand in its way; let an operator's "
+            f"account run the daemon (sacctmgr modify user {checked.settings.user} set "
+            "adminlevel=operator), or take reservations out of PrivateData.",
+        )
     if "jobs" in checked.site.hidden:
         # Operators see everything; whether this user is one shows only in what squeue leaves out.
         yield (
@@ -314,3 +368,31 @@ def _sight(checked: SlurmChecked) -> Iterator[Finding]:
                 + ("." if checked.settings.backfill else ", or rely on preemption.")
             ),
         )
+
+
+def _polls(checked: SlurmChecked) -> Iterator[Finding]:
+    """What every poll asks, asked as the daemon asks it."""
+    try:
+        table, _, _ = checked.source.read(checked.settings.prefix)
+    except SchedulerError as error:
+        hidden = checked.site.hidden & {"nodes", "reservations", "jobs"}
+        why = (
+            f" PrivateData={','.join(sorted(hidden))} hides them from users who are no operators: "
+            "let an operator's account run the daemon (sacctmgr modify user "
+            f"{checked.settings.user} set adminlevel=operator), or take that out of PrivateData."
+        )
+        yield False, f"The polls of the daemon fail: {error}{why * bool(hidden)}"
+    else:
+        yield True, f"A poll sees {len(table.nodes)} nodes."
+
+
+def _is_operator(checked: SlurmChecked) -> bool:
+    """Whether Slurm hides nothing from the daemon's user."""
+    user = checked.settings.user
+    if user in ("root", checked.site.settings.get("SlurmUser", "").partition("(")[0]):
+        return True
+    try:
+        words = ["sacctmgr", "-nP", "show", "user", user, "format=adminlevel"]
+        return checked.commands.ask(words).strip().lower().startswith(("operator", "admin"))
+    except CommandError:
+        return False

@@ -21,6 +21,8 @@ from scavenger.slurm.site import SlurmSite
 
 WAITING_REASONS = frozenset({"Resources", "Priority", "None"})
 """Reasons (squeue(1), "JOB REASON CODES") of a job that waits for nodes and for nothing else."""
+PUT_OFF = "BeginTime"
+"""Why a job waits that must not begin before some time: its owner's (--begin), or Slurm's own."""
 PATIENCE_S = 2.0
 """A job may be found lacking nodes for a moment while Slurm is just starting it."""
 BELIEVED_S = 60.0
@@ -41,25 +43,66 @@ class Claims(NamedTuple):
 
 
 def due_jobs(
-    pending: Sequence[SlurmJob], site: SlurmSite, lease_partition: str, now: float
+    pending: Sequence[SlurmJob],
+    site: SlurmSite,
+    lease_partition: str,
+    now: float,
+    before: Collection[str] = (),
 ) -> list[SlurmJob]:
     """Jobs of partitions above that of the leases which could have started by now, as Slurm itself
     expects. Where QOS decide who preempts whom, of every partition.
+
+    The components of a heterogeneous job are one job, which needs the nodes of all of them: Slurm
+    starts them together or not at all. While it collects nodes it puts off a component for half a
+    minute (reason BeginTime), so that a job that was due stays so meanwhile.
+
+    Args:
+        pending: jobs that wait.
+        site: the Slurm.
+        lease_partition: of the leases.
+        now: epoch seconds.
+        before: the jobs that were due at the last look.
     """
     own = site.partitions.get(lease_partition)
     tier = own.tier if own is not None and site.preempt_type == "partition_prio" else -1
+    jobs: dict[str, list[SlurmJob]] = {}
+    for job in pending:
+        jobs.setdefault(job.id.partition("+")[0], []).append(job)
     return [
-        job
-        for job in pending
-        if job.start is not None
-        and job.start <= now + 1.0
-        and job.reason in WAITING_REASONS
-        and job.planned_on
-        and any(
+        _as_one(name, parts)
+        for name, parts in jobs.items()
+        if any(
             p in site.partitions and site.partitions[p].tier > tier
-            for p in job.partition.split(",")
+            for part in parts
+            for p in part.partition.split(",")
+        )
+        and all(part.reason in WAITING_REASONS or part.reason == PUT_OFF for part in parts)
+        and (
+            any(_expected(part, now) for part in parts)
+            or (name in before and any(_put_off(part, now) for part in parts))
         )
     ]
+
+
+def _expected(job: SlurmJob, now: float) -> bool:
+    begun = job.start is not None and job.start <= now + 1.0
+    return begun and job.reason in WAITING_REASONS and bool(job.planned_on)
+
+
+def _put_off(job: SlurmJob, now: float) -> bool:
+    return job.reason == PUT_OFF and (job.start is None or job.start <= now + BELIEVED_S)
+
+
+def _as_one(name: str, parts: Sequence[SlurmJob]) -> SlurmJob:
+    if len(parts) == 1:
+        return parts[0]._replace(id=name)
+    partitions = dict.fromkeys(p for part in parts for p in part.partition.split(","))
+    return parts[0]._replace(
+        id=name,
+        partition=",".join(partitions),
+        nodes=sum(part.nodes for part in parts),
+        planned_on=",".join(part.planned_on for part in parts if part.planned_on),
+    )
 
 
 def claims(

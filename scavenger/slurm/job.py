@@ -16,8 +16,7 @@ from typing import Literal
 from scavenger.batch import lease_script
 from scavenger.batch.groups import name_of
 from scavenger.batch.settings import BatchSettings
-from scavenger.batch.submission import Dialect, Shrink, Wanted
-from scavenger.interface import SchedulerError
+from scavenger.batch.submission import Dialect, Shrink, Wanted, printed_id
 from scavenger.slurm.hostlist import fold
 
 Launch = Literal["auto", "batch", "step"]
@@ -199,16 +198,18 @@ that one of them can be signalled, and its node given back, alone.
 """
 
 
+_JOB_ID = (
+    re.compile(r"(\d+)(?:;[\w.-]+)?"),
+    re.compile(r"Submitted batch job (\d+)(?: on cluster \S+)?"),
+)
+"""What ``sbatch --parsable`` prints, and what a wrapper that drops ``--parsable`` does."""
+
+
 def job_id(printed: str) -> str:
     """The job id that ``sbatch --parsable`` printed (``ID`` or ``ID;CLUSTER``). Raises
     SchedulerError.
     """
-    # A site's submit filter may print lines of its own before it.
-    last = printed.strip().splitlines()[-1] if printed.strip() else ""
-    number = last.partition(";")[0].strip()
-    if not number.isdecimal():
-        raise SchedulerError(f'sbatch answered "{last[:80]}", which is no job id.')
-    return number
+    return printed_id(printed, _JOB_ID, "sbatch")
 
 
 def _pattern(path: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from scavenger.batch.commands import Commands
 from scavenger.batch.gap_memory import GapMemory
@@ -48,6 +49,7 @@ from scavenger.slurm.source import (
 )
 from scavenger.slurm.state import ENDED_STATES, PENDING_STATES, describe, lease_job
 from scavenger.slurm.steps import ENDED, StepWatch
+from scavenger.slurm.wall_limits import longest_lease, max_walls
 
 TURN_WITHOUT_BACKFILL_S = 60.0
 
@@ -94,6 +96,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
 
     def _ask_site(self) -> SlurmSite:
         site = ask_site(self.commands)
+        site = replace(site, max_wall=max_walls(self.commands, site))
         if not self._settled:
             self.source = source_for(self.api, self.commands, site.version)
             self._settled = True
@@ -111,7 +114,9 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         due = (
             []
             if s.backfill
-            else self._believed(due_jobs(jobs.pending, site, s.lease.main_partition, now), now)
+            else self._believed(
+                due_jobs(jobs.pending, site, s.lease.main_partition, now, self._due_since), now
+            )
         )
         grace_s = self.grace_s(site)
         found = {lease_id: lease_job(lease_id, job, now, grace_s) for lease_id, job in own.items()}
@@ -200,6 +205,9 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
 
     def _partitions(self, site: SlurmSite) -> Collection[str]:
         return self.settings.lease.partitions
+
+    def _longest_s(self, site: SlurmSite) -> tuple[float | None, str]:
+        return longest_lease(site, self.settings.lease)
 
     def _site_grace_s(self, site: SlurmSite) -> float:
         return site.grace_of(self.settings.lease.main_partition)

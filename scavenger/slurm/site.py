@@ -22,7 +22,7 @@ BF_INTERVAL_S = 30.0
 KILL_WAIT_S = 30.0
 MAX_ARRAY_SIZE = 1001
 _FIELD = re.compile(r"(\S+?)=(\S*)")
-_SETTING = re.compile(r"^(\w+)\s*=\s*(.*?)\s*$", re.MULTILINE)
+_SETTING = re.compile(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _LAST_CYCLE = re.compile(
     r"Backfilling stats.*?Last cycle:\s*(\d+).*?Mean cycle:\s*(\d+)", re.DOTALL
 )
@@ -41,6 +41,8 @@ class Partition:
     grace_s: float
     max_time_s: float | None
     nodes: frozenset[str] = frozenset()
+    qos: str = ""
+    """The QOS that the partition puts on its jobs; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class SlurmSite:
     hidden: frozenset[str] = frozenset()
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+    max_wall: Mapping[str, float] = field(default_factory=dict)
+    """QOS → its MaxWall, seconds."""
 
     @property
     def called(self) -> str:
@@ -156,6 +160,7 @@ def _partition(line: str) -> Partition:
         _number(fields.get("GraceTime"), 0.0),
         read_duration(fields.get("MaxTime", "UNLIMITED")),
         nodes,
+        fields.get("QoS", "N/A").replace("N/A", "").replace("(null)", ""),
     )
 
 

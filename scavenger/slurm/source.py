@@ -77,6 +77,10 @@ class SlurmCommandSource:
         )
 
 
+_CONTACT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_SOCKET"}
+"""Where Slurm is and how one signs in there: no default of a command."""
+
+
 def asking_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment of commands that are read: no translation, no defaults of the user's, times
     as epoch seconds.
@@ -94,7 +98,7 @@ def submitting_environment(environment: Mapping[str, str] = os.environ) -> dict[
 
 def _without_defaults(environment: Mapping[str, str]) -> dict[str, str]:
     drop = ("SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_", "SALLOC_", "SRUN_", "SLURM_", "SLURMD_")
-    return {k: v for k, v in environment.items() if k == "SLURM_CONF" or not k.startswith(drop)}
+    return {k: v for k, v in environment.items() if k in _CONTACT or not k.startswith(drop)}
 
 
 def source_for(api: Api, commands: Commands, version: tuple[int, int]) -> SlurmSource:

@@ -17,6 +17,7 @@ from tests.integration.embedded import gone, site
 
 TRAIN = """
 import json, os, sys, time, malletrain
+from malletrain.training.owner import own_path, this_run
 x, trial = float(sys.argv[sys.argv.index("--x") + 1]), sys.argv[1]
 step, state = 0, f"state-{trial}"
 if os.path.exists(state):
@@ -32,8 +33,9 @@ while step < 9:
     with open(state + ".new", "w") as file:
         file.write(str(step))
     os.replace(state + ".new", state)
-os.makedirs(f"malletrain-snapshots/{os.environ['MALLETRAIN_JOB']}-train-0", exist_ok=True)
-open(f"malletrain-snapshots/{os.environ['MALLETRAIN_JOB']}-train-0/snapshot.pt", "w").close()
+snapshot = own_path(this_run())
+os.makedirs(os.path.dirname(snapshot), exist_ok=True)
+open(snapshot, "w").close()
 """
 """Takes each step when it is told to, and goes on from where it was."""
 

@@ -5,9 +5,9 @@ import { h, replace, table } from "./dom.js";
 import { count, hours } from "./words.js";
 
 const COLUMNS = [["Month", ""], ["User", ""], ["Class", ""], ["Leased", "number"], ["Trained", "number"],
-  ["Starts", "number"], ["Rescales", "number"], ["Preempted", "number"], ["No job", "number"],
+  ["Starts", "number"], ["Rescales", "number"], ["Preempted", "number"], ["No samples", "number"], ["No job", "number"],
   ["Samples", "number"], ["kWh", "number"]];
-const SUMS = ["leased_nh", "trained_nh", "starting_nh", "rescaling_nh", "preempted_nh", "unused_nh"];
+const SUMS = ["leased_nh", "trained_nh", "starting_nh", "rescaling_nh", "preempted_nh", "silent_nh", "unused_nh"];
 
 export function usage(main) {
   const place = h("div", { id: "usage" }, h("p", {}, "Asking the daemon …"));

@@ -104,7 +104,7 @@ def test_what_describes_the_lease_does_not_reach_the_job(tmp_path):
         "CUDA_VISIBLE_DEVICES": "0,1",
     }
     launch = order(tmp_path, env={"MALLETRAIN_JOB": "forged", "RANKING": "kept", "PATH": "/mine"})
-    inside = job_environment(place(tmp_path, outside), launch, flags="/f")
+    inside = job_environment(place(tmp_path, outside, daemon="d1"), launch, flags="/f")
     assert inside == {
         "PATH": "/mine",
         "SLURM_JOB_ID": "7",
@@ -114,6 +114,7 @@ def test_what_describes_the_lease_does_not_reach_the_job(tmp_path):
         "PYTHONUNBUFFERED": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "MALLETRAIN_JOB": "j1",
+        "MALLETRAIN_DAEMON_ID": "d1",
         "MALLETRAIN_SOCKET": "/w",
         "MALLETRAIN_FLAGS": "/f",
         "MALLETRAIN_AGENT": "ipc:///run/launcher.sock",

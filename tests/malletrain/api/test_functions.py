@@ -13,12 +13,18 @@ import pytest
 
 from malletrain import Client
 from malletrain.client import ClientError
-from malletrain.training.functions import FunctionLost, FunctionTraceback, outcome, pack
+from malletrain.training.functions import (
+    FunctionFailed,
+    FunctionLost,
+    FunctionTraceback,
+    outcome,
+    pack,
+)
 from tests.malletrain.cli.fake_daemon import FakeDaemon, default_answers, event_view, job_view
 from tests.waiting import PATIENCE_S
 
 
-def run(script, *ranks, generation=1):
+def run(script, *ranks, generation=1, job="", **more):
     """The script as a job's workers run it, one after another."""
     codes = []
     for rank in ranks or (0,):
@@ -26,12 +32,19 @@ def run(script, *ranks, generation=1):
             "RANK": str(rank),
             "WORLD_SIZE": str(len(ranks) or 1),
             "MALLETRAIN_GENERATION": str(generation),
+            "MALLETRAIN_JOB": job,
+            **more,
         }
         done = subprocess.run(
             [sys.executable, str(script)], env={**os.environ, **variables}, capture_output=True
         )
         codes.append(done.returncode)
     return codes
+
+
+def failure(folder, job=""):
+    """What came of a function whose job has failed."""
+    return outcome(folder, job, completed=False).result()
 
 
 def test_rank_0_returns_and_everybody_is_called(tmp_path):
@@ -53,7 +66,7 @@ def test_what_a_function_raises_is_raised_here_with_where_it_came_from(tmp_path)
     script = pack(tmp_path / "f", "call", fail, (), {})
     assert run(script) == [1]
     with pytest.raises(ValueError, match="lr must be positive") as caught:
-        outcome(tmp_path / "f").result()
+        failure(tmp_path / "f")
     assert isinstance(caught.value.__cause__, FunctionTraceback)
     assert "in fail" in str(caught.value.__cause__)
 
@@ -66,7 +79,7 @@ def test_of_several_failures_the_first_of_the_last_round_counts(tmp_path):
     run(script, 2, generation=1)
     run(script, 1, 0, generation=2)
     with pytest.raises(KeyError, match="2 of 1"):
-        outcome(tmp_path / "f").result()
+        failure(tmp_path / "f")
 
 
 def test_what_cannot_be_sent_back_is_told_in_words(tmp_path):
@@ -76,13 +89,175 @@ def test_what_cannot_be_sent_back_is_told_in_words(tmp_path):
     script = pack(tmp_path / "f", "call", lock, (), {})
     assert run(script) == [1]
     with pytest.raises(TypeError, match=r"cannot pickle '_thread\.lock'"):
-        outcome(tmp_path / "f").result()
+        failure(tmp_path / "f")
 
 
 def test_what_cannot_be_sent_there_is_refused_before_it_is_submitted(tmp_path):
     with pytest.raises(TypeError, match=r"cannot be sent to another process.*inside the function"):
         pack(tmp_path / "f", "call", print, (threading.Lock(),), {})
     assert not (tmp_path / "f").exists()
+
+
+# --- the result is that of the run ---
+
+
+def test_a_rank_that_fails_fails_the_function_although_rank_0_has_returned(tmp_path):
+    def ok_but_1(spoilt):
+        if os.environ["RANK"] in spoilt and os.environ["MALLETRAIN_GENERATION"] == "1":
+            raise ValueError("rank 1 has no data")
+        return "ok"
+
+    script = pack(tmp_path / "f", "call", ok_but_1, ("1",), {})
+    assert run(script, 0, 1) == [0, 1]
+    with pytest.raises(ValueError, match="rank 1 has no data"):
+        failure(tmp_path / "f")
+    with pytest.raises(ValueError, match="rank 1 has no data"):
+        outcome(tmp_path / "f").result()
+    assert run(script, 0, 1, generation=2) == [0, 0]
+    assert outcome(tmp_path / "f").result() == "ok"
+
+
+def test_a_killed_rank_leaves_no_result(tmp_path):
+    def die():
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), 9)
+        return "ok"
+
+    script = pack(tmp_path / "f", "call", die, (), {})
+    assert run(script, 0, 1) == [0, -9]
+    assert outcome(tmp_path / "f", completed=False) is None
+
+
+def test_a_function_submitted_once_more_does_not_answer_with_the_first_runs_result(tmp_path):
+    def whose(folder):
+        if os.environ["MALLETRAIN_JOB"] == "j2":
+            raise KeyError("second")
+        return "first"
+
+    script = pack(tmp_path / "f", "call", whose, (str(tmp_path),), {})
+    assert run(script, job="j1") == [0]
+    assert run(script, job="j2") == [1]
+    assert outcome(tmp_path / "f", "j1").result() == "first"
+    assert outcome(tmp_path / "f", "j2") is None
+    with pytest.raises(KeyError, match="second"):
+        failure(tmp_path / "f", "j2")
+    with pytest.raises(AttributeError):
+        failure(tmp_path / "f", "j1")
+
+
+class TwoWords(Exception):
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+def test_an_exception_that_cannot_be_rebuilt_arrives_in_words(tmp_path):
+    def fail():
+        raise TwoWords("salt", "pepper")
+
+    run(pack(tmp_path / "f", "call", fail, (), {}))
+    with pytest.raises(FunctionFailed, match="TwoWords: salt and pepper") as caught:
+        failure(tmp_path / "f")
+    assert "in fail" in str(caught.value.__cause__)
+
+
+def test_an_exit_code_of_the_function_does_not_end_who_asks(tmp_path):
+    run(pack(tmp_path / "f", "call", sys.exit, (3,), {}))
+    with pytest.raises(FunctionFailed, match="SystemExit: 3"):
+        failure(tmp_path / "f")
+
+
+def test_a_value_that_cannot_be_rebuilt_here_is_told(tmp_path):
+    (tmp_path / "only_there.py").write_text("class Value: pass")
+
+    def make():
+        import only_there
+
+        return only_there.Value()
+
+    script = pack(tmp_path / "f", "call", make, (), {})
+    assert run(script, PYTHONPATH=str(tmp_path)) == [0]
+    with pytest.raises(FunctionFailed, match=r"cannot be rebuilt .*: ModuleNotFoundError"):
+        outcome(tmp_path / "f").result()
+
+
+def test_modules_are_found_in_the_submitters_order(tmp_path, monkeypatch):
+    """A module of one's own beside the script comes before an installed one of that name; one
+    called as our script is one's own.
+    """
+    for name in ("call", "wave"):
+        (tmp_path / f"{name}.py").write_text(f"mine = '{name} of mine'")
+
+    def import_all():
+        import wave
+
+        import call
+
+        return call.mine, wave.mine
+
+    monkeypatch.syspath_prepend(tmp_path)
+    script = pack(tmp_path / "f", "call", import_all, (), {})
+    assert run(script) == [0]
+    assert outcome(tmp_path / "f").result() == ("call of mine", "wave of mine")
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    assert run(pack(tmp_path / "g", "call", import_all, (), {})) == [1]
+    with pytest.raises(AttributeError, match="module 'wave'"):
+        failure(tmp_path / "g")
+
+
+def test_it_is_called_as_often_as_it_may_be(tmp_path):
+    def note(folder):
+        with open(f"{folder}/calls", "a") as file:
+            file.write(os.environ["RANK"])
+
+    script = pack(tmp_path / "f", "call", note, (str(tmp_path),), {}, tries=1)
+    assert run(script, 0, 1, job="j1") == [0, 0]
+    assert run(script, 0, 1, job="j1", generation=2) == [1, 1]
+    assert (tmp_path / "calls").read_text() == "01"
+    with pytest.raises(FunctionLost, match="was called once and did not come to its end"):
+        failure(tmp_path / "f", "j1")
+    assert run(script, 0, job="j2") == [0], "another job is another run"
+    fails = pack(tmp_path / "g", "call", boom, (), {}, tries=1)
+    assert run(fails) == run(fails, generation=2) == [1]
+    with pytest.raises(OSError, match="No space left"):
+        failure(tmp_path / "g")
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda c: c.submit_function(takes_all, 1, nodes=4), r"nodes= is an option of jobs .*\*\*"),
+        (lambda c: c.submit_function(square, 1, time_limit="1 h"), "has none of that name"),
+        (lambda c: c.submit_function(square), "square cannot be called so: missing a required arg"),
+        (lambda c: c.executor().submit(square, 1, 2), "square cannot be called so: too many pos"),
+        (lambda c: c.submit_function(square, 1, options={"tries": 0}), "tries is 0; accepted"),
+        (
+            lambda c: c.submit_function(square, 1, options={"tries": 1, "nodes": "1:2"}),
+            "goes with a fixed number of nodes, not with 1:2",
+        ),
+    ],
+)
+def test_what_would_be_swallowed_or_cannot_be_called_is_refused(site, call, why):
+    with Client(site.daemon.state_dir) as client, pytest.raises((TypeError, ValueError), match=why):
+        call(client)
+    assert site.spec == {}
+
+
+def test_a_parameter_of_the_functions_own_is_no_option(site):
+    with Client(site.daemon.state_dir) as client:
+        future = client.submit_function(named, name="x", options={"tries": 1, "nodes": 2})
+        assert (site.spec["j1"]["name"], site.spec["j1"]["min_nodes"]) == ("named", 2)
+        assert site.spec["j1"]["profile"] is False
+        site.end("j1")
+        assert future.result(timeout=PATIENCE_S) == "x"
+
+
+def takes_all(x, **more):
+    return x
+
+
+def named(name):
+    return name
 
 
 class Site:

@@ -51,6 +51,11 @@ def test_a_list_of_users(tmp_path, monkeypatch):
         "Clients of other users cannot find the daemon; set announce in [daemon], such as "
         "/etc/malletrain/daemon.json.",
     ) in found
+    users.write_text(f"ada/x {new_pair().public}\nbob@corp.example {new_pair().public}\n")
+    found = findings('users = "users"', tmp_path)
+    assert any(not ok and "line 1, is left out: 'ada/x' is no user name" in s for ok, s in found)
+    assert (True, f"{users} lists 1 user.") in found
+    assert (None, f"{users} lists bob@corp.example, whom this host does not know.") in found
     users.write_text(f"eve {new_pair().public}\n")
     assert any(
         not works and "may not submit as eve: eve may not. Allow it" in sentence

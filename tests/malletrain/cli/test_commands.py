@@ -119,6 +119,12 @@ def test_status_tells_a_poll_error(run, daemon):
     assert "sinfo: command not found" in run("status").stdout
 
 
+def test_status_tells_operators_what_is_wrong_with_the_list_of_users(run, daemon):
+    problem = "/etc/malletrain/users, line 3, is left out: 'ann/x' is no user name."
+    daemon.answers["status"] = lambda p: status_view(users_problems=(problem,))
+    assert problem in " ".join(run("status").stdout.split())
+
+
 def test_status_watch_ends_with_the_job(run, daemon):
     daemon.answers["job"] = lambda p: detail(job=job_view(state="completed", ended=1099.0))
     result = run("status", "train", "--watch")

@@ -6,7 +6,6 @@ import inspect
 import json
 import re
 import time
-from pathlib import Path
 
 import click
 import pytest
@@ -223,7 +222,7 @@ def test_every_option_of_submit_has_its_keyword():
 
 
 def test_every_keyword_of_submit_is_told_of():
-    text = Path(inspect.getfile(SubmitOptions)).read_text()
+    text = inspect.getsource(SubmitOptions)
     assert (
         set(re.findall(r'^    (\w+): .*\n    """', text, re.M))
         == SubmitOptions.__annotations__.keys()

@@ -2,13 +2,15 @@
 ``tests/malletrain/training/test_sharded_snapshot``.
 """
 
+import os
+
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
 from malletrain import Snapshot
-from tests.malletrain.cli.fake_daemon import Refuse, detail
+from tests.malletrain.cli.fake_daemon import Refuse, detail, status_view
 
 
 class Tied(nn.Module):
@@ -67,3 +69,27 @@ def test_what_is_not_there(run, daemon, folder):
     result = run("export", "x.pt", "--out", "no/such/folder.safetensors")
     assert result.exit_code == 1
     assert "No such file or directory" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["export", "cp"])
+def test_another_jobs_snapshot_is_not_this_ones(run, daemon, folder, monkeypatch, command):
+    """Two jobs with one path, and a job of the same id of another daemon."""
+    job = detail()
+    (folder / "train.py").write_text("Snapshot('run.pt')")
+    spec = {**job.spec, "workdir": str(folder), "script": str(folder / "train.py")}
+    daemon.answers["job"] = lambda params: detail(spec=spec)
+    daemon.answers["status"] = lambda params: status_view(boot="d1-4")
+    words = [command, "train", *(("results", "--snapshot") if command == "cp" else ())]
+    for name, whose in (("j2", "d1"), ("j1", "d2")):
+        monkeypatch.setenv("MALLETRAIN_JOB", name)
+        monkeypatch.setenv("MALLETRAIN_DAEMON_ID", whose)
+        Snapshot(folder / "run.pt", model=nn.Linear(1, 1)).save()
+        Snapshot(model=nn.Linear(1, 1)).save()
+        result = run(*words)
+        assert result.exit_code == 1
+        assert f"belongs to job {name}" in result.stderr
+        os.unlink(folder / "run.pt")
+    assert "There is no snapshot of job j1" in run(*words).stderr
+    monkeypatch.setenv("MALLETRAIN_DAEMON_ID", "d1")
+    Snapshot(model=nn.Linear(1, 1)).save()
+    assert run(*words).exit_code == 0

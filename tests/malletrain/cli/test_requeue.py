@@ -58,6 +58,14 @@ def test_words_after_two_dashes_are_the_scripts(run, ended):
     assert spec["env"][env.RESUME_FROM] == "j3"
 
 
+def test_what_the_old_job_waited_for_is_told_to_be_left_out(run, ended):
+    done = run("requeue", "j3", "--", "--epochs", "120")
+    assert "It does not wait for j3 (--after), as the old one did" in done.stderr
+    assert "The old one's deadline is over and left out." in done.stderr
+    assert "The old one's --work is left out" in done.stderr
+    assert run("requeue", "j3", "--json").stderr == ""
+
+
 def test_all_that_failed_of_ones_own(run, ended):
     assert run("requeue", "--failed", "--since", "2000-01-01").exit_code == 1
     assert run("requeue", "--failed").exit_code == 0

@@ -212,9 +212,15 @@ def test_from_python(jobs, file, tmp_path):
     assert open_databases() == []
     assert len(run_sweep(sweep, tmp_path / "state").trials) == 6
     assert len(jobs.jobs) == 6
-    file.write_text(FILE.replace("x = {", "y = {"))
-    with pytest.raises(SweepError, match="looks for something else"):
-        run_sweep(load_sweep(file), tmp_path / "state")
+    for text, words in (
+        (FILE.replace("x = {", "y = {"), r"space\.x, space\.y\. Give this one another name"),
+        (FILE.replace("[sweep]", '[sweep]\ndirection = "maximize"'), r"of sweep\.direction\."),
+        (FILE.replace("[job]", '[job]\nargs = ["--other"]'), r"of job\.args\."),
+        (FILE.replace("trials = 6", "trials = 9"), r"of sweep\.trials\. .*add-trials lr COUNT"),
+    ):
+        file.write_text(text)
+        with pytest.raises(SweepError, match=words):
+            run_sweep(load_sweep(file), tmp_path / "state")
 
 
 def test_cancel_without_anybody_who_attends(run, jobs, file, book, monkeypatch):

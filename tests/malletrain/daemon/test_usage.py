@@ -98,6 +98,25 @@ def test_months_users_classes_and_accounts_are_kept_apart():
     }
 
 
+def test_nodes_of_a_job_that_never_reports_are_silent_and_not_without_a_job():
+    """A function, or a script that calls no malletrain.report."""
+    silent = JobHistory(
+        "ann",
+        (),
+        (T + 400.0, T + 1000.0),
+        ((T, "a100"), (T + 500.0, "a100")),
+        moves=((T, 2), (T + 100.0, 3), (T + 500.0, 1)),
+    )
+    assert [(kind, nodes, a - T, b - T) for kind, nodes, a, b in spans_of(silent)] == [
+        ("silent", 2, 0, 100),
+        ("silent", 3, 100, 400),
+        ("silent", 1, 500, 1000),
+    ]
+    leases = [LeasedSpan("ann", "a100", T, T + 1000) for _ in range(3)]
+    (found,) = usage(leases, [silent], 0.0, END).values()
+    assert (found.leased, found.silent, found.busy) == (3000, 1600, 1600)
+
+
 def test_a_job_that_moves_to_another_class_counts_there():
     moved = JobHistory(
         "ann",

@@ -71,6 +71,17 @@ def test_known_node_hours(store):
     assert found["daemon", "default"].leased_nh == pytest.approx(1.0), "to now"
 
 
+def test_the_nodes_of_a_job_that_never_reports_are_not_without_a_job(store):
+    store.add_job(JobRow("j2", "f", "ann", "{}", "completed", submitted=T, ended=T + HOUR / 4))
+    for kind, at, nodes in (
+        (EventKind.JOB_STARTED, 0.0, ["n3"]),
+        (EventKind.JOB_COMPLETED, HOUR / 4, []),
+    ):
+        store.add_event(EventRow(T + at, kind, job="j2", data={"nodes": nodes}))
+    found = {(row.user, row.node_class): row for row in rows(store)}["ann", "default"]
+    assert (found.silent_nh, found.unused_nh) == (pytest.approx(0.25), pytest.approx(0.25))
+
+
 def test_others_are_not_shown_and_other_times_not_counted(store):
     assert rows(store, owner="ann") == [row for row in rows(store) if row.user == "ann"] != []
     assert rows(store, owner="bob") == []

@@ -1,6 +1,7 @@
 """Who the users of a daemon are: the list, and MUNGE."""
 
 import os
+import re
 import subprocess
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from malletrain.identity.keys import new_pair, user_name
 from malletrain.identity.users import (
     Munge,
+    UserList,
     Users,
     UsersError,
     login_payload,
@@ -23,18 +25,20 @@ def test_a_list(tmp_path):
         f"# the group\n\nada {ADA}\n  bob\t{BOB}  # his laptop\nada "
         f"{(second := new_pair().public)}\n"
     )
-    assert parse_users(text) == {ADA: "ada", BOB: "bob", second: "ada"}
-    assert parse_users("") == {}
+    assert parse_users(text) == UserList({ADA: "ada", BOB: "bob", second: "ada"})
+    assert parse_users("") == UserList({})
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("ada", "line 2: it must be a user name and a key"),
+        ("ada", "line 2, is left out: it must be a user name and a key"),
         (f"{ADA} ada", "line 2"),
         ("ada short", "line 2"),
         (f"ada {BOB} and more", "line 2"),
-        (f"../ada {BOB}", "line 2"),
+        (f"../ada {BOB}", r"line 2, is left out: '\.\./ada' is no user name"),
+        (f"-u {BOB}", "'-u' is no user name"),
+        (f"#0:ada {BOB} x", "no such line"),
         (f"bob {ADA}", "the key of bob is that of ada already"),
     ],
     ids=[
@@ -43,12 +47,28 @@ def test_a_list(tmp_path):
         "a short key",
         "more words",
         "a path for a name",
+        "an option for a name",
+        "a comment",
         "two users of one key",
     ],
 )
-def test_a_wrong_line_is_told(line, words):
-    with pytest.raises(UsersError, match=words):
-        parse_users(f"ada {ADA}\n{line}\n")
+def test_a_wrong_line_costs_itself_and_is_told(line, words):
+    carl = new_pair().public
+    found = parse_users(f"ada {ADA}\n{line}\ncarl {carl}\n")
+    assert found.users == {ADA: "ada", carl: "carl"}
+    if line.startswith("#"):
+        assert found.problems == ()
+        return
+    (problem,) = found.problems
+    assert re.search(words, problem)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ann@corp.example", "CORP\\ann", "ann+hpc", "007ann", "Ann", "änne", "安", "a.b-c", "host$"],
+)
+def test_names_as_directories_have_them(name):
+    assert parse_users(f"{name} {ADA}\nbob {BOB}\n") == UserList({ADA: name, BOB: "bob"})
 
 
 def test_a_list_that_others_could_have_written_is_not_believed(tmp_path, monkeypatch):
@@ -58,7 +78,7 @@ def test_a_list_that_others_could_have_written_is_not_believed(tmp_path, monkeyp
     with pytest.raises(UsersError, match="can be written by others"):
         read_users(path)
     path.chmod(0o644)
-    assert read_users(path) == {ADA: "ada"}
+    assert read_users(path).users == {ADA: "ada"}
     os.chown(path, 12345, -1) if os.geteuid() == 0 else monkeypatch.setattr(
         os, "geteuid", lambda: 12345
     )
@@ -79,8 +99,13 @@ def test_the_list_is_read_again_when_it_changes_and_a_wrong_one_changes_nothing(
     path.write_text(f"ada {ADA}\nbob {BOB}\n")
     assert users.user_of(BOB) == "bob"
     path.write_text(f"ada {ADA}\nbob\n")
-    assert users.user_of(BOB) == "bob"
-    assert "line 2" in users.problem
+    assert (users.user_of(ADA), users.user_of(BOB)) == ("ada", None), "a bad line costs itself"
+    assert "line 2" in users.problems()[0]
+    path.chmod(0o666)
+    path.write_text("ada changes it\n")
+    assert users.user_of(ADA) == "ada", "a file that others could have written changes nothing"
+    assert len(users.problems()) == 2
+    path.chmod(0o644)
     path.write_text(f"bob {BOB}\n")
     assert (users.user_of(ADA), users.problem) == (None, "")
     path.unlink()

@@ -5,9 +5,13 @@ line.
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from malletrain.cli import main
+from malletrain.sim.accounting_logs import SACCT as COMMAND
 from malletrain.sim.accounting_logs import read_pbs, read_sacct
 from malletrain.sim.joblogs import read_log
 from malletrain.sim.logged_jobs import LogJob
@@ -126,7 +130,7 @@ def test_steps_of_jobs_are_no_jobs(tmp_path):
     steps = [first.replace("11|", f"11.{step}|") for step in ("batch", "extern", "0")]
     log = read_sacct(write(tmp_path, SACCT + "\n".join(steps) + "\n"))
     assert log.jobs == read_sacct(write(tmp_path, SACCT)).jobs
-    [note] = log.notes
+    note = log.notes[0]
     assert "lists 3 steps of jobs, which are left out" in note
 
 
@@ -141,6 +145,46 @@ def test_sacct_by_another_name_of_the_number_of_nodes_or_without(tmp_path):
         read_sacct(write(tmp_path, neither))
     thousands = "\n".join("|".join([*row[:5], row[5].replace("3", "1.50K")]) for row in rows)
     assert read_sacct(write(tmp_path, thousands)).jobs[0].nodes == 1536
+
+
+def test_runs_of_requeued_jobs_count_and_the_command_asks_for_them(tmp_path):
+    """A full machine of two nodes whose jobs were requeued again and again."""
+    rows = [
+        f"{job}|2024-01-01T00:00:00|2024-01-01T{hour:02d}:00:00|2024-01-01T{hour + 1:02d}:00:00"
+        f"|{'REQUEUED' if hour < 3 else 'COMPLETED'}|1|n{job}"
+        for job in (1, 2)
+        for hour in range(4)
+    ]
+    whole = "\n".join([SACCT.splitlines()[0], *rows, ""])
+    log = read_sacct(write(tmp_path, whole))
+    assert sum(job.run_s for job in log.jobs) == 2 * 4 * 3600
+    assert log.notes == ()
+    last = "\n".join([SACCT.splitlines()[0], rows[3], rows[7], ""])
+    (note,) = read_sacct(write(tmp_path, last)).notes
+    assert "with --duplicates only" in note
+    assert " --duplicates " in COMMAND
+    help_of_command = CliRunner().invoke(main, ["assess", "--help"]).output
+    for text in (help_of_command, Path("docs/assess.md").read_text()):
+        assert "sacct --allusers --allocations --duplicates --parsable2" in " ".join(text.split())
+
+
+def test_times_may_be_epoch_seconds(tmp_path):
+    text = SACCT
+    for word in {word for word in SACCT.replace("\n", "|").split("|") if word.startswith("2024")}:
+        text = text.replace(word, f"{seconds(word):.0f}")
+    assert "2024" not in text
+    assert read_sacct(write(tmp_path, text)).jobs == read_sacct(write(tmp_path, SACCT)).jobs
+
+
+def test_a_record_of_pbs_with_line_breaks_in_it(tmp_path):
+    start = seconds("2024-03-01T10:00:00")
+    one = f"user=u ctime={start:.0f} start={start:.0f} exec_host=n1/0*64 project=a\nb\n\x0b;c"
+    records = [
+        ("10:00:00", "S", "1.x", one),
+        ("11:00:00", "E", "1.x", f"jobname=x\n03/01/2024;y\n{one} end={start + 3600:.0f}"),
+    ]
+    (job,) = read_pbs(write(tmp_path, pbs("03/01/2024", records), "20240301")).jobs
+    assert (job.run_s, job.names) == (3600.0, ("n1",))
 
 
 def test_a_name_in_another_encoding_does_not_matter(tmp_path):

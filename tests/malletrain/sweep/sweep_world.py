@@ -86,6 +86,7 @@ class WorldJobs:
     """
 
     def __init__(self) -> None:
+        self.name = "d1"
         self.jobs: dict[str, WorldJob] = {}
         self.submissions = 0
         self.calls = 0
@@ -108,6 +109,9 @@ class WorldJobs:
         if self.after:
             act()
         raise JobsAway("The daemon is away.")
+
+    def daemon(self):
+        return self.name
 
     def submit(self, spec):
         def act():

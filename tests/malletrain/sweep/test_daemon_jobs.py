@@ -55,6 +55,35 @@ def test_a_job_without_news_is_not_asked_again(world):
         assert jobs.points(job, "loss", 2) == [(3, 0.3)]
 
 
+def test_of_a_job_that_has_ended_since_the_last_news_all_is_asked_for(world):
+    """It may report its last steps and end between the wait for news and the look at the jobs."""
+    job = world.job["ann"]
+    world.say(measured(job, (1, 0.5)))
+    with Asked(world.daemon.client("ann")) as jobs:
+        jobs.wait([job], NEVER_S)
+        jobs.look([job])
+        assert jobs.points(job, "loss", -1) == [(1, 0.5)]
+        world.say(measured(job, (2, 0.4), (3, 0.3)))
+        world.daemon.client("ann").cancel(job)
+        assert jobs.look([job])[job].ended
+        assert jobs.points(job, "loss", 1) == [(2, 0.4), (3, 0.3)]
+
+
+def test_steps_are_numbered_before_values_are_thinned_out(world):
+    job, many = world.job["ann"], 1500
+    for first in range(0, many, 100):
+        samples = tuple(
+            messages.MetricSample(float(n + 1), float(n), 0.0, None)
+            for n in range(first, first + 100)
+        )
+        world.say(messages.Metric(job, 0, "loss", 0.0, 1, samples))
+    with Asked(world.daemon.client("ann")) as jobs:
+        points = jobs.points(job, "loss", -1)
+        assert len(points) < many / 2
+        assert all(value == step for step, value in points)
+        assert points[-1] == (many - 1, many - 1.0)
+
+
 def test_an_end_is_news_and_what_it_was_is_known(world):
     job, other = world.job["ann"], world.daemon.submit("ann")
     with Asked(world.daemon.client("ann")) as jobs:

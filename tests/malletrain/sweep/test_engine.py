@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import msgspec
 import optuna
 import pytest
 from hypothesis import given, settings
@@ -129,6 +130,39 @@ def test_cancelled_its_jobs_end_and_it_goes_on_when_resumed():
     assert "RUNNING" not in world.states()
 
 
+@pytest.mark.parametrize("noted", [False, True], ids=["", "its end was noted already"])
+def test_cancelled_after_the_engine_died_what_has_ended_by_itself_counts(noted):
+    world = World(described(trials=3, at_once=3, pruner="none"))
+    world.turn()
+    one, two, three = world.jobs.jobs.values()
+    while one.state == "running":
+        one.train()
+    two.state = "failed"
+    ledger = Ledger.open(world.storage, "s")
+    if noted:
+        for trial in ledger.running():
+            ledger.note(trial, "malletrain:ending", "cancelled")
+    ledger.cancel()
+    world.engine = world.started()
+    while not world.turn():
+        pass
+    assert world.states() == ["COMPLETE", "FAIL", "FAIL"]
+    trial = world.trials()[0]
+    assert trial.value == loss(one.x, STEPS)
+    assert sorted(trial.intermediate_values) == list(range(1, STEPS + 1))
+    assert three.state == "cancelled"
+    assert "its job j2 failed" in world.trials()[1].user_attrs["malletrain:why"]
+
+
+def test_a_sweep_of_which_all_trials_failed_has_failed():
+    world = World(described(trials=2, at_once=2, pruner="none"))
+    world.turn()
+    for job in world.jobs.jobs.values():
+        job.state = "failed"
+    with pytest.raises(SweepError, match=r"All trials failed \(2\)\. Trial 1: its job j2 failed"):
+        world.play()
+
+
 def test_added_trials_are_done():
     world = World(described(trials=2, at_once=2))
     world.play()
@@ -190,7 +224,8 @@ def test_a_trial_without_a_value_says_what_its_job_reported(others, value, said)
     world.jobs.metrics.setdefault("loss", lambda x: value)
     world.jobs.named = list(others)
     world.jobs.jobs["j1"].state = "completed"
-    world.play()
+    with pytest.raises(SweepError, match="All trials failed"):
+        world.play()
     assert world.trials()[0].user_attrs["malletrain:why"] == said
 
 
@@ -214,6 +249,18 @@ def test_a_trial_that_diverges_is_given_up_and_never_the_best(number, pruner):
     rows = {row["trial"]: row for row in results(Ledger.open(world.storage, "s"))}
     assert str(rows[0]["values"]["loss"]) == str(number)
     assert ("not a number" in rows[0]["note"]) == (pruner == "none")
+
+
+def test_a_trial_that_ends_in_nan_is_not_the_best_where_its_best_value_counts():
+    world = World(described(trials=4, at_once=4, pruner="none", more='value = "best"'))
+    world.turn()
+    job = world.jobs.jobs["j1"]
+    job.reported, job.step = [(1, -5.0), (2, math.nan)], 2
+    job.value = lambda step: math.nan
+    world.play()
+    ledger = Ledger.open(world.storage, "s")
+    assert world.trials()[0].state == TrialState.PRUNED
+    assert ledger.best()[0].number != 0
 
 
 def test_with_several_metrics_a_trial_that_diverges_is_not_among_the_best():
@@ -343,3 +390,24 @@ def test_its_study_is_an_ordinary_one():
     world.play()
     study = optuna.load_study(storage=world.storage, study_name="s")
     assert study.best_value == min(t.value for t in world.trials() if t.state.name == "COMPLETE")
+
+
+def test_at_another_daemon_nothing_is_taken_from_its_jobs():
+    """Its j1 is somebody else's; the book of the sweep came along, or the daemon's database did
+    not.
+    """
+    world = World(described(trials=4, at_once=3, pruner="none", more="most_failed = 9"))
+    world.turn()
+    theirs, world.jobs.jobs = world.jobs.jobs, {}
+    world.jobs.name = "d2"
+    for job in theirs.values():
+        job.spec = msgspec.structs.replace(job.spec, key="other")
+        job.reported = [(1, -5.0)]
+        world.jobs.jobs[job.id] = job
+    world.engine = world.started()
+    world.turn()
+    assert world.states()[:3] == ["FAIL"] * 3
+    assert {job.state for job in theirs.values()} == {"running"}
+    assert not any(t.intermediate_values for t in world.trials()[:3])
+    why = world.trials()[0].user_attrs["malletrain:why"]
+    assert why == "its job j1 is that of another daemon, d1"

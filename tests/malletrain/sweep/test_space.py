@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from malletrain.sweep.space import (
     Parameter,
     SpaceError,
+    check_choices,
     parameter,
     trial_arguments,
     unknown_places,
@@ -93,7 +94,23 @@ def test_double_braces_are_the_text_itself():
     assert trial_arguments(args, {"lr": 1}, 7) == ("--format={lr}", "--run=7", "--lr", "1")
 
 
+def test_a_value_that_begins_with_a_dash_is_joined_to_its_option():
+    args = ["--shift", "{shift}", "--name", "{tag}", "-s", "{shift}", "{shift}", "--n", "-1"]
+    values = {"shift": -1e-05, "tag": "--", "lr": -2, "kind": "-x", "up": 1}
+    assert trial_arguments(args, values, 7) == (
+        *("--shift=-1e-05", "--name=--", "-s", "-1e-05", "-1e-05", "--n", "-1"),
+        *("--lr=-2", "--kind=-x", "--up", "1"),
+    )
+
+
+@pytest.mark.parametrize("choices", [[1, True, 1.0], [0, False], ["a", 2, 2.0]])
+def test_choices_that_a_study_cannot_tell_apart_are_refused(choices):
+    with pytest.raises(SpaceError, match="are one value in the study"):
+        check_choices(parameter(choices))
+    check_choices(parameter([str(choice) for choice in choices]))
+
+
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_number_reaches_the_script_as_it_is(value):
-    (_, said) = trial_arguments([], {"x": value}, 0)
-    assert float(said) == value
+    said = " ".join(trial_arguments([], {"x": value}, 0)).replace("=", " ").split()
+    assert float(said[1]) == value

@@ -10,6 +10,7 @@ import pytest
 from malletrain.sweep import trials
 from malletrain.sweep.ledger import Ledger
 from malletrain.sweep.spec import Sweep, SweepError
+from malletrain.training import snapshot_file
 from tests.malletrain.sweep.sweep_world import World
 
 
@@ -109,11 +110,16 @@ def test_trials_that_share_a_place_are_told_at_once(tmp_path, args, script, said
     assert all(re.search(each, sentence) for each, sentence in zip(said, sentences, strict=True))
 
 
-def saved(folder, job):
-    place = folder / "malletrain-snapshots" / f"{job}-train-0123abcd"
+def saved(folder, job, daemon=".d1"):
+    place = folder / "malletrain-snapshots" / f"{job}-train-0123abcd{daemon}"
     place.mkdir(parents=True)
     (place / "snapshot.pt").write_text(job)
     return place
+
+
+def written_by(path, job, daemon="d1"):
+    owner = {"job": job, "script": "train.py", "arguments": "x", "daemon": daemon}
+    snapshot_file.write(str(path), {"malletrain_snapshot": 1, "objects": {}, "owner": owner}, 0)
 
 
 def test_the_best_snapshot_stays_and_the_losers_go(tmp_path):
@@ -123,19 +129,42 @@ def test_the_best_snapshot_stays_and_the_losers_go(tmp_path):
     for number, job in enumerate(world.jobs.jobs):
         saved(tmp_path, job)
         for name in (f"{number}.pt", f"{number}.pt.prev", f"{number}1.pt"):
-            (tmp_path / "runs" / name).write_text("x")
+            written_by(tmp_path / "runs" / name, job)
     ledger = world.engine.ledger
     assert trials.delete_losers(ledger, world.now) == []  # they go on
     world.play()
     best = ledger.best()[0].number
     assert sorted(trials.delete_losers(ledger, world.now)) == sorted({0, 1, 2, 3} - {best})
     left = {p.name for p in (tmp_path / "malletrain-snapshots").iterdir()}
-    assert left == {f"j{best + 1}-train-0123abcd"}
+    assert left == {f"j{best + 1}-train-0123abcd.d1"}
     there = set(os.listdir(tmp_path / "runs"))
     assert there == {f"{best}.pt", f"{best}.pt.prev", *(f"{n}1.pt" for n in range(4))}
     assert trials.best_snapshot(ledger) == tmp_path / "malletrain-snapshots" / left.pop() / (
         "snapshot.pt"
     )
+
+
+def test_what_is_anothers_is_neither_deleted_nor_the_best(tmp_path):
+    """Ids of jobs begin at j1 with every daemon, and two sweeps may name one path."""
+    world = World(sweep_in(tmp_path, args=["--snapshot", "runs/{trial}.pt"]))
+    (tmp_path / "runs").mkdir()
+    world.turn()
+    strangers = [saved(tmp_path, job, end) for job in world.jobs.jobs for end in ("", ".d2")]
+    disguised = saved(tmp_path, "j1")
+    written_by(disguised / "snapshot.pt", "j7")
+    for number, whose in enumerate((("j1", "d2"), ("j9", "d1"), ("j3", ""), None)):
+        path = tmp_path / "runs" / f"{number}.pt"
+        if whose is None:
+            path.write_text("weights of another program")
+        else:
+            written_by(path, *whose)
+        (tmp_path / "runs" / f"{number}.pt.yaml").write_text("notes")
+    world.play()
+    ledger = world.engine.ledger
+    assert trials.delete_losers(ledger, world.now) == []
+    assert trials.best_snapshot(ledger) is None
+    assert all((place / "snapshot.pt").exists() for place in (*strangers, disguised))
+    assert len(os.listdir(tmp_path / "runs")) == 8
 
 
 def test_what_a_dying_job_saves_once_more_is_deleted_too(tmp_path):

@@ -161,3 +161,62 @@ def test_a_snapshot_of_the_release_before_names_nobody_and_is_restored(tmp_path,
         assert facts == {"n": 1}
         assert snapshot.save()
         assert owner.of(snapshot_file.read(str(path))).job == "j2"
+
+
+# --- several daemons: ids of jobs begin at j1 with each ---
+
+
+def test_a_job_of_another_daemon_is_another_although_all_else_is_alike(tmp_path, monkeypatch):
+    path = tmp_path / "run.pt"
+    with as_worker(monkeypatch):
+        be(monkeypatch, "j1")
+        monkeypatch.setenv("MALLETRAIN_DAEMON_ID", "d1")
+        first = Snapshot(facts={"who": "d1"})
+        assert first.save()
+        assert Snapshot(path, facts={"who": "d1"}).save()
+        monkeypatch.setenv("MALLETRAIN_DAEMON_ID", "d2")
+        facts = {}
+        own = Snapshot(facts=facts)
+        assert not own.restore()
+        assert own.path != first.path
+        of_another = "belongs to job j1 of another daemon .d1., and this is job j1"
+        with pytest.raises(SnapshotError, match=of_another) as caught:
+            Snapshot(path, facts=facts).restore()
+        assert f"--resume-from {path}" in str(caught.value)
+        with pytest.raises(SnapshotError, match="not overwritten"):
+            Snapshot(path, facts=facts).save()
+        assert facts == {}
+
+
+def test_to_go_on_from_a_job_is_to_go_on_from_that_of_the_own_daemon(tmp_path, monkeypatch):
+    with as_worker(monkeypatch):
+        for daemon in ("d1", "d2", ""):
+            monkeypatch.setenv("MALLETRAIN_DAEMON_ID", daemon)
+            be(monkeypatch, "j1", daemon)
+            assert Snapshot(facts={"who": daemon}).save()
+        be(monkeypatch, "j2")
+        monkeypatch.setenv("MALLETRAIN_RESUME_FROM", "j1")
+        facts = {}
+        monkeypatch.setenv("MALLETRAIN_DAEMON_ID", "d2")
+        assert Snapshot(facts=facts).restore()
+        assert facts == {"who": "d2"}
+        monkeypatch.setenv("MALLETRAIN_DAEMON_ID", "d3")
+        with pytest.raises(SnapshotError, match=r"no snapshot of job j1 .*another daemon, or"):
+            Snapshot(facts=facts).restore()
+        path = owner.path_of("j1", daemon="d1")
+        monkeypatch.setenv("MALLETRAIN_RESUME_FROM", path)
+        assert Snapshot(facts=facts).restore()
+        assert facts == {"who": "d1"}
+
+
+def test_a_job_that_began_before_daemons_were_named_goes_on_where_it_saved(tmp_path, monkeypatch):
+    with as_worker(monkeypatch):
+        be(monkeypatch, "j1")
+        assert Snapshot(facts={"n": 1}).save()
+        facts = {}
+        monkeypatch.setenv("MALLETRAIN_DAEMON_ID", "d1")
+        monkeypatch.setenv("MALLETRAIN_GENERATION", "1")
+        assert not Snapshot(facts=facts).restore(), "a job that begins has none of its own"
+        monkeypatch.setenv("MALLETRAIN_GENERATION", "2")
+        assert Snapshot(facts=facts).restore()
+        assert facts == {"n": 1}

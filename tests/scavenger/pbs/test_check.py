@@ -81,8 +81,8 @@ def queue(**changes):
         (queue(kill_delay=2), "set queue preemptable kill_delay = 7"),
         (queue(Priority=160), "an express queue whose jobs preempt others"),
         (
-            queue(resources_max={"walltime": "01:00:00"}),
-            'time_limit in [scheduler.pbs] to "3600 s"',
+            queue(resources_max={"walltime": "00:00:30"}),
+            "takes jobs of 30 s at most, and the shortest lease has 60 s: none could start",
         ),
         (queue(default_chunk={"Qlist": "lost"}), "No node of PBS takes jobs of queue preemptable"),
         (lambda s: s["queues"]["expressq"].update(Priority=100), "No queue preempts preemptable"),

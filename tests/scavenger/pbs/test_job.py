@@ -10,6 +10,7 @@ from scavenger.pbs.source import asking_environment, submitting_environment
 def test_job_ids():
     assert job_id("123.pbs0\n") == "123.pbs0"
     assert job_id("a hook says hello\n22[].server.example.org\n") == "22[].server.example.org"
+    assert job_id("Project x:\n7\n22.pbs0\nThank you.\n") == "22.pbs0"
     for text in ("", "qsub: waiting", "12x", "Job 7"):
         with pytest.raises(SchedulerError, match="is no job id"):
             job_id(text)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scavenger.interface import SchedulerError
 from scavenger.pbs.json_text import decode, number_of, repair, text_of, words_of
 from scavenger.pbs.parse import read_jobs, read_nodes, read_reservations
-from scavenger.pbs.site import read_site
+from scavenger.pbs.site import limit_of, read_site
 
 
 class Anything(msgspec.Struct):
@@ -144,3 +144,15 @@ def test_loose_values():
     assert words_of("") == ()
     assert (text_of(10**5000), number_of(10**5000), number_of(float("nan"), 1.0)) == ("", 0.0, 1.0)
     assert (number_of("2gb"), number_of(3), number_of("x", 7.0)) == (2.0, 3.0, 7.0)
+
+
+def test_every_limit_of_an_attribute_counts():
+    """PBS prints an attribute of several limits as several keys of one name."""
+    server = (
+        '{\n"timestamp":1,\n"pbs_version":"23.06.06",\n"Server":{\n"s":{\n'
+        '"max_run":"[u:PBS_GENERIC=5]",\n"max_run":"[u:ann=9]",\n"comment":"say "hi"",\n'
+        '"max_run_res":{\n"ncpus":"[u:ann=64]",\n"ncpus":"[u:PBS_GENERIC=8]"\n}\n}\n}\n}\n'
+    )
+    site = read_site(server, '{"timestamp":1,"Queue":{}}')
+    assert [limit_of(site.limits["max_run"], user) for user in ("ann", "bob")] == [9, 5]
+    assert [limit_of(site.limits["max_run_res.ncpus"], u) for u in ("ann", "bob")] == [64, 8]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scavenger.slurm.associations import parse_associations
+from scavenger.slurm.associations import Associations, parse_associations
 
 TREE = """\
 root|||1|
@@ -43,3 +43,8 @@ def test_nothing_comes_of_nothing():
 def test_a_tree_that_is_no_tree_does_not_hang():
     found = parse_associations("a|b||1|\nb|a||1|\na||ann|1|\n", "ann|a\n")
     assert found.accounts == {"ann": "a"}
+
+
+def test_names_with_capitals_are_those_that_slurm_has_in_lower_case():
+    found = Associations(accounts={"ann": "lab"})
+    assert [found.account(name) for name in ("ann", "Ann", "bob")] == ["lab", "lab", ""]

@@ -138,3 +138,26 @@ def test_a_damaged_batch_script_is_found(slurm):
     scavenger = slurm.scavenger()
     object.__setattr__(scavenger.settings, "template", "#!/bin/sh\nexec true\n")
     assert any("has no line" in sentence for works, sentence in scavenger.check() if not works)
+
+
+@pytest.mark.parametrize("lease", [{}, {"gres": "gpu:4"}], ids=["", "GPUs named"])
+def test_a_poll_that_would_fail_is_told(slurm, lease):
+    """PrivateData=nodes: sinfo shows nothing to a user who is no operator."""
+    slurm.tools.answers("sinfo", "")
+    slurm.file("config", f"{world.CONFIG}\nPrivateData = nodes,usage\n")
+    found = troubles(slurm, lease=SlurmLeaseOptions(partition="preemptable", **lease))
+    assert any("The polls of the daemon fail: " in s and "PrivateData=nodes" in s for s in found)
+
+
+@pytest.mark.parametrize(
+    ("slurm_user", "level", "works"),
+    [("slurm", "None", False), ("slurm", "Operator", True), ("me", "None", True)],
+)
+def test_reservations_that_are_hidden_are_told_to_who_is_no_operator(
+    slurm, slurm_user, level, works
+):
+    more = f"\nPrivateData = reservations\nSlurmUser = {slurm_user}(64030)\n"
+    slurm.file("config", world.CONFIG + more)
+    slurm.tools.answers("sacctmgr", f"{level}\n")
+    found = troubles(slurm)
+    assert any("maintenance would not be seen" in sentence for sentence in found) is not works

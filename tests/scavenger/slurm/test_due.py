@@ -51,6 +51,41 @@ def test_jobs_that_could_have_started_by_now(fields, is_due):
     assert bool(due(waiting(**fields))) is is_due
 
 
+HET = {"start": NOW, "reason": "Resources"}
+OFF = {"start": NOW + 31, "planned": "(null)", "reason": "BeginTime"}
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "before", "nodes"),
+    [
+        ({**HET, "planned": "n1"}, {**HET, "planned": "n[2-3]"}, (), 3),
+        (OFF, {**HET, "planned": "n[1-2]"}, (), 3),
+        ({**OFF, "start": "N/A"}, {**HET, "planned": "n[1-2]"}, (), 3),
+        ({**HET, "planned": "n1"}, {**HET, "start": NOW + 60, "planned": "n[2-3]"}, (), 3),
+        (OFF, OFF, ("4",), 3),
+        (OFF, OFF, (), None),
+        ({**OFF, "start": NOW + 7200}, {**OFF, "start": NOW + 7200}, ("4",), None),
+        ({**HET, "planned": "n1"}, {**HET, "reason": "QOSGrpNodeLimit"}, (), None),
+        ({**HET, "planned": "n1"}, {**HET, "reason": "Dependency"}, (), None),
+    ],
+)
+def test_the_components_of_a_heterogeneous_job_are_one_job(one, two, before, nodes):
+    """As a real Slurm 22.05 shows them while it collects nodes."""
+    parts = waiting("4+0", 1, **one) + waiting("4+1", 2, **two)
+    found = due_jobs(parts, SITE, "preemptable", NOW, before)
+    assert [job.nodes for job in found] == ([] if nodes is None else [nodes])
+    if found:
+        assert found[0].id == "4"
+        assert kept(found, facts(idle="n[1-3]", allocated="n[4-8]"), {}) == ["n1", "n2", "n3"]
+
+
+def test_a_job_that_was_due_and_is_put_off_keeps_its_nodes():
+    put_off = waiting(7, 2, **OFF)
+    assert due_jobs(put_off, SITE, "preemptable", NOW) == []
+    found = due_jobs(put_off, SITE, "preemptable", NOW, ("7",))
+    assert kept(found, facts(idle="n[1-3]", allocated="n[4-8]"), {}) == ["n1", "n2"]
+
+
 def test_where_qos_decide_the_partition_does_not():
     by_qos = read_site(world.CONFIG.replace("partition_prio", "qos"), world.PARTITIONS)
     assert due_jobs(waiting(partition="preemptable"), by_qos, "preemptable", NOW)

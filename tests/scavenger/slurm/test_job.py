@@ -136,9 +136,14 @@ def test_another_owner():
 def test_job_ids():
     assert job_id("123\n") == "123"
     assert job_id("a filter says hello\n123;cluster\n") == "123"
+    assert job_id("Submitted batch job 123 on cluster c\n") == "123"
+    assert job_id("You have 40 hours left.\n123\nThank you for using this machine.\n\n") == "123"
+    assert job_id("123\n123\n") == "123"
     for text in ("", "Submitted batch job", "12x"):
         with pytest.raises(SchedulerError, match="is no job id"):
             job_id(text)
+    with pytest.raises(SchedulerError, match=r"2 lines that may be a job id \(123, 40\)"):
+        job_id("40\n123\n")
 
 
 # --- several leases in one job ---

@@ -241,6 +241,8 @@ def test_old_outputs_are_forgotten(slurm, tmp_path, monkeypatch):
 
 def test_the_environment_of_commands():
     kept = {"PATH": "/bin", "SLURM_CONF": "/c", "LANG": "de_DE", "HOME": "/h"}
+    # Of sites without a configuration file, or with tokens or sackd.
+    kept |= {"SLURM_CONF_SERVER": "ctl:6817", "SLURM_JWT": "x", "SLURM_SACK_SOCKET": "/run/s"}
     mine = {**kept, "SLURM_JOB_ID": "7", "SBATCH_PARTITION": "x", "SQUEUE_FORMAT": "%i"}
     assert asking_environment(mine) == {
         **kept,

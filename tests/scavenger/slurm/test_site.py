@@ -42,6 +42,17 @@ def test_defaults_of_slurm():
     assert site.preempt_type == "none"
 
 
+def test_a_setting_without_a_value_leaves_the_next_line_alone():
+    site = read_site("PowerPlugin =\nPreemptMode = CANCEL\nX=\t\nSLURM_VERSION = 23.02.1\n", "")
+    assert site.settings == {
+        "PowerPlugin": "",
+        "PreemptMode": "CANCEL",
+        "X": "",
+        "SLURM_VERSION": "23.02.1",
+    }
+    assert site.preempt_mode == "CANCEL"
+
+
 def test_without_backfill():
     assert (
         read_site("SLURM_VERSION = 23.02.1\nSchedulerType = sched/builtin\n", "").backfill_cycle_s

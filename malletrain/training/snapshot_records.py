@@ -1,0 +1,66 @@
+"""What a snapshot says of itself, read without torch and without running anything of it: for those
+who copy, export or delete snapshots. Its tensors are not read.
+
+Decides nothing. Standard library only.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from typing import Any
+
+from malletrain.training.owner import Owner, of
+
+_RECORD = "data.pkl"
+"""Where torch.save puts everything but tensors, in its archive."""
+
+
+class _Inert(dict[Any, Any]):
+    """Stands for every class and every object in a snapshot that is not plain data."""
+
+    def __new__(cls, *args: Any, **named: Any) -> _Inert:
+        return super().__new__(cls)
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__()
+
+    def __call__(self, *args: Any, **named: Any) -> _Inert:
+        return _Inert()
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+    def append(self, value: Any) -> None:
+        """As a list has it."""
+
+    def extend(self, values: Any) -> None:
+        """As a list has it."""
+
+    def add(self, value: Any) -> None:
+        """As a set has it."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return _Inert
+
+    def persistent_load(self, pid: Any) -> Any:
+        return _Inert()
+
+
+def owner_in(path: str) -> Owner | None:
+    """Whose snapshot the file ``path`` is; None where it cannot be read or names nobody."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            record = next(n for n in archive.namelist() if n.rpartition("/")[2] == _RECORD)
+            with archive.open(record) as file:
+                payload = _Plain(file).load()
+    except Exception:  # absent, damaged, or a file of another kind
+        return None
+    if not isinstance(payload, dict) or "malletrain_snapshot" not in payload:
+        return None
+    return of(payload)

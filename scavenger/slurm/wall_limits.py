@@ -1,0 +1,44 @@
+"""How long a job of the leases may be at most: MaxTime of their partitions, MaxWall of their QOS.
+
+Decides which limits count. A lease that asked for more would wait for ever (PartitionTimeLimit,
+QOSMaxWallDurationPerJobLimit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scavenger.batch.commands import CommandError, Commands
+from scavenger.slurm.job import SlurmLeaseOptions
+from scavenger.slurm.parse import read_duration
+from scavenger.slurm.site import SlurmSite
+
+
+def longest_lease(site: SlurmSite, lease: SlurmLeaseOptions) -> tuple[float | None, str]:
+    """(seconds, what says so), the least of all; None: there is no such limit."""
+    found: list[tuple[float, str]] = []
+    for name in lease.partitions:
+        partition = site.partitions.get(name)
+        if partition is None:
+            continue
+        if partition.max_time_s is not None:
+            found.append((partition.max_time_s, f"MaxTime of partition {name}"))
+        if (most := site.max_wall.get(partition.qos)) is not None:
+            found.append((most, f"MaxWall of QOS {partition.qos} of partition {name}"))
+    if (most := site.max_wall.get(lease.qos)) is not None:
+        found.append((most, f"MaxWall of QOS {lease.qos}"))
+    return min(found, default=(None, ""))
+
+
+def max_walls(commands: Commands, site: SlurmSite) -> Mapping[str, float]:
+    """QOS → its MaxWall, seconds, of those that have one. Empty where limits are not enforced, or
+    Slurm does not say.
+    """
+    if "limits" not in site.settings.get("AccountingStorageEnforce", "").lower():
+        return {}
+    try:
+        printed = commands.ask(["sacctmgr", "-nP", "show", "qos", "format=name,maxwall"])
+    except CommandError:
+        return {}
+    rows = (line.split("|") for line in printed.splitlines() if "|" in line)
+    return {row[0]: s for row in rows if (s := read_duration(row[1])) is not None}

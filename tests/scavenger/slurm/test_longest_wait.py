@@ -1,0 +1,61 @@
+"""How long a main job may wait for a lease, from what Slurm says of itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from scavenger.slurm.longest_wait import longest_wait
+from scavenger.slurm.site import read_site
+from tests.scavenger.slurm import slurm_world as world
+from tests.scavenger.slurm.slurm_world import World
+
+EXEMPT = "PreemptExemptTime       = 00:01:30\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "partition", "qos", "exempt_of", "exempt"),
+    [
+        ("", "", "", {}, (0.0, "PreemptExemptTime")),
+        ("PreemptExemptTime = 00:00:00\n", "", "", {}, (0.0, "PreemptExemptTime")),
+        ("PreemptExemptTime = UNLIMITED\n", "", "", {}, (0.0, "PreemptExemptTime")),
+        ("PreemptExemptTime =\n", "", "", {}, (0.0, "PreemptExemptTime")),
+        (EXEMPT, "", "", {}, (90.0, "PreemptExemptTime")),
+        (EXEMPT, "", "low", {"low": None, "normal": 600.0}, (90.0, "PreemptExemptTime")),
+        (EXEMPT, "", "low", {"low": 0.0}, (0.0, "PreemptExemptTime of QOS low")),
+        ("", "", "low", {"low": 60.0}, (60.0, "PreemptExemptTime of QOS low")),
+        ("", "", "", {"normal": 60.0}, (60.0, "PreemptExemptTime of QOS normal")),
+        (
+            "",
+            "QoS=part",
+            "low",
+            {"low": 0.0, "part": 30.0},
+            (30.0, "PreemptExemptTime of QOS part"),
+        ),
+    ],
+)
+def test_exempt_times_of_cluster_partition_and_qos(config, partition, qos, exempt_of, exempt):
+    partitions = world.PARTITIONS.replace("PartitionName=preemptable", f"{{}} {partition}")
+    partitions = partitions.format("PartitionName=preemptable")
+    site = read_site(world.CONFIG + config, partitions, world.SDIAG)
+    wait = longest_wait(site, "preemptable", qos, exempt_of)
+    assert (wait.exempt_s, wait.exempt_by) == exempt
+    assert (wait.grace_s, wait.kill_wait_s) == (10.0, 5.0)
+    assert wait.seconds == pytest.approx(exempt[0] + 10 + 5 + 2.83)
+
+
+def test_check_says_the_number_and_refuses_what_keeps_leases(tmp_path):
+    slurm = World(tmp_path)
+    slurm.tools.runs(
+        "sbatch", 'case "$*" in *--test-only*) [ -f "$here/sbatch.mode" ] || exit 0;; esac'
+    )
+    said = [s for works, s in slurm.scavenger().check() if works and "at the longest" in s]
+    assert said == [
+        "A job waits 17 s for a lease at the longest: 10 s of grace, 5 s of KillWait for a lease "
+        "that does not end by itself, 2 s until Slurm looks again."
+    ]
+    slurm.file("config", world.CONFIG + EXEMPT)
+    (said,) = [s for works, s in slurm.scavenger().check() if not works]
+    assert said.startswith(
+        "A job may wait 107 s for a lease: in its first 90 s Slurm preempts none"
+    )
+    assert "(PreemptExemptTime)" in said

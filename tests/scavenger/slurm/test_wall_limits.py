@@ -1,0 +1,57 @@
+"""A lease is never longer than the jobs that its partition and its QOS take."""
+
+from __future__ import annotations
+
+import pytest
+
+from scavenger.interface import LeaseState
+from scavenger.slurm.job import SlurmLeaseOptions
+from tests.scavenger.slurm import slurm_world as world
+from tests.scavenger.slurm.slurm_world import World
+from tests.scavenger.slurm.test_leases import request
+
+ENFORCED = "AccountingStorageEnforce = associations,limits,qos\n"
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    return World(tmp_path)
+
+
+def configured(slurm, max_time="1-00:00:00", qos="N/A", walls=""):
+    partitions = world.PARTITIONS.replace("MaxTime=1-00:00:00", f"MaxTime={max_time} QoS={qos}")
+    slurm.file("partitions", partitions)
+    slurm.file("config", world.CONFIG + ENFORCED)
+    slurm.tools.runs("sacctmgr", f"case \"$*\" in *maxwall*) printf '{walls}';; esac")
+
+
+@pytest.mark.parametrize(
+    ("max_time", "qos", "walls", "minutes", "by"),
+    [
+        ("UNLIMITED", "N/A", "", 720, None),
+        ("01:00:00", "N/A", "", 60, "MaxTime of partition preemptable"),
+        ("01:00:00", "N/A", "low|00:30:00\\nnormal|\\n", 30, "MaxWall of QOS low"),
+        ("01:00:00", "part", "low|02:00:00\\npart|00:10:00\\n", 10, "MaxWall of QOS part of part"),
+        ("2-00:00:00", "part", "low|\\npart|\\n", 720, None),
+    ],
+)
+def test_the_limit_is_taken_and_told(slurm, max_time, qos, walls, minutes, by):
+    configured(slurm, max_time, qos, walls)
+    lease = SlurmLeaseOptions(partition="preemptable", qos="low")
+    scavenger = slurm.ready(lease=lease)
+    [one] = scavenger.take([request(1)])
+    assert one.state == LeaseState.PENDING
+    assert f"--time={minutes} " in slurm.tools.calls("sbatch")[-1]
+    said = [s for works, s in scavenger.check() if works and "sooner than time_limit" in s]
+    assert len(said) == (by is not None)
+    assert by is None or by in said[0]
+
+
+def test_a_limit_below_the_shortest_lease_is_told_before_anything_is_asked_for(slurm):
+    configured(slurm, "00:05:00")
+    scavenger = slurm.ready(min_lease_s=600.0)
+    [one] = scavenger.take([request(1)])
+    assert one.state == LeaseState.ENDED
+    assert "takes jobs of 300 s at most where leases run (MaxTime of partition pre" in one.reason
+    assert slurm.tools.calls("sbatch") == []
+    assert any(not works and "none could start" in s for works, s in scavenger.check())

@@ -1,0 +1,29 @@
+"""A real Slurm whose partition for leases takes shorter jobs than time_limit says."""
+
+from __future__ import annotations
+
+from scavenger.interface import LeaseRequest, LeaseState
+from scavenger.slurm.job import SlurmLeaseOptions
+from tests.slurm.test_leases import gaps, scavenger, states
+
+SHORT = "PartitionName=short Nodes=ALL MaxTime=10 State=UP PriorityTier=1 PreemptMode=CANCEL"
+
+
+def test_a_lease_is_as_long_as_its_partition_allows_and_starts(cluster):
+    slurm = cluster(1, partitions=SHORT)
+    one = scavenger(slurm, lease=SlurmLeaseOptions(partition="short"))
+    assert gaps(one) == ["n1"]
+    [lease] = one.take([LeaseRequest("l1", "n1", ("sleep", "600"))])
+    assert lease.state is LeaseState.PENDING
+
+    def begun():
+        state = states(one)["l1"]
+        assert state is not LeaseState.ENDED
+        return state is LeaseState.RUNNING
+
+    slurm.until(begun, "the lease runs")
+    limit = slurm.run("squeue", "-h", "-j", lease.scheduler_id, "-o", "%l").strip()
+    assert limit == "10:00"
+    assert any("600 s at most (MaxTime of partition short)" in said for _, said in one.check())
+    one.give_back(one.poll().leases)
+    slurm.until(lambda: not slurm.leases(), "the lease is cancelled")

@@ -28,6 +28,8 @@ _NOT_LIVE = {
     "FSDPModule": "give elastic.Run the functions that make and shard it, build= and parallelize=, "
     "or train it in restart mode, with malletrain.Snapshot",
 }
+_PART = "malletrain_state_of_part"
+"""Key of the state of an object that an object's state has as it is."""
 _INSIDE_COMPILED = "_orig_mod"
 """Where torch.compile keeps the module; torch has no public name for it."""
 _WRAPPINGS = {_INSIDE_COMPILED, "_checkpoint_wrapped_module"}
@@ -87,7 +89,7 @@ def schedule(objects: Mapping[str, Any]) -> str:
             tensors = (*target.parameters(), *target.buffers())
             states[name] = [tensor._version for tensor in tensors]  # noqa: SLF001 (no other name)
         elif not isinstance(target, CountedEpochs):
-            states[name] = target.state_dict()
+            states[name] = state_of(target)
     return repr(states)
 
 
@@ -114,9 +116,60 @@ def states(objects: Mapping[str, Any]) -> dict[str, Any]:
     """The state of each of ``objects``, by name."""
     taken: dict[str, Any] = {}
     for name, value in objects.items():
-        target = unwrapped(value)
-        taken[name] = dict(target) if isinstance(target, dict) else target.state_dict()
+        taken[name] = state_of(unwrapped(value))
     return taken
+
+
+def state_of(target: Any) -> Any:
+    """The state of one object (without its wrappings). Where it has other objects in it, as that of
+    a scheduler around another one, these are taken as their states: pickled whole they would come
+    back with optimizers of their own.
+    """
+    if isinstance(target, dict):
+        return dict(target)
+    state = target.state_dict()
+    return _parts_as_states(state) if _is_its_attributes(target, state) else state
+
+
+def _is_its_attributes(target: Any, state: Any) -> bool:
+    own = getattr(target, "__dict__", {})
+    return (
+        type(state) is dict
+        and not hasattr(target, "named_parameters")
+        and all(own.get(key) is value for key, value in state.items())
+    )
+
+
+def _has_state(value: Any) -> bool:
+    named = (getattr(value, "state_dict", None), getattr(value, "load_state_dict", None))
+    return all(map(callable, named)) and not isinstance(value, type)
+
+
+def _parts_as_states(value: Any) -> Any:
+    if _has_state(value):
+        return {_PART: state_of(value)}
+    if type(value) is dict:
+        return {key: _parts_as_states(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_parts_as_states(item) for item in value)
+    return value
+
+
+def _load_parts(own: Any, saved: Any, source: str) -> Any:
+    """``saved`` with the objects of ``own`` in the places of their states, which they load."""
+    if type(saved) is dict and saved.keys() == {_PART}:
+        if not _has_state(own):
+            raise ValueError(f"it has a part that the script's {type(own).__name__} is not")
+        load_state(own, saved[_PART], source)
+        return own
+    if type(saved) is dict:
+        named = own if type(own) is dict else {}
+        return {key: _load_parts(named.get(key), item, source) for key, item in saved.items()}
+    if type(saved) in (list, tuple):
+        fits = type(own) is type(saved) and len(own) == len(saved)
+        pairs = zip(own if fits else [None] * len(saved), saved, strict=True)
+        return type(saved)(_load_parts(one, item, source) for one, item in pairs)
+    return saved
 
 
 def put_back(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -> None:
@@ -158,8 +211,15 @@ def load_state(target: Any, state: Any, source: str) -> None:
         target.update(state)
     elif hasattr(target, "add_param_group"):
         param_groups.load(target, state, source)
+    elif _has_marks(state):
+        target.load_state_dict(_load_parts(vars(target), state, source))
     else:
         target.load_state_dict(state)
+
+
+def _has_marks(state: Any) -> bool:
+    items = state.values() if type(state) is dict else state if type(state) in (list, tuple) else ()
+    return (type(state) is dict and _PART in state) or any(map(_has_marks, items))
 
 
 def does_not_fit(key: str, target: Any, name: str, error: Exception) -> SnapshotError:

@@ -323,6 +323,7 @@ class MalleTrainCallback(Callback):
             "ended": self._fit_over and self._trainer.should_stop,
             "versions": [] if self._trainer is None else logs.versions(self._trainer.loggers),
             "metrics": {name: float(value) for name, value in metrics.items()},
+            "saved_at": _saved_at(self._trainer),
             **self._counts(),
         }
 
@@ -353,6 +354,9 @@ class MalleTrainCallback(Callback):
                 "begin anew in another folder."
             )
         self._metrics = dict(saved.get("metrics", {}))
+        for callback in trainer.checkpoint_callbacks:
+            if callback.state_key in saved.get("saved_at", {}):
+                callback._last_global_step_saved = saved["saved_at"][callback.state_key]
         logs.go_on(
             *(trainer.loggers, saved.get("versions", ()), self.path),
             *(checkpoint["global_step"], trainer.is_global_zero),
@@ -382,6 +386,16 @@ class MalleTrainCallback(Callback):
             "num_samples": self._batches.plan.num_samples,
             "steps_per_epoch": self._batches.steps_per_epoch,
         }
+
+
+def _saved_at(trainer: Any) -> dict[str, int]:
+    """The step at which each ModelCheckpoint saved last; it would save that one again."""
+    callbacks = [] if trainer is None else trainer.checkpoint_callbacks
+    return {
+        callback.state_key: callback._last_global_step_saved
+        for callback in callbacks
+        if hasattr(callback, "_last_global_step_saved")
+    }
 
 
 def _set(counts: dict[str, int], begun: int, over: int) -> None:

@@ -65,6 +65,7 @@ class MalleTrainCallback(TrainerCallback):
         self._step = self._micro = 0
         self._epochs = self._num_epochs = 0
         self._epoch_over = False
+        self._eval_on_start = False
         self._wanted = self._postponed = False
         self._began = 0.0
 
@@ -251,7 +252,9 @@ class MalleTrainCallback(TrainerCallback):
         state.num_train_epochs = self._num_epochs or state.num_train_epochs
         self._epochs = state.global_step // self._batches.steps_per_epoch
         self._step = state.global_step % self._batches.steps_per_epoch
+        self._eval_on_start = args.eval_on_start
         if self._resumed:
+            args.eval_on_start = False  # done when the training began
             self._go_on(state)
 
     def _go_on(self, state: Any) -> None:
@@ -275,6 +278,7 @@ class MalleTrainCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """What the script does now is done once."""
+        args.eval_on_start = self._eval_on_start
         report.training_over()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -306,6 +310,8 @@ class MalleTrainCallback(TrainerCallback):
         assert self._batches is not None
         self._wanted = self._guard.step(self._batches.share(self._step))
         self._step += 1
+        # Trainer counts micro-batches, whose number depends on that of the ranks.
+        state.epoch = self._epochs - 1 + self._step / self._batches.steps_per_epoch
         if self._wanted:
             self._began = time.monotonic()
             control.should_save = True

@@ -1,5 +1,6 @@
 """Plain numbers in attributes of modules that change while a script trains: the counter of an
-average's warm-up, a temperature that is lowered. No ``state_dict()`` has them.
+average's warm-up, a temperature that is lowered; and which parameters are frozen. No
+``state_dict()`` has them.
 
 Decides which belong to the state: those that are not what the script began with. What the script
 sets and leaves alone, such as a size or a probability, is the script's at every start.
@@ -49,7 +50,8 @@ class ModuleNumbers:
         """Have the modules have the values of ``saved``, which :meth:`changed` gave."""
         for name, module in self._modules().items():
             values = saved.get(name, {})
-            parts = {plain_name(path): part for path, part in module.named_modules()}
+            parts: dict[str, Any] = {plain_name(path): p for path, p in module.named_modules()}
+            parts.update((plain_name(path), p) for path, p in module.named_parameters())
             for key, value in values.items():
                 path, _, attribute = key.rpartition(".")
                 if path in parts:
@@ -61,11 +63,14 @@ class ModuleNumbers:
 
     def _of(self, module: Any) -> dict[str, Any]:
         names = {id(vars(part)): plain_name(path) for path, part in module.named_modules()}
-        return {
+        found = {
             f"{names[id(attributes)]}.{name}": attributes[name]
             for attributes, name in places(module)
             if name not in self._without
         }
+        for path, parameter in module.named_parameters():
+            found[f"{plain_name(path)}.requires_grad"] = parameter.requires_grad
+        return found
 
 
 def places(module: Any) -> list[tuple[dict[str, Any], str]]:

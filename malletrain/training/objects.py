@@ -93,6 +93,22 @@ def schedule(objects: Mapping[str, Any]) -> str:
     return repr(states)
 
 
+def schedules(objects: Mapping[str, Any]) -> bool:
+    """Whether there is a scheduler among ``objects``, torch's or another library's, or its state in
+    a dict.
+    """
+    targets = [unwrapped(value) for value in objects.values()]
+    inner = [v for t in targets if isinstance(t, dict) for v in t.values() if isinstance(v, dict)]
+    others = ("param_groups", "named_parameters", "unscale_")  # optimizers, modules, GradScaler
+    return any("last_epoch" in state for state in inner) or any(
+        hasattr(target, "optimizer")
+        or hasattr(target, "optimizers")
+        or hasattr(target, "_optimizer")
+        for target in targets
+        if not isinstance(target, dict) and not any(hasattr(target, name) for name in others)
+    )
+
+
 def unwrapped(value: Any) -> Any:
     """The module inside DDP, DataParallel and torch.compile, in whatever order they were
     applied.
@@ -233,8 +249,18 @@ def does_not_fit(key: str, target: Any, name: str, error: Exception) -> Snapshot
 
 
 def tell_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -> None:
-    """Tell the user what only the script has, and what only the snapshot at ``name``."""
+    """Tell the user what only the script has, what only the snapshot at ``name``, and where neither
+    knows how far the data was used.
+    """
     saved = payload["objects"]
+    if payload.get("steps") and epochs_of(objects) is None and "run" not in objects:
+        report.tell(
+            f"This run goes on after step {payload['steps']}, and where in the data that was is "
+            "not known: Snapshot was given no sampler. The data begins where the script begins it, "
+            "and samples of a begun epoch come again. Pass a malletrain.ElasticSampler or an "
+            "ElasticStream.",
+            once="no sampler",
+        )
     for key in objects:
         if key not in saved:
             report.tell(
@@ -251,7 +277,8 @@ def tell_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], nam
 def tell_left_out(objects: Mapping[str, Any]) -> None:
     """Tell the user of parameters that an optimizer among ``objects`` trains and no module among
     them has, as those of a loss that learns: the optimizer's state of them would come back, and
-    they would not. Nothing is said where modules are given in other ways.
+    they would not. Nothing is said where modules are given in other ways. And of a scheduler that
+    is not among ``objects``.
     """
     targets = {name: unwrapped(value) for name, value in objects.items()}
     modules = [v for v in targets.values() if callable(getattr(v, "named_parameters", None))]
@@ -260,6 +287,13 @@ def tell_left_out(objects: Mapping[str, Any]) -> None:
         groups = getattr(value, "param_groups", None)
         if not isinstance(groups, list):
             continue
+        if any("initial_lr" in group for group in groups) and not schedules(objects):
+            report.tell(
+                f"A scheduler sets the learning rate of {name!r}, and Snapshot was not given it: "
+                "after a rescale it begins anew, unless the script keeps its state itself. Make it "
+                "before Snapshot, and pass it: Snapshot(scheduler=scheduler, …).",
+                once=f"scheduler of {name}",
+            )
         known = [id(p) in held for group in groups for p in group["params"]]
         if any(known) and not all(known):
             report.tell(

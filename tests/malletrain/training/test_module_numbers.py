@@ -47,6 +47,14 @@ def test_what_changed_is_put_back_and_nothing_else():
     assert (other.updates, other.drop.p, other.size, other.training) == (1, 0.25, 9, True)
 
 
+def test_a_layer_that_is_frozen_stays_so():
+    model, other = Average(), Average()
+    numbers = ModuleNumbers({"model": model})
+    model.layer.bias.requires_grad_(False)
+    ModuleNumbers({"model": other}).put_back(numbers.changed())
+    assert [p.requires_grad for p in other.layer.parameters()] == [True, False]
+
+
 def test_what_one_round_put_back_is_saved_by_the_next():
     first, second = Average(), Average()
     numbers = ModuleNumbers({"model": first})

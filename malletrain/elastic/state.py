@@ -19,7 +19,8 @@ import torch
 from malletrain.elastic.rooms import Rooms
 from malletrain.elastic.switches import set_switches, switches_of
 from malletrain.training import rng
-from malletrain.training.objects import check_object, load_state, unwrapped
+from malletrain.training.module_numbers import ModuleNumbers
+from malletrain.training.objects import check_object, load_state, state_of, unwrapped
 from malletrain.training.snapshot_file import SnapshotError
 
 
@@ -82,6 +83,7 @@ class Holder:
             check_object("elastic.Run", name, value)
         self.objects = objects
         self.device = device
+        self._numbers = ModuleNumbers(objects)
         self.rooms = Rooms(device)
 
     def modules(self) -> dict[str, torch.nn.Module]:
@@ -97,7 +99,7 @@ class Holder:
         for name, value in self.objects.items():
             target = unwrapped(value)
             try:
-                states[name] = dict(target) if isinstance(target, dict) else target.state_dict()
+                states[name] = state_of(target)
             except Exception as error:
                 raise StateError(
                     f"The state of {name!r} ({type(target).__name__}) cannot be taken: {error}"
@@ -124,6 +126,7 @@ class Holder:
         tensors: list[torch.Tensor] = []
         skeleton = {"objects": {}, "rng": _take_out(rng.state(), tensors), "counters": counters}
         skeleton["switches"] = {name: switches_of(m) for name, m in self.modules().items()}
+        skeleton["numbers"] = self._numbers.changed()
         for name, state in self._states().items():
             skeleton["objects"][name] = _take_out(state, tensors)
             try:
@@ -174,6 +177,7 @@ class Holder:
                 ) from error
         for name, module in self.modules().items():
             set_switches(module, skeleton["switches"][name])
+        self._numbers.put_back(skeleton["numbers"])
         rng.load(_put_in(skeleton["rng"], tensors))
         counters: dict[str, Any] = skeleton["counters"]
         return counters

@@ -1,5 +1,5 @@
-"""The beginning of the step under way, kept so that a step can be discarded: buffers, plain dicts,
-random number generators and, where it is needed, parameters.
+"""The beginning of the step under way, kept so that a step can be discarded: buffers, plain numbers
+of modules, plain dicts, random number generators and, where it is needed, parameters.
 
 Decides when parameters are copied. Most scripts change them only in ``optimizer.step()``, which
 comes after the last collective of the gradients, and need no copy. Two kinds do: scripts that move
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from malletrain.training.module_numbers import places
 from malletrain.training.torch_private import forget_unscaling, versions
 
 _LOOKED_AT = 8
@@ -42,6 +43,8 @@ class StepStart:
         self._before: list[dict[str, Any]] = []
         self._buffers: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
+        self._places: list[tuple[dict[str, Any], str]] | None = None
+        self._numbers: list[Any] = []
         self._random: tuple[Any, ...] = ()
         self._watched = self._modules if parameters else []
         """Modules whose parameters are looked after."""
@@ -57,7 +60,7 @@ class StepStart:
 
     def forget_parameters(self) -> None:
         """The modules may have other parameters from now on."""
-        self._parameters = self._values = self._optimizer = None
+        self._parameters = self._values = self._optimizer = self._places = None
 
     def _of_modules(self) -> list[torch.Tensor]:
         if self._parameters is None:
@@ -96,6 +99,9 @@ class StepStart:
         else:
             for saved, buffer in zip(self._copies, buffers, strict=True):
                 saved.copy_(buffer.detach())
+        if self._places is None:
+            self._places = [place for module in self._modules for place in places(module)]
+        self._numbers = [attributes.get(name) for attributes, name in self._places]
         parameters = self._of_modules()
         self._versions, self._elements = versions(parameters), self._samples()
         self._optimizer = None
@@ -124,6 +130,8 @@ class StepStart:
         with torch.no_grad():
             for saved, buffer in zip(self._copies, self._buffers, strict=True):
                 buffer.copy_(saved)
+            for (attributes, name), value in zip(self._places or (), self._numbers, strict=True):
+                attributes[name] = value
             if self._values is not None:
                 for value, parameter in zip(self._values, self._of_modules(), strict=True):
                     parameter.copy_(value)

@@ -33,6 +33,7 @@ import malletrain
 from malletrain.integrations import checkpoints
 from malletrain.integrations.guard import StateGuard
 from malletrain.training import owner, report
+from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.sampler import ElasticSampler
 from malletrain.training.snapshot_file import SnapshotError
 
@@ -76,6 +77,7 @@ class Guard(StateGuard):
         self.folder = checkpoints.own_folder(folder)
         self._run = owner.this_run()
         self.sampler = sampler
+        self._numbers = self._begin_numbers()
         self._deferred = False
         """A step was the last of its epoch: the state is saved when the epoch is over."""
         self._saved_schedules: str | None = None
@@ -85,6 +87,11 @@ class Guard(StateGuard):
         sampler.on_epoch_closed(self._epoch_closed)
         self._every_s = every_s
         self._due = time.monotonic() + every_s
+
+    def _begin_numbers(self) -> ModuleNumbers:
+        # Accelerate has no public name for what was prepared.
+        models = getattr(self._accelerator, "_models", [])
+        return ModuleNumbers({str(number): model for number, model in enumerate(models)})
 
     def resume(self) -> bool:
         """Load the newest state, after ``prepare()``.
@@ -104,6 +111,7 @@ class Guard(StateGuard):
                 "the learning rate would depend on the number of nodes. Leave it out of prepare() "
                 "and call accelerator.register_for_checkpointing(scheduler)."
             )
+        self._numbers = self._begin_numbers()
         newest = self._to_resume()
         if newest is None:
             return False
@@ -116,6 +124,7 @@ class Guard(StateGuard):
         self.sampler.load_state_dict(record)
         with self._named_here():
             self._accelerator.load_state(newest)
+        self._numbers.put_back(record.get("numbers", {}))
         # the script's own states go on with their numbers
         self._accelerator.project_configuration.iteration = int(record.get("iteration", 0))
         return True
@@ -162,7 +171,8 @@ class Guard(StateGuard):
     def step(self, samples: float | None = None, batches: int = 1) -> bool:
         """An optimizer step is done: moves the sampler on, reports, and saves if that is due. After
         the last step of an epoch it saves when the loop asks for the next epoch, and the code that
-        follows the epoch's steps has run.
+        follows the epoch's steps has run. Within ``accelerator.accumulate()`` call it after each
+        micro-batch: it saves after the one with which the optimizer made its step.
 
         Args:
             samples: of this process; those of the sampler's batches when not given.
@@ -176,10 +186,15 @@ class Guard(StateGuard):
         self.sampler.advance(batches)
         malletrain.report(samples)
         self._deferred = self.sampler.between_epochs
-        return not self._deferred and self._save_if_due()
+        return not (self._deferred or self._accumulates) and self._save_if_due()
+
+    @property
+    def _accumulates(self) -> bool:
+        """There are gradients of micro-batches that are in no state."""
+        return not self._accelerator.sync_gradients
 
     def _epoch_closed(self) -> None:
-        deferred, self._deferred = self._deferred, False
+        deferred, self._deferred = self._deferred and not self._accumulates, False
         saved, self._saved_schedules = self._saved_schedules, None
         if saved is not None:
             atexit.unregister(self._closed_by_exit)
@@ -239,6 +254,7 @@ class Guard(StateGuard):
         if self._accelerator.is_main_process:
             number = self._accelerator.project_configuration.iteration
             facts = {**self.sampler.state_dict(), "iteration": number}
+            facts["numbers"] = self._numbers.changed()
             checkpoints.write_record(state, self._run, facts)
             if self.sampler.between_epochs:
                 self._in_open_epoch = name

@@ -22,14 +22,21 @@ from collections.abc import Iterator, Sized
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import (
+    Callback,
+    GradientAccumulationScheduler,
+    StochasticWeightAveraging,
+)
 from torch.utils.data import DataLoader, IterableDataset
 
 import malletrain
 from malletrain.integrations import checkpoints, logs
 from malletrain.integrations.constant_batch import ConstantBatch
+from malletrain.integrations.epoch_results import EpochResults
 from malletrain.integrations.guard import StateGuard
 from malletrain.training import owner, report
+from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
 
 NAME = "malletrain.ckpt"
@@ -83,6 +90,14 @@ class MalleTrainCallback(Callback):
         self._stepped = self._fit_over = False
         self._epoch = self._step = self._log_every = 0
         self._metrics: dict[str, float] = {}
+        self._results = EpochResults(self._total)
+        self._gathered: dict[str, Any] = {}
+        """Results of the epoch over all ranks, for the checkpoint that is being written."""
+        self._numbers = ModuleNumbers({})
+
+    def _total(self, mine: list[float]) -> list[float]:
+        assert self._batches is not None
+        return [self._guard.mean(number) * self._batches.plan.world_size for number in mine]
 
     def latest(self) -> str | None:
         """The checkpoint of this run to resume from; None in a new run.
@@ -179,7 +194,9 @@ class MalleTrainCallback(Callback):
                 "MalleTrainCallback: accumulation follows from the global batch. Leave "
                 "accumulate_grad_batches out and say callback.loader(global_batch_size=…)."
             )
+        _check_averaging(trainer, pl_module)
         self._trainer = trainer
+        self._numbers = ModuleNumbers({"module": pl_module}, without=vars(LightningModule()))
         self._log_every = trainer.log_every_n_steps
         self._limits = trainer.accumulate_grad_batches, trainer.limit_train_batches
         _check_limits(trainer, self._batches)
@@ -217,6 +234,10 @@ class MalleTrainCallback(Callback):
         if self._metrics and hasattr(connector, "_callback_metrics"):
             stored = {name: torch.tensor(value) for name, value in self._metrics.items()}
             connector._callback_metrics.update(stored)
+        if self._step:  # Lightning calls that only where an epoch begins
+            for callback in trainer.callbacks:
+                if isinstance(callback, StochasticWeightAveraging):
+                    callback.on_train_epoch_start(trainer, pl_module)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """What the script does now is done once."""
@@ -227,6 +248,7 @@ class MalleTrainCallback(Callback):
         assert self._batches is not None
         self._batches.epoch = self._epoch = trainer.current_epoch
         self._step = 0
+        self._results.forget()
         self._save_if_wanted(trainer)
 
     def on_train_batch_start(
@@ -267,6 +289,7 @@ class MalleTrainCallback(Callback):
         batches = self._batches
         assert batches is not None
         trainer.log_every_n_steps = self._log_every
+        self._results.after_batch(trainer)
         by_step = trainer.val_check_batch is not None
         if by_step:
             trainer.val_check_batch = _NEVER
@@ -302,8 +325,12 @@ class MalleTrainCallback(Callback):
             os.makedirs(self.folder, exist_ok=True)
             checkpoints.write_record(self.folder, self._run, {})
             logs.keep(trainer.loggers, self.path)
+        assert self._batches is not None
+        if 0 < self._step < self._batches.steps_per_epoch:
+            self._gathered = self._results.whole(trainer, trainer.lightning_module)
         # First under another name: a crash while saving must leave the one before.
         trainer.save_checkpoint(self.path + ".new")
+        self._gathered = {}
         if trainer.is_global_zero:
             os.replace(self.path + ".new", self.path)
         self._guard.any_rank(False)
@@ -323,6 +350,9 @@ class MalleTrainCallback(Callback):
             "ended": self._fit_over and self._trainer.should_stop,
             "versions": [] if self._trainer is None else logs.versions(self._trainer.loggers),
             "metrics": {name: float(value) for name, value in metrics.items()},
+            "saved_at": _saved_at(self._trainer),
+            "results": self._gathered,
+            "numbers": self._numbers.changed(),
             **self._counts(),
         }
 
@@ -353,6 +383,11 @@ class MalleTrainCallback(Callback):
                 "begin anew in another folder."
             )
         self._metrics = dict(saved.get("metrics", {}))
+        self._numbers.put_back(saved.get("numbers", {}))
+        self._results.restore(pl_module, saved.get("results", {}), trainer.is_global_zero)
+        for callback in trainer.checkpoint_callbacks:
+            if callback.state_key in saved.get("saved_at", {}):
+                callback._last_global_step_saved = saved["saved_at"][callback.state_key]
         logs.go_on(
             *(trainer.loggers, saved.get("versions", ()), self.path),
             *(checkpoint["global_step"], trainer.is_global_zero),
@@ -384,6 +419,16 @@ class MalleTrainCallback(Callback):
         }
 
 
+def _saved_at(trainer: Any) -> dict[str, int]:
+    """The step at which each ModelCheckpoint saved last; it would save that one again."""
+    callbacks = [] if trainer is None else trainer.checkpoint_callbacks
+    return {
+        callback.state_key: callback._last_global_step_saved
+        for callback in callbacks
+        if hasattr(callback, "_last_global_step_saved")
+    }
+
+
 def _set(counts: dict[str, int], begun: int, over: int) -> None:
     """Have one of Lightning's trackers say so."""
     counts.update(ready=begun, started=begun, processed=over, completed=over)
@@ -407,6 +452,16 @@ def _check_limits(trainer: Any, batches: ConstantBatch) -> None:
             f"MalleTrainCallback: limit_val_batches={limit} counts the batches of a rank, so that "
             "more nodes would validate on more samples. Validate on a Subset of the data, or "
             "submit the job with one process at most."
+        )
+
+
+def _check_averaging(trainer: Any, module: LightningModule) -> None:
+    averages = any(isinstance(one, StochasticWeightAveraging) for one in trainer.callbacks)
+    if averages and StochasticWeightAveraging.pl_module_contains_batch_norm(module):
+        raise ValueError(
+            "MalleTrainCallback: StochasticWeightAveraging passes through the data once more for a "
+            "model with batch normalisation, and a change of nodes in that pass cannot be kept. "
+            "Use EMAWeightAveraging, or normalise otherwise."
         )
 
 

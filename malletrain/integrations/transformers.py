@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shutil
 import time
 from collections.abc import Sized
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import rotate_checkpoints
 
 from malletrain.integrations.checkpoints import (
     check_owner,
@@ -34,6 +36,7 @@ from malletrain.integrations.checkpoints import (
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
 from malletrain.training import owner, report
+from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.tracking import mlflow_run, run_id
 
@@ -65,7 +68,11 @@ class MalleTrainCallback(TrainerCallback):
         self._step = self._micro = 0
         self._epochs = self._num_epochs = 0
         self._epoch_over = False
+        self._eval_on_start = False
+        self._numbers = ModuleNumbers({})
         self._wanted = self._postponed = False
+        self._is_own = False
+        """The trainer would write the checkpoint that is due without being asked."""
         self._began = 0.0
 
     def latest(self, output_dir: str) -> str | None:
@@ -120,8 +127,15 @@ class MalleTrainCallback(TrainerCallback):
             return train(self._chosen(resume_from_checkpoint), *args, **kwargs)
 
         def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
+            limit, best = trainer.args.save_total_limit, trainer.state.best_model_checkpoint
             self._begin_checkpoint(trainer.args.output_dir, trainer.state)
-            return save(*args, **kwargs)
+            trainer.args.save_total_limit = None  # on_save() removes what is too much
+            try:
+                result = save(*args, **kwargs)
+            finally:
+                trainer.args.save_total_limit = limit
+            self._keep_best(trainer, best)
+            return result
 
         def get_train_dataloader() -> DataLoader[Any]:
             _check(trainer)
@@ -180,7 +194,46 @@ class MalleTrainCallback(TrainerCallback):
         if state.is_world_process_zero:
             path = os.path.join(folder, f"checkpoint-{state.global_step}")
             os.makedirs(path, exist_ok=True)
-            write_record(path, self._run, {"whole": False})
+            facts = {"whole": False, "requested": self._is_requested(state)}
+            write_record(path, self._run, facts)
+
+    def _is_requested(self, state: Any) -> bool:
+        """Whether the checkpoint is written for MalleTrain alone."""
+        best = self._trainer.args.save_strategy == "best"
+        is_own = self._is_own or (best and state.best_global_step == state.global_step)
+        return self._wanted and not is_own
+
+    def _keep_best(self, trainer: Any, before: str | None) -> None:
+        """Trainer takes any checkpoint of the best step for the best model. One that was written
+        for MalleTrain alone an undisturbed run does not have.
+        """
+        state = trainer.state
+        if not read_record(state.best_model_checkpoint or "").get("requested"):
+            return
+        state.best_model_checkpoint = before
+        if state.is_world_process_zero:
+            folder = os.path.join(trainer.args.output_dir, f"checkpoint-{state.global_step}")
+            state.save_to_json(os.path.join(folder, "trainer_state.json"))
+
+    def _remove_superseded(self, args: Any, state: Any, spared: int) -> None:
+        """Remove the checkpoints that were written for MalleTrain alone, but for those among the
+        ``spared`` newest ones, and the trainer's own beyond ``save_total_limit``.
+        """
+        for path in _checkpoints(args.output_dir)[spared:]:
+            record = read_record(path)
+            if record.get("requested") and is_own(record, self._run):
+                shutil.rmtree(path, ignore_errors=True)
+        if not self._is_requested(state):
+            limit = args.save_total_limit
+            requested = sum(
+                bool(read_record(path).get("requested")) for path in _checkpoints(args.output_dir)
+            )
+            rotate_checkpoints(
+                args.output_dir,
+                limit and limit + requested,
+                state.best_model_checkpoint,
+                use_mtime=True,
+            )
 
     def _refuse_foreign(self, folder: str) -> None:
         for path in _checkpoints(folder):
@@ -251,14 +304,18 @@ class MalleTrainCallback(TrainerCallback):
         state.num_train_epochs = self._num_epochs or state.num_train_epochs
         self._epochs = state.global_step // self._batches.steps_per_epoch
         self._step = state.global_step % self._batches.steps_per_epoch
+        self._eval_on_start = args.eval_on_start
+        self._numbers = ModuleNumbers({"model": self._trainer.model})
         if self._resumed:
+            args.eval_on_start = False  # done when the training began
             self._go_on(state)
 
     def _go_on(self, state: Any) -> None:
-        """Callbacks with a state of their own (early stopping) and the loss that is not logged yet
-        go on as they were.
+        """Callbacks with a state of their own (early stopping), plain numbers of the model and the
+        loss that is not logged yet go on as they were.
         """
         trainer = self._trainer
+        self._numbers.put_back(read_record(self._resumed).get("numbers", {}))
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, ExportableState):
                 name = type(callback).__name__
@@ -275,6 +332,9 @@ class MalleTrainCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """What the script does now is done once."""
+        args.eval_on_start = self._eval_on_start
+        if state.is_world_process_zero:
+            self._remove_superseded(args, state, 1)
         report.training_over()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -289,6 +349,7 @@ class MalleTrainCallback(TrainerCallback):
         wanted at its last step.
         """
         self._epoch_over = True
+        self._is_own = self._is_own or control.should_save
         self._step = 0  # even where the epoch was left early
         if self._wanted or self._postponed:
             control.should_save = True
@@ -304,8 +365,11 @@ class MalleTrainCallback(TrainerCallback):
         epoch's end: what is resumed from it has that behind it.
         """
         assert self._batches is not None
+        self._is_own = control.should_save
         self._wanted = self._guard.step(self._batches.share(self._step))
         self._step += 1
+        # Trainer counts micro-batches, whose number depends on that of the ranks.
+        state.epoch = self._epochs - 1 + self._step / self._batches.steps_per_epoch
         if self._wanted:
             self._began = time.monotonic()
             control.should_save = True
@@ -332,10 +396,13 @@ class MalleTrainCallback(TrainerCallback):
                 "max_steps": state.max_steps,
                 "steps_per_epoch": self._batches.steps_per_epoch,
                 "unlogged": unlogged,
+                "numbers": self._numbers.changed(),
                 "ended": over,
                 "whole": True,
+                "requested": self._is_requested(state),
             }
             write_record(folder, self._run, facts)
+            self._remove_superseded(args, state, 2)  # the one before stays until there is another
         if not self._epoch_over and self._is_last_step(control):
             self._postponed = True  # an evaluation in this step has ended the training
         elif self._wanted:

@@ -28,6 +28,8 @@ _NOT_LIVE = {
     "FSDPModule": "give elastic.Run the functions that make and shard it, build= and parallelize=, "
     "or train it in restart mode, with malletrain.Snapshot",
 }
+_PART = "malletrain_state_of_part"
+"""Key of the state of an object that an object's state has as it is."""
 _INSIDE_COMPILED = "_orig_mod"
 """Where torch.compile keeps the module; torch has no public name for it."""
 _WRAPPINGS = {_INSIDE_COMPILED, "_checkpoint_wrapped_module"}
@@ -87,8 +89,24 @@ def schedule(objects: Mapping[str, Any]) -> str:
             tensors = (*target.parameters(), *target.buffers())
             states[name] = [tensor._version for tensor in tensors]  # noqa: SLF001 (no other name)
         elif not isinstance(target, CountedEpochs):
-            states[name] = target.state_dict()
+            states[name] = state_of(target)
     return repr(states)
+
+
+def schedules(objects: Mapping[str, Any]) -> bool:
+    """Whether there is a scheduler among ``objects``, torch's or another library's, or its state in
+    a dict.
+    """
+    targets = [unwrapped(value) for value in objects.values()]
+    inner = [v for t in targets if isinstance(t, dict) for v in t.values() if isinstance(v, dict)]
+    others = ("param_groups", "named_parameters", "unscale_")  # optimizers, modules, GradScaler
+    return any("last_epoch" in state for state in inner) or any(
+        hasattr(target, "optimizer")
+        or hasattr(target, "optimizers")
+        or hasattr(target, "_optimizer")
+        for target in targets
+        if not isinstance(target, dict) and not any(hasattr(target, name) for name in others)
+    )
 
 
 def unwrapped(value: Any) -> Any:
@@ -114,9 +132,60 @@ def states(objects: Mapping[str, Any]) -> dict[str, Any]:
     """The state of each of ``objects``, by name."""
     taken: dict[str, Any] = {}
     for name, value in objects.items():
-        target = unwrapped(value)
-        taken[name] = dict(target) if isinstance(target, dict) else target.state_dict()
+        taken[name] = state_of(unwrapped(value))
     return taken
+
+
+def state_of(target: Any) -> Any:
+    """The state of one object (without its wrappings). Where it has other objects in it, as that of
+    a scheduler around another one, these are taken as their states: pickled whole they would come
+    back with optimizers of their own.
+    """
+    if isinstance(target, dict):
+        return dict(target)
+    state = target.state_dict()
+    return _parts_as_states(state) if _is_its_attributes(target, state) else state
+
+
+def _is_its_attributes(target: Any, state: Any) -> bool:
+    own = getattr(target, "__dict__", {})
+    return (
+        type(state) is dict
+        and not hasattr(target, "named_parameters")
+        and all(own.get(key) is value for key, value in state.items())
+    )
+
+
+def _has_state(value: Any) -> bool:
+    named = (getattr(value, "state_dict", None), getattr(value, "load_state_dict", None))
+    return all(map(callable, named)) and not isinstance(value, type)
+
+
+def _parts_as_states(value: Any) -> Any:
+    if _has_state(value):
+        return {_PART: state_of(value)}
+    if type(value) is dict:
+        return {key: _parts_as_states(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_parts_as_states(item) for item in value)
+    return value
+
+
+def _load_parts(own: Any, saved: Any, source: str) -> Any:
+    """``saved`` with the objects of ``own`` in the places of their states, which they load."""
+    if type(saved) is dict and saved.keys() == {_PART}:
+        if not _has_state(own):
+            raise ValueError(f"it has a part that the script's {type(own).__name__} is not")
+        load_state(own, saved[_PART], source)
+        return own
+    if type(saved) is dict:
+        named = own if type(own) is dict else {}
+        return {key: _load_parts(named.get(key), item, source) for key, item in saved.items()}
+    if type(saved) in (list, tuple):
+        fits = type(own) is type(saved) and len(own) == len(saved)
+        pairs = zip(own if fits else [None] * len(saved), saved, strict=True)
+        return type(saved)(_load_parts(one, item, source) for one, item in pairs)
+    return saved
 
 
 def put_back(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -> None:
@@ -158,8 +227,15 @@ def load_state(target: Any, state: Any, source: str) -> None:
         target.update(state)
     elif hasattr(target, "add_param_group"):
         param_groups.load(target, state, source)
+    elif _has_marks(state):
+        target.load_state_dict(_load_parts(vars(target), state, source))
     else:
         target.load_state_dict(state)
+
+
+def _has_marks(state: Any) -> bool:
+    items = state.values() if type(state) is dict else state if type(state) in (list, tuple) else ()
+    return (type(state) is dict and _PART in state) or any(map(_has_marks, items))
 
 
 def does_not_fit(key: str, target: Any, name: str, error: Exception) -> SnapshotError:
@@ -173,8 +249,18 @@ def does_not_fit(key: str, target: Any, name: str, error: Exception) -> Snapshot
 
 
 def tell_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -> None:
-    """Tell the user what only the script has, and what only the snapshot at ``name``."""
+    """Tell the user what only the script has, what only the snapshot at ``name``, and where neither
+    knows how far the data was used.
+    """
     saved = payload["objects"]
+    if payload.get("steps") and epochs_of(objects) is None and "run" not in objects:
+        report.tell(
+            f"This run goes on after step {payload['steps']}, and where in the data that was is "
+            "not known: Snapshot was given no sampler. The data begins where the script begins it, "
+            "and samples of a begun epoch come again. Pass a malletrain.ElasticSampler or an "
+            "ElasticStream.",
+            once="no sampler",
+        )
     for key in objects:
         if key not in saved:
             report.tell(
@@ -191,7 +277,8 @@ def tell_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], nam
 def tell_left_out(objects: Mapping[str, Any]) -> None:
     """Tell the user of parameters that an optimizer among ``objects`` trains and no module among
     them has, as those of a loss that learns: the optimizer's state of them would come back, and
-    they would not. Nothing is said where modules are given in other ways.
+    they would not. Nothing is said where modules are given in other ways. And of a scheduler that
+    is not among ``objects``.
     """
     targets = {name: unwrapped(value) for name, value in objects.items()}
     modules = [v for v in targets.values() if callable(getattr(v, "named_parameters", None))]
@@ -200,6 +287,13 @@ def tell_left_out(objects: Mapping[str, Any]) -> None:
         groups = getattr(value, "param_groups", None)
         if not isinstance(groups, list):
             continue
+        if any("initial_lr" in group for group in groups) and not schedules(objects):
+            report.tell(
+                f"A scheduler sets the learning rate of {name!r}, and Snapshot was not given it: "
+                "after a rescale it begins anew, unless the script keeps its state itself. Make it "
+                "before Snapshot, and pass it: Snapshot(scheduler=scheduler, …).",
+                once=f"scheduler of {name}",
+            )
         known = [id(p) in held for group in groups for p in group["params"]]
         if any(known) and not all(known):
             report.tell(

@@ -89,6 +89,8 @@ class ElasticSampler(CountedEpochs):
         """State of torch's generator before a DataLoader was begun in the middle of an epoch."""
         self._yielded = self._advances_before = 0
         """Of this iteration: batches read, and calls of advance() when it began."""
+        self._began_at = (0, 0)
+        """Epoch and position at which this iteration began."""
         super().__init__()
         self._order: tuple[tuple[int, int], Any] | None = None
 
@@ -158,13 +160,13 @@ class ElasticSampler(CountedEpochs):
         """This rank's batches from the position to the end of the epoch, as lists of indices; none
         is ever empty.
         """
-        frame = inspect.currentframe()
-        caller = frame.f_back.f_locals.get("self") if frame and frame.f_back else None
+        caller = _iterating()
         _refuse_wrapping(self, caller)
         self._iterated()
         self._keep_random(caller)
         self._reader = weakref.ref(caller) if _is_loader_iterator(caller) else None
         self._yielded, self._advances_before = 0, self._advances
+        self._began_at = (self.epoch, self.position)
         return self._batches()
 
     def _keep_random(self, caller: object) -> None:
@@ -215,10 +217,13 @@ class ElasticSampler(CountedEpochs):
         return self._order[1]
 
     def __len__(self) -> int:
-        """Steps left in this epoch, at this world size. For a whole epoch see
-        :attr:`steps_per_epoch`.
+        """Batches that a loop over the epoch gets, at this world size: all that are left when it
+        begins. It stays while a DataLoader is iterated, so that ``i + 1 == len(loader)`` holds for
+        the last batch. For a whole epoch see :attr:`steps_per_epoch`.
         """
-        return self._plan.steps_from(self.position)
+        epoch, position = self._began_at
+        within = self._reader is not None and self._reader() is not None and epoch == self.epoch
+        return self._plan.steps_from(position if within else self.position)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -367,6 +372,17 @@ class ElasticSampler(CountedEpochs):
         self._roll_over()
 
 
+def _iterating() -> Any:
+    """The object whose method has asked the caller for its iterator; None outside of methods."""
+    frame = inspect.currentframe()
+    try:
+        for _ in range(2):
+            frame = frame.f_back if frame else None
+        return frame.f_locals.get("self") if frame else None
+    finally:
+        del frame  # it would hold itself, and the loader's iterator with its workers
+
+
 def _is_loader_iterator(caller: object) -> bool:
     """Whether ``caller`` is the iterator of a DataLoader, without importing torch."""
     return any(cls.__name__ == "_BaseDataLoaderIter" for cls in type(caller).__mro__)
@@ -374,9 +390,15 @@ def _is_loader_iterator(caller: object) -> bool:
 
 def _refuse_wrapping(sampler: ElasticSampler, caller: object) -> None:
     """Raises TypeError when ``caller`` would take the batches for something else: torch's
-    BatchSampler for single samples, accelerate's shards for batches of all ranks.
+    BatchSampler for single samples, accelerate's shards for batches of all ranks, and its skipping
+    for those of a whole epoch.
     """
     names = {cls.__name__ for cls in type(caller).__mro__}
+    if "SkipBatchSampler" in names and getattr(caller, "skip_batches", None) != 0:
+        raise TypeError(
+            "ElasticSampler begins at the first sample that was not trained on, and "
+            "skip_first_batches() would leave out as many once more. Use the loader as it is."
+        )
     if "BatchSamplerShard" in names:
         raise TypeError(
             "ElasticSampler hands out this rank's share already, and accelerator.prepare(loader) "

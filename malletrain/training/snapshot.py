@@ -29,6 +29,8 @@ from malletrain.training.agreement import Agreement
 from malletrain.training.disk_copy import DiskCopies
 from malletrain.training.disk_tier import DiskTier
 from malletrain.training.drain import wait_to_be_stopped
+from malletrain.training.loop_rates import LoopRates
+from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.pace import Pace
 from malletrain.training.ranks import rank_and_world
@@ -121,6 +123,7 @@ class Snapshot:
         self.every_s = every_s
         self.keep = keep
         self._objects = objects
+        self._numbers = ModuleNumbers(objects)
         self._flags: FlagsReader | None = report.open_flags()
         self._served = 0
         self._pace = Pace(every_s, self._flags)
@@ -138,6 +141,7 @@ class Snapshot:
         self.replicas = Replicas(replicate_every, self._memory)
         self._steps = 0
         self._epochs = parts.epochs_of(objects)
+        self._rates = LoopRates(objects, self._epochs)
         self._deferred = False
         """A step was the last of its epoch: what is due after it is done when the epoch is over."""
         self._saved_schedule: str | None = None
@@ -177,6 +181,7 @@ class Snapshot:
         """
         report.mark("restoring")
         wanted = owner.asked_for(resume_from)
+        self._numbers.begin()
         if self._memory is None:
             payload = self._from_disk(wanted)
         else:
@@ -184,6 +189,8 @@ class Snapshot:
         due_in = self.every_s
         if payload is not None:
             self._steps = int(payload.get("steps", 0))
+            self._numbers.put_back(payload.get("numbers", {}))
+            self._rates.restore(payload.get("rates", {}))
             in_memory = self._memory is not None and self._memory.newest is not None
             if in_memory:  # the disk's is older, or there is none yet
                 self._disk_since = float(payload.get("disk_since", self._disk_since))
@@ -284,6 +291,8 @@ class Snapshot:
             "generation": report.generation(),
             "time": time.time(),
             "steps": self._steps,
+            "numbers": self._numbers.changed(),
+            "rates": self._rates.state(),
             "save_s": self._pace.cost_s,
             "disk_since": self._outcomes.saved_at or self._disk_since,
             "world_size": rank_and_world()[1],

@@ -18,9 +18,18 @@ _RESTART = {
         *("persistent_workers", "prefetcher", "train_accuracy", "stream", "stream_of_few"),
         *("signal_handler", "writer_thread", "own_path"),
     ),
+    "reports": (
+        *("accumulation_by_length", "ema_counter", "annealed", "warm_up_around", "timm_like"),
+        *("swa_with_update_bn", "folds"),
+    ),
     "hugging_face": ("trainer", "trainer_cosine", "trainer_early_stopping"),
+    "hugging_face_reports": ("begun_with_evaluation", "plateau", "two_kept", "best_kept"),
     "lightning_trainer": ("fit", "fit_early_stopping", "fit_limited", "fit_csv"),
+    "lightning_reports": (
+        *("validated", "epoch_means", "annealed", "saved_by_step", "best_two", "averaged", "swa"),
+    ),
     "accelerate_loop": ("accelerate", "accelerate_several_models", "accelerate_naming"),
+    "accelerate_reports": ("accumulating", "gathered"),
 }
 _LIVE = {
     "live": (
@@ -31,18 +40,27 @@ _LIVE = {
         *("early_stopping", "best_model", "compiled", "persistent_workers", "counted_range"),
         *("while_loop", "saved_each_epoch", "group_added"),
     ),
+    "live_reports": ("ema_counter", "annealed", "warm_up_around"),
 }
 _NEEDS = {
     "hugging_face": "transformers",
+    "hugging_face_reports": "transformers",
     "lightning_trainer": "lightning",
+    "lightning_reports": "lightning",
     "accelerate_loop": "accelerate",
+    "accelerate_reports": "accelerate",
 }
 """Packages that the scripts of a module need."""
 
 
+def _name(mode: str, module: str, name: str) -> str:
+    """Those of a module of reports have names of their own kind."""
+    return f"{mode}/{module}/{name}" if module.endswith("reports") else f"{mode}/{name}"
+
+
 def _scripts() -> dict[str, Script]:
     scripts = [
-        Script(f"{mode}/{name}", mode, f"{module}:{name}", _NEEDS.get(module, ""))
+        Script(_name(mode, module, name), mode, f"{module}:{name}", _NEEDS.get(module, ""))
         for mode, modules in (("restart", _RESTART), ("live", _LIVE))
         for module, names in modules.items()
         for name in names

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import malletrain
 from malletrain.protocol.worker_channel import Capable, DrainDone, WorkerProgress
 from malletrain.training import report
 from tests.malletrain.integrations.samples import BATCH, SAMPLES, Net, Numbers
@@ -239,3 +240,12 @@ def test_the_training_side_library_imports_none_of_them():
         "'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_skipping_batches_of_an_elastic_loader_is_refused():
+    accelerate = pytest.importorskip("accelerate", reason="pip install malletrain[integrations]")
+    sampler = malletrain.ElasticSampler(12, global_batch_size=2, rank=0, world_size=1)
+    loader = DataLoader(range(12), batch_sampler=sampler)
+    assert len(list(accelerate.skip_first_batches(loader, 0))) == 6
+    with pytest.raises(TypeError, match="would leave out as many once more"):
+        list(accelerate.skip_first_batches(loader, 2))

@@ -80,3 +80,44 @@ def test_a_sharded_module_is_for_restart_mode():
     check_object("Snapshot", "model", module, sharded=True)
     with pytest.raises(TypeError, match=r"elastic\.Run: model is a FSDPModule.* restart mode"):
         check_object("elastic.Run", "model", module)
+
+
+class WarmUpAround(torch.optim.lr_scheduler.LRScheduler):
+    """A warm-up of two steps, then another scheduler's rates: its state has that scheduler."""
+
+    def __init__(self, optimizer):
+        self.after = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        self.others = [torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)]
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [0.1 * self.last_epoch]
+
+    def step(self, epoch=None):
+        if self.last_epoch < 2:
+            super().step(epoch)
+        else:
+            self.after.step()
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_scheduler_within_a_scheduler_goes_on_with_the_scripts_optimizer(tmp_path):
+    def made():
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+        return optimizer, WarmUpAround(optimizer)
+
+    def rates(optimizer, scheduler, steps):
+        for _ in range(steps):
+            optimizer.step()
+            scheduler.step()
+            yield optimizer.param_groups[0]["lr"]
+
+    optimizer, scheduler = made()
+    list(rates(optimizer, scheduler, 4))
+    Snapshot(tmp_path / "x.pt", optimizer=optimizer, scheduler=scheduler).save()
+    resumed, other = made()
+    after, others = other.after, other.others
+    assert Snapshot(tmp_path / "x.pt", optimizer=resumed, scheduler=other).restore()
+    assert list(rates(resumed, other, 2)) == list(rates(optimizer, scheduler, 2))
+    assert (other.after, other.others) == (after, others)
+    assert torch.load(tmp_path / "x.pt", weights_only=True)  # no object in it

@@ -165,6 +165,30 @@ def test_the_lengths_are_the_numbers_of_steps(plan, world):
         assert len(sampler) == sampler.steps_per_epoch - 1 == len(list(sampler))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("position", [0, 12])
+def test_the_length_of_a_loader_stays_while_it_is_iterated(position, workers):
+    sampler = ElasticSampler(22, global_batch_size=4, max_world_size=3, rank=0, world_size=1)
+    loader = DataLoader(range(22), batch_sampler=sampler, num_workers=workers)
+    sampler.set_position(1, position)
+    lengths = []
+    for number, _ in enumerate(loader, 1):
+        lengths.append((number, len(loader)))
+        sampler.advance()
+    whole = 5 if position == 0 else 2
+    assert lengths == [(number, whole) for number in range(1, whole + 1)]
+    assert len(loader) == 5  # of the next epoch
+
+
+def test_the_length_of_a_loader_whose_loop_was_left_is_what_is_left():
+    sampler = ElasticSampler(22, global_batch_size=4, max_world_size=3, rank=0, world_size=1)
+    loader = DataLoader(range(22), batch_sampler=sampler)
+    for _ in loader:
+        sampler.advance()
+        break
+    assert len(loader) == 4
+
+
 @given(st.integers(1, 7), st.integers(7, 30), st.integers(0, 5))
 @settings(deadline=None, max_examples=50)
 def test_the_loss_weight_makes_the_gradient_the_mean_over_the_global_batch(world, batch, seed):

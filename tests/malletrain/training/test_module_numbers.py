@@ -1,0 +1,101 @@
+"""Plain numbers of modules that change while a script trains."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from malletrain import Snapshot
+from malletrain.elastic.state import Holder
+from malletrain.elastic.undo import StepStart
+from malletrain.training.module_numbers import ModuleNumbers
+from tests.malletrain.training.worker_side import as_plain_script
+
+
+class Average(nn.Module):
+    """A model as people write them: a size, a counter, a temperature in a part."""
+
+    def __init__(self, size=2):
+        super().__init__()
+        self.layer, self.size, self.updates, self.seen = nn.Linear(size, 2), size, 0, math.nan
+        self.drop = nn.Dropout(0.5)
+
+    def train_on(self):
+        """What a step changes."""
+        self.updates += 1
+        self.drop.p *= 0.5
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    with as_plain_script(monkeypatch):
+        yield
+
+
+def test_what_changed_is_put_back_and_nothing_else():
+    model = Average()
+    numbers = ModuleNumbers({"model": model, "facts": {"step": 1}})
+    assert numbers.changed() == {}
+    model.train_on()
+    model.eval()
+    assert numbers.changed() == {"model": {".updates": 1, "drop.p": 0.25}}
+    other = Average()
+    other.size = 9  # the script's own, now
+    wrapped = nn.DataParallel(torch.compile(other))
+    ModuleNumbers({"model": wrapped}).put_back(numbers.changed())
+    assert (other.updates, other.drop.p, other.size, other.training) == (1, 0.25, 9, True)
+
+
+def test_a_layer_that_is_frozen_stays_so():
+    model, other = Average(), Average()
+    numbers = ModuleNumbers({"model": model})
+    model.layer.bias.requires_grad_(False)
+    ModuleNumbers({"model": other}).put_back(numbers.changed())
+    assert [p.requires_grad for p in other.layer.parameters()] == [True, False]
+
+
+def test_what_one_round_put_back_is_saved_by_the_next():
+    first, second = Average(), Average()
+    numbers = ModuleNumbers({"model": first})
+    first.train_on()
+    after = ModuleNumbers({"model": second})
+    after.put_back(numbers.changed())
+    assert after.changed() == numbers.changed()
+
+
+def test_parts_that_are_gone_are_left_out():
+    numbers = ModuleNumbers({"model": nn.Linear(2, 2)})
+    numbers.put_back({"model": {"drop.p": 0.1}, "teacher": {".updates": 3}})
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_snapshot_has_them(tmp_path):
+    model = Average()
+    snapshot = Snapshot(tmp_path / "x.pt", average=model)
+    model.rank = 3  # between the two: of this process
+    assert not snapshot.restore()
+    model.train_on()
+    snapshot.save()
+    other = Average()
+    assert Snapshot(tmp_path / "x.pt", average=other).restore()
+    assert (other.updates, other.drop.p, hasattr(other, "rank")) == (1, 0.25, False)
+
+
+def test_a_joiner_gets_them():
+    device = torch.device("cpu")
+    ours, theirs = Average(), Average()
+    holder, joiner = Holder({"model": ours}, device), Holder({"model": theirs}, device)
+    ours.train_on()
+    packed, tensors = holder.pack({})
+    joiner.put_back(joiner.destinations(packed)[0], tensors)
+    assert (theirs.updates, theirs.drop.p) == (1, 0.25)
+
+
+def test_a_discarded_step_takes_them_back():
+    model = Average()
+    start = StepStart([model])
+    start.keep()
+    model.train_on()
+    start.restore(())
+    assert (model.updates, model.drop.p) == (0, 0.5)

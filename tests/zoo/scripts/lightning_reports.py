@@ -1,0 +1,146 @@
+"""Restart mode: what public bug reports of Lightning are about."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import lightning.pytorch as pl
+import torchmetrics
+from torch.utils.data import DataLoader
+
+from malletrain.integrations.lightning import MalleTrainCallback
+from tests.zoo.scripts.lightning_trainer import Module, Recorder
+from tests.zoo.scripts.parts import BATCH, EPOCHS, Numbered
+from tests.zoo.trace import Trace
+
+
+class Validated(Module):
+    """Notes the loss of each validation, of several batches, and how many there were."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self.__dict__["trace"] = trace
+        self.__dict__["batches"] = []
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        self.batches.append(number)
+        super().validation_step(batch, number)
+
+    def on_validation_epoch_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            loss = float(self.trainer.callback_metrics["val_loss"])
+            step = self.trainer.global_step
+            self.trace.note("val_loss", step, loss=loss, batches=list(self.batches))
+        self.batches.clear()
+
+
+class EpochMeans(Validated):
+    """Logs its training loss by epoch, and keeps the same mean in a metric of torchmetrics."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self.error = torchmetrics.MeanSquaredError().double()
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        x, y, numbers = batch
+        self.seen += numbers.tolist()
+        made = self.layers(x)
+        self.error.update(made.detach(), y)
+        loss = ((made - y) ** 2).mean()
+        self.log("loss", loss, on_epoch=True, on_step=False, batch_size=len(x), sync_dist=True)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        loss, error = self.trainer.callback_metrics["loss"], self.error.compute()
+        self.trace.note("means", self.current_epoch, loss=float(loss), error=float(error))
+        self.error.reset()
+
+
+class Annealed(Validated):
+    """Lowers a temperature with each epoch, and trains its first layer from the second one on."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self.temperature = 2.0
+        self.layers[0].requires_grad_(False)
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        return super().training_step(batch, number) / self.temperature
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.layers[0].requires_grad_(True)
+
+    def on_train_epoch_end(self) -> None:
+        self.temperature *= 0.7
+
+
+def _fit(trace: Trace, module: Module, *more: Any, folder: str = "", **options: Any) -> None:
+    callback = MalleTrainCallback("states")
+    trainer = pl.Trainer(
+        **{
+            "max_epochs": EPOCHS,
+            "accelerator": "cpu",
+            "devices": 1,
+            "num_nodes": int(os.environ["WORLD_SIZE"]),
+            "strategy": pl.strategies.DDPStrategy(find_unused_parameters=True),
+            "callbacks": [Recorder(trace), callback, *more],
+            "default_root_dir": "out",
+            "logger": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "enable_checkpointing": bool(folder),
+            "use_distributed_sampler": False,
+            **options,
+        }
+    )
+    loader = callback.loader(Numbered(), 2, BATCH, seed=7)
+    test = DataLoader(Numbered(6, 4), batch_size=2)
+    trainer.fit(module, loader, test, ckpt_path=callback.latest())
+    trace.note("trained", "end", step=trainer.global_step)
+    if folder and trainer.is_global_zero:
+        trace.note("files", "end", names=sorted(os.listdir(folder)))
+    trace.finish(module.layers)
+
+
+def validated(trace: Trace) -> None:
+    """Validations of several batches, by step (pytorch-lightning#19549, #20277, #20288)."""
+    _fit(trace, Validated(trace), val_check_interval=3, check_val_every_n_epoch=None)
+
+
+def epoch_means(trace: Trace) -> None:
+    """Training ends by the mean of an epoch's losses (torchmetrics#637)."""
+    stopping = pl.callbacks.EarlyStopping(
+        "loss", min_delta=0.05, patience=1, check_on_train_epoch_end=True
+    )
+    _fit(trace, EpochMeans(trace), stopping, max_epochs=6)
+
+
+def annealed(trace: Trace) -> None:
+    """Plain attributes of the module, and a layer that is frozen at first."""
+    _fit(trace, Annealed(trace))
+
+
+def saved_by_step(trace: Trace) -> None:
+    """``ModelCheckpoint(every_n_train_steps=2)`` keeps all (pytorch-lightning#10995)."""
+    kept = pl.callbacks.ModelCheckpoint("kept", every_n_train_steps=2, save_top_k=-1)
+    _fit(trace, Validated(trace), kept, folder="kept")
+
+
+def best_two(trace: Trace) -> None:
+    """``ModelCheckpoint`` keeps the best two, and the last one (pytorch-lightning#5173)."""
+    kept = pl.callbacks.ModelCheckpoint(
+        "kept", monitor="val_loss", mode="max", save_top_k=2, save_last=True
+    )
+    _fit(trace, Validated(trace), kept, folder="kept")
+
+
+def averaged(trace: Trace) -> None:
+    """``EMAWeightAveraging`` (pytorch-lightning#20545)."""
+    _fit(trace, Validated(trace), pl.callbacks.EMAWeightAveraging(decay=0.8))
+
+
+def swa(trace: Trace) -> None:
+    """``StochasticWeightAveraging`` (pytorch-lightning#9938)."""
+    _fit(trace, Validated(trace), pl.callbacks.StochasticWeightAveraging(0.02, swa_epoch_start=1))

@@ -1,0 +1,40 @@
+"""A change of nodes in scripts of public bug reports; ``make test-sites`` runs all boundaries."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.zoo.cases import Zoo
+from tests.zoo.catalogue import SCRIPTS
+from tests.zoo.worker import preload
+
+SAMPLE = (
+    ("restart/reports/accumulation_by_length", "shrink", "before an update"),
+    ("restart/reports/ema_counter", "same", "after an update #2"),
+    ("restart/reports/warm_up_around", "same", "before an update #3"),
+    ("restart/hugging_face_reports/begun_with_evaluation", "same", "after an update #2"),
+    ("restart/hugging_face_reports/two_kept", "same", "after an update #9"),
+    ("restart/lightning_reports/epoch_means", "shrink", "after an update #2"),
+    ("restart/lightning_reports/saved_by_step", "same", "before an update #4"),
+    ("restart/lightning_reports/swa", "same", "before an update"),
+    ("restart/accelerate_reports/accumulating", "same", "micro-batch #2"),
+    ("live/live_reports/ema_counter", "grow", "before an update #2"),
+    ("live/live_reports/annealed", "loss", "before an update #3"),
+)
+"""Script, change and boundary at which each was wrong."""
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory):
+    scripts = [SCRIPTS[name] for name, *_ in SAMPLE]
+    preload(*{each.target.partition(":")[0] for each in scripts if not each.missing})
+    return Zoo(tmp_path_factory.mktemp("zoo"))
+
+
+@pytest.mark.parametrize(("script", "change", "boundary"), SAMPLE)
+def test_a_change_of_nodes_changes_nothing_else(zoo, script, change, boundary):
+    if SCRIPTS[script].missing:
+        pytest.skip(f"{SCRIPTS[script].needs} is not installed")
+    outcome = zoo.one(SCRIPTS[script], change, boundary)
+    assert not outcome.refusal, outcome.refusal
+    assert not outcome.problems, outcome.problems

@@ -12,3 +12,9 @@ def reason(outcome: Outcome) -> str:
     """Why the case is known to fail; empty where it is to pass."""
     key = (outcome.script, outcome.change, outcome.boundary)
     return KNOWN_FAILURES.get(key, KNOWN_FAILURES.get((*key[:2], ""), ""))
+
+
+def is_resolved(outcome: Outcome) -> bool:
+    """Whether the case passes though it is known to fail."""
+    key = (outcome.script, outcome.change, outcome.boundary)
+    return key in KNOWN_FAILURES and not outcome.problems

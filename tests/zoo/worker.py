@@ -1,30 +1,20 @@
-"""A process of a script of the zoo: its environment, its log, its end.
-
-Workers are forked from a server that has torch imported, so that one starts in hundredths of a
-second.
+"""What a process of a script of the zoo does: it records, and stops at the boundary of the
+change.
 """
 
 from __future__ import annotations
 
-import atexit
-import faulthandler
 import importlib
 import multiprocessing
 import os
-import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from tests import forked
 from tests.zoo.trace import Trace
 
-CONTEXT = multiprocessing.get_context("forkserver")
-PRELOADED = (
-    *("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "malletrain.elastic"),
-    *("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.utils.data"),
-    *("tests.zoo.scripts.parts", "tests.zoo.restart", "tests.zoo.live", "pytest"),
-)
+_PRELOADED = ("tests.zoo.scripts.parts", "tests.zoo.restart", "tests.zoo.live", "pytest")
 TRACE, REACHED, GO = "trace.jsonl", "reached", "go"
 SETTLED = "settled-{pid}"
 """Made by a process in live mode that has left its round and waits for the next one."""
@@ -33,7 +23,15 @@ _LOOK_S = 0.001
 
 def preload(*more: str) -> None:
     """Have the server import these, too; call it before the first worker is started."""
-    CONTEXT.set_forkserver_preload([*PRELOADED, *more])
+    forked.preload(*_PRELOADED, *more)
+
+
+def warm_up() -> None:
+    """Wait until the server has imported what it is to import: that is no part of a run."""
+    process = forked.CONTEXT.Process(target=int)
+    process.start()
+    process.join()
+    process.close()
 
 
 class Gate:
@@ -83,31 +81,6 @@ def _note_settling(home: Path) -> None:
         return wait_round(link, after)
 
     Link.wait_round = noting  # type: ignore[method-assign]
-
-
-def work(environment: dict[str, str], output: str, arguments: tuple[Any, ...]) -> None:
-    """What a forked worker does: :func:`run_script`, and the end of an interpreter."""
-    fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.environ.update(environment)
-    sys.argv = ["train.py"]
-    faulthandler.register(signal.SIGUSR1)
-    import torch
-
-    torch.set_num_threads(1)
-    code = 1
-    try:
-        run_script(*arguments)
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-    atexit._run_exitfuncs()  # noqa: SLF001 (what the interpreter does before it ends)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def files_of(folder: Path) -> dict[str, str]:

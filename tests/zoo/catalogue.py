@@ -21,6 +21,7 @@ _RESTART = {
     "hugging_face": ("trainer", "trainer_cosine", "trainer_early_stopping"),
     "lightning_trainer": ("fit", "fit_early_stopping", "fit_limited", "fit_csv"),
     "accelerate_loop": ("accelerate", "accelerate_several_models", "accelerate_naming"),
+    "tracking": ("weights_and_biases", "mlflow_files"),
 }
 _LIVE = {
     "live": (
@@ -36,6 +37,7 @@ _NEEDS = {
     "hugging_face": "transformers",
     "lightning_trainer": "lightning",
     "accelerate_loop": "accelerate",
+    "tracking": "wandb",
 }
 """Packages that the scripts of a module need."""
 

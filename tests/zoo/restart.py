@@ -82,6 +82,7 @@ class _Round:
                 "MALLETRAIN_SOCKET": str(self._own / "agent"),
                 "MALLETRAIN_FLAGS": self.flags.path,
                 "MALLETRAIN_JOB": "zoo",
+                "MALLETRAIN_JOB_KEY": "ab" * 16,
                 "MALLETRAIN_GENERATION": str(number),
                 "MALLETRAIN_MAX_WORLD_SIZE": str(MOST),
                 "RANK": str(rank),

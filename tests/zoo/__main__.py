@@ -8,7 +8,7 @@ from collections import defaultdict
 
 from tests.zoo.cases import CHANGES, Outcome
 from tests.zoo.catalogue import SCRIPTS
-from tests.zoo.known_failures import is_resolved, reason
+from tests.zoo.known_failures import reason, resolved
 from tests.zoo.pool import Part, run_parts
 
 
@@ -46,19 +46,21 @@ def main() -> int:
         if options.change == "none":
             parts.append(Part(script.name, "", "", 1, 0))
     outcomes: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
+    surprises: list[str] = []
     for part, own in run_parts(parts, options.jobs):
         outcomes[part.script, part.change] = own
         for outcome in own:
-            _show(outcome, reason(outcome), is_resolved(outcome))
+            _show(outcome, reason(outcome))
+        print(f"{part.script} {part.change}: {len(own)} cases are over", flush=True)
+        surprises += resolved(own, not options.boundary and options.every == 1)
     _table({(part.script, part.change): outcomes[part.script, part.change] for part in parts})
-    ended = [outcome for own in outcomes.values() for outcome in own]
-    return int(any(is_resolved(o) or (o.problems and not reason(o)) for o in ended))
+    print("\n".join(surprises))
+    failed = any(o.problems and not reason(o) for own in outcomes.values() for o in own)
+    return int(failed or bool(surprises))
 
 
-def _show(outcome: Outcome, known: str, resolved: bool) -> None:
+def _show(outcome: Outcome, known: str) -> None:
     at = f"{outcome.script} {outcome.change} at {outcome.point} ({outcome.boundary})"
-    if resolved:
-        print(f"{at}: PASSED, and is a known failure", flush=True)
     if outcome.problems:
         state = f"known failure ({known})" if known else "FAILED"
         problems = "\n    ".join(outcome.problems[:4])

@@ -176,11 +176,12 @@ def _order(expected: list[tuple[str, str]], actual: list[tuple[str, str]]) -> li
 
 def _files(expected: dict[str, str], actual: dict[str, str], repeats: bool, lost: int) -> list[str]:
     """How files differ, of which ``lost`` lines in all may be missing."""
-    names = sorted(expected.keys() - actual.keys())
-    found = [f"file {name} is missing" for name in names]
-    found += [f"file {name} is not in the undisturbed run" for name in actual.keys() - expected]
-    for name in sorted(expected.keys() & actual.keys()):
-        there, here = _rounded(expected[name]), _rounded(actual[name])
+    found = [f"file {name} is not in the undisturbed run" for name in actual.keys() - expected]
+    for name in sorted(expected):
+        if name not in actual and not lost:
+            found.append(f"file {name} is missing")
+            continue
+        there, here = _rounded(expected[name]), _rounded(actual.get(name, ""))
         if repeats:
             there, here = list(dict.fromkeys(there)), list(dict.fromkeys(here))
             there, here = sorted(there), sorted(here)

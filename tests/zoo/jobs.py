@@ -7,9 +7,12 @@ goes on when it has been told of the change, or when the daemon says that the ch
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import psutil
 
+from malletrain.api.function_job import function_spec
 from malletrain.client.operations import scale
 from tests import waiting
 from tests.integration.embedded import Site
@@ -17,7 +20,7 @@ from tests.zoo.cases import Script
 from tests.zoo.compare import Run
 from tests.zoo.rounds import MOST, Change, RunFailed, result_of
 from tests.zoo.trace import STEP, read
-from tests.zoo.worker import GO, REACHED, TOLD, TRACE
+from tests.zoo.worker import GO, REACHED, TOLD, TRACE, run_job
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -40,8 +43,16 @@ class JobDriver:
         self.site = site
         self._number = 0
 
-    def disturbed(self, script: Script, change: Change, point: int) -> Run:
+    def disturbed(
+        self, script: Script, change: Change, point: int, as_function: bool = False
+    ) -> Run:
         """A run with a change at the actor's ``point``.
+
+        Args:
+            script: of the catalogue.
+            change: what is done.
+            point: number of the boundary.
+            as_function: submit a function that runs the script, as ``client.executor`` does.
 
         Raises:
             RunFailed: when the job fails.
@@ -50,16 +61,8 @@ class JobDriver:
         folder = self.site.work / f"run{self._number}"
         folder.mkdir()
         save_every_s = 0.0 if change.is_loss else 3600.0
-        arguments = (script.target, folder, save_every_s, point, change.actor)
-        job = self.site.submit(
-            self.site.script(f"zoo{self._number}.py", SCRIPT),
-            *map(str, arguments),
-            nodes=(1 if change.is_loss else change.before, change.before),
-            mode=script.mode,
-            profile=False,
-            sized_for=MOST,
-            env={"PYTHONPATH": str(ROOT)},
-        )
+        arguments = (script.target, str(folder), save_every_s, point, change.actor)
+        job = self._submit(script.mode, change, arguments, as_function)
         reached = folder / REACHED
         self.site.until(lambda: reached.exists() or self._has_ended(job), "the boundary is reached")
         if reached.exists():
@@ -69,6 +72,25 @@ class JobDriver:
             trained = any(record.kind == STEP for record in read(folder / TRACE))
             raise RunFailed(f"{ended.reason} {self.site.show(job).failure}", trained)
         return result_of(folder)
+
+    def _submit(
+        self, mode: str, change: Change, arguments: tuple[Any, ...], as_function: bool
+    ) -> str:
+        limits: dict[str, Any] = {
+            "min_nodes": 1 if change.is_loss else change.before,
+            "max_nodes": change.before,
+            "mode": mode,
+            "profile": False,
+            "sized_for": MOST,
+            "env": {"PYTHONPATH": str(ROOT)},
+        }
+        if not as_function:
+            path = self.site.script(f"zoo{self._number}.py", SCRIPT)
+            nodes = (limits.pop("min_nodes"), limits.pop("max_nodes"))
+            return self.site.submit(path, *map(str, arguments), nodes=nodes, **limits)
+        spec = function_spec(run_job, arguments, {}, {"workdir": str(self.site.work)})
+        with self.site.client() as client:
+            return client.submit(msgspec.structs.replace(spec, **limits)).id
 
     def _change(self, job: str, folder: Path, change: Change) -> None:
         if change.is_loss:

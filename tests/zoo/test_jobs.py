@@ -53,12 +53,24 @@ def jobs(standing, request):
     standing.clear()
 
 
-@pytest.mark.parametrize(("script", "change", "place"), CASES)
-def test_a_change_of_a_job_changes_nothing_else(zoo, jobs, script, change, place):
+def check(zoo, jobs, script, change, place, as_function=False):
     own, made = SCRIPTS[script], CHANGES[SCRIPTS[script].mode][change]
     runs = zoo.undisturbed(own, {2, made.before})
     names = boundary_names(runs[made.before], made.actor)
     point = int(place * len(names))
-    run = jobs.disturbed(own, made, point)
+    run = jobs.disturbed(own, made, point, as_function)
     assert not differences(runs[2], run, made.is_loss), names[point]
     assert place > 0.9 or max(record.round for record in run.trace) > 1, "no change was made"
+
+
+@pytest.mark.parametrize(("script", "change", "place"), CASES)
+def test_a_change_of_a_job_changes_nothing_else(zoo, jobs, script, change, place):
+    check(zoo, jobs, script, change, place)
+
+
+@pytest.mark.sites
+@pytest.mark.parametrize("script", ["restart/epoch_scheduler", "live/epoch_scheduler"])
+@pytest.mark.parametrize("change", ["grow", "shrink", "loss"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_change_of_a_function_changes_nothing_else(zoo, jobs, script, change, place):
+    check(zoo, jobs, script, change, place, as_function=True)

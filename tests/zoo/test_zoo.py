@@ -9,7 +9,7 @@ import pytest
 
 from tests.zoo.cases import CHANGES, Script, Zoo
 from tests.zoo.catalogue import SCRIPTS
-from tests.zoo.known_failures import is_resolved, reason
+from tests.zoo.known_failures import reason, resolved
 from tests.zoo.worker import preload, warm_up
 
 SAMPLE = (
@@ -66,11 +66,11 @@ def test_a_planted_defect_is_reported(zoo, defect):
 def test_a_change_at_every_boundary(zoo, script, change):
     if SCRIPTS[script].missing:
         pytest.skip(f"{SCRIPTS[script].needs} is not installed")
-    failures, passed = [], []
-    for outcome in zoo.outcomes(SCRIPTS[script], change):
-        if outcome.problems and not reason(outcome):
-            failures.append((outcome.boundary, *outcome.problems[:3]))
-        elif is_resolved(outcome):
-            passed.append(outcome.boundary)
+    outcomes = list(zoo.outcomes(SCRIPTS[script], change))
+    failures = [
+        (outcome.boundary, *outcome.problems[:3])
+        for outcome in outcomes
+        if outcome.problems and not reason(outcome)
+    ]
     assert not failures
-    assert not passed, "take these out of KNOWN_FAILURES"
+    assert not resolved(outcomes, whole=True)

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections import defaultdict
-from pathlib import Path
+
+from tests.zoo.cases import CHANGES, Outcome
+from tests.zoo.catalogue import SCRIPTS
+from tests.zoo.known_failures import reason, resolved
+from tests.zoo.pool import Part, run_parts
 
 
 def main() -> int:
-    """Run the cases that the command line names; 1 when one fails."""
-    # Workers import this module anew; torch is for the driver alone.
-    from tests.zoo.cases import Outcome, Zoo
-    from tests.zoo.catalogue import SCRIPTS
-    from tests.zoo.known_failures import reason
-    from tests.zoo.worker import preload
-
+    """Run the cases that the command line names; 1 when one fails, or one that is known to fail
+    passes.
+    """
     parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
     parser.add_argument("--mode", choices=("restart", "live"), help="scripts of this mode only")
     parser.add_argument("--script", default="", help="scripts whose name contains this")
     parser.add_argument("--change", default="", help="this change only; none: undisturbed runs")
     parser.add_argument("--boundary", default="", help="boundaries whose name contains this")
     parser.add_argument("--every", type=int, default=1, help="only each so-many-th boundary")
+    parser.add_argument("--first", type=int, default=0, help="number of the first one of these")
+    parser.add_argument("--jobs", type=int, default=1, help="cases that run at the same time")
     parser.add_argument("--list", action="store_true", help="names of scripts, and nothing more")
     options = parser.parse_args()
     chosen = [
@@ -33,43 +34,47 @@ def main() -> int:
     if options.list:
         print("\n".join(script.name for script in chosen))
         return 0
-    preload(*sorted({script.target.partition(":")[0] for script in chosen if not script.missing}))
+    parts = []
+    for script in chosen:
+        if script.missing:
+            print(f"{script.name}: {script.needs} is not installed")
+            continue
+        for change in CHANGES[script.mode]:
+            if options.change in ("", change):
+                narrowed = (options.boundary, options.every, options.first)
+                parts.append(Part(script.name, change, *narrowed))
+        if options.change == "none":
+            parts.append(Part(script.name, "", "", 1, 0))
     outcomes: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
-    with tempfile.TemporaryDirectory(prefix="zoo") as root:
-        zoo = Zoo(Path(root))
-        for script in chosen:
-            if script.missing:
-                print(f"{script.name}: {script.needs} is not installed")
-                continue
-            changes = [options.change] if options.change else list(zoo.changes(script))
-            for change in changes:
-                wanted = "" if change == "none" else change
-                for outcome in zoo.outcomes(script, wanted, options.boundary, options.every):
-                    outcomes[script.name, change].append(outcome)
-                    _show(outcome, reason(outcome))
-    _table(outcomes)
-    return int(any(o.problems and not reason(o) for own in outcomes.values() for o in own))
+    surprises: list[str] = []
+    for part, own in run_parts(parts, options.jobs):
+        outcomes[part.script, part.change] = own
+        for outcome in own:
+            _show(outcome, reason(outcome))
+        print(f"{part.script} {part.change}: {len(own)} cases are over", flush=True)
+        surprises += resolved(own, not options.boundary and options.every == 1)
+    _table({(part.script, part.change): outcomes[part.script, part.change] for part in parts})
+    print("\n".join(surprises))
+    failed = any(o.problems and not reason(o) for own in outcomes.values() for o in own)
+    return int(failed or bool(surprises))
 
 
-def _show(outcome: object, known: str) -> None:
-    from tests.zoo.cases import Outcome
-
-    assert isinstance(outcome, Outcome)
+def _show(outcome: Outcome, known: str) -> None:
+    at = f"{outcome.script} {outcome.change} at {outcome.point} ({outcome.boundary})"
     if outcome.problems:
         state = f"known failure ({known})" if known else "FAILED"
         problems = "\n    ".join(outcome.problems[:4])
-        print(f"{outcome.script} {outcome.change} at {outcome.point} ({outcome.boundary}): {state}")
-        print(f"    {problems}", flush=True)
+        print(f"{at}: {state}\n    {problems}", flush=True)
 
 
-def _table(outcomes: dict[tuple[str, str], list]) -> None:  # type: ignore[type-arg]
+def _table(outcomes: dict[tuple[str, str], list[Outcome]]) -> None:
     print(f"\n{'script':<36} {'change':<14} {'passed':>6} {'failed':>6} {'refused':>7}")
     refusals = {}
     for (script, change), own in outcomes.items():
         failed = sum(bool(outcome.problems) for outcome in own)
         refused = sum(bool(outcome.refusal) for outcome in own)
         passed = len(own) - failed - refused
-        print(f"{script:<36} {change:<14} {passed:>6} {failed:>6} {refused:>7}")
+        print(f"{script:<36} {change or 'none':<14} {passed:>6} {failed:>6} {refused:>7}")
         refusals.update((script, outcome.refusal) for outcome in own if outcome.refusal)
     for script, sentence in refusals.items():
         print(f"{script} is refused: {sentence}")

@@ -15,6 +15,8 @@ from tests.zoo.rounds import Change, RunFailed
 
 FOLDER = "tests.zoo.scripts"
 WORLDS = (1, 2, 3)
+CHANGES: dict[str, dict[str, Change]] = {"restart": restart.CHANGES, "live": live.CHANGES}
+"""The changes by mode and name."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class Script:
     def target(self) -> str:
         """module:function."""
         return f"{FOLDER}.{self.main}"
+
+    @property
+    def module(self) -> str:
+        """The module of :attr:`target`."""
+        return self.target.partition(":")[0]
 
     @property
     def missing(self) -> bool:
@@ -73,10 +80,7 @@ class Zoo:
             "restart": restart.RestartDriver(root / "restart"),
             "live": live.LiveDriver(root / "live"),
         }
-
-    def changes(self, script: Script) -> dict[str, Change]:
-        """The changes of a script's mode, by name."""
-        return restart.CHANGES if script.mode == "restart" else live.CHANGES
+        self._undisturbed: dict[tuple[str, int], Run] = {}
 
     def undisturbed(self, script: Script, worlds: Collection[int] = WORLDS) -> dict[int, Run]:
         """Runs of the script without a change, by world size.
@@ -84,8 +88,14 @@ class Zoo:
         Raises:
             RunFailed: when one ends with an error.
         """
-        driver = self._drivers[script.mode]
-        return {world: driver.undisturbed(script.target, world) for world in sorted(worlds)}
+        return {world: self._undisturbed_on(script, world) for world in sorted(worlds)}
+
+    def _undisturbed_on(self, script: Script, world: int) -> Run:
+        key = (script.name, world)
+        if key not in self._undisturbed:
+            driver = self._drivers[script.mode]
+            self._undisturbed[key] = driver.undisturbed(script.target, world)
+        return self._undisturbed[key]
 
     def compare_worlds(self, script: Script, runs: dict[int, Run]) -> Outcome:
         """Whether the script does the same on any number of ranks."""
@@ -96,7 +106,7 @@ class Zoo:
         return Outcome(script.name, "", "", -1, tuple(problems))
 
     def outcomes(
-        self, script: Script, change: str, boundary: str = "", every: int = 1
+        self, script: Script, change: str, boundary: str = "", every: int = 1, first: int = 0
     ) -> Iterator[Outcome]:
         """A run of the script for each boundary at which ``change`` may be made.
 
@@ -105,6 +115,7 @@ class Zoo:
             change: a name of :meth:`changes`, or empty for the undisturbed runs alone.
             boundary: only those whose name contains it.
             every: only each so-many-th.
+            first: number of the first one of these.
         """
         try:
             runs = self.undisturbed(script)
@@ -118,10 +129,10 @@ class Zoo:
             yield same
         if not change:
             return
-        made = self.changes(script)[change]
+        made = CHANGES[script.mode][change]
         names = boundary_names(runs[made.before], made.actor)
         for point, name in enumerate(names):
-            if boundary in name and point % every == 0:
+            if boundary in name and point % every == first % every:
                 yield self.outcome(script, runs, made, point, name)
 
     def one(self, script: Script, change: str, boundary: str) -> Outcome:
@@ -130,7 +141,7 @@ class Zoo:
         Raises:
             RunFailed: when an undisturbed run ends with an error.
         """
-        made = self.changes(script)[change]
+        made = CHANGES[script.mode][change]
         runs = self.undisturbed(script, {2, made.before})
         point = boundary_names(runs[made.before], made.actor).index(boundary)
         return self.outcome(script, runs, made, point, boundary)

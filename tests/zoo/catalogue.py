@@ -30,6 +30,7 @@ _RESTART = {
     ),
     "accelerate_loop": ("accelerate", "accelerate_several_models", "accelerate_naming"),
     "accelerate_reports": ("accumulating", "gathered"),
+    "tracking": ("weights_and_biases", "mlflow_files"),
 }
 _LIVE = {
     "live": (
@@ -49,6 +50,7 @@ _NEEDS = {
     "lightning_reports": "lightning",
     "accelerate_loop": "accelerate",
     "accelerate_reports": "accelerate",
+    "tracking": "wandb",
 }
 """Packages that the scripts of a module need."""
 

@@ -39,7 +39,7 @@ def differences(
         expected: an undisturbed run on more than one rank.
         actual: the disturbed run.
         repeats: whether records may repeat, as after an unannounced loss in round 1.
-        lost: records that may be missing.
+        lost: records that may be missing, each with a line of a file.
     """
     reference, disturbed = _by_key(expected.trace), _by_key(actual.trace)
     spared = {(record.kind, record.key) for record in lost}
@@ -52,7 +52,8 @@ def differences(
             found += compare(_name(key), reference[key], records, repeats)
     if not found and not repeats:
         found += _order(_sequence(expected.trace), _sequence(actual.trace))
-    return found + _files(expected.files, actual.files, repeats, bool(lost))
+    gone = sum((record.kind, record.key) not in disturbed for record in lost)
+    return found + _files(expected.files, actual.files, repeats, gone)
 
 
 def _by_key(trace: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
@@ -173,23 +174,25 @@ def _order(expected: list[tuple[str, str]], actual: list[tuple[str, str]]) -> li
     return []
 
 
-def _files(
-    expected: dict[str, str], actual: dict[str, str], repeats: bool, is_leader_lost: bool
-) -> list[str]:
-    found = [f"file {name} is missing" for name in expected.keys() - actual.keys()]
-    found += [f"file {name} is not in the undisturbed run" for name in actual.keys() - expected]
-    for name in sorted(expected.keys() & actual.keys()):
-        there, here = _rounded(expected[name]), _rounded(actual[name])
+def _files(expected: dict[str, str], actual: dict[str, str], repeats: bool, lost: int) -> list[str]:
+    """How files differ, of which ``lost`` lines in all may be missing."""
+    found = [f"file {name} is not in the undisturbed run" for name in actual.keys() - expected]
+    for name in sorted(expected):
+        if name not in actual and not lost:
+            found.append(f"file {name} is missing")
+            continue
+        there, here = _rounded(expected[name]), _rounded(actual.get(name, ""))
         if repeats:
             there, here = list(dict.fromkeys(there)), list(dict.fromkeys(here))
             there, here = sorted(there), sorted(here)
-        if there != here and not (is_leader_lost and set(here) <= set(there)):
-            more = [line for line in here if here.count(line) > there.count(line)]
-            less = [line for line in there if there.count(line) > here.count(line)]
+        more = [line for line in here if here.count(line) > there.count(line)]
+        less = [line for line in there if there.count(line) > here.count(line)]
+        if more or len(less) > lost or (there != here and not less):
             found.append(
                 f"file {name} has {len(here)} lines, not {len(there)}; too many: {more[:2]}, "
                 f"missing: {less[:2]}"
             )
+        lost -= len(less)
     return found
 
 

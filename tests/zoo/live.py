@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from malletrain.elastic.membership import LAST_RESORT_CODE
+from tests.last_words import tail
 from tests.malletrain.elastic.conductor import Conductor, Worker, conducted
 from tests.zoo.compare import Run
 from tests.zoo.rounds import HANG_S, MOST, Change, RunFailed, log_ends, result_of
@@ -108,6 +109,11 @@ class _Play:
         if self._reached():
             rest = self._changed()
             self._until(lambda: self._over(rest))
+            if self.change.is_loss and not any(worker.heard("running", 2) for worker in rest):
+                # The others were done, and the script is not done on the lost one: it begins anew.
+                rest = self.conductor.start(1, -1)
+                self.conductor.round(rest, wait=False)
+                self._until(lambda: self._over(rest))
             for worker in self.first:
                 if worker not in rest:
                     self._kill(worker)
@@ -156,10 +162,16 @@ class _Play:
         for worker in self.conductor.workers:
             if worker in self.dead or worker.alive or not worker.process.exitcode:
                 continue
-            if worker.process.exitcode != LAST_RESORT_CODE or not self.change.is_loss:
+            if not self.change.is_loss or not self._has_lost_a_peer(worker):
                 self._fail(f"exit code {worker.process.exitcode}")
             self._start_again(worker, workers)
         return not any(worker.alive for worker in workers)
+
+    def _has_lost_a_peer(self, worker: Worker) -> bool:
+        """Whether it ended because of the loss: in a collective of the library or of the script."""
+        if worker.process.exitcode == LAST_RESORT_CODE:
+            return True
+        return worker in self.first and "gloo/transport" in tail(worker.output)
 
     def _start_again(self, worker: Worker, workers: list[Worker]) -> None:
         """Replace a worker that could not give up its step after a loss, as a launcher does."""

@@ -4,6 +4,9 @@ daemon for real processes of the script.
 A round is a set of processes that is started anew. A planned change asks for a drain at the
 boundary, with the real flags, and stops the processes when rank 0 has answered; a loss kills a
 process at the boundary and stops the others.
+
+What the second round does follows from the files of the first one. Boundaries that leave the same
+files (:mod:`tests.zoo.states`) share one second round.
 """
 
 from __future__ import annotations
@@ -23,10 +26,12 @@ from torch.distributed import TCPStore
 
 from malletrain.protocol.flags import FlagsWriter
 from malletrain.protocol.worker_channel import DrainDone, decode_datagram
+from tests.forked import CONTEXT, work
 from tests.zoo.compare import Run
 from tests.zoo.rounds import HANG_S, MOST, Change, RunFailed, log_ends, result_of
+from tests.zoo.states import state_of
 from tests.zoo.trace import STEP, read
-from tests.zoo.worker import CONTEXT, GO, REACHED, TRACE, work
+from tests.zoo.worker import GO, REACHED, TRACE, files_of, run_script
 
 STOP_GRACE_S = 0.3
 """Between SIGTERM and SIGKILL of a process that is stopped, as ``jobs.stop_grace``."""
@@ -77,6 +82,7 @@ class _Round:
                 "MALLETRAIN_SOCKET": str(self._own / "agent"),
                 "MALLETRAIN_FLAGS": self.flags.path,
                 "MALLETRAIN_JOB": "zoo",
+                "MALLETRAIN_JOB_KEY": "ab" * 16,
                 "MALLETRAIN_GENERATION": str(number),
                 "MALLETRAIN_MAX_WORLD_SIZE": str(MOST),
                 "RANK": str(rank),
@@ -92,7 +98,7 @@ class _Round:
             arguments = (main, str(folder), save_every_s, point if rank == actor else -1)
             output = str(folder / f"round{number}-rank{rank}.log")
             process = CONTEXT.Process(
-                target=work, args=(environment, output, arguments), daemon=True
+                target=work, args=(run_script, environment, output, arguments), daemon=True
             )
             process.start()
             self.processes.append(process)
@@ -148,6 +154,8 @@ class RestartDriver:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._number = 0
+        self._second_rounds: dict[tuple[Any, ...], Run | RunFailed] = {}
+        """By script, ranks and state."""
 
     def undisturbed(self, main: str, world_size: int) -> Run:
         """A run without a change.
@@ -168,9 +176,28 @@ class RestartDriver:
         folder = self._folder()
         save_every_s = 0.0 if change.is_loss else 3600.0
         gate = (change.actor, point)
-        if not self._round(main, folder, 1, change.before, gate, save_every_s, change):
-            self._round(main, folder, 2, change.after, (0, -1), save_every_s)
-        return result_of(folder)
+        if self._round(main, folder, 1, change.before, gate, save_every_s, change):
+            return result_of(folder)
+        key = (main, change.after, save_every_s, state_of(folder))
+        first = read(folder / TRACE)
+        if key not in self._second_rounds:
+            self._second_rounds[key] = self._second(main, folder, change.after, save_every_s)
+        shutil.rmtree(folder)
+        second = self._second_rounds[key]
+        if isinstance(second, RunFailed):
+            raise second
+        return Run([*first, *second.trace], second.files)
+
+    def _second(
+        self, main: str, folder: Path, world_size: int, save_every_s: float
+    ) -> Run | RunFailed:
+        """What a script does that begins anew in ``folder``."""
+        before = len(read(folder / TRACE))
+        try:
+            self._round(main, folder, 2, world_size, (0, -1), save_every_s)
+        except RunFailed as error:
+            return error
+        return Run(read(folder / TRACE)[before:], files_of(folder))
 
     def _folder(self) -> Path:
         self._number += 1

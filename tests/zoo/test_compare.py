@@ -135,3 +135,16 @@ def test_what_is_in_the_hands_of_a_lost_rank_is_one_tail():
     numbers = {r.name: r.number for r in leader}
     lost = in_the_hands_of(leader, numbers["scheduler 0"])
     assert {r.name for r in lost} == {"scheduler 0", "evaluation 0"}
+
+
+def test_lines_may_be_missing_with_the_records_that_rank_0_alone_writes():
+    lost = [r for r in EXPECTED.trace if (r.kind, r.key) == ("evaluation", "0")]
+    rest = Run(without("evaluation", "0")(trace_of(2, 1, 1)), {"log.csv": "1,0.5\n"})
+    assert differences(EXPECTED, rest, repeats=True, lost=lost) == []
+    # The record is there, and its line is not; a line of another value; more lines than records.
+    whole = Run(trace_of(2, 1, 1), {"log.csv": "1,0.5\n"})
+    assert differences(EXPECTED, whole, repeats=True, lost=lost) != []
+    other = Run(rest.trace, {"log.csv": "1,0.6\n"})
+    assert differences(EXPECTED, other, repeats=True, lost=lost) != []
+    none = Run(rest.trace, {"log.csv": ""})
+    assert differences(EXPECTED, none, repeats=True, lost=lost) != []

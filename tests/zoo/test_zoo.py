@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.zoo.cases import Script, Zoo
+from tests.zoo.cases import CHANGES, Script, Zoo
 from tests.zoo.catalogue import SCRIPTS
-from tests.zoo.known_failures import KNOWN_FAILURES, reason
-from tests.zoo.live import CHANGES as LIVE
-from tests.zoo.restart import CHANGES as RESTART
-from tests.zoo.worker import preload
+from tests.zoo.known_failures import reason, resolved
+from tests.zoo.worker import preload, warm_up
 
 SAMPLE = (
     ("restart/epoch_scheduler", "grow", "before an update #4"),
@@ -42,6 +40,7 @@ PLANTED = {
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory):
     preload()
+    warm_up()
     return Zoo(tmp_path_factory.mktemp("zoo"))
 
 
@@ -62,20 +61,16 @@ def test_a_planted_defect_is_reported(zoo, defect):
 @pytest.mark.sites
 @pytest.mark.parametrize(
     ("script", "change"),
-    [
-        (name, change)
-        for name, script in SCRIPTS.items()
-        for change in (RESTART if script.mode == "restart" else LIVE)
-    ],
+    [(name, change) for name, script in SCRIPTS.items() for change in CHANGES[script.mode]],
 )
 def test_a_change_at_every_boundary(zoo, script, change):
     if SCRIPTS[script].missing:
         pytest.skip(f"{SCRIPTS[script].needs} is not installed")
-    failures, passed = [], []
-    for outcome in zoo.outcomes(SCRIPTS[script], change):
-        if outcome.problems and not reason(outcome):
-            failures.append((outcome.boundary, *outcome.problems[:3]))
-        elif not outcome.problems and (script, change, outcome.boundary) in KNOWN_FAILURES:
-            passed.append(outcome.boundary)
+    outcomes = list(zoo.outcomes(SCRIPTS[script], change))
+    failures = [
+        (outcome.boundary, *outcome.problems[:3])
+        for outcome in outcomes
+        if outcome.problems and not reason(outcome)
+    ]
     assert not failures
-    assert not passed, "take these out of KNOWN_FAILURES"
+    assert not resolved(outcomes, whole=True)

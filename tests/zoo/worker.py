@@ -1,31 +1,25 @@
-"""A process of a script of the zoo: its environment, its log, its end.
-
-Workers are forked from a server that has torch imported, so that one starts in hundredths of a
-second.
+"""What a process of a script of the zoo does: it records, and stops at the boundary of the
+change.
 """
 
 from __future__ import annotations
 
-import atexit
-import faulthandler
 import importlib
 import multiprocessing
 import os
-import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from malletrain.elastic.link import Link
+from malletrain.protocol import env
+from malletrain.training import report
+from tests import forked
+from tests.tracked import tracked
 from tests.zoo.trace import Trace
 
-CONTEXT = multiprocessing.get_context("forkserver")
-PRELOADED = (
-    *("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "malletrain.elastic"),
-    *("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.utils.data"),
-    *("tests.zoo.scripts.parts", "tests.zoo.restart", "tests.zoo.live", "pytest"),
-)
-TRACE, REACHED, GO = "trace.jsonl", "reached", "go"
+_PRELOADED = ("tests.zoo.scripts.parts", "tests.zoo.restart", "tests.zoo.live", "pytest")
+TRACE, REACHED, GO, TOLD = "trace.jsonl", "reached", "go", "told"
 SETTLED = "settled-{pid}"
 """Made by a process in live mode that has left its round and waits for the next one."""
 _LOOK_S = 0.001
@@ -33,7 +27,15 @@ _LOOK_S = 0.001
 
 def preload(*more: str) -> None:
     """Have the server import these, too; call it before the first worker is started."""
-    CONTEXT.set_forkserver_preload([*PRELOADED, *more])
+    forked.preload(*_PRELOADED, *more)
+
+
+def warm_up() -> None:
+    """Wait until the server has imported what it is to import: that is no part of a run."""
+    process = forked.CONTEXT.Process(target=int)
+    process.start()
+    process.join()
+    process.close()
 
 
 class Gate:
@@ -56,28 +58,91 @@ class Gate:
             time.sleep(_LOOK_S)
 
 
+class JobGate(Gate):
+    """Stops the first round's process of rank ``actor``, and says when that process has been told
+    of a change. One that was let go on in the code after an epoch stops again after it, so that the
+    change that waits for that code can be made.
+    """
+
+    def __init__(self, folder: Path, number: int, actor: int) -> None:
+        super().__init__(folder, number)
+        self.actor = actor
+
+    def __call__(self, number: int) -> None:
+        place = (int(os.environ["RANK"]), int(os.environ[env.GENERATION]))
+        if place != (self.actor, 1) or not 0 <= self.number <= number:
+            return
+        if number == self.number:
+            made = self.folder / f"{REACHED}.new"
+            made.write_text(f"{os.environ[env.NODE]} {os.getpid()}")
+            made.rename(self.folder / REACHED)
+            self._wait_for(GO)
+        elif not _between_epochs[-1] and not self._is_told():
+            self._wait_for(TOLD)
+
+    def _wait_for(self, name: str) -> None:
+        while not (self.folder / name).exists():
+            if self._is_told():
+                (self.folder / TOLD).touch()
+            time.sleep(_LOOK_S)
+
+    def _is_told(self) -> bool:
+        if _links:
+            newest = _links[0].newest()
+            return newest is not None and newest.generation > 1
+        flags = report.open_flags()
+        return flags is not None and flags.drain_request() != 0
+
+
 def run_script(main: str, folder: str, save_every_s: float, number: int) -> None:
     """Run ``module:function`` in ``folder``, where its trace is; stop at the point ``number``."""
     home = Path(folder)
-    os.chdir(home)
     multiprocessing.current_process().daemon = False  # a loader may have workers
+    _run(main, home, save_every_s, Gate(home, number))
+
+
+def run_job(main: str, folder: str, save_every_s: float, number: int, actor: int) -> None:
+    """The same in a process of a job, of which rank ``actor`` stops."""
+    home = Path(folder)
+    _run(main, home, save_every_s, JobGate(home, number, actor))
+
+
+def _run(main: str, home: Path, save_every_s: float, gate: Gate) -> None:
+    os.chdir(home)
     module, _, name = main.partition(":")
     script = getattr(importlib.import_module(module), name)
-    trace = Trace(home / TRACE, save_every_s, Gate(home, number))
+    trace = Trace(home / TRACE, save_every_s, gate)
     trace.watch_updates()
     _note_settling(home)
+    _note_epochs()
+    report.mark_import()  # what "import malletrain" does, which the fork server has done before
     script(trace)
+
+
+_links: list[Link] = []
+"""This process's, in live mode."""
+_between_epochs = [False]
+"""What this process has told its agent, last."""
+
+
+def _note_epochs() -> None:
+    between_epochs = report.between_epochs
+
+    def noting(between: bool) -> None:
+        _between_epochs.append(between)
+        between_epochs(between)
+
+    report.between_epochs = noting
 
 
 def _note_settling(home: Path) -> None:
     """Have a worker that leaves in live mode say that it has done all it does: until then its
     records are on their way.
     """
-    from malletrain.elastic.link import Link
-
     wait_round = Link.wait_round
 
     def noting(link: Link, after: int) -> Any:
+        _links[:] = [link]
         if after:
             (home / SETTLED.format(pid=os.getpid())).touch()
         return wait_round(link, after)
@@ -85,35 +150,10 @@ def _note_settling(home: Path) -> None:
     Link.wait_round = noting  # type: ignore[method-assign]
 
 
-def work(environment: dict[str, str], output: str, arguments: tuple[Any, ...]) -> None:
-    """What a forked worker does: :func:`run_script`, and the end of an interpreter."""
-    fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.environ.update(environment)
-    sys.argv = ["train.py"]
-    faulthandler.register(signal.SIGUSR1)
-    import torch
-
-    torch.set_num_threads(1)
-    code = 1
-    try:
-        run_script(*arguments)
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-    atexit._run_exitfuncs()  # noqa: SLF001 (what the interpreter does before it ends)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 def files_of(folder: Path) -> dict[str, str]:
-    """The text of each file of results."""
+    """The text of each file of results, and what tools have stored."""
     results = folder / "results"
-    return {
+    return tracked(folder) | {
         str(path.relative_to(results)): path.read_text(errors="replace")
         for path in sorted(results.rglob("*"))
         if path.is_file()

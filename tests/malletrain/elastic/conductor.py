@@ -1,18 +1,13 @@
 """Plays launcher and daemon for live workers: starts processes, forms rounds, loses members. Real
 workers, real sockets, real gloo.
-
-Workers are forked from a server that has torch imported (multiprocessing's forkserver), so that one
-starts in hundredths of a second.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,49 +18,9 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
+from tests.forked import CONTEXT, work
 from tests.last_words import tail
 from tests.waiting import PATIENCE_S
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        *("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "malletrain.elastic"),
-        *("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"),
-    ]
-)
-
-
-def _work(
-    script: Callable[..., None],
-    environment: dict[str, str],
-    output: str,
-    arguments: tuple[Any, ...],
-) -> None:
-    fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.environ.update(environment)
-    os.setpgid(0, 0)
-    import atexit
-    import faulthandler
-
-    import torch
-
-    faulthandler.register(signal.SIGUSR1)
-
-    torch.set_num_threads(1)
-    code = 1
-    try:
-        script(*arguments)
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-    atexit._run_exitfuncs()  # noqa: SLF001 (what the interpreter does before it ends)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 class Worker:
@@ -142,8 +97,8 @@ class Conductor:
                 "WORLD_SIZE": "1",
                 **self.environment,
             }
-            process = _context.Process(
-                target=_work,
+            process = CONTEXT.Process(
+                target=work,
                 args=(self.script, environment, str(output), (*self.arguments, *more)),
                 daemon=True,
             )

@@ -5,12 +5,9 @@ or lost.
 from __future__ import annotations
 
 import csv
-import json
 import os
-import struct
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,10 +17,10 @@ from tests.malletrain.integrations import rescaled
 from tests.malletrain.integrations.samples import Net
 from tests.malletrain.integrations.test_checkpoints import StopAt, Stopped
 from tests.malletrain.training.worker_side import as_plain_script
+from tests.tracked import wandb_rows
 
 ROUND = """
 import os, sys, malletrain
-malletrain.report(1)
 import wandb
 run = wandb.init(project="p")
 for step in range(int(sys.argv[1]), int(sys.argv[2])):
@@ -82,28 +79,9 @@ def test_weights_and_biases_offline(tmp_path):
         words = [sys.executable, "-c", ROUND, *map(str, part)]
         ran = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
         assert ran.stdout.split()[-1].startswith("j1-")
-    rows = [row for file in sorted(tmp_path.rglob("*.wandb")) for row in history(file)]
+    rows = [row for file in sorted(tmp_path.rglob("*.wandb")) for row in wandb_rows(file)]
     assert [row["loss/step"] for row in rows] == [0, 1, 2, 3, 4, 5]
     assert [row["loss"] for row in rows] == [1.0 / (1 + step) for step in range(6)]
-
-
-def history(file: Path) -> list[dict]:
-    """The rows of an offline run, a log of LevelDB's: each record has a checksum, its length
-    and whether it is whole before it; the first begins after seven bytes.
-    """
-    from wandb.proto import wandb_internal_pb2
-
-    data, at, rows = file.read_bytes(), 7, []
-    while at + 7 <= len(data):
-        length, kind = struct.unpack_from("<HB", data, at + 4)
-        assert kind == 1, "short records are whole"
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data[at + 7 : at + 7 + length])
-        at += 7 + length
-        if record.WhichOneof("record_type") == "history":
-            items = record.history.item
-            rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
-    return rows
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import subprocess
@@ -29,6 +30,7 @@ def test_a_crash_after_the_end_of_a_script_does_not_count(capfd):
     ):
         mark = _EndMark()
         if (pid := os.fork()) == 0:
+            faulthandler.disable()  # pytest's: a crash is meant here
             if ends is not None:
                 mark.set(ends)
             os.kill(os.getpid(), killed_by)

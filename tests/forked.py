@@ -1,0 +1,69 @@
+"""Worker processes of tests, forked from a server that has torch imported: one starts in hundredths
+of a second.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import multiprocessing
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+CONTEXT = multiprocessing.get_context("forkserver")
+_PRELOADED = (
+    *("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "malletrain.elastic"),
+    *("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.utils.data"),
+)
+_FROZEN = "tests.frozen_heap"
+
+
+def preload(*more: str) -> None:
+    """Have the server import these modules, too; call it before the first worker is started."""
+    CONTEXT.set_forkserver_preload([*_PRELOADED, *more, _FROZEN])
+
+
+preload()
+
+
+def work(
+    script: Callable[..., None],
+    environment: dict[str, str],
+    output: str,
+    arguments: tuple[Any, ...],
+) -> None:
+    """What a worker does: ``script(*arguments)``, and what an interpreter does at its end.
+
+    Args:
+        script: a function of a module.
+        environment: variables that are set for it.
+        output: file for standard output and error. SIGUSR1 has the stacks of all threads written.
+        arguments: of the script.
+    """
+    fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.environ.update(environment)
+    os.setpgid(0, 0)
+    sys.argv = ["train.py"]
+    random.seed(0)  # a state that is saved is the same in each run
+    faulthandler.register(signal.SIGUSR1)
+    import torch
+
+    torch.set_num_threads(1)
+    code = 1
+    try:
+        script(*arguments)
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    atexit._run_exitfuncs()  # noqa: SLF001 (what the interpreter does before it ends)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -173,6 +173,7 @@ def snapshots(ledger: Ledger, trial: FrozenTrial) -> list[Path]:
         found += own
         if own and not any(file.is_file() for file in files if file not in own):
             found += sorted(place.parent.glob(f"{escaped}.shards"))
+            found += sorted(place.parent.glob(f"{escaped}.open-epoch"))
     return [each for each in found if each.stat().st_uid == os.geteuid()]
 
 

@@ -29,6 +29,7 @@ from malletrain.sweep.search import own
 from malletrain.sweep.space import Value, trial_arguments
 from malletrain.sweep.spec import Sweep, SweepError
 from malletrain.training.owner import FILE, FOLDER, Owner, daemon_of_folder
+from malletrain.training.snapshot_file import close_epoch
 from malletrain.training.snapshot_records import owner_in
 
 PLACE = "{trial}"
@@ -223,6 +224,7 @@ def delete_losers(ledger: Ledger, now: float) -> list[int]:
                 shutil.rmtree(place, ignore_errors=True)
             else:
                 place.unlink(missing_ok=True)
+                close_epoch(str(place))  # its mark beside it goes too
         ended = trial.datetime_complete
         if places:
             deleted.append(trial.number)

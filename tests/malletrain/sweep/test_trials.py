@@ -130,6 +130,7 @@ def test_the_best_snapshot_stays_and_the_losers_go(tmp_path):
         saved(tmp_path, job)
         for name in (f"{number}.pt", f"{number}.pt.prev", f"{number}1.pt"):
             written_by(tmp_path / "runs" / name, job)
+        snapshot_file.mark_open_epoch(str(tmp_path / "runs" / f"{number}.pt"), "x")
     ledger = world.engine.ledger
     assert trials.delete_losers(ledger, world.now) == []  # they go on
     world.play()
@@ -138,7 +139,8 @@ def test_the_best_snapshot_stays_and_the_losers_go(tmp_path):
     left = {p.name for p in (tmp_path / "malletrain-snapshots").iterdir()}
     assert left == {f"j{best + 1}-train-0123abcd.d1"}
     there = set(os.listdir(tmp_path / "runs"))
-    assert there == {f"{best}.pt", f"{best}.pt.prev", *(f"{n}1.pt" for n in range(4))}
+    kept = {f"{best}.pt", f"{best}.pt.prev", f"{best}.pt.open-epoch"}
+    assert there == kept | {f"{n}1.pt" for n in range(4)}
     assert trials.best_snapshot(ledger) == tmp_path / "malletrain-snapshots" / left.pop() / (
         "snapshot.pt"
     )

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.last_words import tail
+from tests.waiting import PATIENCE_S
 from tests.zoo.compare import Run
 from tests.zoo.trace import read
 from tests.zoo.worker import TRACE, files_of
 
 MOST = 3
 """Ranks that a job of the zoo may have."""
-HANG_S = 60.0
+HANG_S = PATIENCE_S
 """A run that has not ended after so long hangs."""
 
 

@@ -36,6 +36,8 @@ CHANGES = {
     )
 }
 _LOOK_S = 0.002
+_LOST_A_PEER = ("gloo/transport", "Interrupted: A peer is lost")
+"""In the last words of a script that met the loss in a collective of its own."""
 
 
 class LiveDriver:
@@ -171,7 +173,8 @@ class _Play:
         """Whether it ended because of the loss: in a collective of the library or of the script."""
         if worker.process.exitcode == LAST_RESORT_CODE:
             return True
-        return worker in self.first and "gloo/transport" in tail(worker.output)
+        last = tail(worker.output)
+        return worker in self.first and any(words in last for words in _LOST_A_PEER)
 
     def _start_again(self, worker: Worker, workers: list[Worker]) -> None:
         """Replace a worker that could not give up its step after a loss, as a launcher does."""

@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from malletrain.elastic.link import Link
+from torch.distributed import TCPStore
+
+from malletrain.elastic.link import Link, Place
 from malletrain.protocol import env
 from malletrain.training import report
 from tests import forked
@@ -67,6 +69,7 @@ class JobGate(Gate):
     def __init__(self, folder: Path, number: int, actor: int) -> None:
         super().__init__(folder, number)
         self.actor = actor
+        self._store: TCPStore | None = None
 
     def __call__(self, number: int) -> None:
         place = (int(os.environ["RANK"]), int(os.environ[env.GENERATION]))
@@ -89,9 +92,17 @@ class JobGate(Gate):
     def _is_told(self) -> bool:
         if _links:
             newest = _links[0].newest()
-            return newest is not None and newest.generation > 1
+            return newest is not None and newest.generation > 1 and self._all_checked_in(newest)
         flags = report.open_flags()
         return flags is not None and flags.drain_request() != 0
+
+    def _all_checked_in(self, place: Place) -> bool:
+        """Whether the members of the next round have found one another: before, the change waits
+        for them.
+        """
+        if self._store is None:
+            self._store = TCPStore("127.0.0.1", place.port, is_master=False, wait_for_workers=False)
+        return bool(self._store.check(["all"]))
 
 
 def run_script(main: str, folder: str, save_every_s: float, number: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from malletrain.launch.supervisor import die_with_parent
 from tests.zoo.cases import Outcome, Zoo
 from tests.zoo.catalogue import SCRIPTS
 from tests.zoo.worker import preload, warm_up
@@ -35,7 +37,12 @@ def run_parts(parts: list[Part], jobs: int) -> Iterator[tuple[Part, list[Outcome
     """
     modules = tuple(sorted({SCRIPTS[part.script].module for part in parts}))
     with tempfile.TemporaryDirectory(prefix="zoo") as root:
-        pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork"))
+        pool = ProcessPoolExecutor(
+            jobs,
+            mp_context=multiprocessing.get_context("fork"),
+            initializer=die_with_parent,
+            initargs=(os.getpid(),),
+        )
         with pool:
             running = {pool.submit(_outcomes, part, root, modules): part for part in parts}
             for ended in as_completed(running):

@@ -76,8 +76,11 @@ def epochs_of(objects: Mapping[str, Any]) -> CountedEpochs | None:
 def schedule(objects: Mapping[str, Any]) -> str:
     """What the code after an epoch usually changes, written out, to be compared with what it is
     later in the same process: the states of everything that is neither module, optimizer nor
-    sampler, the optimizers' rates, and how often each of the modules' tensors has been written to.
+    sampler, the optimizers' rates, plain numbers of the modules, and how often each of their
+    tensors has been written to.
     """
+    from malletrain.training.module_numbers import places  # which is made of this module
+
     states: dict[str, Any] = {}
     for name, value in objects.items():
         target = unwrapped(value)
@@ -87,7 +90,8 @@ def schedule(objects: Mapping[str, Any]) -> str:
             states[name] = [{k: v for k, v in g.items() if k != "params"} for g in groups]
         elif hasattr(target, "named_parameters"):
             tensors = (*target.parameters(), *target.buffers())
-            states[name] = [tensor._version for tensor in tensors]  # noqa: SLF001 (no other name)
+            versions = [tensor._version for tensor in tensors]  # noqa: SLF001 (no other name)
+            states[name] = versions, [attributes[key] for attributes, key in places(target)]
         elif not isinstance(target, CountedEpochs):
             states[name] = state_of(target)
     return repr(states)

@@ -10,6 +10,7 @@ from malletrain import Snapshot
 from malletrain.elastic.state import Holder
 from malletrain.elastic.undo import StepStart
 from malletrain.training.module_numbers import ModuleNumbers
+from malletrain.training.objects import schedule
 from tests.malletrain.training.worker_side import as_plain_script
 
 
@@ -62,6 +63,14 @@ def test_what_one_round_put_back_is_saved_by_the_next():
     after = ModuleNumbers({"model": second})
     after.put_back(numbers.changed())
     assert after.changed() == numbers.changed()
+
+
+def test_one_that_changes_after_a_save_in_the_code_after_an_epoch_is_noticed():
+    model = Average()
+    before = schedule({"model": model})
+    assert schedule({"model": model}) == before
+    model.drop.p = 0.1
+    assert schedule({"model": model}) != before
 
 
 def test_parts_that_are_gone_are_left_out():

@@ -58,19 +58,14 @@ class EpochMeans(Validated):
 
 
 class Annealed(Validated):
-    """Lowers a temperature with each epoch, and trains its first layer from the second one on."""
+    """Lowers a temperature with each epoch."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
         self.temperature = 2.0
-        self.layers[0].requires_grad_(False)
 
     def training_step(self, batch: Any, number: int) -> Any:
         return super().training_step(batch, number) / self.temperature
-
-    def on_train_epoch_start(self) -> None:
-        if self.current_epoch == 1:
-            self.layers[0].requires_grad_(True)
 
     def on_train_epoch_end(self) -> None:
         self.temperature *= 0.7
@@ -84,7 +79,7 @@ def _fit(trace: Trace, module: Module, *more: Any, folder: str = "", **options: 
             "accelerator": "cpu",
             "devices": 1,
             "num_nodes": int(os.environ["WORLD_SIZE"]),
-            "strategy": pl.strategies.DDPStrategy(find_unused_parameters=True),
+            "strategy": "ddp",
             "callbacks": [Recorder(trace), callback, *more],
             "default_root_dir": "out",
             "logger": False,
@@ -118,7 +113,7 @@ def epoch_means(trace: Trace) -> None:
 
 
 def annealed(trace: Trace) -> None:
-    """Plain attributes of the module, and a layer that is frozen at first."""
+    """A plain number in an attribute of the module."""
     _fit(trace, Annealed(trace))
 
 

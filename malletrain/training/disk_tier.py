@@ -18,6 +18,17 @@ from malletrain.training.snapshot_file import DamagedSnapshotError, SnapshotErro
 
 AllRanks = Callable[[], Team]
 _numbers: dict[str, int] = {}
+_in_open_epoch: set[str] = set()
+"""Paths whose newest snapshot this process took in the code after an epoch's steps, which may still
+be running.
+"""
+
+
+def leave_epochs() -> None:
+    """What this process took in the code after an epoch's steps stays marked when it goes on: for
+    tests, in which a script that is lost and its successor run in one process.
+    """
+    _in_open_epoch.clear()
 
 
 def number_of(path: str) -> int:
@@ -44,6 +55,9 @@ class DiskTier:
         self._restores = (0, 0)
         """A round, and how many there were in it."""
         self._first_save = True
+        if path in _in_open_epoch:  # the script has gone on to another training
+            _in_open_epoch.discard(path)
+            snapshot_file.close_epoch(path)
         self.in_open_epoch = False
         """The newest was written by this process in the code after an epoch's steps."""
 
@@ -182,6 +196,7 @@ class DiskTier:
         if self.in_open_epoch:  # the second one in this code takes the place of the first
             self._newest_is_bad = True
         self.in_open_epoch = True
+        _in_open_epoch.add(self.path)
 
     def close_epoch(self, complete: bool) -> None:
         """The code after the steps of an epoch, in which a snapshot was written, has run.
@@ -194,7 +209,11 @@ class DiskTier:
             snapshot_file.close_epoch(self.path)
         else:
             self._newest_is_bad = True
+        self._epoch_left()
+
+    def _epoch_left(self) -> None:
         self.in_open_epoch = False
+        _in_open_epoch.discard(self.path)
 
     def _put(
         self,
@@ -222,7 +241,8 @@ class DiskTier:
             if not open_epoch:
                 snapshot_file.close_epoch(self.path)
         self._newest_is_bad = False
-        self.in_open_epoch = leads and open_epoch
+        if not open_epoch:
+            self._epoch_left()
 
     def _if_first(self) -> Callable[[], None] | None:
         """What is asked when somebody is before this process with the first snapshot."""

@@ -30,7 +30,10 @@ class LoopRates:
     def __init__(self, objects: Mapping[str, Any], epochs: Any) -> None:
         self._epochs = epochs
         self._rates: dict[str, dict[str, list[float]]] = {}
-        """Of each optimizer: at the first update of the epoch, at the last one and before it."""
+        """Of each optimizer: at the first update of the epoch, at the last one and before it; and
+        ``turned``, where the script itself has let them go back within an epoch, as warm restarts
+        do: nothing can be told from a jump then.
+        """
         self._expected: dict[str, dict[str, list[float]]] = {}
         if epochs is None or not hasattr(epochs, "position") or schedules(objects):
             return
@@ -44,11 +47,14 @@ class LoopRates:
             now = [group.get("lr") for group in optimizer.param_groups]
             if not all(isinstance(rate, int | float) for rate in now):  # a tensor of a GPU's, say
                 return
-            if expected := self._expected.pop(name, None):
+            expected = self._expected.pop(name, None)
+            if expected:
                 _check(name, expected, now)
             rates = self._rates.setdefault(name, {"first": now, "last": now, "before": now})
             if self._epochs.position == 0:
                 rates["first"] = now
+            elif not expected and _goes_back(rates, now):
+                rates["turned"] = now
             rates["before"], rates["last"] = rates["last"], now
 
         optimizer.register_step_pre_hook(before_update)
@@ -78,13 +84,7 @@ def _moves(rates: Mapping[str, list[float]]) -> bool:
 
 def _check(name: str, saved: Mapping[str, list[float]], now: list[float]) -> None:
     """Raises SnapshotError where the rate has gone back."""
-    if len(now) != len(saved["last"]):
-        return  # parameter groups come later
-    jumps = (
-        (rate - last) * (last - before) < 0 and abs(rate - last) > _JUMP * abs(last - before)
-        for rate, last, before in zip(now, saved["last"], saved["before"], strict=True)
-    )
-    if any(jumps) or saved["last"] != now == saved["first"]:
+    if "turned" not in saved and _goes_back(saved, now):
         raise SnapshotError(
             f"The learning rate of {name!r} has gone back: the last update before the restart was "
             f"made at {saved['last'][0]:g}, and the next one would be at {now[0]:g}. The script "
@@ -93,3 +93,16 @@ def _check(name: str, saved: Mapping[str, list[float]], now: list[float]) -> Non
             "sampler.epoch + sampler.position / sampler.num_samples, from a number of steps in a "
             "dict that Snapshot is given, or use a scheduler."
         )
+
+
+def _goes_back(rates: Mapping[str, list[float]], now: list[float]) -> bool:
+    """Whether a rate turns back by more than it has moved of late, or is that of the epoch's first
+    update again.
+    """
+    if not all(len(rates[name]) == len(now) for name in ("first", "last", "before")):
+        return False  # a parameter group has come meanwhile
+    turns = any(
+        (rate - last) * (last - before) < 0 and abs(rate - last) > _JUMP * abs(last - before)
+        for rate, last, before in zip(now, rates["last"], rates["before"], strict=True)
+    )
+    return turns or rates["last"] != now == rates["first"]

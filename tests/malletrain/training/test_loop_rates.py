@@ -38,6 +38,7 @@ RATES = {
     "restarts by epoch": lambda epoch, i, length, sampler, facts: cosine(
         facts["step"] % STEPS / STEPS
     ),
+    "warm restarts": lambda epoch, i, length, sampler, facts: cosine(facts["step"] % 4 / 4),
     "warm-up to a constant": lambda epoch, i, length, sampler, facts: min(
         0.1, 0.01 * (facts["step"] + 1)
     ),
@@ -71,7 +72,7 @@ def train(path, rate, stop=None, **more):
     return rates
 
 
-@pytest.mark.parametrize("stop", [2, 5, 9, 10, 13, 18, 26])
+@pytest.mark.parametrize("stop", [2, 5, 8, 9, 10, 13, 18, 24, 26])
 @pytest.mark.parametrize("name", RATES)
 def test_a_rate_that_goes_back_is_refused_before_an_update_is_made_at_it(tmp_path, name, stop):
     path = tmp_path / "x.pt"

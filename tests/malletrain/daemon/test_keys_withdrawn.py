@@ -103,9 +103,9 @@ def test_a_revoked_key_is_out_and_a_new_one_in(tmp_path):
     running.stop()
 
 
-def test_a_list_that_cannot_be_read_any_more_is_told(running, tmp_path, capfd):
+def test_what_cannot_be_read_of_a_list_is_told_and_takes_nobody_else_away(running, tmp_path, capfd):
     """Whoever edits it believes that somebody is out."""
-    said = ""
+    users, said = tmp_path / "users", ""
 
     def told():
         nonlocal said
@@ -114,10 +114,14 @@ def test_a_list_that_cannot_be_read_any_more_is_told(running, tmp_path, capfd):
 
     assert not told()
     with running.client("ann") as client:
-        (tmp_path / "users").write_text("bob no key at all\n")
-        until(told, "it is told")
-        assert "line 1" in said
+        whole = users.read_text()
+        users.write_text(f"{whole}bob no key at all\n")
+        until(told, "a line is told")
+        assert f"line {len(whole.splitlines()) + 1}" in said
+        assert client.status().pid, "the other lines are in force"
+        users.write_bytes(b"\xff\n")
+        until(lambda: told() == 2, "the file is told")
         assert client.status().pid, "the list before is in force"
-        take_off(tmp_path, "bob")
+        users.write_text("")
         until(lambda: refused(client), "the list that can be read is")
-    assert told() == 1
+    assert told() == 2

@@ -159,7 +159,8 @@ def test_the_callbacks_of_trainer_log_into_one_run(mlflow, job, tmp_path, stop):
     steps = list(range(1, rescaled.STEPS + 1))
     (run,) = mlflow.search_runs(experiment_names=["trainer"], output_format="list")
     values = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
-    assert [value.step for value in values] == steps
+    # Trainer has MLflow store values in threads: those of two steps may change places.
+    assert sorted(value.step for value in values) == steps
     (folder,) = (tmp_path / "out" / "runs").iterdir()
     assert folder.name == tracking.run_id()
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})

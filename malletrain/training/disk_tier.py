@@ -24,13 +24,6 @@ be running.
 """
 
 
-def leave_epochs() -> None:
-    """What this process took in the code after an epoch's steps stays marked when it goes on: for
-    tests, in which a script that is lost and its successor run in one process.
-    """
-    _in_open_epoch.clear()
-
-
 def number_of(path: str) -> int:
     """Which of the script's Snapshots the one at ``path`` is. All ranks make them in the same
     order, while their paths may differ.

@@ -20,7 +20,7 @@ _RESTART = {
     ),
     "reports": (
         *("accumulation_by_length", "ema_counter", "annealed", "warm_up_around", "timm_like"),
-        *("swa_with_update_bn", "folds"),
+        "folds",
     ),
     "hugging_face": ("trainer", "trainer_cosine", "trainer_early_stopping"),
     "hugging_face_reports": ("begun_with_evaluation", "plateau", "two_kept", "best_kept"),

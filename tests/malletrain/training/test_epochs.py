@@ -11,8 +11,7 @@ import torch
 
 import malletrain
 from malletrain.protocol.worker_channel import BetweenEpochs, DrainDone
-from malletrain.training.disk_tier import leave_epochs
-from tests.malletrain.training.worker_side import as_plain_script, as_worker
+from tests.malletrain.training.worker_side import as_plain_script, as_worker, process_ends
 
 
 @pytest.fixture(autouse=True)
@@ -275,7 +274,7 @@ def test_a_loss_anywhere_in_the_code_after_an_epoch_skips_and_repeats_nothing(
         path = tmp_path / f"{lost_at}.pt"
         with pytest.raises(Stopped):
             EndOfEpochScript(path, every_s=every_s, keep=keep).run_with(code, lost_at=lost_at)
-        leave_epochs()
+        process_ends()
         again = EndOfEpochScript(path, every_s=every_s, keep=keep)
         again.run_with(code)
         assert again.outcome() == undisturbed.outcome(), lost_at
@@ -284,14 +283,14 @@ def test_a_loss_anywhere_in_the_code_after_an_epoch_skips_and_repeats_nothing(
 def test_a_snapshot_of_an_open_epoch_is_used_where_no_other_is_kept(tmp_path):
     with pytest.raises(Stopped):
         EndOfEpochScript(tmp_path / "x.pt", keep=0).run_with("sl", lost_at=(1, 1))
-    leave_epochs()
+    process_ends()
     assert EndOfEpochScript(tmp_path / "x.pt", keep=0).sampler.epoch == 2
 
 
 def test_a_snapshot_of_the_first_epochs_end_leaves_a_run_to_begin_anew(tmp_path, capsys):
     with pytest.raises(Stopped):
         EndOfEpochScript(tmp_path / "x.pt").run_with("sl", lost_at=(0, 1))
-    leave_epochs()
+    process_ends()
     assert EndOfEpochScript(tmp_path / "x.pt").sampler.epoch == 0
     assert "begins anew" in capsys.readouterr().err
 

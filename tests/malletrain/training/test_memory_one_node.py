@@ -12,12 +12,11 @@ from malletrain import Snapshot, SnapshotError
 from malletrain.config.sections import JobsSection
 from malletrain.memory.folder import MemoryFolder
 from malletrain.training import memory_snapshots, owner, snapshot_file
-from malletrain.training.disk_tier import leave_epochs
 from malletrain.training.memory_restore import MemoryRestore
 from malletrain.training.memory_snapshots import HEIR_SILENCE_S, MemorySnapshots
 from malletrain.training.memory_tier import MemoryTier
 from malletrain.training.side_group import Team
-from tests.malletrain.training.worker_side import as_worker
+from tests.malletrain.training.worker_side import as_worker, process_ends
 
 pytest.importorskip("torch")
 
@@ -128,7 +127,7 @@ def test_what_was_saved_in_an_epochs_end_that_was_lost_is_not_newer_than_memory(
             sampler.advance()
             snapshot.step()
         snapshot.save()
-    leave_epochs()
+    process_ends()
     with as_worker(monkeypatch, generation=2):
         sampler, _ = script()
         assert (sampler.epoch, sampler.position) == (0, 2)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from malletrain.protocol.flags import FlagsWriter
 from malletrain.protocol.worker_channel import decode_datagram
-from malletrain.training import report
+from malletrain.training import disk_tier, report
 
 
 class FakeAgent:
@@ -79,3 +79,8 @@ def as_plain_script(monkeypatch):
         yield
     finally:
         report.forget()
+
+
+def process_ends():
+    """What this process remembers of its Snapshots is gone: what comes next is another process."""
+    disk_tier._in_open_epoch.clear()  # noqa: SLF001

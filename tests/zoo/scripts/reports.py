@@ -189,23 +189,3 @@ def annealed(trace: Trace) -> None:
         t.model.temperature *= 0.7
         trace.note("evaluation", epoch, loss=evaluate(t.model))
     t.end()
-
-
-def swa_with_update_bn(trace: Trace) -> None:
-    """AveragedModel, SWALR and update_bn through the training loader."""
-    from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
-
-    t = Training(trace)
-    t.model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 1)).double()
-    t.optimizer = torch.optim.SGD(t.model.parameters(), lr=0.1)
-    t.sampler = malletrain.ElasticSampler(SAMPLES, global_batch_size=11, seed=2)
-    t.loader = DataLoader(Numbered(), batch_sampler=t.sampler)
-    average = AveragedModel(t.model)
-    scheduler = SWALR(t.optimizer, swa_lr=0.02, anneal_epochs=2)
-    t.prepare(average=average, scheduler=scheduler)
-    for epoch in t.sampler.epochs(EPOCHS):
-        t.train_epoch(epoch)
-        average.update_parameters(t.model)
-        scheduler.step()
-    update_bn(((x,) for x, *_ in t.loader), average)
-    t.end()

@@ -137,17 +137,26 @@ class Session:
         script = f'source "{typed}"; status=$?; {{ pwd; env -0; }} >"{after}"; exit $status'
         output = self.notes / "output"
         with open(output, "w") as file:
-            done = subprocess.run(
+            process = subprocess.Popen(
                 [*self.inside, "bash", "-c", f'cd "{self.place}"; {script}'],
                 env={**self.variables, **({name: value} if name else {})},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                timeout=PATIENCE_S,
+                start_new_session=True,
             )
+            try:
+                status = process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                self.log.append(output.read_text(errors="replace"))
+                raise AssertionError(
+                    f"{command} did not end in {PATIENCE_S:.0f} s:\n{self.tell()}"
+                ) from None
         said = output.read_text(errors="replace")
         self.log.append(said)
-        assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{self.tell()}"
+        assert status == 0, f"{command} ended with {status}:\n{self.tell()}"
         place, _, variables = after.read_text().partition("\n")
         self.place = Path(place)
         self.variables = dict(v.split("=", 1) for v in variables.split("\0") if "=" in v)

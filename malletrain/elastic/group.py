@@ -85,7 +85,7 @@ _forming: Callable[[], bool] = lambda: False  # noqa: E731
 """Whether the round that is being formed is void: torch hands a backend no more than its store."""
 _newest: Callable[[], Group | None] = lambda: None  # noqa: E731
 dist.Backend.register_backend(PLAIN_BACKEND, connect, devices=["cpu"])
-_library = threading.local()
+_here = threading.local()
 
 
 def newest() -> Group | None:
@@ -96,12 +96,12 @@ def newest() -> Group | None:
 @contextlib.contextmanager
 def library_collectives() -> Iterator[None]:
     """Collectives that this thread begins in here are the library's, and not the script's."""
-    before = getattr(_library, "inside", False)
-    _library.inside = True
+    before = getattr(_here, "library", False)
+    _here.library = True
     try:
         yield
     finally:
-        _library.inside = before
+        _here.library = before
 
 
 class Group:
@@ -248,8 +248,12 @@ class Group:
 
     def apart(self, call: Callable[[], None]) -> None:
         """Run ``call``, which sends to or receives from single peers, in a thread that can be left
-        behind. Raises what it raises, or Interrupted when it is given up.
+        behind; in such a thread, run it there. Raises what it raises, or Interrupted when it is
+        given up.
         """
+        if getattr(_here, "apart", False):
+            call()
+            return
         task = _Apart(call)
         with self._lock:
             self._waiting[task] = task.over.set
@@ -324,7 +328,7 @@ class Group:
             MismatchError: others are in a step, or in a call of the library.
             Interrupted: see :meth:`wait`.
         """
-        if self._begun or not self.several or getattr(_library, "inside", False):
+        if self._begun or not self.several or getattr(_here, "library", False):
             return
         self._ask(StepWishes(False, False, script=True))
         self._answer(f" ({name})")
@@ -448,6 +452,7 @@ class _Apart:
         self._thread.start()
 
     def _run(self) -> None:
+        _here.apart = True
         try:
             self._call()
         except Exception as error:

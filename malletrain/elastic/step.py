@@ -1,7 +1,7 @@
 """One training step: begun, counted or discarded.
 
-Decides which of the two: a step counts on a process once an optimizer has made its update, or when
-it went through without one; whether it counts for all is settled when the group changes
+Decides which of the two: a step counts on a process once it went through, or once an optimizer has
+made the only update of such a step; whether it counts for all is settled when the group changes
 (:mod:`malletrain.elastic.sharing`).
 """
 
@@ -59,13 +59,15 @@ class Steps:
         """Gradients are about to go through the group."""
         self.exchanged = True
         self.membership.group.exchanges += 1
+        if self.now is not None and self.now.updates and torch.is_grad_enabled():
+            self.training.another_update()
 
     def begin(self, step: Step) -> None:
         """``step`` is under way; the others are asked what is asked once a step."""
         membership = self.membership
         self.now, self.exchanged, membership.stepping = step, False, True
         self.attempts += 1
-        self.training.undo.keep()
+        self.training.begin_step()
         rate, self.rate = self.rate, rates.UNKNOWN
         if membership.changes != self._changes:
             rate, self._changes = rates.UNKNOWN, membership.changes
@@ -252,7 +254,8 @@ class Step:
         )
         if error is not None and not lost:
             return False
-        if self.updates or (error is None and not group.broken):
+        updated = self.updates and (not lost or training.one_update_is_all)
+        if updated or (error is None and not group.broken):
             reached(FaultPoint.WORKER_COMMITS)
             training.commit(self.samples, self.global_samples, len(self.planned), torn=lost)
             reached(FaultPoint.WORKER_COMMITTED)
@@ -260,9 +263,9 @@ class Step:
             self.aborted = True
             if not training.discard(self.samples):
                 start_again(
-                    "A peer was lost after the script had changed parameters within the step, for "
-                    "the first time in this process; it starts again. From the second such step on "
-                    "the parameters are copied first."
+                    "A peer was lost in a step that had changed the model already, the first such "
+                    "step of this process; it starts again. From the second on the state before "
+                    "is copied."
                 )
         save = False
         if not lost:

@@ -18,7 +18,7 @@ from malletrain.elastic.background import BackgroundSnapshot
 from malletrain.elastic.group import Group
 from malletrain.elastic.rooms import described
 from malletrain.elastic.state import Holder
-from malletrain.elastic.undo import StepStart
+from malletrain.elastic.undo import StateCopy, StepStart
 from malletrain.training import report
 from malletrain.training.objects import unwrapped
 from malletrain.training.sampler import ElasticSampler
@@ -61,6 +61,12 @@ class Training:
             [value for value in plain if isinstance(value, dict)],
             parameters=self.undoes_parameters,
         )
+        self.several_updates = False
+        """A step makes several updates, each from gradients of its own."""
+        self._went_through = False
+        """A step of this process did: how many updates one makes is known."""
+        self._before = StateCopy(self.state)
+        self._updates_before = 0
         self.sampler: ElasticSampler | None = next(
             (value for value in plain if isinstance(value, ElasticSampler)), None
         )
@@ -86,6 +92,13 @@ class Training:
         warmup()
         self.undo.restore(self._scalers)
 
+    def begin_step(self) -> None:
+        """A step begins: keep what it takes to discard it."""
+        self.undo.keep()
+        self._updates_before = self.updates
+        if self.several_updates:
+            self._before.keep()
+
     def commit(self, share: int, whole: int, batches: int, torn: bool) -> None:
         """A step counts. ``share``: samples of this process, ``whole``: of all; ``torn``: it ended
         with an error all the same.
@@ -93,6 +106,7 @@ class Training:
         self.steps += 1
         self.samples += whole
         self._torn = torn
+        self._went_through = self._went_through or not torn
         if self.sampler is not None and batches:
             self.sampler.advance(batches)
         if share:
@@ -106,9 +120,28 @@ class Training:
         self.undo.before_closure(optimizer)
 
     def discard(self, share: int) -> bool:
-        """The step never was. Returns False when the parameters are not as they were before it."""
+        """The step never was. Returns False when the state is not as it was before it: it was
+        changed and not copied.
+        """
         self._lost_share = share
-        return self.undo.restore(self._scalers)
+        whole = self.undo.restore(self._scalers)
+        if self.updates == self._updates_before:
+            return whole
+        self.updates = self._updates_before
+        return self._before.restore()
+
+    @property
+    def one_update_is_all(self) -> bool:
+        """Whether a step that ends with an error after its first update has made all of them."""
+        if not self.undoes_parameters:
+            return True
+        return self._went_through and not self.several_updates
+
+    def another_update(self) -> None:
+        """Gradients of another update of the step under way are about to go through the group: from
+        the next step on the state before it is copied.
+        """
+        self.several_updates = True
 
     def digest(self) -> str:
         """See :attr:`malletrain.elastic.Run.digest`."""
@@ -152,6 +185,7 @@ class Training:
     def settled(self) -> None:
         """All peers hold the same by now."""
         self.undo.forget_parameters()
+        self._before.forget()
         self.state.rooms.clear()
         self.has_state, self._torn, self._lost_share = True, False, 0
         if self.snapshot is not None:

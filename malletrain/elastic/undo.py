@@ -2,15 +2,17 @@
 of modules, plain dicts, random number generators and, where it is needed, parameters.
 
 Decides when parameters are copied. Most scripts change them only in ``optimizer.step()``, which
-comes after the last collective of the gradients, and need no copy. Two kinds do: scripts that move
-the parameters between two passes of one step (SAM), from the second such step on; and updates with
-a closure (LBFGS), which pass through the group while they change the model. Dicts are copied one
-level deep.
+comes after the last collective of the gradients, and need no copy. Three kinds do: scripts that
+move the parameters between two passes of one step (SAM), from the second such step on; updates with
+a closure (LBFGS), which pass through the group while they change the model; and steps of several
+updates, each from gradients of its own (a GAN's two networks), from the second such step on: of
+those the whole state is copied (:class:`StateCopy`). Dicts are copied one level deep.
 """
 
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 import sys
 from collections.abc import Iterable
@@ -18,6 +20,7 @@ from typing import Any
 
 import torch
 
+from malletrain.elastic.state import Holder
 from malletrain.training.module_numbers import places
 from malletrain.training.torch_private import forget_unscaling, versions
 
@@ -156,3 +159,37 @@ class StepStart:
             # else the repeated unscale_() is refused as a second one
             forget_unscaling(scaler)
         return whole
+
+
+class StateCopy:
+    """A copy of everything that a run was given, so that also a step of which some updates were
+    made can be discarded. It takes the memory of the state once more.
+    """
+
+    def __init__(self, state: Holder) -> None:
+        self._state = state
+        self._skeleton = b""
+        self._tensors: list[torch.Tensor] = []
+
+    def keep(self) -> None:
+        """Copy the state as it is now. Raises StateError where some of it cannot be taken."""
+        self._skeleton, tensors = self._state.pack({})
+        if [(t.shape, t.dtype, t.device) for t in tensors] != [
+            (t.shape, t.dtype, t.device) for t in self._tensors
+        ]:
+            self._tensors = [t.clone() for t in tensors]
+            return
+        for saved, tensor in zip(self._tensors, tensors, strict=True):
+            saved.copy_(tensor)
+
+    def restore(self) -> bool:
+        """Put the copy back, once. Returns False when there is none."""
+        if not self._skeleton:
+            return False
+        self._state.put_back(pickle.loads(self._skeleton), self._tensors)
+        self.forget()  # optimizers hold the copied tensors themselves from now on
+        return True
+
+    def forget(self) -> None:
+        """There is no copy any more."""
+        self._skeleton, self._tensors = b"", []

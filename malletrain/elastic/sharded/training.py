@@ -205,8 +205,15 @@ class ShardedTraining(Training):
 
     def before_update(self, group: Group) -> None:
         """Where shards have replicas: wait until every rank has all its gradients, before any makes
-        the update. If one rank knows that, the others have what it takes to make it, too.
+        the update. If one rank knows that, the others have what it takes to make it, too. Raises
+        ElasticError at a second update of a step: nobody else has what the first has changed.
         """
+        if self.updates != self._updates_before:
+            raise ElasticError(
+                "A step of a sharded model makes a second update, from gradients of its own: when "
+                "a peer is lost in it, the first cannot be undone. Make each update a step of its "
+                "own (`with run.step():`), or train in restart mode."
+            )
         if not (self.in_nodes and group.several):
             return
         try:
@@ -226,6 +233,9 @@ class ShardedTraining(Training):
             f"{type(optimizer).__name__}.step(closure) of a sharded model cannot be undone when a "
             "peer is lost in it. Call optimizer.step() without a closure, or train in restart mode."
         )
+
+    def another_update(self) -> None:
+        """Nothing: :meth:`before_update` refuses it, if it is made."""
 
     def discard(self, share: int) -> bool:
         """The step never was, unless others have made its update (:meth:`catch_up`)."""

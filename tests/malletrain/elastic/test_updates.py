@@ -1,6 +1,6 @@
-"""Updates that pass through the group more than once: with a closure, and with weights that are
-moved between two passes. They are those of one process, whatever the number of ranks, and a peer
-that is lost in the middle leaves nothing behind.
+"""Updates that pass through the group more than once: with a closure, with weights that are moved
+between two passes, and two in a step. They are those of one process, whatever the number of ranks,
+and a peer that is lost in the middle leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -45,17 +45,25 @@ def alone(tmp_path_factory):
     return weights
 
 
-@pytest.mark.parametrize("kind", ["sgd", "lbfgs", "sam"])
+@pytest.mark.parametrize("kind", ["sgd", "lbfgs", "sam", "twice"])
 def test_two_ranks_train_as_one(tmp_path, alone, kind):
     assert trained(tmp_path, 2, kind=kind) == pytest.approx(alone(kind), rel=1e-9)
 
 
 @pytest.mark.parametrize(
     ("kind", "dies_at"),
-    [("sgd", [5, 0]), ("lbfgs", [5, 0]), ("lbfgs", [0, 2]), ("lbfgs", [6, 2]), ("sam", [5, 1])],
+    [
+        ("sgd", [5, 0]),
+        ("lbfgs", [5, 0]),
+        ("lbfgs", [0, 2]),
+        ("lbfgs", [6, 2]),
+        ("sam", [5, 1]),
+        ("twice", [5, 0]),
+        ("twice", [5, 1]),
+    ],
 )
 def test_a_peer_lost_within_an_update_leaves_nothing_behind(tmp_path, alone, kind, dies_at):
-    options = {"kind": kind, "dies_at": dies_at}
+    options = {"kind": kind, "dies_at": dies_at, "notices": kind == "twice"}
     check_loss(tmp_path, options, alone(kind))
 
 
@@ -75,8 +83,9 @@ def check_loss(folder: Path, options: dict, undisturbed: list[float]) -> None:
     assert weights_of(folder, 1) == pytest.approx(undisturbed, rel=1e-9)
 
 
-def test_a_process_that_cannot_undo_its_first_such_step_starts_again(tmp_path):
-    options = {"kind": "sam", "dies_at": [0, 1], "notices": True}
+@pytest.mark.parametrize("kind", ["sam", "twice"])
+def test_a_process_that_cannot_undo_its_first_such_step_starts_again(tmp_path, kind):
+    options = {"kind": kind, "dies_at": [0, 1], "notices": True}
     with conducted(tmp_path, update_scripts.train, str(tmp_path), options) as c:
         members = c.start(2)
         c.round(members)
@@ -85,3 +94,10 @@ def test_a_process_that_cannot_undo_its_first_such_step_starts_again(tmp_path):
         c.until(lambda: not members[0].alive, "rank 0 has ended")
         assert members[0].process.exitcode == 75
         assert "it starts again" in members[0].output.read_text()
+
+
+def test_a_second_update_in_a_step_of_a_sharded_model_is_refused(tmp_path):
+    with conducted(tmp_path, update_scripts.updates_twice_sharded, str(tmp_path)) as c:
+        c.round(c.start(1))
+        c.finish()
+    assert "Make each update a step of its own" in (tmp_path / "refused").read_text()

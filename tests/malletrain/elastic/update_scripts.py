@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import malletrain.elastic as elastic
 from malletrain import ElasticSampler
+from tests.malletrain.elastic.sharded import scripts as sharded
 
 SAMPLES, BATCH, EPOCHS = 48, 12, 3
 
@@ -36,7 +37,8 @@ def optimizer_of(kind: str, model: torch.nn.Module) -> torch.optim.Optimizer:
 
 def train(folder: str, options: dict[str, Any]) -> None:
     """``kind``: ``lbfgs`` and ``sgd`` call optimizer.step(closure), ``sam`` makes two passes a
-    step, the second at other weights. With ``dies_at`` rank 1 is killed in that pass of that step.
+    step, the second at other weights, ``twice`` two updates at rates that a scheduler changes
+    between them. With ``dies_at`` rank 1 is killed in that pass of that step.
     ``notices``: that pass raises an error on the other rank when it knows of the loss.
     """
     kind, dies_at = options["kind"], options.get("dies_at")
@@ -47,7 +49,9 @@ def train(folder: str, options: dict[str, Any]) -> None:
     ).double()
     optimizer = optimizer_of(kind, model)
     sampler = ElasticSampler(len(set_), global_batch_size=BATCH, seed=5)
-    run = elastic.Run(model=model, optimizer=optimizer, sampler=sampler)
+    rates = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
+    ended = {"updates": 0}
+    run = elastic.Run(model=model, optimizer=optimizer, rates=rates, ended=ended, sampler=sampler)
     net = run.ddp(model)
     passes = 0
 
@@ -81,8 +85,31 @@ def train(folder: str, options: dict[str, Any]) -> None:
                         for p, climb in zip(model.parameters(), climbs, strict=True):
                             (p.data if options.get("by_data") else p).sub_(climb)
                     optimizer.step()
+                elif kind == "twice":
+                    for _pass in range(2):
+                        loss_of(x, y)
+                        optimizer.step()
+                        rates.step()
+                        ended["updates"] += 1
                 else:
                     optimizer.step(lambda x=x, y=y: loss_of(x, y))
     weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
+    weights += [optimizer.param_groups[0]["lr"], ended["updates"]]
     result = {"weights": weights, "size": run.world_size, "steps": run.steps_done}
     Path(folder, f"end-{os.getpid()}").write_text(json.dumps(result))
+
+
+def updates_twice_sharded(folder: str) -> None:
+    """A sharded model with two updates in a step; what is said of that."""
+    run = elastic.Run(
+        build=sharded.Net, parallelize=sharded.parallelize, optimizer=sharded.optimizer_of
+    )
+    x, y, _ = sharded.data(4)[:]
+    try:
+        with run.step():
+            for _pass in range(2):
+                run.optimizer.zero_grad()
+                sharded.loss_of(run.model(x), y).backward()
+                run.optimizer.step()
+    except elastic.ElasticError as error:
+        Path(folder, "refused").write_text(str(error))

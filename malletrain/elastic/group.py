@@ -86,6 +86,7 @@ _forming: Callable[[], bool] = lambda: False  # noqa: E731
 _newest: Callable[[], Group | None] = lambda: None  # noqa: E731
 dist.Backend.register_backend(PLAIN_BACKEND, connect, devices=["cpu"])
 _here = threading.local()
+"""What this thread does: ``library`` collectives, or a transfer ``apart``."""
 
 
 def newest() -> Group | None:

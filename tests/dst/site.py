@@ -289,6 +289,13 @@ class Site:
             (link, "resident_bytes", lambda: 0),
             (link, "why_no_answer", lambda endpoint: "it is not there"),
             (link, "random", SimpleNamespace(random=self._rng.random)),
+            # The heap is that of the tests.
+            (daemon_main, "settle", nothing),
+            (
+                daemon_main,
+                "Heap",
+                lambda: SimpleNamespace(swollen=lambda known: False, look=nothing),
+            ),
             (daemon_main, "WATCH_EVERY_S", WATCH_EVERY_S),
             (Notices, "run", _nobody_told),
             (parts, "controller_settings", _impatient),

@@ -57,12 +57,12 @@ def _list(config: Config, listed: list[str]) -> Iterator[tuple[bool | None, str]
     if config.daemon.users is None:
         return
     try:
-        found = read_users(config.daemon.users)
-        listed += sorted(set(found.users.values()))
+        users_list = read_users(config.daemon.users)
+        listed += sorted(set(users_list.users.values()))
     except UsersError as error:
         yield False, str(error)
     else:
-        for problem in found.problems:
+        for problem in users_list.problems:
             yield False, problem
         for name in filter(_unknown, listed):
             yield None, f"{config.daemon.users} lists {name}, whom this host does not know."

@@ -51,14 +51,14 @@ def requeued(old: JobDetail, more: Sequence[object], now: float, user: str) -> J
 
 def left_out(old: JobSpec, new: JobSpec) -> list[str]:
     """Sentences about what :func:`again` has not taken over."""
-    said = []
+    sentences = []
     if old.after:
-        said.append(
+        sentences.append(
             f"It does not wait for {', '.join(old.after)} (--after), as the old one did: submit it "
             "anew where it must."
         )
     if old.deadline is not None and new.deadline is None:
-        said.append("The old one's deadline is over and left out.")
+        sentences.append("The old one's deadline is over and left out.")
     if old.work is not None and new.work is None:
-        said.append("The old one's --work is left out, for the arguments are others.")
-    return said
+        sentences.append("The old one's --work is left out, for the arguments are others.")
+    return sentences

@@ -57,31 +57,31 @@ class Parameter:
         return [self.low + k * step for k in range(count)]
 
 
-def parameter(given: Any) -> Parameter:
+def parameter(entry: Any) -> Parameter:
     """What a sweep file says of a parameter. Optuna's own distributions are taken too.
 
     Raises:
         SpaceError: it is no such thing.
     """
-    if hasattr(given, "single") and hasattr(given, "to_internal_repr"):  # a distribution of Optuna
-        names = [name for name in _KEYS if getattr(given, name, None) is not None]
-        given = {name: getattr(given, name) for name in names}
-        if "choices" not in given and given.get("step") is not None and given.get("log"):
-            del given["step"]  # of 1, which is what whole numbers on a log scale have
-    if isinstance(given, list | tuple):
-        given = {"choices": list(given)}
-    if not isinstance(given, Mapping):
-        raise SpaceError(f"{given!r} is no search space; accepted is {SPACE_HELP}")
-    if unknown := sorted(set(given) - _KEYS):
+    if hasattr(entry, "single") and hasattr(entry, "to_internal_repr"):  # a distribution of Optuna
+        names = [name for name in _KEYS if getattr(entry, name, None) is not None]
+        entry = {name: getattr(entry, name) for name in names}
+        if "choices" not in entry and entry.get("step") is not None and entry.get("log"):
+            del entry["step"]  # of 1, which is what whole numbers on a log scale have
+    if isinstance(entry, list | tuple):
+        entry = {"choices": list(entry)}
+    if not isinstance(entry, Mapping):
+        raise SpaceError(f"{entry!r} is no search space; accepted is {SPACE_HELP}")
+    if unknown := sorted(set(entry) - _KEYS):
         raise SpaceError(f'"{unknown[0]}" is not known here; accepted is {SPACE_HELP}')
-    if "choices" in given:
-        return _choices(given)
-    return _range(given)
+    if "choices" in entry:
+        return _choices(entry)
+    return _range(entry)
 
 
-def _choices(given: Mapping[str, Any]) -> Parameter:
-    choices = given["choices"]
-    if set(given) - {"choices", "log"} or given.get("log"):
+def _choices(entry: Mapping[str, Any]) -> Parameter:
+    choices = entry["choices"]
+    if set(entry) - {"choices", "log"} or entry.get("log"):
         raise SpaceError("choices go with nothing else")
     if not isinstance(choices, list | tuple) or not choices:
         raise SpaceError(f"{choices!r} is no list of choices; name one at least")
@@ -109,18 +109,18 @@ def check_choices(p: Parameter) -> None:
                 )
 
 
-def _range(given: Mapping[str, Any]) -> Parameter:
-    if missing := {"low", "high"} - set(given):
+def _range(entry: Mapping[str, Any]) -> Parameter:
+    if missing := {"low", "high"} - set(entry):
         raise SpaceError(f'"{min(missing)}" is missing; accepted is {SPACE_HELP}')
-    step, log = given.get("step"), given.get("log", False)
-    for value in (given["low"], given["high"], *(() if step is None else (step,))):
+    step, log = entry.get("step"), entry.get("log", False)
+    for value in (entry["low"], entry["high"], *(() if step is None else (step,))):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise SpaceError(f"{value!r} is no number")
         if not math.isfinite(value):
             raise SpaceError(f"{value!r} is not a finite number")
     if not isinstance(log, bool):
         raise SpaceError(f"log is {log!r}; accepted is true or false")
-    low, high = given["low"], given["high"]
+    low, high = entry["low"], entry["high"]
     if low > high:
         raise SpaceError(f"low = {low} is above high = {high}")
     if step is not None and not step > 0:

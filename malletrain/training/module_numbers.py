@@ -37,14 +37,14 @@ class ModuleNumbers:
 
     def changed(self) -> Numbers:
         """Those that are not what the script began with."""
-        found: Numbers = {}
+        changed: Numbers = {}
         for name, module in self._modules().items():
             first = self._first.get(name, {})
             own = {path: value for path, value in self._of(module).items()
                    if path not in first or _differ(first[path], value)}  # fmt: skip
             if own:
-                found[name] = own
-        return found
+                changed[name] = own
+        return changed
 
     def put_back(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
         """Have the modules have the values of ``saved``, which :meth:`changed` gave."""
@@ -63,14 +63,14 @@ class ModuleNumbers:
 
     def _of(self, module: Any) -> dict[str, Any]:
         names = {id(vars(part)): plain_name(path) for path, part in module.named_modules()}
-        found = {
+        values = {
             f"{names[id(attributes)]}.{name}": attributes[name]
             for attributes, name in places(module)
             if name not in self._without
         }
         for path, parameter in module.named_parameters():
-            found[f"{plain_name(path)}.requires_grad"] = parameter.requires_grad
-        return found
+            values[f"{plain_name(path)}.requires_grad"] = parameter.requires_grad
+        return values
 
 
 def places(module: Any) -> list[tuple[dict[str, Any], str]]:

@@ -20,13 +20,12 @@ import msgspec
 from malletrain.api.options import FunctionOptions, SubmitOptions, limits_of, spec_of
 from malletrain.client import ClientError
 from malletrain.protocol.messages import JobSpec
-from malletrain.protocol.views import JobDetail, JobView
+from malletrain.protocol.views import JobDetail
 from malletrain.submission.error import SpecError
 from malletrain.submission.resuming import with_snapshots_bound
 from malletrain.training.functions import (
     FUNCTION,
     FunctionLost,
-    FunctionOutcome,
     outcome,
     pack,
 )
@@ -128,20 +127,12 @@ def result_of(detail: JobDetail) -> Any:
             "would run code of its owner as you."
         )
     job = detail.job
-    made = _outcome(folder, job)
+    made = outcome(folder, job.id, job.state == "completed")
     until = time.monotonic() + SEEN_WITHIN_S
     while made is None and job.state == "completed" and time.monotonic() < until:
         time.sleep(0.2)
-        made = _outcome(folder, job)
+        made = outcome(folder, job.id, job.state == "completed")
     if made is None or job.state == "cancelled":
         why = job.reason or detail.failure.strip() or "nothing more is known"
         raise FunctionLost(f"Job {job.id} ({job.name}) was {job.state} without a result: {why}")
     return made.result()
-
-
-def _outcome(folder: Path, job: JobView) -> FunctionOutcome | None:
-    made = outcome(folder, job.id, job.state == "completed")
-    if made is None and (before := outcome(folder, "", job.state == "completed")) is not None:
-        # A release before named no job; what it wrote before this one was submitted is another's.
-        made = before if before.time >= job.submitted else None
-    return made

@@ -32,7 +32,7 @@ def snapshot_of(detail: JobDetail, daemon: str) -> str:
         if theirs is None or (theirs.job == job and theirs.may_share(mine)):
             return path
     try:
-        return path_of(job, spec["workdir"], daemon, unnamed_since=detail.job.submitted)
+        return path_of(job, spec["workdir"], daemon)
     except SnapshotError as error:
         for path, theirs in there.items():
             raise SnapshotError(

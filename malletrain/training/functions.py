@@ -209,8 +209,6 @@ def outcome(folder: Path, job: str = "", completed: bool = True) -> FunctionOutc
 
 def _read(path: Path) -> FunctionOutcome:
     record = pickle.loads(path.read_bytes())
-    if isinstance(record, FunctionOutcome):  # of a release before
-        return record
     generation, time = record["generation"], record["time"]
     trace: str = record["trace"]
     if record["error"] is None:

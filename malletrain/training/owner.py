@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-import math
 import os
 import re
 import sys
@@ -46,8 +45,7 @@ class Owner:
     arguments: str
     """A hash of the script's arguments."""
     daemon: str = ""
-    """The name of the job's daemon: job ids begin at j1 with each. Empty where it is not known: in
-    snapshots of releases that did not say it.
+    """The name of the job's daemon: job ids begin at j1 with each. Empty outside MalleTrain.
     """
 
     def __str__(self) -> str:
@@ -75,7 +73,7 @@ def this_run() -> Owner:
 
 
 def of(payload: Mapping[str, Any]) -> Owner | None:
-    """Whose snapshot it is; None for one that names nobody, as those before this release."""
+    """Whose snapshot it is; None for one that names nobody."""
     named = payload.get("owner")
     if not isinstance(named, dict):
         return None
@@ -90,17 +88,12 @@ def named(owner: Owner) -> dict[str, str]:
 def own_path(owner: Owner) -> str:
     """Where the snapshots of ``owner`` lie when its script names no path: a folder of its own in
     the working folder, by job, script, arguments and daemon.
-
-    A job that began before releases named the daemon goes on where it saved.
     """
     stem = os.path.splitext(owner.script)[0] or "run"
     folder = f"{owner.job or 'local'}-{stem}-{owner.arguments[:8]}"
-    unnamed = os.path.abspath(os.path.join(FOLDER, folder, FILE))
-    if not owner.daemon:
-        return unnamed
-    path = os.path.abspath(os.path.join(FOLDER, f"{folder}.{owner.daemon}", FILE))
-    began_before = report.generation() > 1 and os.path.exists(unnamed)
-    return unnamed if began_before and not os.path.exists(path) else path
+    if owner.daemon:
+        folder = f"{folder}.{owner.daemon}"
+    return os.path.abspath(os.path.join(FOLDER, folder, FILE))
 
 
 def daemon_of_folder(folder: str) -> str:
@@ -118,17 +111,13 @@ def asked_for(resume_from: str | os.PathLike[str] | None) -> str:
     return os.environ.get(env.RESUME_FROM, "")
 
 
-def path_of(
-    wanted: str, workdir: str = "", daemon: str = "", unnamed_since: float = math.inf
-) -> str:
+def path_of(wanted: str, workdir: str = "", daemon: str = "") -> str:
     """The snapshot that ``wanted``, a job or a path, names.
 
     Args:
         wanted: see :func:`asked_for`.
         workdir: the folder in which the job runs, when that is not this process's working folder.
         daemon: whose job it is; empty: any daemon's.
-        unnamed_since: with ``daemon``, folders that name no daemon count too when their snapshot
-            was written after this time, epoch seconds: the job's submission.
 
     Raises:
         SnapshotError: when a job has none in the default folder of this working folder, or more
@@ -142,7 +131,7 @@ def path_of(
     found = sorted(glob.glob(os.path.join(glob.escape(folder), f"{glob.escape(wanted)}-*", FILE)))
     others: list[str] = []
     if daemon:
-        others = [each for each in found if not _may_be_of(each, daemon, unnamed_since)]
+        others = [each for each in found if daemon_of_folder(os.path.dirname(each)) != daemon]
         found = [each for each in found if each not in others]
     if len(found) == 1:
         return os.path.abspath(found[0])
@@ -160,11 +149,6 @@ def path_of(
         f"There is no snapshot of job {wanted} in {os.path.abspath(folder)}{also}. Name the one to "
         "go on from by its path."
     )
-
-
-def _may_be_of(file: str, daemon: str, unnamed_since: float) -> bool:
-    named = daemon_of_folder(os.path.dirname(file))
-    return named == daemon if named else os.path.getmtime(file) >= unnamed_since
 
 
 def check(

@@ -19,7 +19,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
     parser.add_argument("--mode", choices=("restart", "live"), help="scripts of this mode only")
     parser.add_argument("--script", default="", help="scripts whose name contains this")
-    parser.add_argument("--change", default="", help="this change only; none: undisturbed runs")
+    parser.add_argument(
+        "--change", action="append", help="this change only, may be repeated; none: undisturbed"
+    )
     parser.add_argument("--boundary", default="", help="boundaries whose name contains this")
     parser.add_argument("--every", type=int, default=1, help="only each so-many-th boundary")
     parser.add_argument("--first", type=int, default=0, help="number of the first one of these")
@@ -40,10 +42,10 @@ def main() -> int:
             print(f"{script.name}: {script.needs} is not installed")
             continue
         for change in CHANGES[script.mode]:
-            if options.change in ("", change):
+            if not options.change or change in options.change:
                 narrowed = (options.boundary, options.every, options.first)
                 parts.append(Part(script.name, change, *narrowed))
-        if options.change == "none":
+        if options.change == ["none"]:
             parts.append(Part(script.name, "", "", 1, 0))
     outcomes: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     surprises: list[str] = []

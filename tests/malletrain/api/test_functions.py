@@ -291,7 +291,7 @@ class Site:
     def end(self, job, state=""):
         """Run the job, or end it as told."""
         if not state:
-            state = "completed" if run(self.spec[job]["script"]) == [0] else "failed"
+            state = "completed" if run(self.spec[job]["script"], job=job) == [0] else "failed"
         self.state[job] = state
         self.ended.append(job)
 

@@ -207,16 +207,3 @@ def test_to_go_on_from_a_job_is_to_go_on_from_that_of_the_own_daemon(tmp_path, m
         monkeypatch.setenv("MALLETRAIN_RESUME_FROM", path)
         assert Snapshot(facts=facts).restore()
         assert facts == {"who": "d1"}
-
-
-def test_a_job_that_began_before_daemons_were_named_goes_on_where_it_saved(tmp_path, monkeypatch):
-    with as_worker(monkeypatch):
-        be(monkeypatch, "j1")
-        assert Snapshot(facts={"n": 1}).save()
-        facts = {}
-        monkeypatch.setenv("MALLETRAIN_DAEMON_ID", "d1")
-        monkeypatch.setenv("MALLETRAIN_GENERATION", "1")
-        assert not Snapshot(facts=facts).restore(), "a job that begins has none of its own"
-        monkeypatch.setenv("MALLETRAIN_GENERATION", "2")
-        assert Snapshot(facts=facts).restore()
-        assert facts == {"n": 1}

@@ -35,6 +35,7 @@ from malletrain.integrations import checkpoints, logs
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.epoch_results import EpochResults
 from malletrain.integrations.guard import StateGuard
+from malletrain.integrations.model_files import ModelFiles
 from malletrain.training import owner, report
 from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
@@ -94,6 +95,7 @@ class MalleTrainCallback(Callback):
         self._gathered: dict[str, Any] = {}
         """Results of the epoch over all ranks, for the checkpoint that is being written."""
         self._numbers = ModuleNumbers({})
+        self._files = ModelFiles(self.folder, self._run)
 
     def _total(self, mine: list[float]) -> list[float]:
         assert self._batches is not None
@@ -207,6 +209,7 @@ class MalleTrainCallback(Callback):
             )
             trainer.limit_train_batches = 1.0
         _check_interval(trainer, self._batches)
+        self._files.begin(trainer)
         # A checkpoint is written before the other callbacks hear that the next step begins.
         trainer.callbacks.remove(self)
         trainer.callbacks.insert(0, self)
@@ -216,6 +219,7 @@ class MalleTrainCallback(Callback):
         if stage == "fit" and self._limits:
             trainer.accumulate_grad_batches, trainer.limit_train_batches = self._limits
             self._limits = ()
+            self._files.end(trainer)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Raises ValueError when the data is not from here, ForeignSnapshotError when the folder
@@ -226,6 +230,7 @@ class MalleTrainCallback(Callback):
                 "MalleTrainCallback: give trainer.fit() what callback.loader() returned."
             )
         checkpoints.refuse_to_overwrite(checkpoints.read_record(self.folder), self.path, self._run)
+        self._files.record(trainer)
         self._fit_over = False
         if trainer.val_check_batch is not None:
             trainer.val_check_batch = math.inf
@@ -351,6 +356,7 @@ class MalleTrainCallback(Callback):
             "versions": [] if self._trainer is None else logs.versions(self._trainer.loggers),
             "metrics": {name: float(value) for name, value in metrics.items()},
             "saved_at": _saved_at(self._trainer),
+            "files": self._files.written(),
             "results": self._gathered,
             "numbers": self._numbers.changed(),
             **self._counts(),
@@ -388,6 +394,7 @@ class MalleTrainCallback(Callback):
         for callback in trainer.checkpoint_callbacks:
             if callback.state_key in saved.get("saved_at", {}):
                 callback._last_global_step_saved = saved["saved_at"][callback.state_key]
+        self._files.resume(saved.get("files", ()))
         logs.go_on(
             *(trainer.loggers, saved.get("versions", ()), self.path),
             *(checkpoint["global_step"], trainer.is_global_zero),

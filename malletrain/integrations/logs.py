@@ -35,6 +35,33 @@ def keep(loggers: Sequence[Any], path: str) -> None:
                 shutil.copyfile(os.path.join(logger.log_dir, _ROWS), _kept(path, number))
 
 
+def go_on_in(
+    loggers: Sequence[Any], recorded: Sequence[int | str | None], writes: bool
+) -> list[tuple[int, Any]]:
+    """Have the loggers write on in the versions of the round before.
+
+    Args:
+        loggers: the trainer's.
+        recorded: their versions, as :func:`versions` said.
+        writes: whether this process is the one that logs.
+
+    Returns:
+        Those that do, each with its number.
+    """
+    going_on = []
+    for number, (logger, version) in enumerate(zip(loggers, recorded, strict=False)):
+        kind = type(logger).__name__
+        if version is None or kind not in ("CSVLogger", "TensorBoardLogger"):
+            continue
+        if writes and logger.version != version:
+            _forget(logger)
+        logger._version, logger._experiment = version, None
+        if kind == "TensorBoardLogger":
+            logger._kwargs["purge_step"] = 0
+        going_on.append((number, logger))
+    return going_on
+
+
 def go_on(
     loggers: Sequence[Any],
     recorded: Sequence[int | str | None],
@@ -51,14 +78,8 @@ def go_on(
         step: its global step; what was logged at it and later comes again.
         writes: whether this process is the one that logs.
     """
-    for number, (logger, version) in enumerate(zip(loggers, recorded, strict=False)):
-        kind = type(logger).__name__
-        if version is None or kind not in ("CSVLogger", "TensorBoardLogger"):
-            continue
-        if writes and logger.version != version:
-            _forget(logger)
-        logger._version, logger._experiment = version, None
-        if kind == "TensorBoardLogger":
+    for number, logger in go_on_in(loggers, recorded, writes):
+        if type(logger).__name__ == "TensorBoardLogger":
             logger._kwargs["purge_step"] = step
         elif writes:
             _put_back(logger, _kept(path, number), step)

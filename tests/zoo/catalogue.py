@@ -24,7 +24,9 @@ _RESTART = {
     ),
     "hugging_face": ("trainer", "trainer_cosine", "trainer_early_stopping"),
     "hugging_face_reports": ("begun_with_evaluation", "plateau", "two_kept", "best_kept"),
-    "lightning_trainer": ("fit", "fit_early_stopping", "fit_limited", "fit_csv"),
+    "lightning_trainer": (
+        *("fit", "fit_early_stopping", "fit_limited", "fit_csv", "fit_as_it_comes"),
+    ),
     "lightning_reports": (
         *("validated", "epoch_means", "annealed", "saved_by_step", "best_two", "averaged", "swa"),
     ),

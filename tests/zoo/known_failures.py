@@ -19,9 +19,6 @@ _LAST_BEFORE_BREAK = (
     *("before an update #6", "after an update #6", "step 1 12"),
     *("before an update #9", "after an update #9", "step 2 12"),
 )
-_SAVED_AGAIN = (
-    "ModelCheckpoint saves a step again that was lost, beside the file of before: step=2-v1.ckpt"
-)
 KNOWN_FAILURES: dict[tuple[str, str, str], str] = {
     **{
         ("restart/cut_short", change, boundary): _BREAK
@@ -35,8 +32,6 @@ KNOWN_FAILURES: dict[tuple[str, str, str], str] = {
     ("restart/weights_and_biases", "shrink", ""): _OFFLINE_ROWS,
     ("restart/weights_and_biases", "loss-of-all", ""): _OFFLINE_ROWS,
     ("restart/early_stopping", "loss-of-all", "weights end"): _BREAK,
-    ("restart/lightning_reports/saved_by_step", "loss-of-all", ""): _SAVED_AGAIN,
-    ("restart/lightning_reports/best_two", "loss-of-all", ""): _SAVED_AGAIN,
 }
 """Reason by script, change and boundary. An empty boundary: some of the boundaries fail."""
 

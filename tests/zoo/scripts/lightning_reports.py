@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import lightning.pytorch as pl
 import torchmetrics
-from torch.utils.data import DataLoader
 
-from malletrain.integrations.lightning import MalleTrainCallback
-from tests.zoo.scripts.lightning_trainer import Module, Recorder
-from tests.zoo.scripts.parts import BATCH, EPOCHS, Numbered
+from tests.zoo.scripts.lightning_trainer import Module, fit_module
 from tests.zoo.trace import Trace
 
 
@@ -71,32 +67,8 @@ class Annealed(Validated):
         self.temperature *= 0.7
 
 
-def _fit(trace: Trace, module: Module, *more: Any, folder: str = "", **options: Any) -> None:
-    callback = MalleTrainCallback("states")
-    trainer = pl.Trainer(
-        **{
-            "max_epochs": EPOCHS,
-            "accelerator": "cpu",
-            "devices": 1,
-            "num_nodes": int(os.environ["WORLD_SIZE"]),
-            "strategy": "ddp",
-            "callbacks": [Recorder(trace), callback, *more],
-            "default_root_dir": "out",
-            "logger": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "enable_checkpointing": bool(folder),
-            "use_distributed_sampler": False,
-            **options,
-        }
-    )
-    loader = callback.loader(Numbered(), 2, BATCH, seed=7)
-    test = DataLoader(Numbered(6, 4), batch_size=2)
-    trainer.fit(module, loader, test, ckpt_path=callback.latest())
-    trace.note("trained", "end", step=trainer.global_step)
-    if folder and trainer.is_global_zero:
-        trace.note("files", "end", names=sorted(os.listdir(folder)))
-    trace.finish(module.layers)
+def _fit(trace: Trace, module: Validated, *more: Any, **options: Any) -> None:
+    fit_module(trace, module, *more, validation_batch=2, **options)
 
 
 def validated(trace: Trace) -> None:

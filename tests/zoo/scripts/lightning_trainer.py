@@ -63,9 +63,18 @@ class Recorder(pl.Callback):
         self.trace.note("epoch end", trainer.current_epoch)
 
 
-def _fit(trace: Trace, more: list[Any] | None = None, **options: Any) -> None:
-    callback = MalleTrainCallback("states")
-    module = Module()
+def fit_module(
+    trace: Trace,
+    module: Module,
+    *more: pl.Callback,
+    folder: str = "",
+    validation_batch: int = 6,
+    **options: Any,
+) -> None:
+    """Train ``module`` with options of ``Trainer`` and ``more`` callbacks; note the names of the
+    files in ``folder`` at the end.
+    """
+    callback = MalleTrainCallback("states", every_s=trace.save_every_s)
     trainer = pl.Trainer(
         **{
             "max_epochs": EPOCHS,
@@ -73,47 +82,56 @@ def _fit(trace: Trace, more: list[Any] | None = None, **options: Any) -> None:
             "devices": 1,
             "num_nodes": int(os.environ["WORLD_SIZE"]),
             "strategy": "ddp",
-            "callbacks": [Recorder(trace), callback, *(more or [])],
+            "callbacks": [Recorder(trace), callback, *more],
             "default_root_dir": "out",
             "logger": False,
             "enable_progress_bar": False,
             "enable_model_summary": False,
-            "enable_checkpointing": False,
+            "enable_checkpointing": bool(folder),
+            # Each rank validates on all: with a sampler of Lightning's the ranks would see other
+            # samples.
+            "use_distributed_sampler": False,
             **options,
         }
     )
     loader = callback.loader(Numbered(), 2, BATCH, seed=7)
-    # Each rank validates on all: with a sampler of Lightning's the ranks would see other samples.
-    test = DataLoader(Numbered(6, 4), batch_size=6)
+    test = DataLoader(Numbered(6, 4), batch_size=validation_batch)
     trainer.fit(module, loader, test, ckpt_path=callback.latest())
     trace.note("trained", "end", step=trainer.global_step)
+    if folder and trainer.is_global_zero:
+        files = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
+        trace.note("files", "end", names=sorted(files))
     trace.finish(module.layers)
 
 
 def fit(trace: Trace) -> None:
     """A schedule by epoch and a validation after each epoch."""
-    _fit(trace, use_distributed_sampler=False)
+    fit_module(trace, Module())
 
 
 def fit_early_stopping(trace: Trace) -> None:
     """EarlyStopping and ModelCheckpoint by the validation's loss."""
-    _fit(
+    fit_module(
         trace,
-        [
-            pl.callbacks.EarlyStopping("val_loss", patience=2),
-            pl.callbacks.ModelCheckpoint("best", monitor="val_loss", save_top_k=1),
-        ],
-        use_distributed_sampler=False,
-        enable_checkpointing=True,
+        Module(),
+        pl.callbacks.EarlyStopping("val_loss", patience=2),
+        pl.callbacks.ModelCheckpoint("best", monitor="val_loss", save_top_k=1),
+        folder="best",
     )
 
 
 def fit_limited(trace: Trace) -> None:
     """``limit_train_batches`` and ``val_check_interval`` in batches."""
-    _fit(trace, use_distributed_sampler=False, limit_train_batches=6, val_check_interval=3)
+    fit_module(trace, Module(), limit_train_batches=6, val_check_interval=3)
 
 
 def fit_csv(trace: Trace) -> None:
-    """Lightning's CSV logger, a row for each step."""
+    """Lightning's CSV logger, a row for each step, and its checkpoints beside the rows."""
     logger = pl.loggers.CSVLogger("results", name="csv", version=0)
-    _fit(trace, use_distributed_sampler=False, logger=logger, log_every_n_steps=1)
+    fit_module(trace, Module(), logger=logger, log_every_n_steps=1)
+
+
+def fit_as_it_comes(trace: Trace) -> None:
+    """A logger that chooses its version, and Lightning's own ModelCheckpoint in its folder."""
+    logger = pl.loggers.CSVLogger("out", name="csv")
+    fit_module(trace, Module(), folder="out", logger=logger, log_every_n_steps=1)

@@ -40,6 +40,15 @@ def bear_one_sigterm() -> None:
     _installed = True
 
 
+def bear_again() -> None:
+    """Take a handler back that stood in for a while, and let the first SIGTERM pass as before."""
+    global _installed
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if _installed:
+        _installed = False
+        bear_one_sigterm()
+
+
 def _as_usual() -> None:
     """In a child process, which its parent may want to stop with one SIGTERM."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:

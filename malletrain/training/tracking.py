@@ -1,19 +1,28 @@
 """One run of a job in the tools that follow trainings (Weights & Biases, MLflow, TensorBoard),
 however often its processes are started.
 
-Decides the name of that run, and sets what the tools read from the environment. A tool's own
-settings win. Imports no tool but MLflow, in :func:`mlflow_run`.
+Decides the name of that run, sets what the tools read from the environment, and has them store
+their rows before the process is stopped for a change of nodes. A tool's own settings win. Imports
+no tool but MLflow, in :func:`mlflow_run`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from malletrain.protocol import env
+from malletrain.training import steadfast
 
+_TENSORBOARD = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
+"""Modules of writers that keep rows for minutes."""
 TAG = "malletrain.run"
 """Tag of the MLflow run of a job."""
 
@@ -76,3 +85,40 @@ def mirror(name: str, value: float, step: int | None) -> None:
             module.run.log({name: value} if step is None else {name: value, f"{name}/step": step})
         if tool.strip() == "mlflow" and module is not None and module.active_run() is not None:
             module.log_metric(name, value, step=step)
+
+
+def flush_rows() -> None:
+    """Have TensorBoard's writers store the rows that they keep in this process."""
+    if not any(module in sys.modules for module in _TENSORBOARD):
+        return
+    for one in gc.get_objects():
+        if type(one).__name__ == "SummaryWriter" and type(one).__module__ in _TENSORBOARD:
+            with contextlib.suppress(Exception):  # a full disk must not stop a training
+                one.flush()
+
+
+@contextlib.contextmanager
+def finished_when_stopped() -> Iterator[None]:
+    """In this context SIGTERM finishes the open run of W&B before it ends this process: offline
+    W&B keeps all rows in a process of its own until then. A run that is finished cannot go on, so
+    that nothing happens where nobody stops the process. A script's own handler stays.
+    """
+    module: Any = sys.modules.get("wandb")
+    run = getattr(module, "run", None)
+    main = threading.current_thread() is threading.main_thread()
+    if run is None or not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def finish(number: int, frame: object) -> None:
+        try:
+            run.finish()
+        finally:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, finish)
+    try:
+        yield
+    finally:
+        steadfast.bear_again()

@@ -33,7 +33,7 @@ from tests.zoo.states import state_of
 from tests.zoo.trace import STEP, read
 from tests.zoo.worker import GO, REACHED, TRACE, files_of, run_script
 
-STOP_GRACE_S = 0.3
+STOP_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL of a process that is stopped, as ``jobs.stop_grace``."""
 _LOOK_S = 0.002
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import os
+import signal
 import subprocess
 import sys
 
@@ -82,6 +83,49 @@ def test_weights_and_biases_offline(tmp_path):
     rows = [row for file in sorted(tmp_path.rglob("*.wandb")) for row in wandb_rows(file)]
     assert [row["loss/step"] for row in rows] == [0, 1, 2, 3, 4, 5]
     assert [row["loss"] for row in rows] == [1.0 / (1 + step) for step in range(6)]
+
+
+STOPPED = """
+import os, signal, sys
+import wandb
+from malletrain.protocol.flags import FlagsReader, FlagsWriter
+from malletrain.training import drain, report
+run = wandb.init(project="p")
+for step in range(3):
+    run.log({"loss": 1.0 / (1 + step), "loss/step": step})
+flags = FlagsWriter(sys.argv[1])
+flags.request_drain(7)
+report.send = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
+drain.wait_to_be_stopped(FlagsReader(sys.argv[1]), 7)
+"""
+
+
+def test_weights_and_biases_offline_has_all_rows_of_a_round_that_is_stopped(tmp_path):
+    pytest.importorskip("wandb", reason="pip install malletrain[test]")
+    environment = {
+        **os.environ,
+        "WANDB_MODE": "offline",
+        "WANDB_DIR": str(tmp_path),
+        "WANDB_SILENT": "true",
+    }
+    words = [sys.executable, "-c", STOPPED, str(tmp_path / "flags")]
+    ran = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == -signal.SIGTERM, ran.stderr
+    rows = [row for file in sorted(tmp_path.rglob("*.wandb")) for row in wandb_rows(file)]
+    assert [row["loss/step"] for row in rows] == [0, 1, 2]
+
+
+def test_rows_of_tensorboard_are_stored_before_a_planned_change(tmp_path):
+    pytest.importorskip("tensorboard", reason="pip install malletrain[test]")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(tmp_path), flush_secs=100_000)
+    writer.add_scalar("loss", 0.5, 3)
+    tracking.flush_rows()
+    stored = EventAccumulator(str(tmp_path)).Reload().Scalars("loss")
+    assert [(row.step, row.value) for row in stored] == [(3, 0.5)]
+    writer.close()
 
 
 @pytest.fixture

@@ -83,7 +83,6 @@ class Guard(StateGuard):
         self._saved_schedules: str | None = None
         self._in_open_epoch = ""
         """Folder of the state that was saved in the code after the steps of an epoch."""
-        """Of a state that the script has saved in the code after the steps of an epoch."""
         sampler.on_epoch_closed(self._epoch_closed)
         self._every_s = every_s
         self._due = time.monotonic() + every_s
@@ -231,11 +230,20 @@ class Guard(StateGuard):
     def save(self) -> None:
         """Save now, on every rank; the state before stays until the new one is whole. In the code
         after the steps of an epoch, the state before is the one to resume from until that code has
-        run.
+        run. Between the micro-batches of ``accelerator.accumulate()`` it saves after the step that
+        they make: their gradients are in no state.
 
         Raises:
             ForeignSnapshotError: another job has saved in this folder.
         """
+        if self._accumulates and not self.sampler.finished:
+            self._due = time.monotonic()
+            report.tell(
+                "Guard.save() between micro-batches waits for the optimizer's next step: gradients "
+                "are in no state.",
+                once="guard accumulates",
+            )
+            return
         if self.sampler.between_epochs:
             if self._saved_schedules is None:
                 atexit.register(self._closed_by_exit)

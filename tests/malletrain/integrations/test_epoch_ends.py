@@ -348,3 +348,46 @@ def test_a_state_that_the_script_saves_before_its_schedules_step_is_completed(
         log, _ = accelerated(tmp_path / "moved", 0, False, False, monkeypatch, dies_in=dies_in)
         more, _ = accelerated(tmp_path / "moved", 0, False, False, monkeypatch)
     assert log + more == [*expected[:logged], *expected[7:]], "from the first epoch's end on"
+
+
+def accumulated(folder, saves_after=0, dies_after=0):
+    """Weights after micro-batches of 4 samples, two for each step; None when it died."""
+    import accelerate
+
+    import malletrain
+    from malletrain.integrations.accelerate import Guard
+
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = Net()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    sampler = malletrain.ElasticSampler(len(rescaled.data()), global_batch_size=4, seed=7)
+    guard = Guard(accelerator, folder, sampler)
+    guard.resume()
+    number = sampler.position // 4
+    for _ in sampler.epochs(1):
+        for batch in DataLoader(rescaled.data(), batch_sampler=sampler):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(**batch)["loss"])
+                optimizer.step()
+                optimizer.zero_grad()
+            guard.step()
+            number += 1
+            if number == saves_after:
+                guard.save()
+            if number == dies_after:
+                return None
+    guard.save()
+    return model.layer.weight.detach().clone()
+
+
+@pytest.mark.parametrize("saves_after", [3, 4])
+def test_a_state_asked_for_between_micro_batches_is_saved_after_their_step(
+    tmp_path, monkeypatch, saves_after, capsys
+):
+    pytest.importorskip("accelerate", reason="pip install malletrain[integrations]")
+    with as_plain_script(monkeypatch):
+        expected = accumulated(tmp_path / "undisturbed")
+        assert accumulated(tmp_path / "x", saves_after, dies_after=5) is None
+        assert (tmp_path / "x" / "newest").exists()
+        torch.testing.assert_close(accumulated(tmp_path / "x"), expected)
+    assert ("waits for the optimizer's next step" in capsys.readouterr().err) == (saves_after == 3)

@@ -97,7 +97,7 @@ class CountedEpochs:
 
     def _epochs(self, count: int) -> Iterator[int]:
         while self.epoch < count and not self._ended:
-            epoch, advances = self.epoch, self._advances
+            epoch, advances, resumed = self.epoch, self._advances, self._is_begun()
             yield epoch
             if self._ended:
                 return
@@ -107,7 +107,8 @@ class CountedEpochs:
                 continue
             if self.epoch != epoch:
                 continue
-            if self._advances == advances:
+            # one that is resumed where the script's limit is has no step left
+            if self._advances == advances and not resumed:
                 raise RuntimeError(
                     f"Epoch {epoch} ended without a single call of {self._name}.advance(), so that "
                     "no snapshot knows how far it came. "
@@ -124,6 +125,10 @@ class CountedEpochs:
     def _samples_left(self, count: int) -> int | None:
         """Samples of all ranks to the end of ``count`` epochs; None: nobody knows."""
         return None
+
+    def _is_begun(self) -> bool:
+        """Whether steps of the epoch are done."""
+        raise NotImplementedError
 
     def _leave_epoch(self) -> None:
         """The loop has left the epoch early: say so, and go to the next one."""

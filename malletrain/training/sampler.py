@@ -239,12 +239,17 @@ class ElasticSampler(CountedEpochs):
         epoch = self.num_samples - (self.num_samples % batch if self.drop_last else 0)
         return max(0, (count - self.epoch) * epoch - self.position)
 
+    def _is_begun(self) -> bool:
+        return self.position > 0
+
     def _leave_epoch(self) -> None:
         tell(
             f"Epoch {self.epoch} was left after {self.position} of {self.num_samples} samples, "
             "as sampler.advance() counted them. If the "
             "loop did not end early on purpose, call advance() once for each batch "
-            "(advance(batches=k) after k of them).",
+            "(advance(batches=k) after k of them). If it did, have it end before it trains on a "
+            "batch (if sampler.position >= limit: break, as the loop's first line): a change of "
+            "nodes between the last step and a break behind it goes on with the epoch.",
             once="epoch left",
         )
         self.set_position(self.epoch + 1, 0)

@@ -227,6 +227,9 @@ class ElasticStream(CountedEpochs):
 
     # --- what the training loop needs ---
 
+    def _is_begun(self) -> bool:
+        return self.samples > 0
+
     def _leave_epoch(self) -> None:
         tell(f"Epoch {self.epoch} was left after {self.samples} records.", once="epoch left")
         self._begin(self.epoch + 1)

@@ -8,7 +8,13 @@ _RESTART = {
     "plain": (
         *("epoch_scheduler", "evaluation_together", "warm_up", "one_cycle", "plateau", "chained"),
         *("counted_range", "while_loop", "saved_before_scheduler", "saved_after_scheduler"),
-        *("early_stopping", "best_model", "evaluation_in_epoch", "cut_short"),
+        *(
+            "early_stopping",
+            "best_model",
+            "evaluation_in_epoch",
+            "cut_short",
+            "limited_before_step",
+        ),
     ),
     "tricks": (
         *("ema", "swa", "grad_scaler", "accumulation", "lbfgs", "sam", "gan", "group_added"),
@@ -20,7 +26,7 @@ _RESTART = {
     ),
     "reports": (
         *("accumulation_by_length", "ema_counter", "annealed", "warm_up_around", "timm_like"),
-        "folds",
+        *("folds", "swa_with_update_bn"),
     ),
     "hugging_face": ("trainer", "trainer_cosine", "trainer_early_stopping"),
     "hugging_face_reports": ("begun_with_evaluation", "plateau", "two_kept", "best_kept"),

@@ -287,6 +287,20 @@ def test_leaving_an_epoch_early_goes_on_with_the_next_and_is_told(capsys):
     assert capsys.readouterr().err.count("was left after 5 of 20 samples") == 1
 
 
+def test_an_epoch_that_is_resumed_at_the_scripts_limit_has_no_step_left():
+    state = {"epoch": 1, "position": 10}
+    sampler = ElasticSampler(20, batch_size=5, rank=0, world_size=1)
+    sampler.load_state_dict({**sampler.state_dict(), **state})
+    steps = []
+    for epoch in sampler.epochs(3):
+        for _ in sampler:
+            if sampler.position >= 10:
+                break
+            steps.append((epoch, sampler.position))
+            sampler.advance()
+    assert steps == [(2, 0), (2, 5)]
+
+
 def test_a_forgotten_advance_is_an_error_after_the_first_epoch():
     sampler = ElasticSampler(20, batch_size=5, rank=0, world_size=1)
     epochs = sampler.epochs(3)

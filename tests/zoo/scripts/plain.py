@@ -59,16 +59,27 @@ class Training:
     def train_epoch(self, epoch: int, after_step: Callable[[], None] = lambda: None) -> None:
         """The steps that are left of an epoch."""
         for x, y, numbers in self.loader:
-            self.optimizer.zero_grad()
-            loss = mse_loss(self.net(x), y) * self.sampler.loss_weight
-            loss.backward()
-            self.optimizer.step()
-            self.trace.step((epoch, self.sampler.position), numbers, rate(self.optimizer))
-            after_step()
-            self.sampler.advance()
-            malletrain.report(len(x))
-            self.snapshot.step()
+            self.train_batch(epoch, x, y, numbers, after_step)
         self.trace.point(f"tail of {epoch}")
+
+    def train_batch(
+        self,
+        epoch: int,
+        x: Any,
+        y: Any,
+        numbers: Any,
+        after_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        """One step."""
+        self.optimizer.zero_grad()
+        loss = mse_loss(self.net(x), y) * self.sampler.loss_weight
+        loss.backward()
+        self.optimizer.step()
+        self.trace.step((epoch, self.sampler.position), numbers, rate(self.optimizer))
+        after_step()
+        self.sampler.advance()
+        malletrain.report(len(x))
+        self.snapshot.step()
 
     def end(self) -> None:
         """Save, write the results, leave."""
@@ -265,18 +276,26 @@ def evaluation_in_epoch(trace: Trace) -> None:
     t.end()
 
 
+def limited_before_step(trace: Trace) -> None:
+    """The same limit, as the first line of the loop; all ranks evaluate."""
+    t = Training(trace)
+    t.prepare()
+    for epoch in t.sampler.epochs(EPOCHS):
+        for x, y, numbers in t.loader:
+            if t.sampler.position >= 3 * BATCH:
+                break
+            t.train_batch(epoch, x, y, numbers)
+        trace.note("evaluation", epoch, loss=evaluate_together(t.model))
+    t.end()
+
+
 def cut_short(trace: Trace) -> None:
     """``max_steps_per_epoch``: each epoch is left after three of its four steps."""
     t = Training(trace)
     t.prepare()
     for epoch in t.sampler.epochs(EPOCHS):
         for x, y, numbers in t.loader:
-            t.optimizer.zero_grad()
-            (mse_loss(t.net(x), y) * t.sampler.loss_weight).backward()
-            t.optimizer.step()
-            trace.step((epoch, t.sampler.position), numbers, rate(t.optimizer))
-            t.sampler.advance()
-            t.snapshot.step()
+            t.train_batch(epoch, x, y, numbers)
             if t.sampler.position >= 3 * BATCH:
                 break
         trace.note("evaluation", epoch, loss=evaluate(t.model))

@@ -189,3 +189,26 @@ def annealed(trace: Trace) -> None:
         t.model.temperature *= 0.7
         trace.note("evaluation", epoch, loss=evaluate(t.model))
     t.end()
+
+
+def swa_with_update_bn(trace: Trace) -> None:
+    """AveragedModel, and ``update_bn`` over all samples on each rank. The model is trained with its
+    normalisation in eval mode, as in fine-tuning: batches of a rank have statistics of their own.
+    """
+    from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
+
+    t = Training(trace)
+    normalisation = nn.BatchNorm1d(5)
+    t.model = nn.Sequential(nn.Linear(4, 5), normalisation, nn.Tanh(), nn.Linear(5, 1)).double()
+    t.optimizer = torch.optim.SGD(t.model.parameters(), lr=0.1)
+    average = AveragedModel(t.model)
+    scheduler = SWALR(t.optimizer, swa_lr=0.02, anneal_epochs=2)
+    t.prepare(average=average, scheduler=scheduler)
+    normalisation.eval()
+    for epoch in t.sampler.epochs(EPOCHS):
+        t.train_epoch(epoch)
+        average.update_parameters(t.model)
+        scheduler.step()
+    update_bn(((x,) for x, *_ in DataLoader(Numbered(), batch_size=8)), average)
+    t.end()
+    trace.note("average", "end", mean=average.module[1].running_mean.tolist())

@@ -31,7 +31,7 @@ from pathlib import Path
 from tests import marked
 from tests.waiting import readable
 
-PATIENCE_S = 300.0
+PATIENCE_S = 900.0
 """Far beyond what the busiest machine needs for any command of the pages."""
 BLOCK = re.compile(
     r"^(?P<indent> *)(?:<!-- (?P<note>[^\n]*?) -->\n+ *)?```(?P<kind>\w+)\n(?P<text>.*?)^ *```",

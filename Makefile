@@ -8,7 +8,7 @@ CONSTRAINTS ?= -c constraints.txt
 # The tests start thousands of Pythons: without bytecode each would compile what it imports anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test rewritten packages test-sites fuzz steady lint docs docs-version torch-matrix clean
+.PHONY: demo test rewritten packages test-sites test-gpu fuzz steady lint docs docs-version torch-matrix clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/malletrain demo $(ARGS)
@@ -17,11 +17,11 @@ demo: $(VENV)/.installed-demo
 WORKERS ?= $(shell echo $$(( ($$(nproc) * 5 + 1) / 2 )))
 test:
 	$(MAKE) -j3 --output-sync=target --no-print-directory lint rewritten packages
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 25 -m "not sites"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 25 -m "not sites and not gpu"
 
 # What pytest makes of the assertions of the tests is kept: it is made once, not by each worker.
 rewritten: $(VENV)/.installed-test
-	@$(BIN)/python -m pytest --collect-only -q -m "not sites" >$(VENV)/collected || { cat $(VENV)/collected; exit 1; }
+	@$(BIN)/python -m pytest --collect-only -q -m "not sites and not gpu" >$(VENV)/collected || { cat $(VENV)/collected; exit 1; }
 
 packages:
 	bash tests/slurm/install.sh
@@ -34,6 +34,12 @@ test-sites: $(VENV)/.installed-test
 	    tests/integration/test_sweep.py tests/integration/test_nas.py \
 	    tests/integration/test_fault_points.py tests/integration/test_fault_points_training.py \
 	    tests/benchmarks/test_chaos.py tests/benchmarks/test_load.py tests/zoo $(ARGS)
+
+# What only a GPU can show, in an environment that has torch with CUDA: `make test-gpu PYTHON=python3`. It installs nothing. The report is to be copied.
+GPU_REPORT ?= gpu-report.md
+test-gpu:
+	@$(PYTHON) -c 'import torch, sys; sys.exit(0 if torch.cuda.is_available() else "test-gpu: torch sees no GPU. PYTHON=... names the interpreter of an environment with torch for CUDA.")'
+	GPU_REPORT=$(GPU_REPORT) PYTHONPATH=.:$$PYTHONPATH $(PYTHON) -m pytest tests/gpu $(ARGS); status=$$?; cat $(GPU_REPORT); exit $$status
 
 # The random search, with a seed that it prints; FUZZ_SEED=7 does one pass again.
 FUZZ_SECONDS ?= 600

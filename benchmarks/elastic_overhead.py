@@ -2,7 +2,7 @@
 DistributedDataParallel.
 
     python -m benchmarks.elastic_overhead [--ranks 2] [--steps 600] [--width 512] [--layers 10]
-    [--json]
+    [--device cuda] [--json]
 
 Both run the same model, optimizer and data in the same processes, a step of the one after a step of
 the other, so that what else the machine does hits both alike. Compared are the medians of wall
@@ -38,18 +38,18 @@ def _worker(rank: int, args: argparse.Namespace, port: int, results: str) -> Non
     def network() -> torch.nn.Module:
         return torch.nn.Sequential(
             *(torch.nn.Linear(args.width, args.width) for _ in range(args.layers))
-        )
+        ).to(args.device)
 
     def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=1e-5)
 
     mine, theirs = network(), network()
     own = optimizer_of(mine)
-    run = elastic.Run(model=mine, optimizer=own)
+    run = elastic.Run(model=mine, optimizer=own, device=args.device)
     net = run.ddp(mine)
     plain = torch.nn.parallel.DistributedDataParallel(theirs)
     optimizer = optimizer_of(theirs)
-    batch = torch.ones(args.batch, args.width)
+    batch = torch.ones(args.batch, args.width, device=args.device)
 
     def live() -> None:
         with run.step(samples=args.batch):
@@ -68,6 +68,8 @@ def _worker(rank: int, args: argparse.Namespace, port: int, results: str) -> Non
         for work in (live, ddp) if turn % 2 else (ddp, live):
             began, began_cpu = time.perf_counter(), time.process_time()
             work()
+            if batch.is_cuda:
+                torch.cuda.synchronize()
             took[work.__name__] = (time.perf_counter() - began, time.process_time() - began_cpu)
         if turn >= WARM_UP:
             turns.append((took["live"][0], took["ddp"][0], took["live"][1], took["ddp"][1]))
@@ -86,6 +88,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=10)
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with socket.socket() as s, tempfile.NamedTemporaryFile("r", suffix=".json") as file:

@@ -98,7 +98,9 @@ class StepLog:
         return gap, max(0, repeated)
 
 
-def run(mode: str, model_mb: float, nodes: int, repeats: int, say: Console) -> list[dict[str, Any]]:
+def run(
+    mode: str, model_mb: float, nodes: int, repeats: int, device: str, say: Console
+) -> list[dict[str, Any]]:
     """All events in one mode; one row an event."""
     pauses: dict[str, list[float]] = defaultdict(list)
     repeated: dict[str, list[int]] = defaultdict(list)
@@ -110,6 +112,8 @@ def run(mode: str, model_mb: float, nodes: int, repeats: int, say: Console) -> l
         arguments = [
             "--mb",
             str(model_mb),
+            "--device",
+            device,
             "--steps-file",
             str(log.path),
             "--snapshot",
@@ -188,6 +192,7 @@ def main() -> None:
     parser.add_argument("--model-mb", type=float, nargs="+", default=[10.0])
     parser.add_argument("--nodes", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cpu", help="of the training: cpu, cuda")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     say = Console(stderr=True)
@@ -196,7 +201,7 @@ def main() -> None:
         row
         for mb in args.model_mb
         for mode in modes
-        for row in run(mode, mb, args.nodes, args.repeats, say)
+        for row in run(mode, mb, args.nodes, args.repeats, args.device, say)
     ]
     table = Table(
         "mode", "event", "MB", "pause s", "min…max", "step s", "repeated steps", "phases s"

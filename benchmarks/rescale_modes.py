@@ -234,6 +234,8 @@ class Live(Restart):
 
     mode = "live"
     script = LIVE_SCRIPT
+    env: ClassVar[dict[str, str]] = {"MALLETRAIN_GPU_BACKEND": "gloo"}
+    """The virtual nodes of a machine share its GPU."""
 
     def phases(self) -> list[dict[str, float]]:
         path = self.root / "steps.parts"

@@ -21,18 +21,21 @@ def main() -> None:
     parser.add_argument("--steps-file", required=True)
     parser.add_argument("--snapshot", required=True)
     parser.add_argument("--step-s", type=float, default=0.05)
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     torch.set_num_threads(1)
     width = 512
     layers = max(1, round(args.mb * 1e6 / 4 / width / width))
     model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(layers)))
+    model.to(args.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    batch = torch.ones(2, width)
+    batch = torch.ones(2, width, device=args.device)
     run = elastic.Run(
         model=model,
         optimizer=optimizer,
         snapshot=args.snapshot,
         snapshot_every_s=3600.0,
+        device=args.device,
         warmup=lambda: model(batch).sum().backward(),
     )
     net = run.ddp(model)

@@ -3,7 +3,7 @@ down with its time.
 
 Run by torchrun or by MalleTrain alike. Arguments: --mb (parameters in MB), --steps-file FILE (one
 line a step: time, step, world size), --step-s (sleep per step, so that the machine is not
-saturated), --snapshot FILE. Stops when FILE.stop exists.
+saturated), --snapshot FILE, --device DEVICE. Stops when FILE.stop exists.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ def main() -> None:
     parser.add_argument("--snapshot", required=True)
     parser.add_argument("--memory", action="store_true", help="snapshots in memory first")
     parser.add_argument("--step-s", type=float, default=0.05)
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     width = 512
     layers = max(1, round(args.mb * 1e6 / 4 / width / width))
     model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(layers)))
+    model.to(args.device)
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-4)
     state = {"step": 0}
@@ -45,7 +47,7 @@ def main() -> None:
         if dist.get_rank() == 0
         else -1
     )
-    batch = torch.ones(2, width)
+    batch = torch.ones(2, width, device=args.device)
     agreed = torch.zeros(1)
     while not agreed.item():
         optimizer.zero_grad()

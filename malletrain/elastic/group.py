@@ -25,9 +25,10 @@ import torch.distributed as dist
 
 from malletrain.elastic import rates, sockets
 from malletrain.elastic.checkin import RoundStore
-from malletrain.elastic.errors import Interrupted, MismatchError
+from malletrain.elastic.errors import ElasticError, Interrupted, MismatchError
 from malletrain.elastic.link import Place
 from malletrain.elastic.wishes import StepWishes
+from malletrain.protocol import env
 from malletrain.training.torch_private import (
     forget_failed_group,
     require,
@@ -80,11 +81,11 @@ def connect(
 
 
 PLAIN_BACKEND = "malletrain_gloo"
-"""gloo's part of groups that have NCCL, too: no fence, and the script's own waits are gloo's."""
+"""gloo's part of groups with GPUs: no fence, and the script's own waits are gloo's."""
 _forming: Callable[[], bool] = lambda: False  # noqa: E731
 """Whether the round that is being formed is void: torch hands a backend no more than its store."""
 _newest: Callable[[], Group | None] = lambda: None  # noqa: E731
-dist.Backend.register_backend(PLAIN_BACKEND, connect, devices=["cpu"])
+dist.Backend.register_backend(PLAIN_BACKEND, connect, devices=["cpu", "cuda"])
 _here = threading.local()
 """What this thread does: ``library`` collectives, or a transfer ``apart``."""
 
@@ -122,7 +123,8 @@ class Group:
     Args:
         place: this process in the round.
         store: the round's store, None under torchrun and for a round of one.
-        cuda: whether gradients live on GPUs: collectives on them go by NCCL, the others by gloo.
+        cuda: whether gradients live on GPUs: collectives on them go by NCCL, the others by gloo;
+            all by gloo where the job asks for it (``MALLETRAIN_GPU_BACKEND=gloo``).
         backend: of collectives that go by gloo, in a round with a store.
         alone_too: whether plain python's one process needs a group.
     """
@@ -152,21 +154,31 @@ class Group:
         self._held: Any = None
         self._adopted: list[Any] = []
         self._nccl = False
+        self.by_host = False
+        """Tensors of GPUs go through host memory, by gloo."""
         if place.size == 1 and store is None and "MASTER_ADDR" not in os.environ:
             # plain python: nothing to be distributed over
             if alone_too:
                 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
             return
         if not dist.is_initialized():
-            self._form(store, cuda, backend)
+            self._form(store, cuda, backend, alone_too)
 
-    def _form(self, store: RoundStore | None, cuda: bool, live_backend: str) -> None:
+    def _form(
+        self, store: RoundStore | None, cuda: bool, live_backend: str, alone_too: bool
+    ) -> None:
         self.place.go_by_network()  # gloo reads it for every group
         before = sockets.opened()
-        nccl = cuda and dist.is_nccl_available()
+        nccl = cuda and dist.is_nccl_available() and os.environ.get(env.GPU_BACKEND) != "gloo"
         backend = "gloo" if store is None else live_backend
-        if nccl:
-            backend = f"cpu:{backend},cuda:nccl"
+        if cuda:
+            backend = f"cpu:{backend},cuda:{'nccl' if nccl else backend}"
+        self.by_host = cuda and not nccl
+        if self.by_host and alone_too and self.place.size > 1:
+            raise ElasticError(
+                "The shards of a model on GPUs move by NCCL only, one process on each GPU: submit "
+                f"the job without {env.GPU_BACKEND}=gloo."
+            )
         options: dict[str, Any] = (
             {}
             if store is None
@@ -214,7 +226,8 @@ class Group:
         """A future for a gloo collective: completed with ``value`` when it is done (after ``then``,
         in gloo's thread) or given up.
         """
-        future: Any = torch.futures.Future()
+        on_gpu = isinstance(value, torch.Tensor) and value.is_cuda
+        future: Any = torch.futures.Future(devices=[value.device] if on_gpu else None)
 
         def complete() -> None:
             with self._lock:
@@ -270,11 +283,18 @@ class Group:
 
     def average(self, tensor: torch.Tensor) -> Any:
         """Average ``tensor`` over all ranks in place, on the way: a future of it. For tensors that
-        go by gloo.
+        go by gloo; one of a GPU goes through host memory.
         """
         self.exchanges += 1
+        if not tensor.is_cuda:
+            return self.watched(
+                dist.all_reduce(tensor, async_op=True), tensor, lambda: tensor.div_(self.place.size)
+            )
+        copy = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
         return self.watched(
-            dist.all_reduce(tensor, async_op=True), tensor, lambda: tensor.div_(self.place.size)
+            dist.all_reduce(copy, async_op=True),
+            tensor,
+            lambda: tensor.copy_(copy).div_(self.place.size),
         )
 
     def mean(self, value: Any) -> Any:

@@ -59,7 +59,7 @@ class Parallel(torch.nn.Module):
             return
         options = dict(self._options)
         first = next(self.module.parameters())
-        if first.is_cuda:
+        if first.is_cuda and not group.by_host:
             options.setdefault("device_ids", [first.device])
         else:
             options.pop("broadcast_buffers", None)
@@ -79,7 +79,7 @@ class Parallel(torch.nn.Module):
         for buffer in self.module.buffers():
             by_type.setdefault(buffer.dtype, []).append(buffer.detach())
         for same in by_type.values():
-            flat = torch.cat([buffer.reshape(-1) for buffer in same])
+            flat = torch.cat([buffer.reshape(-1) for buffer in same]).cpu()
             group.wait(dist.broadcast(flat, 0, async_op=True))
             for buffer, part in zip(same, flat.split([b.numel() for b in same]), strict=True):
                 buffer.copy_(part.view_as(buffer))
@@ -122,7 +122,7 @@ def average_gradients(group: Group, module: torch.nn.Module) -> None:
         by_kind.setdefault((grad.dtype, grad.device), []).append(grad)
     for same in by_kind.values():
         flat = torch.cat([grad.reshape(-1) for grad in same])
-        if flat.is_cuda:
+        if flat.is_cuda and not group.by_host:
             dist.all_reduce(flat)
             flat.div_(group.place.size)
         else:

@@ -39,7 +39,25 @@ def move(group: Group, chain: list[int], tensors: list[torch.Tensor]) -> None:
     All must pass tensors of the same shapes and types in the same order. Raises what the
     collectives raise when a peer is lost.
     """
-    group.apart(lambda: pass_along(group.place.rank, chain, tensors))
+    gpus = {tensor.device for tensor in tensors if tensor.is_cuda}
+    passed = tensors
+    if group.by_host:
+        source = group.place.rank == chain[0]
+        passed = [
+            (t.cpu() if source else torch.empty_like(t, device="cpu")) if t.is_cuda else t
+            for t in tensors
+        ]
+
+    def pass_on() -> None:
+        pass_along(group.place.rank, chain, passed)
+        # NCCL's copies are only queued by now, and the state counts once this returns.
+        for gpu in gpus:
+            torch.cuda.synchronize(gpu)
+
+    group.apart(pass_on)
+    for tensor, copy in zip(tensors, passed, strict=True):
+        if tensor is not copy and group.place.rank != chain[0]:
+            tensor.copy_(copy)
 
 
 def _done(work: dist.Work | None) -> None:

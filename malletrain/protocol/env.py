@@ -18,6 +18,7 @@ FAULTS = "MALLETRAIN_FAULTS"
 FLAGS = "MALLETRAIN_FLAGS"
 FORK_SERVER = "MALLETRAIN_FORK_SERVER"
 GENERATION = "MALLETRAIN_GENERATION"
+GPU_BACKEND = "MALLETRAIN_GPU_BACKEND"
 GPUS = "MALLETRAIN_GPUS"
 GRACE_S = "MALLETRAIN_GRACE_S"
 HAND_OVER = "MALLETRAIN_HAND_OVER"
@@ -66,6 +67,8 @@ TABLE = (
     (WEB_TOKEN, "Token of the page, instead of one that is drawn at its start.", "user", "cli"),
     (PRELOAD, "Modules that a node imports once for all workers of the job; `0`: none.", "user",
      "launch"),
+    (GPU_BACKEND, "`gloo`: live mode exchanges tensors of GPUs through host memory, for processes "
+     "that share a GPU; by NCCL if not set.", "user", "elastic"),
     (TRACK, "Tools that values of `malletrain.metric` go to as well: `wandb`, `mlflow`, with a "
      "comma between.", "user", "training"),
     (LOG_LEVEL, "Level of the agent's log, `INFO` if not set.", "user", "agent"),

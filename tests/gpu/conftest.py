@@ -1,0 +1,96 @@
+"""What only a machine with a GPU can show. Part of ``make test-gpu``, not of ``make test``.
+
+Every test says what it measured (``figure``); the end of the run is a table to copy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+FILE = "GPU_REPORT"
+"""Names the file of the report; ``FILE.json`` has the same."""
+_results: list[dict[str, Any]] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = [item for item in items if Path(item.path).is_relative_to(HERE)]
+    if not here:
+        return
+    import torch
+
+    count = torch.cuda.device_count()
+    for item in here:
+        item.add_marker(pytest.mark.gpu)
+        needed = item.get_closest_marker("gpus")
+        least = needed.args[0] if needed else 1
+        if count < least:
+            reason = f"needs {least} GPU{'s' * (least > 1)}; torch sees {count} here"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def figure(record_property: Any) -> Any:
+    """``figure(name, value)`` puts a number with its unit into the report."""
+
+    def add(name: str, value: Any) -> None:
+        record_property(name, value if isinstance(value, str) else f"{value:.4g}")
+
+    return add
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if "tests/gpu/" not in report.nodeid:
+        return
+    if report.when == "call" or report.outcome != "passed":
+        last = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""
+        if report.failed:
+            last = report.longreprtext.strip().splitlines()[-1][:300]
+        figures = ", ".join(f"{name} {value}" for name, value in report.user_properties)
+        _results.append(
+            {
+                "check": report.nodeid.partition("tests/gpu/")[2],
+                "result": report.outcome,
+                "figures": figures,
+                "why": last,
+                "seconds": round(report.duration, 1),
+            }
+        )
+
+
+def machine() -> dict[str, str]:
+    """What the figures were measured on."""
+    import torch
+
+    said = {"python": platform.python_version(), "kernel": platform.release()}
+    said["torch"] = f"{torch.__version__}, CUDA {torch.version.cuda}"
+    said["cores"] = str(os.cpu_count())
+    if torch.cuda.is_available():
+        said["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv"]
+        answer = subprocess.run(query, capture_output=True, text=True, check=False).stdout
+        said["GPU"] = "; ".join(answer.splitlines()[1:])
+    return said
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    path = os.environ.get(FILE)
+    if not path or not _results or hasattr(session.config, "workerinput"):
+        return
+    about, rows = machine(), sorted(_results, key=lambda row: str(row["check"]))
+    lines = [f"* {name}: {value}" for name, value in about.items()]
+    lines += ["", "| check | result | figures | s |", "| --- | --- | --- | --- |"]
+    for row in rows:
+        cells = (row["check"], row["result"], row["figures"] or row["why"], row["seconds"])
+        lines.append("| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |")
+    Path(path).write_text("\n".join(lines) + "\n")
+    Path(f"{path}.json").write_text(json.dumps({"machine": about, "checks": rows}, indent=1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from malletrain.config.schedulers import BatchScheduler
 from malletrain.identity.keys import SERVER, KeyFileError, read_key, user_name
 from malletrain.identity.state_directory import make_private_dir
 from malletrain.shipped import shipped
+from scavenger.batch.calls import CallLog
 from scavenger.batch.commands import CommandPolicy, Commands
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.hours import parse_hours
@@ -36,8 +38,9 @@ def connect_slurm(config: Config) -> SlurmScavenger:
     cannot be read.
     """
     table = config.scheduler.slurm
-    commands = Commands(_policy(table), slurm_source.asking_environment())
-    return SlurmScavenger(slurm_settings(config), commands, memory=_memory(config), api=table.api)
+    settings = slurm_settings(config)
+    commands = _commands(table, slurm_source.asking_environment(), settings.longest_pause_s)
+    return SlurmScavenger(settings, commands, memory=_memory(config), api=table.api)
 
 
 def connect_pbs(config: Config) -> PbsScavenger:
@@ -45,8 +48,9 @@ def connect_pbs(config: Config) -> PbsScavenger:
     cannot be read.
     """
     table = config.scheduler.pbs
-    commands = Commands(_policy(table), pbs_source.asking_environment())
-    return PbsScavenger(pbs_settings(config), commands, memory=_memory(config), api=table.api)
+    settings = pbs_settings(config)
+    commands = _commands(table, pbs_source.asking_environment(), settings.longest_pause_s)
+    return PbsScavenger(settings, commands, memory=_memory(config), api=table.api)
 
 
 def slurm_settings(config: Config) -> BatchSettings[slurm_job.SlurmLeaseOptions]:
@@ -109,6 +113,15 @@ def _settings(
 def _policy(table: BatchScheduler) -> CommandPolicy:
     """How the scheduler's commands are run."""
     return CommandPolicy(table.command_timeout, table.command_tries)
+
+
+def _commands(
+    table: BatchScheduler, environment: Mapping[str, str], longest_pause_s: float
+) -> Commands:
+    """What runs the commands of a scavenger. A scheduler that is busy or silent is left alone for
+    ``longest_pause_s`` at most.
+    """
+    return Commands(_policy(table), environment, calls=CallLog(most_s=longest_pause_s))
 
 
 def _memory(config: Config) -> GapMemory:

@@ -22,6 +22,7 @@ from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, UNHEARD, Dep
 from malletrain.daemon.lease_actions import Call, LeaseDesk, ReleaseCall, SpareLook, TakeCall
 from malletrain.daemon.manners import Manners
 from malletrain.daemon.parts import Parts
+from malletrain.daemon.poll_watch import PollWatch
 from malletrain.daemon.restraints import Restraints
 from malletrain.daemon.sickbay import manner
 from malletrain.daemon.steps import CoreOver
@@ -80,8 +81,7 @@ class Leases:
         self.restraints = Restraints(parts)
         self._absent: set[str] = set()
         """Leases that the newest poll did not name."""
-        self.poll_error = ""
-        """Why the last poll failed, as a sentence; empty: it did not."""
+        self.polls = PollWatch(parts.config.scheduler.poll_interval)
         for row in self.active.values():
             keys.accept_lease(row.id, row.public_key)
         rows = self.active.values()
@@ -163,7 +163,8 @@ class Leases:
 
     def notice(self) -> None:
         """Count and tell how the main scheduler and the daemon get on."""
-        self._manners.notice(self._scavenger.contact())
+        self._parts.metrics.polls_missed(self.polls.missed(self._parts.clock.now()))
+        self._manners.notice(self._scavenger.contact(), self.polls.error)
 
     # --- polling ---
 
@@ -185,18 +186,20 @@ class Leases:
 
     async def poll(self) -> None:
         """Ask the main scheduler once; a failed poll changes nothing."""
+        self.polls.began(self._parts.clock.now())
         try:
             found = await self._call(self._scavenger.poll)
             reached(FaultPoint.DAEMON_POLLED)
         except SchedulerError as e:
-            if str(e) != self.poll_error:
+            if str(e) != self.polls.error:
                 log.warning("poll failed", reason=str(e))
-            self.poll_error = str(e)
+            self.polls.failed(str(e))
             self._parts.metrics.poll_failed()
             return
-        if self.poll_error:
-            log.info("polls work again", failed=self.poll_error)
-        self.poll_error, self.last_poll = "", found
+        if self.polls.error:
+            log.info("polls work again", failed=self.polls.error)
+        self.polls.answered(self._parts.clock.now())
+        self.last_poll = found
         self._parts.rounds.nodes_in_all = found.total_nodes
         self._parts.metrics.polled(found.time, found.idle_nodes)
         self._reconcile(found)

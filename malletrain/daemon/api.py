@@ -108,7 +108,7 @@ class Api:
         self.core = core
         self.promises = promises
         self.parts = parts
-        self.views = JobViews(core, parts.refusals)
+        self.views = JobViews(core, parts.refusals, parts.pending)
         self.leases = leases
         self.logs = logs
         self.boot = boot

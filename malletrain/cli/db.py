@@ -84,6 +84,34 @@ def restore(config_file: Path, file: Path) -> None:
 
 @db.command()
 @config_file
+def adopt(config_file: Path) -> None:
+    """Take over a database that another daemon had at another place. That daemon must not run any
+    more.
+
+    Its leases are ended when the daemon starts, and jobs go on from their snapshots. Not needed
+    where the other daemon's folder 'keys' was copied, too.
+
+    \b
+    Example:
+      malletrain db adopt --config site.toml
+    """
+    from malletrain.identity.state_directory import StateDirError, lock_state_dir
+
+    _copies()
+    config = load(config_file)
+    from malletrain.daemon.origin import adopt as adopt_database
+    from malletrain.store.store import Store, StoreError
+
+    try:
+        with lock_state_dir(config.state_dir), Store.open(config.database_url) as store:
+            adopt_database(config, store)
+    except (StateDirError, StoreError) as error:
+        raise Refused(str(error)) from None
+    click.echo(f"The database is that of the daemon of {config.state_dir} from its next start.")
+
+
+@db.command()
+@config_file
 def vacuum(config_file: Path) -> None:
     """Give the room of what was deleted back to the file system. The daemon must not run.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 from malletrain.config.model import Config
 from malletrain.config.schedulers import BatchScheduler
 from malletrain.identity.keys import SERVER, KeyFileError, read_key, user_name
-from malletrain.identity.state_directory import make_private_dir
+from malletrain.identity.state_directory import make_private_dir, write_atomically
 from malletrain.shipped import shipped
 from scavenger.batch.calls import CallLog
 from scavenger.batch.commands import CommandPolicy, Commands
@@ -29,6 +30,8 @@ from scavenger.slurm.associations import Associations, read_associations
 from scavenger.slurm.hostlist import expand
 from scavenger.slurm.scavenger import SlurmScavenger
 
+LEASE_TAG = "lease-tag"
+"""The file of the state directory with the tag that its database says."""
 _MOM = re.compile(r"^ +Mom = (\S+)$", re.MULTILINE)
 """The line of a vnode in what pbsnodes prints that names its host."""
 
@@ -189,11 +192,23 @@ def template(script: Path | None, kind: str) -> str:
 
 
 def lease_tag(config: Config) -> str:
-    """What tells the leases of this daemon from those of others: of its key, or of its place as
-    long as it has none.
+    """What tells the leases of this daemon from those of others: what its database says, else of
+    its key, or of its place as long as it has none.
     """
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if tag := (config.state_dir / LEASE_TAG).read_text("utf-8").strip():
+            return tag
     try:
         text = read_key(config.state_dir / "keys" / SERVER).public
     except KeyFileError:
         text = str(config.state_dir.absolute())
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def write_lease_tag(config: Config, tag: str) -> None:
+    """Leases of this daemon have this tag from now on; empty: that of its key. Raises OSError."""
+    path = config.state_dir / LEASE_TAG
+    if not tag:
+        path.unlink(missing_ok=True)
+    elif lease_tag(config) != tag or not path.exists():
+        write_atomically(path, tag + "\n")

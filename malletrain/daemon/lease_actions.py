@@ -226,6 +226,17 @@ class LeaseDesk:
         self._parts.events.append(LeaseUnheard(row.node, row.owner))
         self.calls.put_nowait(ReleaseCall((_lease(row),)))
 
+    def end_lost(self, leases: Sequence[str], sentence: str) -> None:
+        """The agents of these leases do not find this daemon: end the leases."""
+        rows = []
+        for lease in leases:
+            row = self._parts.lease_rows.update(
+                lease, state=LeaseStatus.LEAVING, end_reason=sentence
+            )
+            self._parts.audit.record(EventKind.LEASE_UNHEARD, sentence, node=row.node, lease=lease)
+            rows.append(_lease(row))
+        self.calls.put_nowait(ReleaseCall(tuple(rows)))
+
     def release_again(self, lease: str) -> None:
         """The lease was to leave, and is still there: ask for its end once more."""
         row = self._parts.lease_rows.active[lease]

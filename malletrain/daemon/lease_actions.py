@@ -139,8 +139,14 @@ class LeaseDesk:
         self._end([n for n in nodes if n not in busy], SPARE_SENTENCE, RELEASED)
 
     def free(self, agent: LeasedAgent) -> None:
-        """The agent is free of its job: its lease ends if no other needs the node."""
-        if agent.spare and agent.holds is None and agent.gone_at is None:
+        """The agent is free of its job: its lease ends if no other needs the node, or if the agent
+        is outdated. The node may be leased again at once.
+        """
+        if agent.holds is not None or agent.gone_at is not None:
+            return
+        if agent.outdated:
+            self._take_back(agent.node, agent.outdated)
+        elif agent.spare:
             self._end((agent.node,), SPARE_SENTENCE, RELEASED)
 
     def spare_look(self, look: SpareLook) -> None:

@@ -7,6 +7,8 @@ vacuum. Manual: "Explicit Locking", "The Statistics Collector" (pg_stat_activity
 
 from __future__ import annotations
 
+import contextlib
+
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
@@ -91,7 +93,8 @@ class PostgresLock:
     def close(self) -> None:
         """See :class:`~malletrain.store.ownership.Lock`."""
         if self._connection is not None:
-            self._connection.close()
+            with contextlib.suppress(DBAPIError):  # its server has gone, and the lock with it
+                self._connection.close()
             self._connection = None
         self._engine.dispose()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 from sqlalchemy import text
 
-from malletrain.store import ownership
+from malletrain.cli.db import db
+from malletrain.store import copies, ownership
 from malletrain.store.database import StoreError, open_engine
 from malletrain.store.ownership import FENCE_S, own
 from malletrain.store.store import Store
@@ -93,3 +95,20 @@ def test_an_owner_that_is_silent_for_long_is_cut_off(monkeypatch):
 def test_databases_without_such_a_lock_are_not_locked():
     for _ in range(2):
         assert ownership.own("sqlite://", "one", pytest.fail).look() == []
+
+
+@pytest.mark.parametrize("command", [["vacuum"], ["restore", "copy.db"], ["adopt"]])
+def test_commands_that_change_the_file_leave_another_daemons_alone(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    url = f"sqlite:///{tmp_path}/m.db"
+    site = '[daemon]\nstate_dir = "state"\ndatabase = "{url}"\n[scheduler]\nkind = "local"\n'
+    (tmp_path / "site.toml").write_text(site.format(url=url))
+    with Store.open(url) as store:
+        store.boot()
+    copies.backup(url, tmp_path / "copy.db")
+    arguments = [command[0], "--config", "site.toml", *command[1:]]
+    with own(url, "malletraind h pid 7", pytest.fail):
+        result = CliRunner().invoke(db, arguments)
+    assert result.exit_code == 1
+    assert "The database is in use: malletraind h pid 7 has it." in result.output
+    assert CliRunner().invoke(db, arguments).exit_code == 0

@@ -167,7 +167,7 @@ def database(config: Config) -> Findings:
     try:
         with engine.connect() as connection:
             current = schema_version(connection)
-            elsewhere = moved(config, connection) if current is not None else ""
+            elsewhere = moved(config, connection) if current in versions() else ""
     except DBAPIError as error:
         said = str(error.orig).strip().partition("\n")[0].rstrip(".")
         what = advice(said) or " Correct [daemon] database, or make it reachable."

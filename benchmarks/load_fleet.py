@@ -19,6 +19,7 @@ from typing import Any
 import zmq
 from msgspec.structs import replace
 
+from malletrain import __version__
 from malletrain.agent.link import hello_again_s
 from malletrain.protocol import messages, wire
 from malletrain.protocol.phases import AssignmentPhase
@@ -240,6 +241,7 @@ class Fleet:
             1,
             assignment=agent.held(),
             shipping=tuple(sorted(agent.shipping)),
+            version=__version__,
         )
         again, agent.greeting = hello == agent.greeting, hello
         self._say(agent, replace(hello, again=True) if again else hello)

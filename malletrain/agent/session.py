@@ -20,6 +20,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from malletrain import __version__
 from malletrain.agent.config import AgentConfig
 from malletrain.agent.fitness import NodeFitness
 from malletrain.agent.fork_servers import NodeForkServers
@@ -145,6 +146,7 @@ class NodeAgent:
             networks=networks(),
             sick=self._fitness.sick,
             warm=self._servers.settled(),
+            version=__version__,
         )
 
     def _warm_bytes(self) -> int:

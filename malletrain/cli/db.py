@@ -4,14 +4,20 @@ is whole.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from malletrain.cli.common import Refused, Sentences, config_option
 from malletrain.cli.daemon import load, missing
+
+if TYPE_CHECKING:
+    from malletrain.config.model import Config
 
 config_file = config_option("Configuration of the site (TOML), which names the database.")
 
@@ -36,6 +42,26 @@ def _copies() -> Any:
     except ModuleNotFoundError as error:
         raise missing(error) from None
     return copies
+
+
+@contextlib.contextmanager
+def _alone(config: Config) -> Iterator[None]:
+    """No daemon has the state directory, and none the database from another one. Raises Refused."""
+    from malletrain.identity.state_directory import StateDirError, lock_state_dir
+    from malletrain.store.database import StoreError
+    from malletrain.store.ownership import own
+
+    def in_use(owner: str) -> None:
+        raise Refused(f"The database is in use: {owner} has it. Stop that one first.")
+
+    try:
+        with (
+            lock_state_dir(config.state_dir),
+            own(config.database_url, f"malletrain db, pid {os.getpid()}", in_use),
+        ):
+            yield
+    except (StateDirError, StoreError) as error:
+        raise Refused(str(error)) from None
 
 
 @db.command()
@@ -71,15 +97,36 @@ def restore(config_file: Path, file: Path) -> None:
     Example:
       malletrain db restore --config site.toml /backup/malletrain-2026-11-22.db
     """
-    from malletrain.identity.state_directory import StateDirError, lock_state_dir
-
     copies, config = _copies(), load(config_file)
     try:
-        with lock_state_dir(config.state_dir):
+        with _alone(config):
             kept = copies.restore(config.database_url, file)
-    except (copies.CopyError, StateDirError) as error:
+    except copies.CopyError as error:
         raise Refused(str(error)) from None
     click.echo(f"The database is that of {file} now." + (f" {kept} is what was." if kept else ""))
+
+
+@db.command()
+@config_file
+def adopt(config_file: Path) -> None:
+    """Take over a database that another daemon had at another place. That daemon must not run any
+    more.
+
+    Its leases are ended when the daemon starts, and jobs go on from their snapshots. Not needed
+    where the other daemon's folder 'keys' was copied, too.
+
+    \b
+    Example:
+      malletrain db adopt --config site.toml
+    """
+    _copies()
+    config = load(config_file)
+    from malletrain.daemon.origin import adopt as adopt_database
+    from malletrain.store.store import Store
+
+    with _alone(config), Store.open(config.database_url) as store:
+        adopt_database(config, store)
+    click.echo(f"The database is that of the daemon of {config.state_dir} from its next start.")
 
 
 @db.command()
@@ -94,13 +141,11 @@ def vacuum(config_file: Path) -> None:
     Example:
       malletrain db vacuum --config site.toml
     """
-    from malletrain.identity.state_directory import StateDirError, lock_state_dir
-
     copies, config = _copies(), load(config_file)
     try:
-        with lock_state_dir(config.state_dir):
+        with _alone(config):
             before, after = copies.vacuum(config.database_url)
-    except (copies.CopyError, StateDirError) as error:
+    except copies.CopyError as error:
         raise Refused(str(error)) from None
     click.echo(f"The database had {before:,} bytes and has {after:,}.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -23,10 +24,16 @@ if TYPE_CHECKING:
     from malletrain.protocol.views import EventView
 
 PAGE = 1000
+BACK_EVERY_S = 1.0
 
 
 @click.command()
-@click.option("--follow", "-f", is_flag=True, help="Go on as things happen, until Ctrl-C.")
+@click.option(
+    "--follow",
+    "-f",
+    is_flag=True,
+    help="Go on as things happen, until Ctrl-C, also when the daemon is started anew.",
+)
 @click.option(
     "--job",
     metavar="JOB",
@@ -81,6 +88,7 @@ def events(
       malletrain events --json > audit.jsonl
       malletrain events --as-trace -o held.csv
     """
+    from malletrain.client import Unreachable
     from malletrain.render import tables
 
     if output is not None and not as_trace:
@@ -94,18 +102,45 @@ def events(
         names = {} if as_json else {j.id: j.name for j in client.jobs()}
         since = -last if last else since
         while True:
-            page = client.events(since=since, limit=PAGE, job=job, wait_s=5.0 if follow else 0.0)
-            if not as_json and any(e.job and e.job not in names for e in page):
-                names = {j.id: j.name for j in client.jobs()}
+            try:
+                wait_s = 5.0 if follow else 0.0
+                page = client.events(since=since, limit=PAGE, job=job, wait_s=wait_s)
+                if not as_json and any(e.job and e.job not in names for e in page):
+                    names = {j.id: j.name for j in client.jobs()}
+            except Unreachable as error:
+                if not follow:
+                    raise
+                click.echo(f"{error} Its events follow when it runs again.", err=True)
+                client.close()
+                client = _back(state_dir)
+                continue
             for event in page:
                 if as_json:
                     print_json_line(event)
                 else:
-                    print_text(tables.EventLine(event, names))
+                    print_text(tables.EventLine(event, names, dated=True))
             complete = len(page) < PAGE or since < 0
             since = page[-1].seq if page else max(0, since)
             if not follow and complete:
                 return
+
+
+def _back(state_dir: Path | None) -> Connection:
+    """A client of the daemon once it runs again."""
+    from malletrain.client import Connection, Unreachable
+
+    while True:
+        time.sleep(BACK_EVERY_S)
+        try:
+            client = Connection.of(state_dir)
+        except Unreachable:
+            continue
+        try:
+            client.status()
+        except Unreachable:
+            client.close()
+            continue
+        return client
 
 
 def _write_trace(client: Connection, output: IO[str] | None) -> None:

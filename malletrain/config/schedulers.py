@@ -100,7 +100,8 @@ class BatchScheduler(SchedulerTable):
     spare: Duration = key(
         "30 s",
         description="A lease ends this long before its node is wanted by a reservation or a "
-        "planned job.",
+        "planned job. A scheduler that is slow or silent is asked again after half of it at the "
+        "latest.",
     )
     grace: MaybeDuration = key(
         None,

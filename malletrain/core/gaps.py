@@ -188,6 +188,10 @@ class Gaps:
         """Whether ``node`` may be asked for as ``owner``."""
         return now >= self._rejected_until.get((node, owner), now)
 
+    def may_have(self, node: str, owner: str, now: float) -> bool:
+        """Whether a lease on ``node`` would be asked for as ``owner`` now, were it idle."""
+        return self.fits(node, owner, now) and not self.backing_off(owner, now)
+
     def left_alone(self, owner: str, now: float) -> dict[str, float]:
         """Seconds for which each idle node is not asked for as ``owner``, because a lease or a
         job's processes came to nothing there.

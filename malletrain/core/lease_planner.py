@@ -203,7 +203,14 @@ class LeasePlanner:
             node = state.nodes[name]
             job = state.jobs.get(node.job or "")
             needy = next(
-                (p for p in lacking if lacking[p] > 0 and class_of(p) == node.info.node_class), None
+                (
+                    p
+                    for p in lacking
+                    if lacking[p] > 0
+                    and class_of(p) == node.info.node_class
+                    and self._gaps.may_have(name, owner_of(p), now)
+                ),
+                None,
             )
             if needy is None or spare[node.pool] <= 0 or self._keeps(node, now):
                 continue

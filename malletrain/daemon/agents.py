@@ -62,6 +62,10 @@ class LeasedAgent:
     """When it was told last what to have warm."""
     networks: tuple[NodeNetwork, ...] = ()
     """Those of the node."""
+    outdated: str = ""
+    """Why it is replaced as soon as it has no job, as a sentence: it is of another version of
+    malletrain. Empty: it is of the daemon's.
+    """
 
     def welcomed_at(self, peer: bytes) -> bool:
         """Whether its Hello was answered over this connection, which carries what is sent."""

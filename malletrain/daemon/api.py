@@ -108,7 +108,7 @@ class Api:
         self.core = core
         self.promises = promises
         self.parts = parts
-        self.views = JobViews(core, parts.refusals)
+        self.views = JobViews(core, parts.refusals, parts.pending)
         self.leases = leases
         self.logs = logs
         self.boot = boot
@@ -414,7 +414,7 @@ class Api:
             totals.events.get(EventKind.NODE_LEAVING, 0)
             + totals.events.get(EventKind.NODE_VANISHED, 0),
             self.leases.last_poll.time if self.leases.last_poll else None,
-            self.leases.poll_error,
+            self.leases.polls.trouble(now),
             tuple(core.rounds.measured.values()),
             self.views.shares(user),
             self.leases.restraints.now.told(),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
 from malletrain.config.model import Config
 from malletrain.config.schedulers import BatchScheduler
 from malletrain.identity.keys import SERVER, KeyFileError, read_key, user_name
-from malletrain.identity.state_directory import make_private_dir
+from malletrain.identity.state_directory import make_private_dir, write_atomically
 from malletrain.shipped import shipped
+from scavenger.batch.calls import CallLog
 from scavenger.batch.commands import CommandPolicy, Commands
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.hours import parse_hours
@@ -27,6 +30,8 @@ from scavenger.slurm.associations import Associations, read_associations
 from scavenger.slurm.hostlist import expand
 from scavenger.slurm.scavenger import SlurmScavenger
 
+LEASE_TAG = "lease-tag"
+"""The file of the state directory with the tag that its database says."""
 _MOM = re.compile(r"^ +Mom = (\S+)$", re.MULTILINE)
 """The line of a vnode in what pbsnodes prints that names its host."""
 
@@ -36,8 +41,9 @@ def connect_slurm(config: Config) -> SlurmScavenger:
     cannot be read.
     """
     table = config.scheduler.slurm
-    commands = Commands(_policy(table), slurm_source.asking_environment())
-    return SlurmScavenger(slurm_settings(config), commands, memory=_memory(config), api=table.api)
+    settings = slurm_settings(config)
+    commands = _commands(table, slurm_source.asking_environment(), settings.longest_pause_s)
+    return SlurmScavenger(settings, commands, memory=_memory(config), api=table.api)
 
 
 def connect_pbs(config: Config) -> PbsScavenger:
@@ -45,8 +51,9 @@ def connect_pbs(config: Config) -> PbsScavenger:
     cannot be read.
     """
     table = config.scheduler.pbs
-    commands = Commands(_policy(table), pbs_source.asking_environment())
-    return PbsScavenger(pbs_settings(config), commands, memory=_memory(config), api=table.api)
+    settings = pbs_settings(config)
+    commands = _commands(table, pbs_source.asking_environment(), settings.longest_pause_s)
+    return PbsScavenger(settings, commands, memory=_memory(config), api=table.api)
 
 
 def slurm_settings(config: Config) -> BatchSettings[slurm_job.SlurmLeaseOptions]:
@@ -109,6 +116,15 @@ def _settings(
 def _policy(table: BatchScheduler) -> CommandPolicy:
     """How the scheduler's commands are run."""
     return CommandPolicy(table.command_timeout, table.command_tries)
+
+
+def _commands(
+    table: BatchScheduler, environment: Mapping[str, str], longest_pause_s: float
+) -> Commands:
+    """What runs the commands of a scavenger. A scheduler that is busy or silent is left alone for
+    ``longest_pause_s`` at most.
+    """
+    return Commands(_policy(table), environment, calls=CallLog(most_s=longest_pause_s))
 
 
 def _memory(config: Config) -> GapMemory:
@@ -176,11 +192,23 @@ def template(script: Path | None, kind: str) -> str:
 
 
 def lease_tag(config: Config) -> str:
-    """What tells the leases of this daemon from those of others: of its key, or of its place as
-    long as it has none.
+    """What tells the leases of this daemon from those of others: what its database says, else of
+    its key, or of its place as long as it has none.
     """
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if tag := (config.state_dir / LEASE_TAG).read_text("utf-8").strip():
+            return tag
     try:
         text = read_key(config.state_dir / "keys" / SERVER).public
     except KeyFileError:
         text = str(config.state_dir.absolute())
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def write_lease_tag(config: Config, tag: str) -> None:
+    """Leases of this daemon have this tag from now on; empty: that of its key. Raises OSError."""
+    path = config.state_dir / LEASE_TAG
+    if not tag:
+        path.unlink(missing_ok=True)
+    elif lease_tag(config) != tag or not path.exists():
+        write_atomically(path, tag + "\n")

@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from malletrain import __version__
 from malletrain.core.events import RoundInterrupted
 from malletrain.core.fabric import with_addresses
 from malletrain.daemon import losses
@@ -250,6 +251,7 @@ class Inbox:
                     )
             self._seen(agent, peer)
             agent.host, agent.networks = hello.host, with_addresses(hello.networks)
+            agent.outdated = _outdated(hello.version)
             if new:
                 agent.warm = hello.warm
             else:
@@ -266,6 +268,8 @@ class Inbox:
                 self.desk.sick(agent, hello.sick, _broken(hello.assignment))
             elif reclaimed:  # before the daemon's last start
                 self.desk.reclaim((agent.node,), core.controller.settings.reclaim_s)
+            elif agent.outdated:
+                self.desk.free(agent)
 
     def _welcome(self) -> messages.Welcome:
         config = self.core.config
@@ -393,6 +397,16 @@ class Inbox:
                 )
             drained = run.rounds.drained(agent.node, message.generation, now, message.number)
             self.core.rounds.act(run, drained)
+
+
+def _outdated(version: str) -> str:
+    """Why an agent of this version of malletrain is replaced; empty: it is of the daemon's.
+
+    What this daemon says may have fields that it does not know. Jobs go on with it meanwhile.
+    """
+    if version == __version__:
+        return ""
+    return f"Its agent is of malletrain {version}, the daemon of {__version__}."
 
 
 def _broken(held: messages.Assignment | None) -> bool:

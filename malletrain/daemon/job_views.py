@@ -6,7 +6,7 @@ Decides what is shown to whom with :mod:`malletrain.protocol.discretion`. Change
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -53,6 +53,19 @@ def short_of(needed: int, held: int, coming: int, alone: Mapping[str, float] | N
     return f"needs {nodes}, {have}{more}{left}"
 
 
+def waiting_for(reasons: Sequence[str]) -> str:
+    """What leases wait for in the main scheduler, to go behind a sentence; empty: none waits.
+
+    Args:
+        reasons: the main scheduler's own, one for each lease; empty where it gives none.
+    """
+    if not reasons:
+        return ""
+    words = ", ".join(sorted({reason for reason in reasons if reason and reason != "None"}))
+    which = "1 lease waits" if len(reasons) == 1 else f"{len(reasons)} leases wait"
+    return f"; {which} in the main scheduler ({words or 'no reason given'})"
+
+
 BETWEEN_EPOCHS = "it is in the code after an epoch; a change of nodes waits for that"
 FINISHING = "its script is ending; a change of nodes waits for that"
 
@@ -60,8 +73,14 @@ FINISHING = "its script is ending; a change of nodes waits for that"
 class JobViews:
     """Views of the jobs of one daemon."""
 
-    def __init__(self, core: Core, refusals: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        core: Core,
+        refusals: Mapping[str, str],
+        pending: Mapping[str, tuple[str, str]],
+    ) -> None:
         self._core = core
+        self._pending = pending
         self._refusals = refusals
 
     def view(
@@ -138,7 +157,7 @@ class JobViews:
         )
         if nodes < job.submitted.min_nodes:
             refused = self._refusals.get(owner, "")
-            why = f"; the main scheduler refused the last one asked for: {refused}"
+            why = f"; the last lease asked for came to nothing: {refused}"
             own = f" for trainer {trainer.name}" if trainer is not None else ""
             coming = sum(
                 a.owner == owner
@@ -147,7 +166,8 @@ class JobViews:
                 for a in self._core.agents
             )
             lacks = short_of(job.submitted.min_nodes, nodes, coming, gaps.left_alone(owner, now))
-            return f"{lacks}{own}{why if refused else behind}"
+            waits = waiting_for([why for whose, why in self._pending.values() if whose == owner])
+            return f"{lacks}{own}{waits or (why if refused else behind)}"
         return f"others are served first{behind}"
 
     def _behind(self, party: str) -> str:

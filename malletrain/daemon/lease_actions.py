@@ -139,8 +139,14 @@ class LeaseDesk:
         self._end([n for n in nodes if n not in busy], SPARE_SENTENCE, RELEASED)
 
     def free(self, agent: LeasedAgent) -> None:
-        """The agent is free of its job: its lease ends if no other needs the node."""
-        if agent.spare and agent.holds is None and agent.gone_at is None:
+        """The agent is free of its job: its lease ends if no other needs the node, or if the agent
+        is outdated. The node may be leased again at once.
+        """
+        if agent.holds is not None or agent.gone_at is not None:
+            return
+        if agent.outdated:
+            self._take_back(agent.node, agent.outdated)
+        elif agent.spare:
             self._end((agent.node,), SPARE_SENTENCE, RELEASED)
 
     def spare_look(self, look: SpareLook) -> None:
@@ -225,6 +231,17 @@ class LeaseDesk:
         self._parts.audit.record(EventKind.LEASE_UNHEARD, sentence, node=row.node, lease=lease)
         self._parts.events.append(LeaseUnheard(row.node, row.owner))
         self.calls.put_nowait(ReleaseCall((_lease(row),)))
+
+    def end_lost(self, leases: Sequence[str], sentence: str) -> None:
+        """The agents of these leases do not find this daemon: end the leases."""
+        rows = []
+        for lease in leases:
+            row = self._parts.lease_rows.update(
+                lease, state=LeaseStatus.LEAVING, end_reason=sentence
+            )
+            self._parts.audit.record(EventKind.LEASE_UNHEARD, sentence, node=row.node, lease=lease)
+            rows.append(_lease(row))
+        self.calls.put_nowait(ReleaseCall(tuple(rows)))
 
     def release_again(self, lease: str) -> None:
         """The lease was to leave, and is still there: ask for its end once more."""

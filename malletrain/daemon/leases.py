@@ -22,6 +22,7 @@ from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, UNHEARD, Dep
 from malletrain.daemon.lease_actions import Call, LeaseDesk, ReleaseCall, SpareLook, TakeCall
 from malletrain.daemon.manners import Manners
 from malletrain.daemon.parts import Parts
+from malletrain.daemon.poll_watch import PollWatch
 from malletrain.daemon.restraints import Restraints
 from malletrain.daemon.sickbay import manner
 from malletrain.daemon.steps import CoreOver
@@ -43,6 +44,8 @@ from scavenger.interface import (
 )
 
 T = TypeVar("T")
+FAILED = "its command failed"
+"""How the reason begins of a lease that ended with an error, with every batch scheduler."""
 
 log = structlog.get_logger(__name__)
 
@@ -80,8 +83,7 @@ class Leases:
         self.restraints = Restraints(parts)
         self._absent: set[str] = set()
         """Leases that the newest poll did not name."""
-        self.poll_error = ""
-        """Why the last poll failed, as a sentence; empty: it did not."""
+        self.polls = PollWatch(parts.config.scheduler.poll_interval)
         for row in self.active.values():
             keys.accept_lease(row.id, row.public_key)
         rows = self.active.values()
@@ -163,7 +165,8 @@ class Leases:
 
     def notice(self) -> None:
         """Count and tell how the main scheduler and the daemon get on."""
-        self._manners.notice(self._scavenger.contact())
+        self._parts.metrics.polls_missed(self.polls.missed(self._parts.clock.now()))
+        self._manners.notice(self._scavenger.contact(), self.polls.error)
 
     # --- polling ---
 
@@ -185,18 +188,20 @@ class Leases:
 
     async def poll(self) -> None:
         """Ask the main scheduler once; a failed poll changes nothing."""
+        self.polls.began(self._parts.clock.now())
         try:
             found = await self._call(self._scavenger.poll)
             reached(FaultPoint.DAEMON_POLLED)
         except SchedulerError as e:
-            if str(e) != self.poll_error:
+            if str(e) != self.polls.error:
                 log.warning("poll failed", reason=str(e))
-            self.poll_error = str(e)
+            self.polls.failed(str(e))
             self._parts.metrics.poll_failed()
             return
-        if self.poll_error:
-            log.info("polls work again", failed=self.poll_error)
-        self.poll_error, self.last_poll = "", found
+        if self.polls.error:
+            log.info("polls work again", failed=self.polls.error)
+        self.polls.answered(self._parts.clock.now())
+        self.last_poll = found
         self._parts.rounds.nodes_in_all = found.total_nodes
         self._parts.metrics.polled(found.time, found.idle_nodes)
         self._reconcile(found)
@@ -205,8 +210,11 @@ class Leases:
         seen = {lease.id: lease for lease in found.leases}
         before, self._absent = self._absent, self.active.keys() - seen.keys()
         with self._core.step() as now:
+            self._parts.pending.clear()
             for lease_id, row in list(self.active.items()):
                 lease = seen.get(lease_id)
+                if lease is not None and lease.state is LeaseState.PENDING:
+                    self._parts.pending[lease_id] = row.owner, lease.reason
                 if lease_id in self._desk.being_taken and lease is None:
                     continue
                 if lease is None and lease_id not in before:
@@ -214,11 +222,12 @@ class Leases:
                     continue
                 if lease is None or lease.state is LeaseState.ENDED:
                     self._took(row, lease)
+                    reason = (lease.reason if lease else "") or row.end_reason
+                    if row.started is None and reason and not row.end_reason:
+                        self._parts.refusals[row.owner] = reason
                     self._end(
                         lease_id,
-                        (lease.reason if lease else "")
-                        or row.end_reason
-                        or "the main scheduler ended it",
+                        f"{reason}{self._printed(row, reason)}" or "the main scheduler ended it",
                         at=lease.ended if lease else None,
                     )
                 elif (
@@ -267,6 +276,14 @@ class Leases:
         if found.foretold:
             self._parts.events.append(Foretold(cohorts(found.foretold)))
 
+    def _printed(self, row: LeaseRow, reason: str) -> str:
+        """What a lease whose command failed printed last, to go behind ``reason``."""
+        if not reason.startswith(FAILED):
+            return ""
+        if words := last_words(output_dir(self._parts.config), row.id):
+            return f"; it printed last: {words}".rstrip(".")
+        return f"; see ~{row.owner}/{KEPT_AT_HOME}/{row.id}.out" if row.owner else ""
+
     def _took(self, row: LeaseRow, lease: Lease | None) -> None:
         """The main scheduler's own account of when the lease began is what its users are charged
         by.
@@ -305,6 +322,16 @@ class Leases:
             sentence = f"Its agent has not reported for {limit_s:g} s. {cause}"
             log.warning("lease cancelled", lease=lease, node=row.node, reason=sentence)
             self._desk.cancel_unheard(lease, sentence)
+
+    def end_lost(self, sentence: str) -> set[str]:
+        """End the leases of which no agent has reported; ``sentence``: why none will. Returns their
+        ids. Within a step.
+        """
+        agents = self._parts.agents
+        lost = {row.id for row in self.active.values() if agents.of_lease(row.id) is None}
+        if lost:
+            self._desk.end_lost(sorted(lost), sentence)
+        return lost
 
     def _release_again(self, now: float) -> None:
         """End the leases that were to leave and are still there without an agent: what asked for

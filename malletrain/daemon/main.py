@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from malletrain.daemon.heap import Heap, rarely_searched, settle
 from malletrain.daemon.known_database import remember_database
 from malletrain.daemon.metrics import Metrics, MetricsError
 from malletrain.daemon.mishaps import Mishaps
+from malletrain.daemon.origin import reached_at, settle_origin
 from malletrain.daemon.retention import Retention
 from malletrain.daemon.startup import refusals
 from malletrain.daemon.switchboard import MessageFailed
@@ -53,12 +55,15 @@ from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.store.database import StatementRefused
+from malletrain.store.ownership import BEAT_S, own
 from malletrain.store.store import Store, StoreError
 from scavenger.interface import SchedulerError
 
 log = structlog.get_logger(__name__)
 
 WATCH_EVERY_S = 0.5
+LOST_WAIT_S = 600.0
+"""So long a start waits for leases to end whose agents cannot find the daemon."""
 
 
 def run(config: Config, path: Path | None = None) -> int:
@@ -80,12 +85,27 @@ def run(config: Config, path: Path | None = None) -> int:
                 for sentence in problems:
                     print(f"malletraind: {sentence}", file=sys.stderr)
                 return 1
-            with Store.open(config.database_url) as store:
+            owned = stack.enter_context(own(config.database_url, _called(config), _stand_by))
+            with Store.open(config.database_url, owned.verify) as store:
                 remember_database(config)
-                return asyncio.run(Daemon(config, store, backend(config), path, file).serve())
+                daemon = Daemon(config, store, backend(config), path, file, owned.look)
+                return asyncio.run(daemon.serve())
     except (StateDirError, StoreError, SchedulerError, MetricsError, AddressError, OSError) as e:
         print(f"malletraind: {e}", file=sys.stderr)
         return 1
+
+
+def _called(config: Config) -> str:
+    """What this daemon is called where several use one database."""
+    return f"malletraind {socket.gethostname()} pid {os.getpid()} {config.state_dir}"
+
+
+def _stand_by(owner: str) -> None:
+    """Another daemon has the database: tell it, also to a service manager, which would take a
+    daemon that waits for one that does not start.
+    """
+    log.warning("the database is another daemon's; this one waits and takes over", owner=owner)
+    tell_service_manager(f"READY=1\nSTATUS=Waits for the database, which {owner} has.")
 
 
 def tell_service_manager(state: str) -> None:
@@ -118,11 +138,16 @@ class Daemon:
         scheduler: Backend,
         path: Path | None = None,
         log_file: logs.RotatedLog | None = None,
+        others: Callable[[], list[str]] = list,
     ) -> None:
         self.config = config
-        self._path, self._log_file = path, log_file
+        self._path, self._log_file, self._others = path, log_file, others
         self.endpoint = ""
         """Where agents and clients reach it, once it listens."""
+        self._lost_agents = ""
+        """Why the agents of leases taken before its start do not find it, as a sentence; empty:
+        they do.
+        """
         self.service: Service | None = None
         """Its parts, once the main scheduler is connected."""
         self.users = Users(config.daemon.users) if config.daemon.users is not None else None
@@ -132,6 +157,7 @@ class Daemon:
             lookup=self.users.user_of if self.users is not None else lambda key: None,
             strangers=config.daemon.several_users,
         )
+        settle_origin(config, store)
         self._store = store
         self._scheduler = scheduler
         self._boot = str(store.boot())
@@ -155,6 +181,8 @@ class Daemon:
             host = await asyncio.to_thread(self._scheduler.host, self.config)
             self.endpoint = f"tcp://{host}:{bound.rpartition(':')[2]}"
             await asyncio.to_thread(self._scheduler.prepare, self.config)
+            server_key = self.keys.server.public
+            self._lost_agents = reached_at(self.config, self._store, server_key, self.endpoint)
             self.service = self._connect()
             self._serve_metrics()
             self.metrics.started(__version__)
@@ -212,6 +240,7 @@ class Daemon:
                 service.associations.run(),
                 self._watch(service),
                 self._reload(service, again),
+                self._keep_database(),
             ):
                 tasks.append(loop.create_task(work))
                 tasks[-1].add_done_callback(service.core.task_ended)
@@ -314,9 +343,29 @@ class Daemon:
         # reports and the ends of leases count alike: looking is simpler than being told of both
         while loop.time() < due and not _all_reported(core):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
+        if self._lost_agents:
+            await self._end_lost(service)
         reached(FaultPoint.DAEMON_ADOPTS)
         service.inbox.adopt()
         reached(FaultPoint.DAEMON_ADOPTED)
+
+    async def _end_lost(self, service: Service) -> None:
+        """End the leases whose agents cannot find this daemon, and wait until they have ended:
+        their jobs are to run once, and not beside themselves.
+        """
+        core, sentence, self._lost_agents = service.core, self._lost_agents, ""
+        with core.step() as now:
+            lost = service.leases.end_lost(sentence)
+            core.controller.hold(now + LOST_WAIT_S + 60.0)
+        if not lost:
+            return
+        log.warning("leases ended", reason=sentence, leases=sorted(lost))
+        due = asyncio.get_running_loop().time() + LOST_WAIT_S
+        while asyncio.get_running_loop().time() < due:
+            if not lost & service.leases.active.keys():
+                return
+            await asyncio.sleep(0.1)
+        log.warning("leases have not ended", leases=sorted(lost & service.leases.active.keys()))
 
     async def _watch(self, service: Service) -> None:
         loop = asyncio.get_running_loop()
@@ -349,6 +398,16 @@ class Daemon:
             if problem not in before:
                 log.warning("list of users not read whole", reason=problem)
         self.metrics.users_problems(len(self._users_problems))
+
+    async def _keep_database(self) -> None:
+        """See that the database is this daemon's, and tell which others wait for it."""
+        known: set[str] = set()
+        while True:
+            await asyncio.sleep(BEAT_S)
+            others = set(await asyncio.to_thread(self._others))
+            for other in others - known:
+                log.warning("another daemon waits for the database of this one", waiting=other)
+            known = others
 
     async def _reload(self, service: Service, again: asyncio.Event) -> None:
         """Read the configuration again at each SIGHUP."""

@@ -1,5 +1,5 @@
 """How the daemon and the main scheduler get on: counted for Prometheus, and told once when the
-scheduler has too much to do and once when it answers again.
+scheduler has too much to do or cannot be asked, and once when it answers again.
 
 Decides the sentences. For how long the scheduler is left alone is decided where it is called.
 """
@@ -20,8 +20,10 @@ class Manners:
         self._parts = parts
         self._busy = ""
 
-    def notice(self, contact: Contact) -> None:
-        """How it stands now. Call it again and again."""
+    def notice(self, contact: Contact, poll_error: str) -> None:
+        """How it stands now. Call it again and again. ``poll_error``: why the last poll failed, as
+        a sentence; empty: it did not.
+        """
         metrics, now = self._parts.metrics, self._parts.clock.now()
         metrics.scheduler_calls(contact.calls)
         for cause, left_s in (
@@ -30,12 +32,14 @@ class Manners:
             ("nothing", self._parts.controller.gaps.backing_off_s(now)),
         ):
             metrics.scheduler_backoff(cause, left_s)
-        if bool(contact.busy) == bool(self._busy):
+        busy = contact.busy or poll_error
+        if bool(busy) == bool(self._busy):
             return
-        self._busy = contact.busy
-        if contact.busy:
+        self._busy = busy
+        if busy:
+            what = "has too much to do" if contact.busy else "cannot be asked"
             sentence = (
-                f"The main scheduler has too much to do ({contact.busy}). It is asked more and "
+                f"The main scheduler {what} ({busy.rstrip('.')}). It is asked more and "
                 "more rarely, and for no leases, until it answers again."
             )
             self._record(EventKind.SCHEDULER_BUSY, sentence)

@@ -137,6 +137,11 @@ class Metrics:
             "last_poll_timestamp_seconds",
             "Time of the last poll that succeeded, seconds since the epoch.",
         )
+        self._missed = gauge(
+            "polls_missed",
+            "Polls of the main scheduler in a row that brought nothing, one that is late among "
+            "them; 0: it answers.",
+        )
         self._calls = counter(
             "scheduler_calls_total",
             "Calls of the main scheduler, by command and outcome (ok, failed, busy, silent).",
@@ -319,6 +324,10 @@ class Metrics:
     def poll_failed(self) -> None:
         """The main scheduler could not be asked."""
         self._poll_failures.inc()
+
+    def polls_missed(self, number: int) -> None:
+        """So many polls in a row brought nothing."""
+        self._missed.set(number)
 
     def scheduler_calls(self, counts: Mapping[tuple[str, str], int]) -> None:
         """(command, outcome) → how often it was called since the daemon began."""

@@ -122,7 +122,9 @@ class Parts:
     gaps: dict[str, Gap] = field(default_factory=dict)
     """The idle nodes that the last poll found."""
     refusals: dict[str, str] = field(default_factory=dict)
-    """Owner of leases → why the newest one asked for was refused, until one is not."""
+    """Owner of leases → why the newest one asked for came to nothing, until one does not."""
+    pending: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Lease that waits in the main scheduler → its owner, and the main scheduler's reason."""
     news: JobNews = field(default_factory=JobNews)
     poll_soon: asyncio.Event = field(default_factory=asyncio.Event)
     """Something happened of which the main scheduler knows more."""

@@ -22,6 +22,7 @@ from malletrain.config.model import Config
 from malletrain.daemon.advertise import AddressError
 from malletrain.daemon.backends import backend
 from malletrain.daemon.known_database import lost_database
+from malletrain.daemon.origin import moved
 from malletrain.identity.keys import CLIENT, SERVER, read_key
 from malletrain.identity.state_directory import FULL, StateDirError, make_private_dir
 from malletrain.store.database import StoreError, advice, open_engine, schema_version
@@ -166,6 +167,7 @@ def database(config: Config) -> Findings:
     try:
         with engine.connect() as connection:
             current = schema_version(connection)
+            elsewhere = moved(config, connection) if current in versions() else ""
     except DBAPIError as error:
         said = str(error.orig).strip().partition("\n")[0].rstrip(".")
         what = advice(said) or " Correct [daemon] database, or make it reachable."
@@ -173,7 +175,9 @@ def database(config: Config) -> Findings:
         return
     finally:
         engine.dispose()
-    if current is None:
+    if elsewhere:
+        yield False, elsewhere
+    elif current is None:
         yield not lost, lost or f"{shown} can be opened; its tables will be created."
     elif current == HEAD:
         yield True, f"{shown} can be used."

@@ -55,12 +55,12 @@ class EventKind(Word):
     )
     SCHEDULER_BUSY = (
         "scheduler-busy",
-        "The main scheduler said that it has too much to do, or gave no answer in time. It is "
-        "asked more and more rarely, and for no leases, until scheduler-answers.",
+        "The main scheduler said that it has too much to do, gave no answer in time, or could not "
+        "be asked. It is asked more and more rarely, and for no leases, until scheduler-answers.",
     )
     SCHEDULER_ANSWERS = (
         "scheduler-answers",
-        "The main scheduler, which had too much to do, answers as it should.",
+        "The main scheduler, which had too much to do or could not be asked, answers as it should.",
     )
     LEASE_REQUESTED = (
         "lease-requested",

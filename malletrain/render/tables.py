@@ -362,6 +362,8 @@ class EventLine:
     """The event."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Job id → name."""
+    dated: bool = False
+    """Whether the day stands before the time."""
 
     @property
     def line(self) -> Text:
@@ -385,6 +387,6 @@ class EventLine:
 
     def _head(self) -> tuple[Text, Text, Text]:
         e = self.event
-        head = Text(f"{clock(e.time)}  ", "dim")
+        head = Text(f"{(date if self.dated else clock)(e.time)}  ", "dim")
         head.append(f"{plain(e.kind):<{KIND_WIDTH}} ", "red" if e.kind in BAD_NEWS else "cyan")
         return head, Text(plain(self.names.get(e.job, e.job)), "bold"), Text(plain(e.node), "bold")

@@ -7,7 +7,7 @@ there are is :mod:`malletrain.store.store`'s.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -45,10 +45,17 @@ and an error of the database is the end of the daemon.
 
 
 class Session:
-    """One user of a database, in one thread. Transactions nest."""
+    """One user of a database, in one thread. Transactions nest.
 
-    def __init__(self, engine: Engine) -> None:
+    Args:
+        engine: the database.
+        verify: called before each transaction; raises StoreError where the database is not this
+            process's any more.
+    """
+
+    def __init__(self, engine: Engine, verify: Callable[[], None] = lambda: None) -> None:
         self._engine = engine
+        self._verify = verify
         self._connection: Connection | None = None
 
     def close(self) -> None:
@@ -71,6 +78,7 @@ class Session:
         if self._connection is not None:
             yield self._connection
             return
+        self._verify()
         try:
             with self._engine.begin() as connection:
                 self._connection = connection

@@ -13,7 +13,7 @@ by URL.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -79,13 +79,14 @@ class Store:
         self.many = ManyRows(session)
 
     @classmethod
-    def open(cls, url: str) -> Store:
+    def open(cls, url: str, verify: Callable[[], None] = lambda: None) -> Store:
         """Open the database at the SQLAlchemy URL ``url``, create it or migrate it to this version.
+        ``verify``: see :class:`~malletrain.store.session.Session`.
 
         Raises:
             StoreError: it cannot be opened, or a later version of MalleTrain wrote it.
         """
-        store = cls(Session(open_engine(url)))
+        store = cls(Session(open_engine(url), verify))
         try:
             store._db.migrate()
         except BaseException:
@@ -128,6 +129,19 @@ class Store:
             daemon_id = self._db.get_meta("daemon_id") or uuid.uuid4().hex
             self._db.set_meta("daemon_id", daemon_id)
             return Boot(daemon_id, self._db.next("boots"))
+
+    def origin(self) -> str | None:
+        """The daemon that used the database last, as JSON; None: that is not known."""
+        return self._db.get_meta("origin")
+
+    def put_origin(self, text: str) -> None:
+        """Keep which daemon uses the database."""
+        self._db.set_meta("origin", text)
+
+    def place(self, of: Callable[[Connection], str]) -> str:
+        """Where the database is, by what ``of`` makes of a connection to it."""
+        with self.transaction() as connection:
+            return of(connection)
 
     def told(self) -> int | None:
         """The number of the last event of which owners were told; None: they never were."""

@@ -57,7 +57,9 @@ of Slurm 22.05). scancel and qdel send one for each job.
 """
 FOR_EACH_JOB = frozenset({"scancel", "qdel", "qsig"})
 FIRST_S, MOST_S = 5.0, 300.0
-"""Shortest and longest time for which it is then left alone."""
+"""Shortest time for which it is then left alone, and the longest where no promise of the site's
+sets one, seconds.
+"""
 
 
 class CallLog:
@@ -65,15 +67,17 @@ class CallLog:
 
     Args:
         clock: seconds, of any origin.
+        most_s: longest time for which the controller is left alone, seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, most_s: float = MOST_S) -> None:
         self._clock = clock
+        self._most_s = most_s
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._requests = 0
-        self._busy = Backoff(FIRST_S, MOST_S)
-        self._silent = Backoff(FIRST_S, MOST_S)
+        self._busy = Backoff(FIRST_S, most_s)
+        self._silent = Backoff(FIRST_S, most_s)
 
     def count(self, command: str, outcome: str, said: str = "", requests: int = 1) -> None:
         """A call came back.
@@ -91,7 +95,7 @@ class CallLog:
             if outcome == SILENT:
                 self._silent.refused(now, said)
                 return
-            self._silent = Backoff(FIRST_S, MOST_S)  # any answer shows that it is there
+            self._silent = Backoff(FIRST_S, self._most_s)  # any answer shows that it is there
             if outcome == BUSY:
                 self._busy.refused(now, said)
             else:

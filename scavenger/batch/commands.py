@@ -152,6 +152,15 @@ def failure(result: CommandResult) -> CommandError:
     return CommandError(f"{show(result.argv)} {how}{said}", result)
 
 
+def refusal(result: CommandResult) -> str:
+    """Why a command was refused, in the scheduler's words; the command itself stands last, for it
+    is long.
+    """
+    if not result.complaint:
+        return str(failure(result))
+    return f"{result.complaint} ({show(result.argv)})"
+
+
 def show(argv: Sequence[str]) -> str:
     """A command as it would be typed, shortened."""
     return shorten(shlex.join(argv), 120)

@@ -239,15 +239,13 @@ class LeaseLedger:
 
     def refusal(self, user: str, now: float) -> str:
         """Why it is of no use to ask for any lease of this user; empty when it is."""
+        none = not self._allowed.get(user)
         for backoff, what in (
-            (self._limits.get(user), "more jobs"),
-            (self._refusals.get(user), "the jobs"),
+            (self._limits.get(user), "takes no job" if none else "refuses more jobs"),
+            (self._refusals.get(user), "refuses the jobs"),
         ):
             if backoff is not None and backoff.left_s(now) > 0:
-                return (
-                    f"{self.scheduler} refuses {what} of {self._called(user)} for now: "
-                    f"{backoff.reason}"
-                )
+                return f"{self.scheduler} {what} of {self._called(user)} for now: {backoff.reason}"
         return ""
 
     def backing_off_s(self, now: float) -> float:
@@ -268,13 +266,12 @@ class LeaseLedger:
         limit = self._limits.get(only)
         if limit is not None and limit.left_s(now) > 0:
             count = self._allowed[only]
-            limits.append(
-                (
-                    count - active,
-                    f"{self.scheduler} refuses more jobs of {self._called(only)} than {count} "
-                    f"for now: {limit.reason}",
-                )
+            what = (
+                f"refuses more jobs of {self._called(only)} than {count}"
+                if count
+                else f"takes no job of {self._called(only)}"
             )
+            limits.append((count - active, f"{self.scheduler} {what} for now: {limit.reason}"))
         elif only and (reason := self.refusal(only, now)):
             limits.append((0, reason))
         return min(limits, default=None)

@@ -27,6 +27,7 @@ from scavenger.batch.lease_script import forget_outputs
 from scavenger.batch.leaving import must_leave
 from scavenger.batch.look import Finding, LookResult, SchedulerAnswer, SiteT
 from scavenger.batch.pace import RequestBudget, TokenBucket
+from scavenger.batch.poll_pause import PollPause
 from scavenger.batch.rules import Explanations, NodeFacts, choose
 from scavenger.batch.settings import BatchSettings, OptionsT
 from scavenger.batch.side_by_side import side_by_side
@@ -96,6 +97,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             dialect, settings.submit_as, settings.user, pace, commands, submitting
         )
         self.budget = RequestBudget(commands.calls, settings.request_rate, settings.poll_interval_s)
+        self._pause = PollPause(settings.longest_pause_s)
         self.ender = LeaseEnder(self.ledger, self.submitter, self._steps)
         self._idle_since: dict[str, float] = {}
         self._gone: dict[str, Lease] = {}
@@ -274,11 +276,14 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         return self.site
 
     def poll_again_s(self, view: LookResult[SiteT], took_s: float) -> float:
-        """At most a tenth of the time goes into asking, a third while nodes are taken back. The
-        budget of requests puts off no such poll, only those that events ask for.
+        """At most a tenth of the time goes into asking, a third while nodes are taken back, unless
+        the site's promises need more. The budget of requests puts off no such poll, only those
+        that events ask for.
         """
-        usual, urgent = self._usual_s(view.site), view.answer.urgent
-        again_s = max(min(usual, HOLD_POLL_S), 3 * took_s) if urgent else max(usual, 10 * took_s)
+        usual_s, share = self._usual_s(view.site), 10.0
+        if view.answer.urgent:
+            usual_s, share = min(usual_s, HOLD_POLL_S), 3.0
+        again_s = self._pause.after(took_s, usual_s, share)
         return max(again_s, self.commands.calls.left_alone_s())
 
     def _horizon(self, node: NodeFacts, now: float) -> float:

@@ -91,6 +91,14 @@ class BatchSettings(Generic[OptionsT]):
         return "" if self.submit_as else self.user
 
     @property
+    def longest_pause_s(self) -> float:
+        """The longest pause between two polls of a scheduler that is slow or silent: half of
+        ``spare_s``. The other half is for the answer, so that a lease whose node is reserved still
+        has its whole grace time before the reservation begins.
+        """
+        return max(self.poll_interval_s, self.spare_s / 2)
+
+    @property
     def least_s(self) -> float:
         """The shortest lease that is asked for."""
         return max(LEAST_LIMIT_S, self.time_min_s or 0.0, self.min_lease_s)

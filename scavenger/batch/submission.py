@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from scavenger.batch.calls import sign_in
-from scavenger.batch.commands import CommandError, Commands, failure
+from scavenger.batch.commands import CommandError, Commands, failure, refusal
 from scavenger.batch.lease_script import Part, owner_prefix
 from scavenger.batch.pace import TokenBucket
 from scavenger.batch.side_by_side import side_by_side
@@ -149,7 +149,7 @@ class Submitter:
                 return self.dialect.job_id(result.stdout)
         except SchedulerError as error:
             raise UnsureError(str(error)) from None
-        sentence = str(failure(result))
+        sentence = refusal(result)
         if sign_in(result.stderr):
             raise BusyError(sentence)
         if self.dialect.limit_reached.search(result.complaint):

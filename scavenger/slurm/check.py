@@ -19,7 +19,7 @@ from scavenger.slurm.job import SlurmLeaseOptions, batch_script, sbatch
 from scavenger.slurm.longest_wait import exempt_times, longest_wait
 from scavenger.slurm.site import Partition, SlurmSite
 from scavenger.slurm.source import SlurmSource
-from scavenger.slurm.wall_limits import longest_lease
+from scavenger.slurm.wall_limits import longest_lease, most_memory_mb
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SlurmChecked:
 def findings(checked: SlurmChecked) -> Iterator[Finding]:
     """(works, sentence) per thing tested."""
     by_mode = [_backfill] if checked.settings.backfill else [_preemption, _grace, _longest_wait]
-    for part in (_partitions, _time_limit, *by_mode, _permission, _shape, _gpus, _sight):
+    for part in (_partitions, _time_limit, _memory, *by_mode, _permission, _shape, _gpus, _sight):
         yield from part(checked)
     yield from limits(checked.site, checked.settings, checked.commands)
 
@@ -86,6 +86,16 @@ def _time_limit(checked: SlurmChecked) -> Iterator[Finding]:
             True,
             f"Leases end after {longest_s:g} s at most ({by}), sooner than time_limit "
             f"({s.time_limit_s:g} s) says.",
+        )
+
+
+def _memory(checked: SlurmChecked) -> Iterator[Finding]:
+    lease = checked.settings.lease
+    if lease.exclusive and (most := most_memory_mb(checked.site, lease)):
+        yield (
+            True,
+            f"Leases have {most:,} MB of a node's memory at most (MaxMemPerNode of their "
+            "partition).",
         )
 
 

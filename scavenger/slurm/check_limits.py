@@ -17,7 +17,16 @@ TABLE = "scheduler.slurm"
 OF_USER = {"maxjobs": "MaxJobs", "maxsubmitjobs": "MaxSubmitJobs"}
 OF_ACCOUNT = {"grpjobs": "GrpJobs", "grpsubmitjobs": "GrpSubmitJobs", "grptres": "GrpTRES"}
 OF_QOS = {"maxjobsperuser": "MaxJobsPerUser", "maxsubmitjobsperuser": "MaxSubmitJobsPerUser"}
+TRES_OF_QOS = {
+    "maxtresperuser": "MaxTRESPerUser",
+    "maxtresperaccount": "MaxTRESPerAccount",
+    "grptres": "GrpTRES",
+    "maxtresperjob": "MaxTRES",
+}
+JOBS_OF_QOS = {"grpjobs": "GrpJobs", "grpsubmitjobs": "GrpSubmitJobs"}
 """Fields of ``sacctmgr show`` and the names of the limits, by whose jobs they count."""
+NEEDED = ("node", "cpu", "mem")
+"""What every lease takes some of."""
 
 
 def limits(
@@ -34,7 +43,8 @@ def limits(
         rows = _show(
             commands, "assoc", [*OF_USER, *OF_ACCOUNT], f"cluster={cluster}", f"account={account}"
         )
-        qos = _show(commands, "qos", [*OF_QOS], f"name={lease.qos}") if lease.qos else {}
+        of_qos = [*OF_QOS, *TRES_OF_QOS, *JOBS_OF_QOS]
+        qos = _show(commands, "qos", of_qos) if _names_of_qos(site, settings) else {}
     except CommandError:
         return
     of_user = rows.get(settings.user, {})
@@ -42,10 +52,18 @@ def limits(
         if (most := of_user.get(field, "")).isdecimal():
             named = f"{name} of the association of {settings.user}"
             yield from job_limit("Slurm", named, int(most), ours.max_leases_per_user, TABLE)
-    for field, name in OF_QOS.items():
-        if (most := qos.get(lease.qos, {}).get(field, "")).isdecimal():
-            named = f"{name} of QOS {lease.qos}"
-            yield from job_limit("Slurm", named, int(most), ours.max_leases_per_user, TABLE)
+    for called in _names_of_qos(site, settings):
+        row = qos.get(called, {})
+        for field, name in OF_QOS.items():
+            if (most := row.get(field, "")).isdecimal():
+                named = f"{name} of QOS {called}"
+                yield from job_limit("Slurm", named, int(most), ours.max_leases_per_user, TABLE)
+        for field, name in JOBS_OF_QOS.items():
+            if (most := row.get(field, "")).isdecimal():
+                yield _together(f"{most} jobs", f"{name} of QOS {called}", most == "0")
+        for field, name in TRES_OF_QOS.items():
+            if most := row.get(field, ""):
+                yield _together(most, f"{name} of QOS {called}", _takes_none(most))
     shared = [
         f"{name}={value}"
         for field, name in OF_ACCOUNT.items()
@@ -62,6 +80,34 @@ def limits(
             f"{what}, for which Slurm preempts nothing, so jobs of the account would wait for "
             f"leases; set leave_at_limits = true in [{TABLE}], or account to one of their own.",
         )
+
+
+def _names_of_qos(site: SlurmSite, settings: BatchSettings[SlurmLeaseOptions]) -> list[str]:
+    """The QOS whose limits count for leases: their own, and those of their partitions."""
+    lease = settings.lease
+    of_partitions = (
+        site.partitions[name].qos for name in lease.partitions if name in site.partitions
+    )
+    return list(dict.fromkeys(name for name in (lease.qos, *of_partitions) if name))
+
+
+def _takes_none(tres: str) -> bool:
+    """Whether a limit on resources, such as ``cpu=64,node=0``, lets no lease start at all."""
+    parts = (part.partition("=") for part in tres.split(","))
+    return any(name in NEEDED and value.strip("KMGTP") == "0" for name, _, value in parts)
+
+
+def _together(most: str, name: str, none: bool) -> Finding:
+    if none:
+        return (
+            False,
+            f"{name} is {most}, so that no lease can start; raise it, or name another QOS.",
+        )
+    return (
+        True,
+        f"Leases have {most} at most ({name}). More of them wait in Slurm for start_within and are "
+        f"withdrawn; max_leases in [{TABLE}] keeps them from being asked for.",
+    )
 
 
 def _default_account(commands: Commands, user: str) -> str:

@@ -54,13 +54,15 @@ class SlurmLeaseOptions:
         return next(iter(self.partitions), "")
 
 
-def sbatch(settings: BatchSettings[SlurmLeaseOptions], wanted: Wanted, step: bool) -> list[str]:
+def sbatch(
+    settings: BatchSettings[SlurmLeaseOptions], wanted: Wanted, step: bool, memory_mb: int = 0
+) -> list[str]:
     """The command that submits one lease; its script comes through standard input. ``step``: the
-    agent runs as a job step.
+    agent runs as a job step. ``memory_mb``: of a whole node; 0: all that it has.
     """
     output = "/dev/null" if wanted.output is None else _pattern(str(wanted.output))
     where = [f"--nodelist={wanted.node}", "--nodes=1", "--ntasks=1"]
-    return _sbatch(settings, wanted.name, where, output, wanted, step)
+    return _sbatch(settings, wanted.name, where, output, wanted, step, memory_mb)
 
 
 def sbatch_shared(
@@ -68,6 +70,7 @@ def sbatch_shared(
     pack: Sequence[Wanted],
     others: Collection[str],
     step: bool,
+    memory_mb: int = 0,
 ) -> list[str]:
     """The command that submits one job for several leases: an array of a task for each, or a block.
 
@@ -79,6 +82,7 @@ def sbatch_shared(
         pack: the leases.
         others: all other nodes where leases might run.
         step: the agents run as job steps.
+        memory_mb: of a whole node; 0: all that it has.
     """
     name = name_of(one.lease for one in pack)
     where = [f"--exclude={fold(others)}"] if others else []
@@ -87,7 +91,9 @@ def sbatch_shared(
     else:
         where += [f"--nodes=1-{len(pack)}", "--ntasks-per-node=1", "--no-kill"]
     shortest = min(pack, key=lambda one: one.limit_s)
-    return _sbatch(settings, f"{settings.prefix}{name}", where, "/dev/null", shortest, step)
+    return _sbatch(
+        settings, f"{settings.prefix}{name}", where, "/dev/null", shortest, step, memory_mb
+    )
 
 
 def _sbatch(
@@ -97,6 +103,7 @@ def _sbatch(
     output: str,
     wanted: Wanted,
     step: bool,
+    memory_mb: int,
 ) -> list[str]:
     options = settings.lease
     words = [
@@ -118,7 +125,7 @@ def _sbatch(
     if settings.time_min_s is not None and settings.time_min_s < wanted.limit_s:
         words.append(f"--time-min={max(1, int(settings.time_min_s // 60))}")
     if options.exclusive:
-        words += ["--exclusive", "--mem=0"]
+        words += ["--exclusive", f"--mem={memory_mb}"]
     if options.nice:
         words.append(f"--nice={options.nice}")
     for option in ("partition", "qos", "account", "constraint", "gres"):

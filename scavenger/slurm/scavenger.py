@@ -49,7 +49,7 @@ from scavenger.slurm.source import (
 )
 from scavenger.slurm.state import ENDED_STATES, PENDING_STATES, describe, lease_job
 from scavenger.slurm.steps import ENDED, StepWatch
-from scavenger.slurm.wall_limits import longest_lease, max_walls
+from scavenger.slurm.wall_limits import longest_lease, max_walls, most_memory_mb
 
 TURN_WITHOUT_BACKFILL_S = 60.0
 
@@ -222,7 +222,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
 
     def _submission(self, wanted: Wanted, site: SlurmSite) -> tuple[list[str], bytes]:
         step = self._as_step(site)
-        return sbatch(self.settings, wanted, step), batch_script(
+        memory_mb = most_memory_mb(site, self.settings.lease)
+        return sbatch(self.settings, wanted, step, memory_mb), batch_script(
             self.settings.template, wanted.argv, wanted.env, step, wanted.keep_at_home
         )
 
@@ -243,7 +244,9 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             if name not in nodes and (not named or not named.isdisjoint(facts.partitions))
         ]
         return (
-            sbatch_shared(self.settings, pack, others, step),
+            sbatch_shared(
+                self.settings, pack, others, step, most_memory_mb(view.site, self.settings.lease)
+            ),
             shared_script(self.settings, pack, step),
         )
 

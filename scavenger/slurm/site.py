@@ -43,6 +43,8 @@ class Partition:
     nodes: frozenset[str] = frozenset()
     qos: str = ""
     """The QOS that the partition puts on its jobs; empty: none."""
+    max_memory_mb: int | None = None
+    """MaxMemPerNode, MB; None: no limit."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,7 @@ def _partition(line: str) -> Partition:
         read_duration(fields.get("MaxTime", "UNLIMITED")),
         nodes,
         fields.get("QoS", "N/A").replace("N/A", "").replace("(null)", ""),
+        int(memory) if (memory := fields.get("MaxMemPerNode", "")).isdecimal() else None,
     )
 
 

@@ -1,7 +1,8 @@
-"""How long a job of the leases may be at most: MaxTime of their partitions, MaxWall of their QOS.
+"""How long a job of the leases may be at most, and how much memory it may have: MaxTime and
+MaxMemPerNode of their partitions, MaxWall of their QOS.
 
 Decides which limits count. A lease that asked for more would wait for ever (PartitionTimeLimit,
-QOSMaxWallDurationPerJobLimit).
+QOSMaxWallDurationPerJobLimit, MaxMemPerLimit).
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ def longest_lease(site: SlurmSite, lease: SlurmLeaseOptions) -> tuple[float | No
     if (most := site.max_wall.get(lease.qos)) is not None:
         found.append((most, f"MaxWall of QOS {lease.qos}"))
     return min(found, default=(None, ""))
+
+
+def most_memory_mb(site: SlurmSite, lease: SlurmLeaseOptions) -> int:
+    """MB that a lease may ask for on a node; 0: all of its memory."""
+    limits = (site.partitions[p].max_memory_mb for p in lease.partitions if p in site.partitions)
+    return min((most for most in limits if most is not None), default=0)
 
 
 def max_walls(commands: Commands, site: SlurmSite) -> Mapping[str, float]:

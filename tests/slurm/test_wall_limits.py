@@ -27,3 +27,24 @@ def test_a_lease_is_as_long_as_its_partition_allows_and_starts(cluster):
     assert any("600 s at most (MaxTime of partition short)" in said for _, said in one.check())
     one.give_back(one.poll().leases)
     slurm.until(lambda: not slurm.leases(), "the lease is cancelled")
+
+
+def test_a_lease_has_as_much_memory_as_its_partition_gives_and_starts(cluster):
+    """All memory of a node would be above MaxMemPerNode: Slurm lets such a job wait for ever."""
+    slurm = cluster(
+        1,
+        lease_mode="PreemptMode=CANCEL MaxMemPerNode=1000",
+        select="select/cons_tres\nSelectTypeParameters=CR_Core_Memory",
+    )
+    one = scavenger(slurm)
+    slurm.until(lambda: gaps(one) == ["n1"], "the node is a gap")
+    one.take([LeaseRequest("l1", "n1", ("sleep", "600"))])
+
+    def begun():
+        state = states(one)["l1"]
+        assert state is not LeaseState.ENDED
+        return state is LeaseState.RUNNING
+
+    slurm.until(begun, "the lease runs")
+    one.give_back(one.poll().leases)
+    slurm.until(lambda: not slurm.leases(), "the lease is cancelled")

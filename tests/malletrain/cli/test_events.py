@@ -1,15 +1,20 @@
 """`malletrain events`: pages, following, and the trace of nodes held."""
 
+import importlib
 import json
+import re
+import sys
 
 import pytest
 
+from malletrain.client import ClientError, Unreachable
 from tests.malletrain.cli.fake_daemon import Refuse, event_view
 
 
 def test_events(run, daemon):
     result = run("events")
-    assert [line.split()[1] for line in result.stdout.splitlines()] == ["rescaled"] * 3
+    assert [line.split()[2] for line in result.stdout.splitlines()] == ["rescaled"] * 3
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  rescaled", result.stdout)
     assert "train n1" in result.stdout
 
 
@@ -33,6 +38,27 @@ def test_events_follow_goes_on(run, daemon):
     assert result.exit_code == 1
     assert served == [0, 1, 2, 3]
     assert len(result.stdout.splitlines()) == 3
+
+
+def test_events_follow_the_daemon_that_is_started_anew(run, daemon, monkeypatch):
+    served = []
+
+    def events(self, since, **options):
+        served.append(since)
+        if len(served) == 2:
+            raise Unreachable("The daemon is gone.")
+        if len(served) == 4:
+            raise ClientError("Enough.")
+        return [event_view(since + 1)]
+
+    monkeypatch.setattr("malletrain.client.Connection.events", events)
+    importlib.import_module("malletrain.cli.events")  # its command has the name, too
+    monkeypatch.setattr(sys.modules["malletrain.cli.events"], "BACK_EVERY_S", 0.0)
+    result = run("events", "--follow")
+    assert result.exit_code == 1
+    assert served == [0, 1, 1, 2]
+    assert "The daemon is gone. Its events follow" in result.stderr
+    assert len(result.stdout.splitlines()) == 2
 
 
 def test_events_as_a_trace_are_simulated(run, daemon, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from malletrain.core.bidders import Bidders
@@ -25,6 +27,7 @@ from malletrain.core.gaps import Gaps
 from malletrain.core.goal_keeper import GoalKeeper
 from malletrain.core.lease_planner import LeasePlanner
 from malletrain.core.planning import Plan
+from malletrain.core.pools import pool
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
 from malletrain.core.quotas import Quotas
@@ -241,12 +244,12 @@ def test_a_job_left_under_its_minimum_by_an_unfit_node_does_not_hang_in_its_resc
 # --- the lease planner by itself ---
 
 
-def planner(*nodes, jobs, settings=None, gaps=()):
+def planner(*nodes, jobs, settings=None, gaps=(), seen=None):
     """The planner of a state with these (owner, node) and jobs, and who gets what in the imagined
     plan: owner → how many nodes.
     """
     settings = settings or ControllerSettings(release_after_s=10.0, reclaim_s=20.0)
-    state, seen = ControllerState(settings.release_after_s), Gaps()
+    state, seen = ControllerState(settings.release_after_s), seen or Gaps()
     for spec in jobs:
         state.submit(spec)
     for owner, node in nodes:
@@ -302,6 +305,32 @@ def test_gaps_first_and_then_what_others_have_less_use_for(shares, gaps, command
     assert plan(shares).review(1.0) == commands
     reclaimed = [n for c in commands if isinstance(c, ReclaimNodes) for n in c.nodes]
     assert [n for n, node in state.nodes.items() if node.gone_at == 21.0] == reclaimed
+
+
+@pytest.mark.parametrize(
+    ("rejected", "failing", "reclaimed"),
+    [
+        ((), False, ("n0",)),
+        (("n0",), False, ("n1",)),
+        (("n0", "n1"), False, ()),
+        ((), True, ()),
+    ],
+)
+def test_a_node_is_reclaimed_only_for_a_user_who_may_have_it(rejected, failing, reclaimed):
+    """Bob's leases came to nothing on some of Alice's nodes, or wherever he had one."""
+    seen = Gaps()
+    state, plan = planner(("alice", "n0"), ("alice", "n1"), jobs=(A, B), seen=seen)
+    for node in rejected:
+        seen.rejected(node, "bob", 0.5)
+    for now in (0.1, 2.0) if failing else ():
+        seen.seen({"x": (None, "default")}, now)
+        seen.ask(Counter({pool("default", "bob"): 1}), seen.open((), ("bob",), now), now)
+        seen.refused("x", "bob", now)
+    seen.seen({}, 2.5)
+    assert seen.backing_off("bob", 3.0) == failing
+    state.leases_due = True
+    commands = plan({"a": 1, "b": 1}).review(3.0)
+    assert [n for c in commands if isinstance(c, ReclaimNodes) for n in c.nodes] == [*reclaimed]
 
 
 def test_only_idle_leases_that_are_due_and_spare_are_released():

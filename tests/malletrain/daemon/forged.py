@@ -14,6 +14,7 @@ from typing import Any
 
 import zmq
 
+from malletrain import __version__
 from malletrain.client import Connection
 from malletrain.config.model import parse_config
 from malletrain.daemon import backends
@@ -244,7 +245,14 @@ class Agent:
     def hello(self, **fields: Any) -> None:
         self.say(
             messages.Hello(
-                **{"node": self.node, "lease": self.lease, "host": "127.0.0.1", "pid": 1, **fields}
+                **{
+                    "node": self.node,
+                    "lease": self.lease,
+                    "host": "127.0.0.1",
+                    "pid": 1,
+                    "version": __version__,
+                    **fields,
+                }
             )
         )
 

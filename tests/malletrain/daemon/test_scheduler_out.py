@@ -70,6 +70,11 @@ def training(folder):
         daemon.stop()
 
 
+def kinds(daemon):
+    """What has been recorded so far."""
+    return [event.kind for event in daemon.events()]
+
+
 @pytest.mark.parametrize("trouble", ["fails", "hangs", "half"])
 def test_while_it_is_out_of_order_jobs_go_on_and_users_are_served(tmp_path, trouble):
     with training(tmp_path) as (daemon, machine, job, agent):
@@ -86,12 +91,20 @@ def test_while_it_is_out_of_order_jobs_go_on_and_users_are_served(tmp_path, trou
 
         until(in_trouble, "it is asked")
         second = daemon.submit("bob")
+        if trouble == "fails":
+            with daemon.client() as client:
+                assert "slurmctld does not answer." in client.status().poll_error
+            until(lambda: "scheduler-busy" in kinds(daemon), "it is told")
         assert daemon.job(job).nodes == (agent.node,)
         assert daemon.job(second).state == "queued" or trouble == "half"
         assert not [e for e in daemon.events() if e.lease == agent.lease and e.kind in OVER]
         machine.trouble = ""
         machine.released.set()
         until(lambda: heard() and machine.of("bob"), "bob has a lease when it is back")
+        if trouble == "fails":
+            until(lambda: "scheduler-answers" in kinds(daemon), "its end is told")
+            with daemon.client() as client:
+                assert client.status().poll_error == ""
         assert daemon.job(job).nodes == (agent.node,)
         assert not [e for e in daemon.events() if e.lease == agent.lease and e.kind in OVER]
 

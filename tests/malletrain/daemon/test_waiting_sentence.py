@@ -2,7 +2,7 @@
 
 import pytest
 
-from malletrain.daemon.job_views import short_of
+from malletrain.daemon.job_views import short_of, waiting_for
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,16 @@ def test_what_a_job_lacks_is_said_in_numbers(needed, held, coming, said):
 )
 def test_idle_nodes_that_are_left_alone_are_said(alone, said):
     assert short_of(1, 0, 0, alone) == said
+
+
+@pytest.mark.parametrize(
+    ("reasons", "said"),
+    [
+        ([], ""),
+        (["MaxMemPerLimit"], "; 1 lease waits in the main scheduler (MaxMemPerLimit)"),
+        (["Priority", "", "Priority"], "; 3 leases wait in the main scheduler (Priority)"),
+        (["None"], "; 1 lease waits in the main scheduler (no reason given)"),
+    ],
+)
+def test_leases_that_wait_are_said_with_the_schedulers_reason(reasons, said):
+    assert waiting_for(reasons) == said

@@ -118,6 +118,17 @@ def test_how_many_more_there_may_be():
     )
 
 
+def test_a_limit_that_lets_no_lease_in_is_told_as_such():
+    """As DenyOnLimit refuses one that asks for too much, whatever there is already."""
+    made = books()
+    made.limit_reached("me", "QOSMaxMemoryPerUser", NOW)
+    assert made.refusal("me", NOW) == "Slurm takes no job of ours for now: QOSMaxMemoryPerUser"
+    assert made.room(0, NOW, "me") == (
+        0,
+        "Slurm takes no job of ours for now: QOSMaxMemoryPerUser",
+    )
+
+
 def test_a_limit_of_one_user_stops_no_other():
     made = books(max_leases=3)
     made.look({"l1": job(RUNNING), "l2": job(RUNNING, "l2")._replace(user="ann")}, "", {}, NOW)

@@ -97,7 +97,7 @@ def test_a_limit_of_the_site_ends_the_asking_for_a_while(slurm):
     assert len(slurm.tools.calls("sbatch")) == calls
     polled = scavenger.poll()
     assert polled.gaps == ()
-    assert "refuses more jobs" in why(polled, "n3")["at once"]
+    assert "takes no job of ours" in why(polled, "n3")["at once"]
     slurm.now += 301
     assert len(scavenger.poll().gaps) == 8
 

@@ -213,3 +213,29 @@ def test_check_reads_the_limits_of_the_association(tmp_path):
     found = {s: w for w, s in slurm.scavenger(lease=options, max_leases_per_user=2).check()}
     assert [w for s, w in found.items() if "MaxSubmitJobsPerUser of QOS low" in s] == [True]
     assert [w for s, w in found.items() if "they leave for its jobs" in s] == [True]
+
+
+QOS = """\
+low|||cpu=64,node=4|||node=0|||
+part||||||node=9|5||
+"""
+"""Of sacctmgr -nP show qos, in the order that check asks for."""
+
+
+def test_check_reads_what_the_qos_of_leases_and_of_their_partitions_allow(tmp_path):
+    slurm = world.World(tmp_path)
+    slurm.file("config", world.CONFIG + "AccountingStorageEnforce = associations,limits,qos\n")
+    slurm.file("partitions", world.PARTITIONS.replace("MaxTime=1-", "QoS=part MaxTime=1-"))
+    slurm.tools.runs(
+        "sacctmgr",
+        'case "$*" in *" user "*) echo phys;; *maxtresperuser*) cat "$here/qos";; esac; exit 0',
+    )
+    slurm.file("qos", QOS)
+    options = SlurmLeaseOptions(partition="preemptable", qos="low")
+    found = {s: works for works, s in slurm.scavenger(lease=options).check() if "QOS" in s}
+    for words, expected in (
+        ("Leases have cpu=64,node=4 at most (MaxTRESPerUser of QOS low)", True),
+        ("MaxTRES of QOS low is node=0, so that no lease can start", False),
+        ("Leases have 5 jobs at most (GrpJobs of QOS part)", True),
+    ):
+        assert [works for s, works in found.items() if words in s] == [expected], found

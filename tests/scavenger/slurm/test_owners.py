@@ -127,7 +127,7 @@ def test_one_users_limit_stops_nobody_else(slurm):
     assert names(scavenger.poll()) == [f"n{i}" for i in range(1, 9)], "for others they are of use"
     again = scavenger.take([request(5, owner="bob"), request(6, owner="ann")])
     assert [lease.state for lease in again] == [LeaseState.ENDED, LeaseState.PENDING]
-    assert again[0].reason.startswith("Slurm refuses more jobs of bob for now")
+    assert again[0].reason.startswith("Slurm takes no job of bob for now: sbatch: error: AssocMax")
     assert [owner for owner, *_ in as_owner(slurm, "sbatch")].count("bob") == 1, (
         "he is not asked for again at once"
     )

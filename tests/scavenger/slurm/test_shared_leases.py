@@ -122,7 +122,7 @@ def test_the_half_for_which_the_pace_leaves_nothing_is_not_asked_for_at_once(slu
     one = slurm.ready(shape="array", submit_rate=0.001, submit_burst=1)
     leases = one.take([request(i) for i in (1, 2, 3, 4)])
     assert [lease.state for lease in leases] == [NOT_YET, NOT_YET, ENDED, ENDED]
-    assert "refuses more jobs" in one.take([request(5)])[0].reason
+    assert "takes no job of ours" in one.take([request(5)])[0].reason
 
 
 def test_what_may_have_been_submitted_is_cancelled_when_it_turns_up(slurm):

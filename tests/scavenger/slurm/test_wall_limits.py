@@ -55,3 +55,17 @@ def test_a_limit_below_the_shortest_lease_is_told_before_anything_is_asked_for(s
     assert "takes jobs of 300 s at most where leases run (MaxTime of partition pre" in one.reason
     assert slurm.tools.calls("sbatch") == []
     assert any(not works and "none could start" in s for works, s in scavenger.check())
+
+
+def test_a_lease_asks_for_no_more_memory_than_its_partition_gives(slurm):
+    configured(slurm)
+    scavenger = slurm.ready()
+    scavenger.take([request(1)])
+    assert "--exclusive --mem=0 " in slurm.tools.calls("sbatch")[-1]
+    slurm.file(
+        "partitions", world.PARTITIONS.replace("MaxTime=1-", "MaxMemPerNode=1000 MaxTime=1-")
+    )
+    scavenger = slurm.ready()
+    scavenger.take([request(2)])
+    assert "--exclusive --mem=1000 " in slurm.tools.calls("sbatch")[-1]
+    assert any("1,000 MB of a node's memory" in s for works, s in scavenger.check() if works)

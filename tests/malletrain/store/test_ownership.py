@@ -1,0 +1,114 @@
+"""A database has one daemon at a time; the second one waits, and takes over."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import text
+
+from malletrain.cli.db import db
+from malletrain.store import copies, ownership
+from malletrain.store.database import StoreError, open_engine
+from malletrain.store.ownership import FENCE_S, own
+from malletrain.store.store import Store
+from tests import postgres
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, tmp_path):
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/m.db"
+        return
+    with postgres.running() as server:
+        yield server.url
+
+
+class Waiting:
+    """A daemon that comes second. What it does while it waits is ``then``, once."""
+
+    def __init__(self, url, then):
+        self.then = then
+        self.told, self.slept = [], []
+        self.owned = own(url, "the second", self.told.append, sleep=self.sleep)
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        then, self.then = self.then, lambda: None
+        then()
+
+
+def test_the_second_waits_and_takes_over_and_both_are_told(url):
+    first = own(url, "the first", pytest.fail)
+    assert first.look() == []
+    seen = []
+
+    def ends():
+        seen.extend(first.look())
+        first.close()
+
+    second = Waiting(url, ends)
+    assert second.told == ["the first"]
+    assert seen == ["the second"]
+    assert second.owned.look() == []
+    fence = [FENCE_S] if url.startswith("postgresql") else []
+    assert second.slept[-len(fence) :] == fence or not fence
+    second.owned.close()
+
+
+def test_who_ends_leaves_it_free(url):
+    for _ in range(2):
+        with own(url, "one", pytest.fail), Store.open(url):
+            pass
+
+
+def test_an_owner_whose_connection_was_cut_begins_no_transaction(monkeypatch):
+    with postgres.running() as server:
+        now = 0.0
+        first = own(server.url, "the first", pytest.fail, clock=lambda: now)
+        store = Store.open(server.url, first.verify)
+        store.boot()
+        engine = open_engine(server.url)
+        with engine.begin() as connection:
+            others = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
+            connection.execute(text(others))
+        engine.dispose()
+        second = own(server.url, "the second", pytest.fail)
+        now += FENCE_S + 1
+        with pytest.raises(StoreError, match="Another daemon may have it"):
+            store.boot()
+        second.close()
+        first.close()
+
+
+def test_an_owner_that_is_silent_for_long_is_cut_off(monkeypatch):
+    """Its host has lost power: nobody closes its connection."""
+    with postgres.running() as server:
+        first = own(server.url, "the first", pytest.fail)
+        monkeypatch.setattr("malletrain.store.postgres_lock.SILENT_S", 0.0)
+        second = Waiting(server.url, lambda: None)
+        assert second.told == ["the first"]
+        with pytest.raises(StoreError, match="Another daemon may have it"):
+            first.look()
+        second.owned.close()
+
+
+def test_databases_without_such_a_lock_are_not_locked():
+    for _ in range(2):
+        assert ownership.own("sqlite://", "one", pytest.fail).look() == []
+
+
+@pytest.mark.parametrize("command", [["vacuum"], ["restore", "copy.db"], ["adopt"]])
+def test_commands_that_change_the_file_leave_another_daemons_alone(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    url = f"sqlite:///{tmp_path}/m.db"
+    site = '[daemon]\nstate_dir = "state"\ndatabase = "{url}"\n[scheduler]\nkind = "local"\n'
+    (tmp_path / "site.toml").write_text(site.format(url=url))
+    with Store.open(url) as store:
+        store.boot()
+    copies.backup(url, tmp_path / "copy.db")
+    arguments = [command[0], "--config", "site.toml", *command[1:]]
+    with own(url, "malletraind h pid 7", pytest.fail):
+        result = CliRunner().invoke(db, arguments)
+    assert result.exit_code == 1
+    assert "The database is in use: malletraind h pid 7 has it." in result.output
+    assert CliRunner().invoke(db, arguments).exit_code == 0

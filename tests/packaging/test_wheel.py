@@ -86,7 +86,10 @@ def test_the_installed_product_finds_its_files(installed, tmp_path):
 
 def test_check_works_where_the_wheel_is_installed(installed, tmp_path):
     shipped = run(installed, tmp_path, "malletrain", "shipped", "site-configs/embedded.toml")
-    said = run(installed, tmp_path, "malletrain", "check", "--config", shipped.strip())
+    site = tmp_path / "site.toml"
+    # Another test may have a daemon at the port of its metrics.
+    site.write_text(Path(shipped.strip()).read_text().replace('"127.0.0.1:9464"', '""'))
+    said = run(installed, tmp_path, "malletrain", "check", "--config", str(site))
     assert "is valid" in said
 
 

@@ -399,14 +399,16 @@ class Inbox:
             self.core.rounds.act(run, drained)
 
 
-def _outdated(version: str) -> str:
-    """Why an agent of this version of malletrain is replaced; empty: it is of the daemon's.
+def _outdated(version: str | None) -> str:
+    """Why an agent of this version of malletrain is replaced; empty: it is of the daemon's. None:
+    it does not say which.
 
     What this daemon says may have fields that it does not know. Jobs go on with it meanwhile.
     """
     if version == __version__:
         return ""
-    return f"Its agent is of malletrain {version}, the daemon of {__version__}."
+    which = "an earlier malletrain" if version is None else f"malletrain {version}"
+    return f"Its agent is of {which}, the daemon of {__version__}."
 
 
 def _broken(held: messages.Assignment | None) -> bool:

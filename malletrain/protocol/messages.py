@@ -68,8 +68,8 @@ class Hello(Message, frozen=True):
     """Keys of interpreters, as in Warm; None: this agent warms none up."""
     again: bool = False
     """It is what was said last on this connection, because no answer has come."""
-    version: Name = "before 0.2"
-    """Of the agent's malletrain; the default is that of agents that do not say it."""
+    version: Name | None = None
+    """Of the agent's malletrain; None: an agent that does not say it, of an earlier version."""
 
 
 class Heartbeat(Message, frozen=True):

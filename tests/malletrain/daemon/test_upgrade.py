@@ -49,7 +49,7 @@ def test_an_agent_of_before_is_replaced_before_it_gets_a_job(world):
     new.work(job)
     until(lambda: daemon.job(job).state == "running", "the job runs with an agent of this version")
     why = [e.sentence for e in daemon.events() if e.kind == "lease-released"]
-    assert any("agent is of malletrain before" in sentence for sentence in why)
+    assert any("agent is of an earlier malletrain, the daemon of" in sentence for sentence in why)
 
 
 def test_one_that_has_a_job_keeps_it_and_goes_when_that_has_left(world):

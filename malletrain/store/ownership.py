@@ -142,11 +142,11 @@ def own(
 
 
 def _lock_of(url: str, who: str) -> Lock | None:
-    given = make_url(url)
-    if given.get_backend_name() == "postgresql":
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "postgresql":
         return PostgresLock(url, who)
-    if given.get_backend_name() == "sqlite" and given.database not in (None, "", ":memory:"):
-        return FileLock(Path(str(given.database)), who)
+    if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
+        return FileLock(Path(str(parsed.database)), who)
     return None
 
 

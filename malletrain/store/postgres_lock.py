@@ -110,9 +110,9 @@ class PostgresLock:
         return self._connection
 
     def _refusal(self, error: DBAPIError) -> StoreError:
-        said = str(error.orig).strip().partition("\n")[0].rstrip(".")
+        reason = str(error.orig).strip().partition("\n")[0].rstrip(".")
         return StoreError(
-            f"The connection by which this daemon has the database {self._url} is lost ({said}). "
+            f"The connection by which this daemon has the database {self._url} is lost ({reason}). "
             "Another daemon may have it from now on; this one waits for it when it is started "
-            f"again.{advice(said)}"
+            f"again.{advice(reason)}"
         )

@@ -10,27 +10,10 @@ import pytest
 from malletrain.protocol import env
 from tests.gpu import training
 from tests.malletrain.elastic.conductor import conducted
-from tests.malletrain.elastic.test_run import change_at, losses, records, seen
+from tests.malletrain.elastic.test_run import change_at, losses, records, run_through, seen
 
 BY_HOST = {env.GPU_BACKEND: "gloo"}
 """Processes share the one GPU there is, which NCCL refuses."""
-
-
-def trained(folder: Path, options: dict, plan: list[tuple[int, int]], environment: dict) -> None:
-    """Train with ``plan``: (from step, on so many workers)."""
-    folder.mkdir()
-    options = {**options, "gates": [step for step, _ in plan[1:]]}
-    with conducted(folder, training.live, str(folder), options, environment=environment) as c:
-        members = c.start(plan[0][1])
-        c.round(members)
-        for step, size in plan[1:]:
-            more = c.start(size - len(members)) if size > len(members) else []
-            change_at(c, folder, step)
-            members = [*members[:size], *more]
-            c.round(members, wait=False)
-            (folder / f"go-{step}").touch()
-            c.run()
-        c.finish()
 
 
 def same_weights_on_all(folder: Path) -> None:
@@ -43,8 +26,14 @@ def same_weights_on_all(folder: Path) -> None:
 
 def test_growing_and_shrinking_equals_an_undisturbed_run(tmp_path, figure):
     options = {"samples": 1600, "epochs": 1}
-    trained(tmp_path / "one", options, [(0, 1)], BY_HOST)
-    trained(tmp_path / "two", options, [(0, 1), (20, 2), (40, 3), (60, 1), (80, 2)], BY_HOST)
+    run_through(tmp_path / "one", options, [(0, 1)], training.live, environment=BY_HOST)
+    run_through(
+        tmp_path / "two",
+        options,
+        [(0, 1), (20, 2), (40, 3), (60, 1), (80, 2)],
+        training.live,
+        environment=BY_HOST,
+    )
     alone, changing = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert len(alone) == len(changing) == 100
     off = max(abs(a - b) / abs(a) for a, b in zip(alone, changing, strict=True))
@@ -91,13 +80,13 @@ def test_processes_that_share_a_gpu_without_a_word_are_refused_in_a_sentence(tmp
 
 
 def test_one_process_over_nccl(tmp_path):
-    trained(tmp_path / "one", {"samples": 320}, [(0, 1)], {})
+    run_through(tmp_path / "one", {"samples": 320}, [(0, 1)], training.live)
     assert len(losses(tmp_path / "one")) == 20
 
 
 def test_a_compiled_model(tmp_path):
     options = {"samples": 640, "compile": True}
-    trained(tmp_path / "one", options, [(0, 1), (20, 2)], BY_HOST)
+    run_through(tmp_path / "one", options, [(0, 1), (20, 2)], training.live, environment=BY_HOST)
     assert len(losses(tmp_path / "one")) == 40
     same_weights_on_all(tmp_path / "one")
 
@@ -106,8 +95,8 @@ def test_a_compiled_model(tmp_path):
 def test_over_nccl_growing_and_shrinking_equals_an_undisturbed_run(tmp_path):
     """Two ranks need two GPUs: NCCL refuses two on one."""
     options = {"samples": 1600}
-    trained(tmp_path / "one", options, [(0, 1)], {})
-    trained(tmp_path / "two", options, [(0, 1), (20, 2), (60, 1)], {})
+    run_through(tmp_path / "one", options, [(0, 1)], training.live)
+    run_through(tmp_path / "two", options, [(0, 1), (20, 2), (60, 1)], training.live)
     alone, changing = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert max(abs(a - b) / abs(a) for a, b in zip(alone, changing, strict=True)) < 1e-4
     same_weights_on_all(tmp_path / "two")

@@ -49,11 +49,15 @@ def change_at(c: Conductor, folder: Path, step: int) -> None:
     c.until(lambda: steps(folder) >= step, f"{step} steps are done")
 
 
-def run_through(folder: Path, options: dict, plan: list[tuple[int, int]]) -> None:
-    """Train with ``plan``: (from step, on so many workers). The training waits for each change."""
+def run_through(
+    folder: Path, options: dict, plan: list[tuple[int, int]], script=scripts.train, **of_workers
+) -> None:
+    """Train with ``plan``: (from step, on so many workers). The training waits for each change.
+    ``of_workers``: see ``conducted``.
+    """
     folder.mkdir()
     options = {**options, "gates": [step for step, _ in plan[1:]]}
-    with conducted(folder, scripts.train, str(folder), options) as c:
+    with conducted(folder, script, str(folder), options, **of_workers) as c:
         members = c.start(plan[0][1])
         c.round(members)
         for step, size in plan[1:]:

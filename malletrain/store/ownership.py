@@ -38,7 +38,9 @@ class Lock(Protocol):
     """Whether another daemon can have it while its owner runs, as when a connection is lost."""
 
     def take(self) -> str | None:
-        """Take it if it is free: None. Else who has it. Raises StoreError."""
+        """Take it if it is free: None. Else who has it, "" where that is not known at this moment.
+        Raises StoreError.
+        """
         ...
 
     def wait(self) -> None:
@@ -127,9 +129,9 @@ def own(
     try:
         owner = ""
         while (has := lock.take()) is not None:
-            if has != owner:
-                owner = has
-                waits(has)
+            if not owner or has not in ("", owner):
+                owner = has or "a daemon that starts or ends at this moment"
+                waits(owner)
             lock.wait()
             sleep(ASK_S)
         if owner and lock.may_be_lost:
@@ -176,7 +178,7 @@ class FileLock:
         """See :class:`Lock`. A file lock is held until its process ends."""
         has = self._try(self._waiting)
         self._drop(self._waiting)
-        return [has] if has is not None else []
+        return [has or "another daemon"] if has is not None else []
 
     def close(self) -> None:
         """See :class:`Lock`."""
@@ -197,7 +199,7 @@ class FileLock:
         except BlockingIOError:
             has = os.pread(handle, 1000, 0).decode("utf-8", "replace").strip()
             os.close(handle)
-            return has or "a daemon that starts at this moment"
+            return has
         except OSError as error:
             os.close(handle)
             raise StoreError(

@@ -66,7 +66,7 @@ class PostgresLock:
                 return str(name)
         except DBAPIError as error:
             raise self._refusal(error) from None
-        return "a daemon that ends at this moment"
+        return ""
 
     def wait(self) -> None:
         """See :class:`~malletrain.store.ownership.Lock`."""

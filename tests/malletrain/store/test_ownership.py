@@ -92,6 +92,23 @@ def test_an_owner_that_is_silent_for_long_is_cut_off(monkeypatch):
         second.owned.close()
 
 
+def test_an_owner_without_a_name_for_a_moment_is_not_another_owner(monkeypatch):
+    """Its connection is being closed: it has the lock, and is not in the list of connections."""
+
+    class Ends:
+        may_be_lost = False
+        owners = iter(["the first", "", "the first", "the third", "", None])
+
+        def take(self):
+            return next(self.owners)
+
+        def wait(self):
+            pass
+
+    monkeypatch.setattr(ownership, "_lock_of", lambda url, who: Ends())
+    assert Waiting("postgresql://", lambda: None).told == ["the first", "the third"]
+
+
 def test_databases_without_such_a_lock_are_not_locked():
     for _ in range(2):
         assert ownership.own("sqlite://", "one", pytest.fail).look() == []

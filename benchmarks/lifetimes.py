@@ -118,7 +118,7 @@ def judge(trace: Trace, train_s: float, poll_s: float, every_s: float) -> dict[s
         began = time.process_time()
         said["lifetimes"].append(lifetimes.survival(nodes, now)[:, 1:])
         forecasts += time.process_time() - began
-        rows = lifetimes.moment.numbers(nodes, now)
+        rows = lifetimes.features.of(nodes, now)
         table = lifetimes.table(nodes, now)
         said["lifetimes, frozen"].append(frozen.survival(rows, table)[:, 1:])
     if not outcomes or not base:

@@ -14,9 +14,9 @@ import random
 from dataclasses import replace
 
 from allocator import NodeInfo, ScalingCurve
-from malletrain.core.apart import ApartPlanner
 from malletrain.core.planning import Candidate, make_plan
 from malletrain.core.settings import PlanningSettings
+from malletrain.core.trainer_plans import TrainerPlanner
 from malletrain.core.trainers import Trainer
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     for seed in range(args.machines):
         nodes, jobs = machine(seed)
         one = make_plan([replace(c, trainer=None) for c in jobs], nodes, settings)
-        several = ApartPlanner(make_plan)(jobs, nodes, settings)
+        several = TrainerPlanner(make_plan)(jobs, nodes, settings)
         total += len(nodes)
         together += sum(map(len, one.nodes.values()))
         apart += sum(map(len, several.nodes.values()))

@@ -3,7 +3,7 @@
 For a gap that is open now, the time ahead is cut into bins (:data:`EDGES_S`). The probability that
 a gap that has outlived the bins before ends in bin *k* is logistic: the log odds that the life
 table of all gaps gives for its age (:mod:`scavenger.horizon`), and a sum over what else is known
-now (:mod:`scavenger.moment`), with weights of its own for each bin. That is landmarking (van
+now (:mod:`scavenger.gap_features`), with weights of its own for each bin. That is landmarking (van
 Houwelingen, *Scandinavian Journal of Statistics* 34, 2007) with the discrete-time logistic hazard
 (Cox 1972; Tutz and Schmid, *Modeling Discrete Time-to-Event Data*, chapter 3).
 
@@ -31,9 +31,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scavenger.gap_features import CALENDAR, NAMES, Floats, GapFeatures
 from scavenger.horizon import EDGES_S as AGES_S
 from scavenger.horizon import PRIOR_MEAN_S, SurvivalEstimator
-from scavenger.moment import CALENDAR, NAMES, Floats, GapMoment
 
 EDGES_S = (0.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0)
 """The bins ahead. Beyond the last edge the hazard is taken to stay what it is in the last bin."""
@@ -78,7 +78,7 @@ Foretelling = dict[str, tuple[float, Together]]
 
 
 class LifetimeModel:
-    """What the numbers of a moment add to the life table: a row of weights for each bin."""
+    """What the features of a gap add to the life table: a row of weights for each bin."""
 
     def __init__(self) -> None:
         ridge = np.full(len(NAMES), RIDGE)
@@ -94,16 +94,21 @@ class LifetimeModel:
         """How often the weights were moved."""
 
     def survival(self, rows: Floats, table: Floats) -> Floats:
-        """(gaps, edges) The probability that a gap outlives each edge; 1 at the first.
+        """The probability that each gap outlives each edge.
 
-        ``rows``: the numbers of each gap (:meth:`scavenger.moment.GapMoment.numbers`); ``table``:
-        (gaps, bins) log odds by the life table.
+        Args:
+            rows: features of each gap, shape (gaps, features), see
+                :meth:`scavenger.gap_features.GapFeatures.of`.
+            table: log odds by the life table, shape (gaps, bins).
+
+        Returns:
+            Array of shape (gaps, edges), 1 at the first edge.
         """
-        left = np.ones((len(rows), BINS + 1))
-        said = self._opinions(slice(None), rows, table)
-        hazard = (said * self.trust).sum(axis=-1)
-        np.cumprod(1.0 - hazard, axis=1, out=left[:, 1:])
-        return left
+        survival = np.ones((len(rows), BINS + 1))
+        predictions = self._opinions(slice(None), rows, table)
+        hazard = (predictions * self.trust).sum(axis=-1)
+        np.cumprod(1.0 - hazard, axis=1, out=survival[:, 1:])
+        return survival
 
     def learn(self, k: int, rows: Floats, table: Floats, ended: Floats, weight: Floats) -> None:
         """Of the gaps that reached bin ``k``, which ended in it (1.0) and which outlived it
@@ -162,11 +167,11 @@ class Lifetimes:
         self,
         lengths: SurvivalEstimator | None = None,
         model: LifetimeModel | None = None,
-        moment: GapMoment | None = None,
+        features: GapFeatures | None = None,
     ) -> None:
         self.lengths = lengths or SurvivalEstimator(prior_mean_s=PRIOR_MEAN_S)
         self.model = model or LifetimeModel()
-        self.moment = moment or GapMoment()
+        self.features = features or GapFeatures()
         self._random = np.random.default_rng(0)
         self._put_at = -math.inf
         self._waiting: list[tuple[float, int, int, _Put]] = []
@@ -174,16 +179,20 @@ class Lifetimes:
         self._open: dict[str, list[tuple[_Put, int]]] = {}
 
     def update(
-        self, idle_since: Mapping[str, float], now: float, wanted: float | None = None
+        self, idle_since: Mapping[str, float], now: float, requested: float | None = None
     ) -> None:
-        """The nodes in a gap at ``now`` (leased ones included) with its begin, epoch seconds.
+        """Note which nodes are in a gap now, and learn from the gaps that have ended.
 
-        ``wanted``: nodes that the waiting jobs of the main scheduler ask for; None: not shown.
+        Args:
+            idle_since: node (a leased one as well) → beginning of its gap, epoch seconds.
+            now: epoch seconds.
+            requested: nodes that the waiting jobs of the main scheduler request; None if the
+                scheduler does not show them.
         """
-        if now < self.moment.now:  # the clock was set back
+        if now < self.features.now:  # the clock was set back
             self._forget()
-        end = 0.5 * (self.moment.now + now)
-        for node, length in self.moment.update(idle_since, now, wanted).items():
+        end = 0.5 * (self.features.now + now)
+        for node, length in self.features.update(idle_since, now, requested).items():
             self.lengths.observe(length)
             for put, row in self._open.pop(node, ()):
                 put.lasted[row] = end - put.at
@@ -199,11 +208,11 @@ class Lifetimes:
         """
         if not len(nodes):
             return np.ones((0, BINS + 1))
-        return self.model.survival(self.moment.numbers(nodes, now), self.table(nodes, now))
+        return self.model.survival(self.features.of(nodes, now), self.table(nodes, now))
 
     def foretell(self, now: float) -> Foretelling:
         """How long every gap of the latest update lasts yet."""
-        since = self.moment.idle_since
+        since = self.features.idle_since
         nodes = list(since)
         if not nodes:
             return {}
@@ -219,7 +228,7 @@ class Lifetimes:
 
     def table(self, nodes: Sequence[str], now: float) -> Floats:
         """(nodes, bins) Log odds that a gap of its age that reaches a bin ends in it."""
-        since = np.array([self.moment.idle_since[node] for node in nodes])
+        since = np.array([self.features.idle_since[node] for node in nodes])
         ages = np.clip(now - since, 0.0, AGES_S[-2])
         ahead = ages[:, None] + np.array(EDGES_S)
         left = np.maximum(np.interp(ahead, AGES_S, self.lengths.curve()), 1e-12)
@@ -228,14 +237,14 @@ class Lifetimes:
 
     def _put_aside(self, now: float) -> None:
         self._put_at = now
-        names = sorted(self.moment.idle_since)
+        names = sorted(self.features.idle_since)
         if len(names) > LEARNED_FROM:
             drawn = self._random.choice(len(names), LEARNED_FROM, replace=False)
             names = [names[i] for i in sorted(drawn.tolist())]
-        since = [self.moment.idle_since[n] for n in names]
+        since = [self.features.idle_since[n] for n in names]
         # Gaps that began together mostly end together: many of them tell no more than one.
         _, which, together = np.unique(since, return_inverse=True, return_counts=True)
-        rows, table = self.moment.numbers(names, now), self.table(names, now)
+        rows, table = self.features.of(names, now), self.table(names, now)
         lasted = np.full(len(names), np.inf)
         put = _Put(now, tuple(names), rows, table, 1.0 / together[which], lasted)
         for row, node in enumerate(names):
@@ -281,7 +290,7 @@ class Lifetimes:
             "seen": self.model.seen.tolist(),
             "trust": self.model.trust.tolist(),
             "steps": self.model.steps,
-            "moment": self.moment.to_dict(),
+            "moment": self.features.to_dict(),
         }
 
     @classmethod
@@ -303,7 +312,7 @@ class Lifetimes:
             trust = np.clip(_shaped(value["trust"], model.trust.shape), 1e-3, 1.0)
             model.trust = trust / trust.sum(axis=1, keepdims=True)
             model.steps = int(value["steps"])
-            return cls(lengths, model, GapMoment.from_dict(value["moment"]))
+            return cls(lengths, model, GapFeatures.from_dict(value["moment"]))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
                 f"The stored lifetimes of gaps cannot be used ({error}); delete them to begin anew."

@@ -2,8 +2,8 @@
 with an exit code.
 
 Exit codes: 0 done, 1 refused (by the daemon, the machine or the facts), 2 usage (the command line
-itself is wrong), 130 stopped with Ctrl-C. Commands that stay until a job has ended end with its
-verdict: :mod:`malletrain.cli.verdict`.
+itself is wrong), 130 stopped with Ctrl-C. :mod:`malletrain.cli.exit_codes` has those of commands
+that wait until a job has ended.
 """
 
 from __future__ import annotations

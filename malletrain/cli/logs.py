@@ -11,7 +11,7 @@ import click
 
 from malletrain.cli.common import asking, json_option, print_json_line, say, state_dir_option
 from malletrain.cli.completion import job_names
-from malletrain.cli.verdict import verdict
+from malletrain.cli.exit_codes import exit_code
 
 if TYPE_CHECKING:
     from malletrain.client import Connection
@@ -117,7 +117,7 @@ def logs(
             if not progressed and time.monotonic() - asked < PACE_S:
                 time.sleep(PACE_S)  # the daemon answered at once although there was nothing
         if follow:
-            code = verdict([client.job(job).job.state])
+            code = exit_code([client.job(job).job.state])
     if as_json:
         click.get_current_context().exit(code)
     if wrote and not newline and sys.stdout.isatty():

@@ -19,8 +19,8 @@ from malletrain.cli.common import (
     state_dir_option,
 )
 from malletrain.cli.completion import job_names
+from malletrain.cli.exit_codes import EXIT_CODES, exit_code
 from malletrain.cli.moments import moment
-from malletrain.cli.verdict import CODES, verdict
 
 if TYPE_CHECKING:
     from malletrain.client import Connection
@@ -145,7 +145,7 @@ def status(
 
 
 def _watch(client: Connection, job: str | None, as_json: bool, interval_s: float = 2.0) -> int:
-    """Show it until the job has ended; its verdict."""
+    """Show it until the job has ended. Returns the exit code."""
     from rich.console import Group, RenderableType
     from rich.live import Live
     from rich.text import Text
@@ -170,8 +170,8 @@ def _watch(client: Connection, job: str | None, as_json: bool, interval_s: float
                     live.update(picture, refresh=True)
                 else:
                     terminal.print(picture)
-            if job and jobs[0].state in CODES:
-                return verdict([jobs[0].state])
+            if job and jobs[0].state in EXIT_CODES:
+                return exit_code([jobs[0].state])
             time.sleep(interval_s)
 
 

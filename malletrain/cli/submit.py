@@ -18,8 +18,8 @@ from malletrain.cli.common import (
 )
 from malletrain.cli.completion import conda_environments, files, folders, job_names
 from malletrain.cli.directives import apply_directives, line_of
+from malletrain.cli.exit_codes import exit_code, exit_code_of_failed
 from malletrain.cli.goals import goal_options, tell_goal
-from malletrain.cli.verdict import exit_code_of, verdict
 from malletrain.cli.wait import until_ended
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.submission.output_folders import output_folders
@@ -346,16 +346,16 @@ def submit(
         ended = until_ended([job.id for job in jobs], state_dir, quiet=as_json)
         if as_json:
             print_json(ended if numbers is not None else ended[0])
-        click.get_current_context().exit(_verdict(ended, state_dir))
+        click.get_current_context().exit(_exit_code(ended, state_dir))
 
 
-def _verdict(ended: Sequence[JobView], state_dir: Path | None) -> int:
+def _exit_code(ended: Sequence[JobView], state_dir: Path | None) -> int:
     """The exit code of who waited for these jobs: one that failed alone ends as its script did."""
     if len(ended) > 1 or ended[0].state != "failed":
-        return verdict(job.state for job in ended)
+        return exit_code(job.state for job in ended)
     with asking(state_dir) as client:
         events = client.events(since=-LAST_EVENTS, job=ended[0].id)
-    return exit_code_of(e for e in events if e.kind == EventKind.WORKERS_FAILED)
+    return exit_code_of_failed(e for e in events if e.kind == EventKind.WORKERS_FAILED)
 
 
 def _tell(jobs: Sequence[JobView], array: bool, as_json: bool) -> None:

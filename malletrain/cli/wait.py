@@ -10,7 +10,7 @@ import click
 
 from malletrain.cli.common import Away, asking, json_option, print_json, say, state_dir_option
 from malletrain.cli.completion import job_names
-from malletrain.cli.verdict import CODES, verdict
+from malletrain.cli.exit_codes import EXIT_CODES, exit_code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +49,7 @@ def wait(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None:
     ended = until_ended(meant, state_dir, quiet=as_json)
     if as_json:
         print_json(ended)
-    click.get_current_context().exit(verdict(view.state for view in ended))
+    click.get_current_context().exit(exit_code(view.state for view in ended))
 
 
 def until_ended(jobs: Sequence[str], state_dir: Path | None, *, quiet: bool) -> list[JobView]:
@@ -64,7 +64,7 @@ def until_ended(jobs: Sequence[str], state_dir: Path | None, *, quiet: bool) -> 
         while waiting:
             for job in list(waiting):
                 view = client.job(job).job
-                if view.state in CODES:
+                if view.state in EXIT_CODES:
                     waiting.remove(job)
                     ended[job] = view
                     if not quiet:

@@ -2,7 +2,7 @@
 which objective.
 
 Decides which keys exist and what a valid list is. What follows for a plan is decided in
-:mod:`malletrain.core.trainers` and :mod:`malletrain.core.apart`.
+:mod:`malletrain.core.trainers` and :mod:`malletrain.core.trainer_plans`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from malletrain.core.apart import ApartPlanner
 from malletrain.core.bidders import Bidders
 from malletrain.core.commands import Command, ReleaseLeases, Stop
 from malletrain.core.events import (
@@ -70,6 +69,7 @@ from malletrain.core.records import JobRecord, NodeRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.shares import Shares
 from malletrain.core.state import ControllerState
+from malletrain.core.trainer_plans import TrainerPlanner
 from malletrain.core.trainers import Trainers
 
 __all__ = ["Controller", "ControllerSettings", "JobRecord", "NodeRecord"]
@@ -90,7 +90,7 @@ class Controller:
         self.profiles = ProfileRunner(self.state, s)
         self.last_plan: Plan | None = None
         self.trainers = Trainers(s.trainers)
-        self._planner = planner = ApartPlanner(planner) if s.trainers else planner
+        self._planner = planner = TrainerPlanner(planner) if s.trainers else planner
         self.gaps = Gaps(least_horizon_s(s), s.lease_wait_s, s.rejected_s)
         self.goals = GoalKeeper(self.state, self.gaps, s)
         self.shares = Shares(self.state, s.shares)

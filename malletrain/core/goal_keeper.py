@@ -15,6 +15,7 @@ from typing import Any
 
 from allocator import NodeInfo
 from malletrain.core.commands import Announce, Command
+from malletrain.core.deadline_admission import DeadlineDemand, admit
 from malletrain.core.events import JobState, JobSubmitted
 from malletrain.core.forecast import Claim, Floats, fair_share, forecast, least_floor
 from malletrain.core.gaps import Gaps
@@ -35,7 +36,6 @@ from malletrain.core.node_history import NodeHistory
 from malletrain.core.past_forecasts import PastForecasts
 from malletrain.core.planning import Candidate
 from malletrain.core.pools import by_class
-from malletrain.core.promises import Demand, promised
 from malletrain.core.records import JobRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.state import ControllerState
@@ -72,7 +72,7 @@ class GoalKeeper:
         """The unfinished jobs whose goals or work are known."""
         self._moves = -1
         self._spends_at: dict[str, float] = {}
-        self._promised_of = 0
+        self._admitted_of = 0
         self._room: dict[str, float] = {}
         """The part of the nodes of each class useful to the deadlines held together that there
         is.
@@ -157,8 +157,8 @@ class GoalKeeper:
         due = sorted(due, key=lambda r: r.review_at)[:AT_ONCE]
         for record in due:
             self._review(record, now)
-        if due or len(self.records) != self._promised_of:
-            self._promise(now)
+        if due or len(self.records) != self._admitted_of:
+            self._admit(now)
         rivals: dict[str, list[int]] = {}
         for record in due:
             self._foresee(record, rivals, now)
@@ -273,8 +273,8 @@ class GoalKeeper:
             record.node_s = left / max(1e-300, float(rates[least])) * least
 
     def _foresee(self, record: GoalRecord, rivals: dict[str, list[int]], now: float) -> None:
-        """Make its forecast, now that it is known which deadlines are held. ``rivals``: class → the
-        most nodes of every unfinished job that may use it, as far as was looked.
+        """Make the job's forecast; the admitted deadlines must be known. ``rivals``: node class →
+        the most nodes of each unfinished job that may use it; classes are added when needed.
         """
         node_class, left, rates = self._places.class_of(record.job), record.left, record.rates()
         if left is None or rates is None:
@@ -285,7 +285,7 @@ class GoalKeeper:
             share = record.share if record.share is not None else held / nodes
             record.share = share + OF_LATE * (min(1.0, held / nodes) - share)
         floor = 0.0
-        if record.promised and record.need is not None:
+        if record.admitted and record.need is not None:
             floor = max(record.need.nodes, self._room.get(node_class, 1.0) * record.need.useful)
         if node_class not in rivals:
             rivals[node_class] = self._places.rivals(node_class)
@@ -296,35 +296,37 @@ class GoalKeeper:
             self.past.note(record.job.submitted.job, by_model, now)
         record.forecast = self.past.corrected(by_model, now)
 
-    def _promise(self, now: float) -> None:
-        """Look which deadlines are held together, and let the queue and the next plan know."""
-        self._promised_of = len(self.records)
-        groups: dict[str, list[Demand]] = {}
+    def _admit(self, now: float) -> None:
+        """Decide which deadlines are admitted, and tell the queue and the next plan."""
+        self._admitted_of = len(self.records)
+        groups: dict[str, list[DeadlineDemand]] = {}
         for name, record in self.records.items():
             due = record.goals.deadline
             if record.need is not None and due is not None and due > now and not record.job.halted:
-                demand = Demand(name, due - now, record.node_s, record.promised)
+                demand = DeadlineDemand(name, due - now, record.node_s, record.admitted)
                 groups.setdefault(self._places.class_of(record.job), []).append(demand)
-        kept: dict[str, int] = {}
+        ranks: dict[str, int] = {}
         self._room.clear()
         for node_class, demands in groups.items():
             past, nodes = self.history.nodes(node_class), self.history.now(node_class)
-            held = promised(demands, past, nodes)
-            useful = sum(need.useful for n in held if (need := self.records[n].need) is not None)
+            admitted = admit(demands, past, nodes)
+            useful = sum(
+                need.useful for n in admitted if (need := self.records[n].need) is not None
+            )
             self._room[node_class] = min(1.0, nodes / max(1, useful))
-            kept.update(held)
+            ranks.update(admitted)
         for name, record in self.records.items():
             need, nodes = record.need, self.history.now(self._places.class_of(record.job))
             narrow = need is not None and need.tight >= NO_SLACK and need.nodes <= NARROW * nodes
-            record.before = 0 if narrow else kept.get(name, 0)
-            self._press(record, name in kept, now)
+            record.before = 0 if narrow else ranks.get(name, 0)
+            self._press(record, name in ranks, now)
 
-    def _press(self, record: GoalRecord, kept: bool, now: float) -> None:
-        """The record's deadline is among those that are held, or is not."""
-        need, news = record.need, kept != record.promised
-        record.promised = kept
-        self._state.goals_say(record.job, halted=record.job.halted, pressing=kept)
-        if news or (kept and need is not None and len(record.job.nodes) < need.nodes):
+    def _press(self, record: GoalRecord, admitted: bool, now: float) -> None:
+        """Note whether the record's deadline is admitted."""
+        need, changed = record.need, admitted != record.admitted
+        record.admitted = admitted
+        self._state.goals_say(record.job, halted=record.job.halted, pressing=admitted)
+        if changed or (admitted and need is not None and len(record.job.nodes) < need.nodes):
             self._state.plan_soon(now + self._settings.debounce_s)
             self._state.leases_due = True
 
@@ -366,7 +368,7 @@ class GoalKeeper:
         for c in candidates:
             record = self.records.get(c.job)
             if record is not None and record.goals.bind:
-                need = record.need if record.promised else None
+                need = record.need if record.admitted else None
                 purse = self._purse(record, now)
                 terms[c.job] = GoalTerms(record.bid_curve, need, purse, record.before)
         s = self._settings

@@ -69,10 +69,10 @@ class GoalRecord:
     """What its deadline needs; None: it has none, or it cannot be held."""
     node_s: float = 0.0
     """Node-seconds until it is done, at the size that it needs."""
-    promised: bool = False
-    """Its deadline is among those that are held together."""
+    admitted: bool = False
+    """Whether its deadline is admitted (:mod:`malletrain.core.deadline_admission`)."""
     before: int = 0
-    """So many of these come before it."""
+    """Number of admitted deadlines that are served before it."""
     review_at: float = -math.inf
     """When it is looked how it stands."""
 

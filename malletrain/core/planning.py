@@ -29,7 +29,7 @@ from allocator import (
     place,
     solve,
 )
-from malletrain.core.lasting import Lasting
+from malletrain.core.expected_node_life import ExpectedNodeLife
 from malletrain.core.pools import class_counts, owner_of
 from malletrain.core.settings import PlanningSettings
 from malletrain.core.trainers import Trainer
@@ -245,7 +245,7 @@ def _requests(
     outlooks: list[dict[str, Outlook]] = [{} for _ in bidders]
     if settings.look_ahead_s and settings.heed_lifetimes:
         held = [kept[c.job] for c in bidders]
-        lasting = Lasting(nodes, held, settings.look_ahead_s, settings.lost_work_s)
+        lasting = ExpectedNodeLife(nodes, held, settings.look_ahead_s, settings.lost_work_s)
         for name in capacity:
             jobs = [number for number, mine in enumerate(pools) if name in mine]
             most = [bidders[number].max_nodes for number in jobs]

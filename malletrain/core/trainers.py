@@ -1,10 +1,10 @@
 """Trainers: disjoint parts of the users with an objective each, on nodes of their own or on parts
 of the same ones. Pure.
 
-A job is of exactly one trainer. What a sample is worth in one says nothing of what it is worth in
-another, so each has a plan of its own (:mod:`malletrain.core.apart`). Decides what a trainer's jobs
-are valued by and which nodes they may use. Whose jobs are a trainer's is the configuration's
-(:mod:`malletrain.daemon.parties`).
+A job belongs to exactly one trainer. Values of samples cannot be compared between trainers, so each
+trainer has a plan of its own (:mod:`malletrain.core.trainer_plans`). Decides by what a trainer's
+jobs are valued and which nodes they may use. :mod:`malletrain.daemon.parties` decides which jobs
+belong to a trainer.
 """
 
 from __future__ import annotations

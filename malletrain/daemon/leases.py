@@ -14,7 +14,7 @@ import structlog
 
 from malletrain.config.model import Config
 from malletrain.core.events import Foretold, GapsSeen, LeaseNotTaken, LeaseNotYet
-from malletrain.core.lasting import cohorts
+from malletrain.core.expected_node_life import cohorts
 from malletrain.core.restraint import Restraint
 from malletrain.daemon.batch import output_dir
 from malletrain.daemon.core import Core

@@ -43,9 +43,9 @@ from malletrain.core.events import (
     Tick,
 )
 from malletrain.protocol.event_kinds import EventKind
-from malletrain.sim.bound import Bound
 from malletrain.sim.costs import SimRun
 from malletrain.sim.foresight import foreteller
+from malletrain.sim.ideal_throughput import IdealThroughput
 from malletrain.sim.idle import require_time
 from malletrain.sim.report import Result, tally
 from malletrain.sim.reports import Reports
@@ -102,7 +102,7 @@ class Simulation:
         self.decisions_s: list[float] = []
         self._heap: list[tuple[float, int, int, str, int]] = []
         self._number = 0
-        self._bound = Bound(len(trace.names))
+        self._bound = IdealThroughput(len(trace.names))
         self._any_min = any(job.min_nodes > 1 for job in jobs)
         self._goals = any(job.deadline_s or job.budget_nh for job in jobs)
         self._table = np.zeros(1)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Literal, Protocol
 
 from allocator import Cohort
-from malletrain.core.lasting import cohorts
+from malletrain.core.expected_node_life import cohorts
 from scavenger.horizon import SurvivalEstimator
 from scavenger.lifetimes import EDGES_S, Lifetimes
 from scavenger.trace.trace import Trace

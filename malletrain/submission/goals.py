@@ -1,8 +1,7 @@
 """Deadlines, budgets and work as their owners write them: ``in 6 h``, ``2026-12-01T08:00``,
 ``friday 18:00``, ``200nh``, ``1.3e8``.
 
-Decides what such a text means. Whether a deadline can be held is the daemon's to say. Raises
-:class:`malletrain.submission.error.SpecError`.
+Decides what such a text means. The daemon decides whether a deadline can be met.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import time
 from datetime import datetime
 
 from malletrain.config.units import UnitError, parse_duration
+from malletrain.submission.deadline_parser import DAY_TIME_HELP, parse_day_time
 from malletrain.submission.error import SpecError
-from malletrain.submission.said_times import SAID_HELP, said_time
 
 DEADLINE_HELP = (
-    f"a time such as {SAID_HELP}, a date such as 2026-12-01T08:00 (local, or with its zone), or "
-    '"in 6 h"'
+    f"a time such as {DAY_TIME_HELP}, a date such as 2026-12-01T08:00 (local, or with its zone), "
+    'or "in 6 h"'
 )
 BUDGET_HELP = "node-hours, such as 200nh"
 WORK_HELP = "a number of samples above 0, such as 1.3e8"
@@ -29,7 +28,18 @@ _BUDGET = re.compile(r"\s*(\+?)\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*(?:nh|node-
 
 
 def parse_deadline(text: str, now: float | None = None) -> float:
-    """Seconds since the epoch of ``--deadline``; ``now``: those of this moment."""
+    """The deadline of ``--deadline``.
+
+    Args:
+        text: as the user wrote it.
+        now: seconds since the epoch; by default the present.
+
+    Returns:
+        Seconds since the epoch, after ``now``.
+
+    Raises:
+        SpecError: it is no deadline, or over.
+    """
     now = time.time() if now is None else now
     words = text.strip()
     if words.lower().startswith("in "):
@@ -42,19 +52,21 @@ def parse_deadline(text: str, now: float | None = None) -> float:
                 f'"{text}" is no deadline; accepted is {DEADLINE_HELP}. Units are s, min, h and d.'
             )
         return now + seconds
-    if (said := said_time(words, now)) is not None:
-        return said
+    if (timestamp := parse_day_time(words, now)) is not None:
+        return timestamp
     try:
-        moment = datetime.fromisoformat(re.sub(r"[zZ]\Z", "+00:00", words)).timestamp()
+        timestamp = datetime.fromisoformat(re.sub(r"[zZ]\Z", "+00:00", words)).timestamp()
     except (ValueError, OverflowError, OSError):
         raise SpecError(f'"{text}" is no deadline; accepted is {DEADLINE_HELP}.') from None
-    if moment <= now:
+    if timestamp <= now:
         raise SpecError(f'The deadline "{text}" is over already; accepted is {DEADLINE_HELP}.')
-    return moment
+    return timestamp
 
 
 def parse_budget(text: str) -> tuple[float, bool]:
-    """(node-hours, whether they come on top of what there is) of ``--budget``."""
+    """(node-hours, whether they are added to the present budget) of ``--budget``. Raises
+    SpecError.
+    """
     match = _BUDGET.fullmatch(text)
     hours = float(match[2]) if match else 0.0
     if match is None or not (math.isfinite(hours) and hours > 0):
@@ -63,7 +75,7 @@ def parse_budget(text: str) -> tuple[float, bool]:
 
 
 def parse_work(text: str) -> float:
-    """Samples of ``--work``."""
+    """Number of samples of ``--work``. Raises SpecError."""
     try:
         samples = float(text.replace(",", "").replace("_", ""))
     except ValueError:

@@ -21,7 +21,7 @@ from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
 from malletrain.submission.curve_file import read_curve
 from malletrain.submission.error import SpecError, about
 from malletrain.submission.goals import parse_budget, parse_deadline, parse_work
-from malletrain.submission.promises import notification, time_limit_of
+from malletrain.submission.job_limits import notification, time_limit_of
 from malletrain.submission.script import module_of, script_of
 from malletrain.submission.software import SoftwareOptions, software_of
 from malletrain.submission.value_file import AUTO, VALUE_HELP, read_value, span

@@ -26,7 +26,7 @@ from malletrain.protocol.messages import JobSpec
 from malletrain.sweep import ledger as book
 from malletrain.sweep.jobs import LOST, JobRefused, Jobs, TrialJob
 from malletrain.sweep.ledger import Ledger
-from malletrain.sweep.promise import rung, weights
+from malletrain.sweep.rung_weights import rung, weights
 from malletrain.sweep.space import Value
 from malletrain.sweep.spec import SweepError
 

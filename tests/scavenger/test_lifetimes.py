@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scavenger.gap_features import NAMES, GapFeatures, group_of
 from scavenger.horizon import SurvivalEstimator
 from scavenger.lifetimes import BINS, EDGES_S, LifetimeModel, Lifetimes, expected
-from scavenger.moment import NAMES, GapMoment, group_of
 
 BEGAN = 1.7e9
 
@@ -116,8 +116,8 @@ class TestLifetimes:
     def test_finds_nodes_whose_gaps_last_longer(self):
         """Nodes of one rack are idle for twenty minutes on average, of the other for three."""
         lifetimes = fed(world(2, mean_s=lambda k: 1500.0 if k % 2 else 150.0))
-        names = list(lifetimes.moment.idle_since)
-        survival = lifetimes.survival(names, lifetimes.moment.now)
+        names = list(lifetimes.features.idle_since)
+        survival = lifetimes.survival(names, lifetimes.features.now)
         k = EDGES_S.index(300.0)
         long = [s[k] for name, s in zip(names, survival, strict=True) if name.startswith("r1")]
         short = [s[k] for name, s in zip(names, survival, strict=True) if name.startswith("r0")]
@@ -162,7 +162,7 @@ class TestLifetimes:
         lifetimes = fed(world(7, hours=2))
         kept = json.loads(json.dumps(lifetimes.to_dict()))
         again = Lifetimes.from_dict(kept, lifetimes.lengths)
-        since, now = dict(lifetimes.moment.idle_since), lifetimes.moment.now
+        since, now = dict(lifetimes.features.idle_since), lifetimes.features.now
         again.update(since, now)
         names = sorted(since)
         # What moved in the last hour is not kept, what was learned is.
@@ -180,15 +180,15 @@ class TestLifetimes:
 
 class TestMoment:
     def test_tells_the_gaps_that_ended_with_their_length(self):
-        moment = GapMoment()
-        moment.update({"a1": 0.0, "a2": 50.0}, 100.0)
-        assert moment.update({"a2": 50.0}, 200.0) == {"a1": 150.0}
-        assert moment.update({"a2": 210.0}, 220.0) == {"a2": 160.0}  # another gap of the node
+        features = GapFeatures()
+        features.update({"a1": 0.0, "a2": 50.0}, 100.0)
+        assert features.update({"a2": 50.0}, 200.0) == {"a1": 150.0}
+        assert features.update({"a2": 210.0}, 220.0) == {"a2": 160.0}  # another gap of the node
 
     def test_numbers_count_what_began_together(self):
-        moment = GapMoment()
-        moment.update({"a1": 0.0, "a2": 0.0, "b1": 50.0}, 100.0)
-        rows = moment.numbers(["a1", "b1"], 100.0)
+        features = GapFeatures()
+        features.update({"a1": 0.0, "a2": 0.0, "b1": 50.0}, 100.0)
+        rows = features.of(["a1", "b1"], 100.0)
         assert rows.shape == (2, len(NAMES))
         assert rows[:, NAMES.index("began together")].tolist() == [math.log(2), 0.0]
         assert rows[0, NAMES.index("age")] == pytest.approx(math.log1p(100 / 60))

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator import Goal, NodeInfo, RescaleCost, ScalingCurve
-from malletrain.core.apart import ApartPlanner, divided
 from malletrain.core.commands import Start, TakeLeases
 from malletrain.core.controller import Controller
 from malletrain.core.events import GapsSeen, JobSubmitted, NodeJoined, RescaleFinished, Tick
 from malletrain.core.goals import GoalStanding, OwnerGoals
 from malletrain.core.planning import Candidate, make_plan
 from malletrain.core.settings import ControllerSettings, PlanningSettings
+from malletrain.core.trainer_plans import TrainerPlanner, divide
 from malletrain.core.trainers import Trainer, Trainers
 
 GPU = Trainer("gpu", Goal.EFFICIENCY, only=frozenset({"a100"}))
@@ -43,14 +43,14 @@ def test_nothing_changes_where_there_is_one():
 
     candidates = [Candidate("j1", 1, 4, (), trainer=GPU), Candidate("j2", 1, 4, (), trainer=GPU)]
     machine = {**nodes(4, "a100"), **nodes(4, begin=4)}
-    plan = ApartPlanner(planner)(candidates, machine, PlanningSettings())
+    plan = TrainerPlanner(planner)(candidates, machine, PlanningSettings())
     assert seen == [(candidates, machine, PlanningSettings(), ())]
     assert sorted(n for mine in plan.nodes.values() for n in mine) == [f"n00{k}" for k in range(4)]
 
 
 def test_each_has_the_nodes_of_its_classes():
     candidates = [Candidate("j1", 1, 9, (), trainer=GPU), Candidate("j2", 1, 9, (), trainer=CPU)]
-    plan = ApartPlanner(make_plan)(
+    plan = TrainerPlanner(make_plan)(
         candidates, {**nodes(3, "a100"), **nodes(4, begin=3)}, PlanningSettings()
     )
     assert plan.nodes == {"j1": ("n000", "n001", "n002"), "j2": ("n003", "n004", "n005", "n006")}
@@ -63,7 +63,7 @@ def test_a_large_number_in_one_unit_takes_nothing_from_another():
         Candidate("fast", 1, 8, (), curve=linear(1e6), trainer=ONE),
         Candidate("slow", 1, 8, (), curve=linear(1.0), goal=Goal.EFFICIENCY, trainer=TWO),
     ]
-    plan = ApartPlanner(make_plan)(candidates, nodes(8), PlanningSettings())
+    plan = TrainerPlanner(make_plan)(candidates, nodes(8), PlanningSettings())
     assert {job: len(mine) for job, mine in plan.nodes.items()} == {"fast": 2, "slow": 6}
     alone = [Candidate(c.job, 1, 8, (), curve=c.curve) for c in candidates]
     assert len(make_plan(alone, nodes(8), PlanningSettings()).nodes["fast"]) == 8
@@ -74,7 +74,7 @@ def test_what_one_has_no_use_for_the_other_has():
         Candidate("j1", 1, 12, (), curve=linear(1.0), trainer=ONE),
         Candidate("j2", 1, 2, (), curve=linear(1.0), trainer=TWO),
     ]
-    plan = ApartPlanner(make_plan)(candidates, nodes(10), PlanningSettings())
+    plan = TrainerPlanner(make_plan)(candidates, nodes(10), PlanningSettings())
     assert {job: len(mine) for job, mine in plan.nodes.items()} == {"j1": 8, "j2": 2}
 
 
@@ -85,7 +85,7 @@ def test_a_part_that_grows_back_takes_free_nodes_first_and_leaves_jobs_theirs():
         Candidate("j1", 1, 8, held, curve=linear(1.0), trainer=ONE),
         Candidate("j2", 1, 8, (), curve=linear(1.0), trainer=TWO),
     ]
-    plan = ApartPlanner(make_plan)(candidates, machine, PlanningSettings())
+    plan = TrainerPlanner(make_plan)(candidates, machine, PlanningSettings())
     assert plan.nodes["j1"] == held
     assert len(plan.nodes["j2"]) == 6
 
@@ -97,7 +97,7 @@ def test_two_shared_classes_are_both_used():
         Candidate("j1", 1, 4, (), curve=linear(1.0), trainer=ONE),
         Candidate("j2", 1, 4, (), curve=linear(1.0), trainer=Trainer("two")),
     ]
-    plan = ApartPlanner(make_plan)(candidates, machine, PlanningSettings())
+    plan = TrainerPlanner(make_plan)(candidates, machine, PlanningSettings())
     assert {job: len(mine) for job, mine in plan.nodes.items()} == {"j1": 4, "j2": 4}
 
 
@@ -108,7 +108,7 @@ def test_a_class_that_stands_empty_draws_a_job_from_a_full_one():
         Candidate("j1", 1, 8, held[:2], curve=linear(1.0), cost=FREE, trainer=ONE),
         Candidate("j2", 1, 8, held[2:], curve=linear(1.0), cost=FREE, trainer=Trainer("two")),
     ]
-    plan = ApartPlanner(make_plan)(candidates, machine, PlanningSettings())
+    plan = TrainerPlanner(make_plan)(candidates, machine, PlanningSettings())
     assert sorted(len(mine) for mine in plan.nodes.values()) == [4, 8]
 
 
@@ -118,7 +118,7 @@ def test_who_has_few_jobs_has_its_part_of_two_classes():
         *(Candidate(f"j{k}", 1, 4, (), curve=linear(1.0), trainer=ONE) for k in range(3)),
         Candidate("k", 1, 4, (), curve=linear(1.0), trainer=Trainer("two")),
     ]
-    plan = ApartPlanner(make_plan)(candidates, machine, PlanningSettings())
+    plan = TrainerPlanner(make_plan)(candidates, machine, PlanningSettings())
     assert len(plan.nodes["k"]) == 4
 
 
@@ -127,7 +127,7 @@ def test_nodes_too_few_for_one_are_the_others():
         Candidate("wide", 6, 8, (), curve=linear(1.0), trainer=ONE),
         Candidate("j", 1, 8, (), curve=linear(1.0), trainer=Trainer("two")),
     ]
-    plan = ApartPlanner(make_plan)(candidates, nodes(8), PlanningSettings())
+    plan = TrainerPlanner(make_plan)(candidates, nodes(8), PlanningSettings())
     assert {job: len(mine) for job, mine in plan.nodes.items()} == {"wide": 0, "j": 8}
 
 
@@ -181,7 +181,7 @@ def test_the_parts_are_disjoint_and_keep_what_stays(drawn):
     groups = {}
     for c in candidates:
         groups.setdefault(c.trainer.name, []).append(c)
-    parts = divided(groups, machine)
+    parts = divide(groups, machine)
     given_out = [node for mine in parts.values() for node in mine]
     assert len(given_out) == len(set(given_out))
     for name, group in groups.items():
@@ -196,7 +196,7 @@ def test_the_parts_are_disjoint_and_keep_what_stays(drawn):
 @given(machines())
 def test_no_node_is_left_that_a_job_could_use_where_it_is(drawn):
     candidates, machine = drawn
-    plan = ApartPlanner(make_plan)(
+    plan = TrainerPlanner(make_plan)(
         [
             replace(c, cost=FREE, curve=linear(1.0), nodes=c.nodes if c.fixed else ())
             for c in candidates
@@ -219,7 +219,7 @@ def test_no_node_is_left_that_a_job_could_use_where_it_is(drawn):
 @given(machines())
 def test_a_plan_gives_each_job_nodes_that_it_may_use(drawn):
     candidates, machine = drawn
-    plan = ApartPlanner(make_plan)(candidates, machine, PlanningSettings())
+    plan = TrainerPlanner(make_plan)(candidates, machine, PlanningSettings())
     assert set(plan.nodes) == {c.job for c in candidates}
     taken = [node for mine in plan.nodes.values() for node in mine]
     assert len(taken) == len(set(taken))
@@ -237,7 +237,7 @@ def test_parts_are_kept_where_all_want_more(parts, count):
         str(k): [Candidate(f"j{k}", 1, 500, (), trainer=Trainer(str(k), part=part))]
         for k, part in enumerate(parts)
     }
-    found = divided(groups, nodes(count))
+    found = divide(groups, nodes(count))
     assert sum(map(len, found.values())) == count
     for k, part in enumerate(parts):
         assert abs(len(found[str(k)]) - count * part / sum(parts)) < 2

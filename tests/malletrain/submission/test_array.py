@@ -7,7 +7,7 @@ import pytest
 from malletrain.protocol.messages import JobSpec, Notification
 from malletrain.submission.array import indices, one_of
 from malletrain.submission.error import SpecError
-from malletrain.submission.promises import OCCASIONS, notification, time_limit_of
+from malletrain.submission.job_limits import NOTIFY_EVENTS, notification, time_limit_of
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,14 @@ def test_time_limits():
     [
         (
             "ann@example.org",
-            Notification("ann@example.org", "mail", OCCASIONS),
+            Notification("ann@example.org", "mail", NOTIFY_EVENTS),
         ),
         ("end=ann@b", Notification("ann@b", "mail", ("end",))),
         ("at-risk=ann@b", Notification("ann@b", "mail", ("at-risk",))),
         ("failure=https://h/x?a=b", Notification("https://h/x?a=b", "webhook", ("failure",))),
         (
             "https://h/?end=1",
-            Notification("https://h/?end=1", "webhook", OCCASIONS),
+            Notification("https://h/?end=1", "webhook", NOTIFY_EVENTS),
         ),
         ("start,end=command:echo a=b", Notification("echo a=b", "command", ("start", "end"))),
     ],

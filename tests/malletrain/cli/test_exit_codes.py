@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from malletrain.cli.verdict import verdict
+from malletrain.cli.exit_codes import exit_code
 from tests.malletrain.cli.fake_daemon import FakeDaemon, Refuse, default_answers, detail, job_view
 
 ENDINGS = [("completed", 0), ("failed", 1), ("cancelled", 3)]
@@ -56,7 +56,7 @@ def test_wait_for_several_ends_as_the_worst(run, daemon):
     ],
 )
 def test_a_failed_job_counts_before_a_cancelled(states, code):
-    assert verdict(states) == code
+    assert exit_code(states) == code
 
 
 def test_wait_means_the_job_that_had_the_name_at_first(run, daemon):
@@ -116,7 +116,7 @@ def test_following_a_job_ends_as_it_did(run, daemon, words, state, code):
     assert (result.exit_code, result.stderr) == (code, "")
 
 
-def test_looking_once_is_no_verdict(run, daemon):
+def test_looking_once_ends_with_exit_code_0(run, daemon):
     daemon.answers["job"] = lambda p: detail(job=job_view(state="failed", ended=1009.0))
     assert run("logs", "train").exit_code == 0
     assert run("status", "train").exit_code == 0

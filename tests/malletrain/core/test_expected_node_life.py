@@ -14,7 +14,7 @@ from allocator import Cohort, NodeInfo, Outlook, RescaleCost
 from malletrain.core.commands import LossExpected
 from malletrain.core.controller import Controller
 from malletrain.core.events import Foretold, NodeJoined, RescaleFinished, Tick
-from malletrain.core.lasting import Lasting, cohorts
+from malletrain.core.expected_node_life import ExpectedNodeLife, cohorts
 from malletrain.core.settings import ControllerSettings, PlanningSettings
 from tests.malletrain.core.controller_script import gaps, job, nodes, play
 
@@ -60,7 +60,7 @@ def test_a_job_has_its_own_nodes_first_then_free_ones_then_those_that_others_giv
         "free": NodeInfo(cohort=HALF),
         "theirs": NodeInfo(cohort=SOON),
     }
-    lasting = Lasting(infos, [["mine"], ["theirs"]], 100.0, 30.0)
+    lasting = ExpectedNodeLife(infos, [["mine"], ["theirs"]], 100.0, 30.0)
     (outlook,) = lasting.in_pool("default", [0], [9])
     _, hit, _ = outlook.of(np.array([1, 2, 3]))
     assert hit.tolist() == pytest.approx([0.0, 1.0 - math.exp(-1.0), 1.0])
@@ -132,7 +132,7 @@ def test_the_order_of_nodes_is_that_of_how_long_they_last(drawn, most):
     theirs = [n for n in reversed(longest) if owner[n] == "bob"]
     order = [n for n in longest if owner[n] == "ann"] + (free + theirs)[: max(0, most - len(mine))]
     held = [[n for n in infos if owner[n] == who] for who in ("bob", "ann")]
-    found = Lasting(infos, held, 100.0, 30.0).in_pool("default", [1], [most])[0]
+    found = ExpectedNodeLife(infos, held, 100.0, 30.0).in_pool("default", [1], [most])[0]
     # The nodes one by one. A cohort that comes twice counts twice in both.
     runs = [(infos[n].cohort, sum(1 for _ in same)) for n, same in _runs(order, owner, infos)]
     sizes = np.arange(1, most + 3)
@@ -152,7 +152,7 @@ def test_jobs_that_are_looked_at_together_expect_what_each_expects_alone(data):
             held[job].append(f"n{k}")
     jobs = sorted(data.draw(st.sets(st.integers(0, 3), min_size=1)))
     most = [data.draw(st.integers(1, 30)) for _ in jobs]
-    lasting = Lasting(infos, held, 100.0, 30.0)
+    lasting = ExpectedNodeLife(infos, held, 100.0, 30.0)
     for pool in "xyz":
         together = lasting.in_pool(pool, jobs, most)
         for number, its_most, found in zip(jobs, most, together, strict=True):

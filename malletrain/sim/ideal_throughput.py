@@ -1,10 +1,9 @@
-"""The upper bound that every simulated number is quoted against: what the jobs of the moment could
-do if rescaling were free.
+"""The ideal throughput: an upper bound on what any plan achieves at one moment, with which every
+simulated result is compared.
 
-At every instant: the largest sum of throughputs that the jobs that are admitted can reach on the
-nodes that are idle. No plan processes more at that instant, so the integral bounds every
-policy on the same jobs; a policy that finishes jobs sooner is measured against the jobs that are
-there then. Decides nothing in the simulation.
+It is the largest sum of throughputs that the admitted jobs can reach on the idle nodes if
+rescaling is free. No plan processes more at that moment. The bound of a policy is the integral
+over the jobs that this policy has admitted at each moment. Decides nothing in the simulation.
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ from malletrain.sim.workloads import SimJob
 Floats = npt.NDArray[np.float64]
 
 
-class Bound:
-    """Best total throughput by number of idle nodes, for any set of jobs. Tables of sets met before
-    are kept.
+class IdealThroughput:
+    """Ideal throughput by number of idle nodes, for any set of jobs. Tables are cached.
 
     Args:
-        nodes: all nodes of the machine.
+        nodes: number of nodes of the machine.
     """
 
     def __init__(self, nodes: int) -> None:
@@ -35,7 +33,7 @@ class Bound:
         self._table = lru_cache(maxsize=4096)(self._make)
 
     def kind(self, job: SimJob) -> int:
-        """A number that is the same for jobs with the same sizes and throughputs."""
+        """A number for the job, the same for all jobs with equal sizes and throughputs."""
         key = (job.curve, job.min_nodes, job.max_nodes, job.sizes)
         if key not in self._kinds:
             rates = np.array(job.rates()[: self._nodes + 1])
@@ -49,18 +47,18 @@ class Bound:
         return self._kinds[key]
 
     def table(self, kinds: Iterable[int]) -> Floats:
-        """Samples/s at 0, 1, … idle nodes; beyond the end of the table the last value holds."""
+        """Ideal throughput of jobs of these kinds, samples/s, at 0, 1, … idle nodes. The last value
+        holds for all larger numbers of nodes.
+        """
         return self._table(tuple(sorted(kinds)))
 
     def _make(self, kinds: tuple[int, ...]) -> Floats:
-        # Sorted, so that sets that differ in a few jobs share the tables of what they have in
-        # common at the beginning.
+        # ``kinds`` is sorted, so that sets of jobs share the tables of their common prefix.
         if not kinds:
             return np.zeros(1)
         before, row = self._table(kinds[:-1]), self._rows[kinds[-1]]
         size = min(len(before) + len(row) - 1, self._nodes + 1)
-        # best[n] = max over k of before[n - k] + row[k], all n at once: a window of `before` for
-        # each n.
+        # best[n] = max over k of before[n - k] + row[k]: one window of ``before`` for each n.
         padded = np.concatenate(
             [np.full(len(row) - 1, -np.inf), before, np.full(size - len(before), before[-1])]
         )

@@ -5,9 +5,9 @@ from datetime import datetime
 
 import pytest
 
+from malletrain.submission.deadline_parser import parse_day_time
 from malletrain.submission.error import SpecError
 from malletrain.submission.goals import changes_of, parse_deadline
-from malletrain.submission.said_times import said_time
 
 TUESDAY = "2026-11-24 12:00"
 FRIDAY = "2026-11-27 12:00"
@@ -121,7 +121,7 @@ def test_what_is_no_moment_or_could_be_two_is_refused_with_a_sentence(now, text,
 
 @pytest.mark.parametrize("text", ["2026-12-01", "2026-12-01T08:00", "in 6 h", "20261201", ""])
 def test_other_forms_are_none_of_its(text):
-    assert said_time(text, at(TUESDAY)) is None
+    assert parse_day_time(text, at(TUESDAY)) is None
 
 
 def test_a_job_is_extended_and_submitted_by_the_same_words():

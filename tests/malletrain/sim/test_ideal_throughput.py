@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from allocator import ScalingCurve
-from malletrain.sim.bound import Bound
+from malletrain.sim.ideal_throughput import IdealThroughput
 from malletrain.sim.workloads import SimJob
 from tests.malletrain.sim.conftest import job
 
@@ -34,13 +34,13 @@ def test_it_is_the_best_of_all_sizes():
             curve = ScalingCurve.of({n: float(rng.integers(0, 50)) for n in range(1, most + 1)})
             sizes = (1, 2, 4) if rng.random() < 0.3 else None
             jobs.append(SimJob(f"j{k}", int(rng.integers(1, 3)), most, 1.0, curve, sizes=sizes))
-        bound = Bound(9)
+        bound = IdealThroughput(9)
         table = bound.table(map(bound.kind, jobs))
         for idle in range(10):
             assert table[min(idle, len(table) - 1)] == pytest.approx(brute(jobs, idle))
 
 
 def test_like_jobs_are_of_one_kind_and_no_job_is_worth_nothing():
-    bound = Bound(8)
+    bound = IdealThroughput(8)
     assert bound.kind(job("a")) == bound.kind(job("b")) != bound.kind(job("c", rate=11.0))
     assert bound.table([]).tolist() == [0.0]

@@ -1,6 +1,5 @@
-"""What the daemon is to do besides running a job: end it in time, tell of it. Pure.
-
-Decides which words of ``malletrain submit`` are accepted.
+"""The time limit of a job and the notifications about it, as the owner writes them:
+``--time-limit`` and ``--notify``. Pure.
 """
 
 from __future__ import annotations
@@ -11,19 +10,19 @@ from malletrain.config.units import UnitError, parse_duration
 from malletrain.protocol.messages import Notification
 from malletrain.submission.error import SpecError
 
-OCCASIONS = ("start", "end", "failure", "at-risk")
+NOTIFY_EVENTS = ("start", "end", "failure", "at-risk")
 NOTIFY_HELP = (
     "a mail address, an address such as https://example.org/hook, or command:CMD, with "
     "start,end,failure,at-risk or some of these and = before it"
 )
-LONGEST_S = 366 * 86400.0
+MAX_TIME_LIMIT_S = 366 * 86400.0
 _MAIL = re.compile(r"[A-Za-z0-9._%+'-]+@[A-Za-z0-9.-]+")
-_ONE = f"(?:{'|'.join(OCCASIONS)})"
+_ONE = f"(?:{'|'.join(NOTIFY_EVENTS)})"
 _ON = re.compile(rf"({_ONE}(?:,{_ONE})*)=(.*)", re.DOTALL)
 
 
 def time_limit_of(text: str | None) -> float:
-    """Seconds of ``--time-limit``; 0: no limit.
+    """Seconds of ``--time-limit``; 0 if there is no limit.
 
     Raises:
         SpecError: it is no duration.
@@ -34,19 +33,19 @@ def time_limit_of(text: str | None) -> float:
         seconds = parse_duration(text)
     except UnitError as error:
         raise SpecError(f"--time-limit: {error}") from None
-    if not 0 < seconds <= LONGEST_S:
+    if not 0 < seconds <= MAX_TIME_LIMIT_S:
         raise SpecError('--time-limit is a time above 0, a year at most, such as "90 min".')
     return seconds
 
 
 def notification(text: str) -> Notification:
-    """One ``--notify``.
+    """The notification of one ``--notify``.
 
     Raises:
-        SpecError: it names nobody.
+        SpecError: it names no address and no command.
     """
     match = _ON.fullmatch(text)
-    on, to = (tuple(match[1].split(",")), match[2]) if match else (OCCASIONS, text)
+    on, to = (tuple(match[1].split(",")), match[2]) if match else (NOTIFY_EVENTS, text)
     if to.startswith("command:") and to.removeprefix("command:").strip():
         return Notification(to.removeprefix("command:").strip(), "command", on)
     if re.fullmatch(r"https?://[!-~]+", to):

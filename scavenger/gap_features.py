@@ -1,8 +1,8 @@
-"""What is known of the gaps at one moment, as numbers for a model of how long they last yet.
+"""The features of the present gaps, for the model that predicts how long they will last.
 
-Keeps the little history that the numbers need: how many nodes were idle over the last hour, how
-many gaps ended, how long the gaps of each node and group were. Nothing of what comes later enters.
-It learns nothing and decides nothing (:mod:`scavenger.lifetimes`).
+Keeps the history that the features need: the number of idle nodes over the last hour, how many
+gaps ended, how long the gaps of each node and group were. Features use the past only.
+:mod:`scavenger.lifetimes` learns from them.
 """
 
 from __future__ import annotations
@@ -49,25 +49,27 @@ NAMES = (
     "age × idle nodes",
     "began together × age",
 )
-"""One name a number; :meth:`GapMoment.numbers` gives them in this order."""
+"""Names of the features, in the order of the columns of :meth:`GapFeatures.of`."""
 CALENDAR = ("sine of the hour", "cosine of the hour", "weekend", "nodes wanted", "queue shown")
-"""Those of which a week shows little."""
+"""Features of which a week has few independent values."""
 _AGE_KNOTS = (180.0, 900.0, 3600.0, 14400.0)
 _IDLE_KNOTS = (0.01, 0.05, 0.25)
-_SHRINK = 3.0
-"""The gaps of one node or group count as if this many average ones were among them."""
-_REMEMBERED_S = 3700.0
-_FADE = 0.8
-"""What the mean of a node's gaps keeps at each further one."""
+_PRIOR_GAPS = 3.0
+"""Weight of the prior mean, in gaps: the mean length of a node or group is drawn towards the
+machine's as if it had so many average gaps.
+"""
+_HISTORY_S = 3700.0
+_DECAY = 0.8
+"""Factor on the weight of a node's earlier gaps at each new one."""
 
 
-class GapMoment:
-    """The gaps as they are now, and the little that is remembered of before."""
+class GapFeatures:
+    """The present gaps, and the history that their features need."""
 
     def __init__(self) -> None:
         self._since: Mapping[str, float] = {}
         self._now = 0.0
-        self._wanted: float | None = None
+        self._requested: float | None = None
         self._counts: deque[tuple[float, int]] = deque()
         self._ends: deque[tuple[float, int]] = deque()
         self._last_end: float | None = None
@@ -79,14 +81,19 @@ class GapMoment:
         self._idle_in: Counter[str] = Counter()
 
     def update(
-        self, idle_since: Mapping[str, float], now: float, wanted: float | None = None
+        self, idle_since: Mapping[str, float], now: float, requested: float | None = None
     ) -> dict[str, float]:
-        """The nodes in a gap at ``now`` with the begin of the gap, both in epoch seconds.
+        """Note which nodes are in a gap now.
 
-        ``wanted``: nodes that the waiting jobs of the main scheduler ask for; None: not shown.
+        Args:
+            idle_since: node → beginning of its gap, epoch seconds.
+            now: epoch seconds.
+            requested: nodes that the waiting jobs of the main scheduler request; None if the
+                scheduler does not show them.
 
-        Returns the gaps that ended since the last call: node → length in seconds, the end taken
-        halfway between the two calls.
+        Returns:
+            The gaps that ended since the last call, node → length in seconds. They are taken to
+            end halfway between the two calls.
         """
         middle, old = 0.5 * (self._now + now), self._since
         ended: dict[str, float] = {}
@@ -94,7 +101,7 @@ class GapMoment:
             if idle_since.get(node) != since:
                 ended[node] = max(0.0, middle - since)
                 self._close(node, since)
-                self._remember(node, math.log(max(ended[node], 1.0)))
+                self._add_length(node, math.log(max(ended[node], 1.0)))
         for node, since in idle_since.items():
             if old.get(node) != since:
                 self._open(node, since)
@@ -102,10 +109,10 @@ class GapMoment:
             self._ends.append((now, len(ended)))
             self._last_end = now
         self._counts.append((now, len(idle_since)))
-        for kept in (self._counts, self._ends):
-            while kept and kept[0][0] < now - _REMEMBERED_S:
-                kept.popleft()
-        self._since, self._now, self._wanted = dict(idle_since), now, wanted
+        for history in (self._counts, self._ends):
+            while history and history[0][0] < now - _HISTORY_S:
+                history.popleft()
+        self._since, self._now, self._requested = dict(idle_since), now, requested
         return ended
 
     def _open(self, node: str, since: float) -> None:
@@ -124,16 +131,24 @@ class GapMoment:
 
     @property
     def now(self) -> float:
-        """When the gaps were looked at last, epoch seconds."""
+        """Time of the last :meth:`update`, epoch seconds."""
         return self._now
 
     @property
     def idle_since(self) -> Mapping[str, float]:
-        """The nodes in a gap, with its begin."""
+        """Node in a gap → beginning of the gap, epoch seconds."""
         return self._since
 
-    def numbers(self, nodes: Sequence[str], now: float) -> Floats:
-        """One row a node (each in a gap), one column a name in :data:`NAMES`."""
+    def of(self, nodes: Sequence[str], now: float) -> Floats:
+        """The features of some gaps.
+
+        Args:
+            nodes: nodes that are in a gap.
+            now: epoch seconds.
+
+        Returns:
+            Array of shape (nodes, features), columns in the order of :data:`NAMES`.
+        """
         count = len(self._since)
         machine = max(1, len(self._nodes))
         share = math.log((count + 1) / (machine + 1))
@@ -145,24 +160,24 @@ class GapMoment:
         quiet = 3600.0 if self._last_end is None else max(0.0, now - self._last_end)
         youngest = now - max(self._since.values(), default=now)
         hour = datetime.fromtimestamp(now, timezone.utc)
-        turn = 2 * math.pi * (hour.hour + hour.minute / 60) / 24
-        wanted = self._wanted
+        hour_angle = 2 * math.pi * (hour.hour + hour.minute / 60) / 24
+        requested = self._requested
         same = [
             share,
             *(max(0.0, share - math.log(knot)) for knot in _IDLE_KNOTS),
-            _within(-before[0]),
-            _within(-before[1]),
-            _within(max(0.0, before[0])),
+            _clip(-before[0]),
+            _clip(-before[1]),
+            _clip(max(0.0, before[0])),
             *ends,
             math.log1p(min(quiet, 3600.0) / 60.0),
         ]
         calendar = [
             math.log1p(youngest / 60.0),
-            math.sin(turn),
-            math.cos(turn),
+            math.sin(hour_angle),
+            math.cos(hour_angle),
             float(hour.weekday() >= 5),
-            0.0 if wanted is None else math.log((wanted + 1) / (count + 1)),
-            float(wanted is not None),
+            0.0 if requested is None else math.log((requested + 1) / (count + 1)),
+            float(requested is not None),
         ]
         rows = np.empty((len(nodes), len(NAMES)))
         since = np.array([self._since[node] for node in nodes])
@@ -177,8 +192,8 @@ class GapMoment:
         rows[:, 17] = together - math.log(count + 1)
         rows[:, 18] = calendar[0]
         groups = [group_of(node) for node in nodes]
-        rows[:, 19] = [self._unlike(self._nodes[node]) for node in nodes]
-        rows[:, 20] = [self._unlike(self._groups.get(group)) for group in groups]
+        rows[:, 19] = [self._relative_length(self._nodes[node]) for node in nodes]
+        rows[:, 20] = [self._relative_length(self._groups.get(group)) for group in groups]
         rows[:, 21] = [
             math.log((self._idle_in[g] + 0.5) / (self._group_size[g] + 1)) - share for g in groups
         ]
@@ -188,59 +203,59 @@ class GapMoment:
         return rows
 
     def _ago(self, now: float, seconds: float) -> int:
-        """How many nodes were idle so long ago; the oldest known where that is younger."""
-        found = self._counts[0][1] if self._counts else 0
+        """Number of idle nodes so long ago; the oldest known number if the history is shorter."""
+        idle = self._counts[0][1] if self._counts else 0
         for at, count in self._counts:
             if at > now - seconds:
                 break
-            found = count
-        return found
+            idle = count
+        return idle
 
-    def _remember(self, node: str, length: float) -> None:
+    def _add_length(self, node: str, length: float) -> None:
         group = self._groups.setdefault(group_of(node), [0.0, 0.0])
-        for kept, fade in ((self._nodes[node], _FADE), (group, 0.98), (self._usual, 0.9995)):
-            weight = min(kept[1] + 1.0, 1.0 / (1.0 - fade))
-            kept[0] += (length - kept[0]) / weight
-            kept[1] = weight
+        for mean, decay in ((self._nodes[node], _DECAY), (group, 0.98), (self._usual, 0.9995)):
+            weight = min(mean[1] + 1.0, 1.0 / (1.0 - decay))
+            mean[0] += (length - mean[0]) / weight
+            mean[1] = weight
 
-    def _unlike(self, kept: Sequence[float] | None) -> float:
-        """How much longer (log) its gaps were than the usual ones, drawn to 0 where few are
-        known.
+    def _relative_length(self, mean: Sequence[float] | None) -> float:
+        """Log ratio of the mean length of these gaps to the machine's, drawn towards 0 if they are
+        few. ``mean``: (mean log length, weight).
         """
-        if kept is None or not kept[1]:
+        if mean is None or not mean[1]:
             return 0.0
-        return _within(kept[1] / (kept[1] + _SHRINK) * (kept[0] - self._usual[0]))
+        return _clip(mean[1] / (mean[1] + _PRIOR_GAPS) * (mean[0] - self._usual[0]))
 
     def to_dict(self) -> dict[str, Any]:
-        """What is worth keeping over a restart, as plain values: the usual lengths."""
-        nodes = {n: [round(x, 4) for x in kept] for n, kept in self._nodes.items()}
-        groups = {n: [round(x, 4) for x in kept] for n, kept in self._groups.items()}
+        """The mean lengths of gaps as plain values, to survive a restart."""
+        nodes = {n: [round(x, 4) for x in mean] for n, mean in self._nodes.items()}
+        groups = {n: [round(x, 4) for x in mean] for n, mean in self._groups.items()}
         return {"usual": self._usual, "nodes": nodes, "groups": groups}
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> GapMoment:
+    def from_dict(cls, value: Mapping[str, Any]) -> GapFeatures:
         """The inverse of :meth:`to_dict`. Raises ValueError, KeyError or TypeError on anything
         else.
         """
         self = cls()
         self._usual = _pair(value["usual"])
-        self._nodes = {str(n): _pair(kept) for n, kept in value["nodes"].items()}
-        self._groups = {str(n): _pair(kept) for n, kept in value["groups"].items()}
+        self._nodes = {str(n): _pair(mean) for n, mean in value["nodes"].items()}
+        self._groups = {str(n): _pair(mean) for n, mean in value["groups"].items()}
         self._group_size = Counter(map(group_of, self._nodes))
         return self
 
 
 def group_of(node: str) -> str:
-    """The rack, cabinet or blade that a node's name tells: the name without its last number."""
+    """The rack, cabinet or blade of a node, by its name: the name without its last number."""
     return node.rstrip("0123456789")
 
 
-def _within(x: float, most: float = 3.0) -> float:
+def _clip(x: float, most: float = 3.0) -> float:
     return max(-most, min(most, x))
 
 
-def _pair(kept: Collection[Any]) -> list[float]:
-    mean, weight = (float(x) for x in kept)
+def _pair(values: Collection[Any]) -> list[float]:
+    mean, weight = (float(x) for x in values)
     if not (math.isfinite(mean) and math.isfinite(weight) and weight >= 0):
-        raise ValueError(f"[{mean}, {weight}] is no mean and weight")
+        raise ValueError(f"[{mean}, {weight}] is not a mean and its weight")
     return [mean, weight]

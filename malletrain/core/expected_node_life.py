@@ -41,7 +41,7 @@ def cohorts(
     return found
 
 
-class Lasting:
+class ExpectedNodeLife:
     """What is foretold of the nodes of one plan.
 
     Args:

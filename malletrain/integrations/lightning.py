@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import (
+    BaseFinetuning,
     Callback,
     GradientAccumulationScheduler,
     StochasticWeightAveraging,
@@ -197,6 +198,7 @@ class MalleTrainCallback(Callback):
                 "accumulate_grad_batches out and say callback.loader(global_batch_size=…)."
             )
         _check_averaging(trainer, pl_module)
+        _check_finetuning(trainer, self._batches)
         self._trainer = trainer
         self._numbers = ModuleNumbers({"module": pl_module}, without=vars(LightningModule()))
         self._log_every = trainer.log_every_n_steps
@@ -220,6 +222,11 @@ class MalleTrainCallback(Callback):
             trainer.accumulate_grad_batches, trainer.limit_train_batches = self._limits
             self._limits = ()
             self._files.end(trainer)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """All callbacks have set the module up."""
+        if self._batches is not None and self._batches.resumed == (0, 0):
+            self._numbers.begin()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Raises ValueError when the data is not from here, ForeignSnapshotError when the folder
@@ -389,6 +396,7 @@ class MalleTrainCallback(Callback):
                 "begin anew in another folder."
             )
         self._metrics = dict(saved.get("metrics", {}))
+        self._numbers.begin()  # after other callbacks have set the module up: one may freeze layers
         self._numbers.put_back(saved.get("numbers", {}))
         self._results.restore(pl_module, saved.get("results", {}), trainer.is_global_zero)
         for callback in trainer.checkpoint_callbacks:
@@ -459,6 +467,20 @@ def _check_limits(trainer: Any, batches: ConstantBatch) -> None:
             f"MalleTrainCallback: limit_val_batches={limit} counts the batches of a rank, so that "
             "more nodes would validate on more samples. Validate on a Subset of the data, or "
             "submit the job with one process at most."
+        )
+
+
+def _check_finetuning(trainer: Any, batches: ConstantBatch) -> None:
+    """Raises ValueError for parameters that would be trained by each rank for itself."""
+    if batches.plan.max_world_size > 1 and any(
+        isinstance(one, BaseFinetuning) for one in trainer.callbacks
+    ):
+        raise ValueError(
+            "MalleTrainCallback: with a callback such as BackboneFinetuning the layers that are "
+            "frozen at first are not averaged over the ranks later, because "
+            "DistributedDataParallel leaves out what is frozen when it is made. Train with the "
+            "backbone frozen in one job and all of it in a second one, give its parameter group a "
+            "rate of 0 instead, or submit the job with one process at most."
         )
 
 

@@ -28,6 +28,7 @@ _NOT_LIVE = {
     "FSDPModule": "give elastic.Run the functions that make and shard it, build= and parallelize=, "
     "or train it in restart mode, with malletrain.Snapshot",
 }
+_METRIC = "torchmetrics.metric.Metric"
 _PART = "malletrain_state_of_part"
 """Key of the state of an object that an object's state has as it is."""
 _INSIDE_COMPILED = "_orig_mod"
@@ -57,6 +58,18 @@ def check_object(owner: str, name: str, value: Any, sharded: bool = False) -> No
             )
     if isinstance(value, dict):
         return
+    if any(f"{cls.__module__}.{cls.__name__}" == _METRIC for cls in type(value).__mro__):
+        raise TypeError(
+            f"{owner}: {name} is a metric of torchmetrics, which holds the part of one rank: of "
+            "the parts of the others nothing would be saved, and after a change of nodes ranks "
+            "would count a part several times. Add up over all ranks at each step, and pass the "
+            "sums in a dict."
+        )
+    if isinstance(value, list | tuple):
+        raise TypeError(
+            f"{owner}: {name} is a {type(value).__name__}. Pass each of its items under a name of "
+            "its own."
+        )
     if not (
         callable(getattr(value, "state_dict", None))
         and callable(getattr(value, "load_state_dict", None))

@@ -35,6 +35,7 @@ from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.pace import Pace
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.replicas import Replicas
+from malletrain.training.schedulers import Schedulers
 from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Team, new_side_group
 from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError
@@ -142,6 +143,12 @@ class Snapshot:
         self._steps = 0
         self._epochs = parts.epochs_of(objects)
         self._rates = LoopRates(objects, self._epochs)
+        self._schedulers = Schedulers(
+            "Snapshot",
+            objects,
+            snapshot_file.SnapshotError,
+            lambda: self._epochs is not None and self._epochs.at_its_start,
+        )
         self._deferred = False
         """A step was the last of its epoch: what is due after it is done when the epoch is over."""
         self._saved_schedule: str | None = None
@@ -191,6 +198,8 @@ class Snapshot:
             self._steps = int(payload.get("steps", 0))
             self._numbers.put_back(payload.get("numbers", {}))
             self._rates.restore(payload.get("rates", {}))
+            if self._steps:
+                self._schedulers.resumed()
             in_memory = self._memory is not None and self._memory.newest is not None
             if in_memory:  # the disk's is older, or there is none yet
                 self._disk_since = float(payload.get("disk_since", self._disk_since))

@@ -28,6 +28,14 @@ _RESTART = {
         *("accumulation_by_length", "ema_counter", "annealed", "warm_up_around", "timm_like"),
         *("folds", "swa_with_update_bn"),
     ),
+    "fresh_reports": (
+        *("rewarmed", "cycle_each_epoch", "rebuilt_scheduler", "late_scheduler", "drawn"),
+        *("two_loaders", "measured", "measured_persistent", "schedule_free", "contrast"),
+        "optimizers_in_list",
+    ),
+    "hugging_face_fresh_reports": ("tokens",),
+    "lightning_fresh_reports": ("finetuning", "reloading"),
+    "accelerate_fresh_reports": ("averaged", "prepared_scheduler"),
     "hugging_face": ("trainer", "trainer_cosine", "trainer_early_stopping"),
     "hugging_face_reports": ("begun_with_evaluation", "plateau", "two_kept", "best_kept"),
     "lightning_trainer": (
@@ -50,6 +58,7 @@ _LIVE = {
         *("while_loop", "saved_each_epoch", "group_added"),
     ),
     "live_reports": ("ema_counter", "annealed", "warm_up_around"),
+    "live_fresh_reports": ("rewarmed", "drawn", "two_loaders", "schedule_free", "contrast"),
 }
 _NEEDS = {
     "hugging_face": "transformers",

@@ -45,13 +45,6 @@ class CountedEpochs:
         the last step until the loop asks for the next epoch.
         """
 
-    @property
-    def at_its_start(self) -> bool:
-        """The script's loop over :meth:`epochs` is at the top of an epoch of which no step is
-        done.
-        """
-        return self._looping and not self.between_epochs and not self._is_begun()
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_listeners": []}  # those of this process
 

@@ -115,14 +115,21 @@ def schedules(objects: Mapping[str, Any]) -> bool:
     a dict.
     """
     targets = [unwrapped(value) for value in objects.values()]
-    inner = [v for t in targets if isinstance(t, dict) for v in t.values() if isinstance(v, dict)]
     others = ("param_groups", "named_parameters", "unscale_")  # optimizers, modules, GradScaler
-    return any("last_epoch" in state for state in inner) or any(
+    return has_scheduler_state(objects) or any(
         hasattr(target, "optimizer")
         or hasattr(target, "optimizers")
         or hasattr(target, "_optimizer")
         for target in targets
         if not isinstance(target, dict) and not any(hasattr(target, name) for name in others)
+    )
+
+
+def has_scheduler_state(objects: Mapping[str, Any]) -> bool:
+    """Whether a dict among ``objects`` has the state of a scheduler in it."""
+    dicts = [value for value in objects.values() if isinstance(value, dict)]
+    return any(
+        isinstance(state, dict) and "last_epoch" in state for d in dicts for state in d.values()
     )
 
 
@@ -294,8 +301,7 @@ def tell_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], nam
 def tell_left_out(objects: Mapping[str, Any]) -> None:
     """Tell the user of parameters that an optimizer among ``objects`` trains and no module among
     them has, as those of a loss that learns: the optimizer's state of them would come back, and
-    they would not. Nothing is said where modules are given in other ways. And of a scheduler that
-    is not among ``objects``.
+    they would not. Nothing is said where modules are given in other ways.
     """
     targets = {name: unwrapped(value) for name, value in objects.items()}
     modules = [v for v in targets.values() if callable(getattr(v, "named_parameters", None))]
@@ -304,13 +310,6 @@ def tell_left_out(objects: Mapping[str, Any]) -> None:
         groups = getattr(value, "param_groups", None)
         if not isinstance(groups, list):
             continue
-        if any("initial_lr" in group for group in groups) and not schedules(objects):
-            report.tell(
-                f"A scheduler sets the learning rate of {name!r}, and Snapshot was not given it: "
-                "after a rescale it begins anew, unless the script keeps its state itself. Make it "
-                "before Snapshot, and pass it: Snapshot(scheduler=scheduler, …).",
-                once=f"scheduler of {name}",
-            )
         known = [id(p) in held for group in groups for p in group["params"]]
         if any(known) and not all(known):
             report.tell(

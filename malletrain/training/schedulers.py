@@ -1,163 +1,222 @@
 """Learning-rate schedulers that set the rates of a script's optimizers and are not part of what is
-saved: one that the script has not passed, made after the restore, or put in the place of one that
-it has passed.
+saved: one that the script has not passed, or has put in the place of one that it has passed.
 
 Decides which schedulers those are, and when going on would train at other rates. Schedulers of
 torch's classes, and of those derived from them, are noted as they are made; those that were made
-before are looked for once.
+before are looked for once. How far each has come is saved, so that one that the script itself
+brings to where it was goes on.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from malletrain.training import report
-from malletrain.training.objects import unwrapped
+from malletrain.training.objects import has_scheduler_state, unwrapped
+from malletrain.training.ranks import rank_and_world
 
-_DEPTH = 3
-"""Attributes of attributes in which a scheduler may lie: ``SequentialLR``, wrappers of trainers."""
-_made: weakref.WeakSet[Any] = weakref.WeakSet()
+Progress = dict[str, dict[str, int]]
+"""Steps (``last_epoch``) of schedulers that are not saved, by name of the optimizer and class."""
+
+_DEPTH = 8
+"""Attributes of attributes in which a scheduler may lie: wrappers of trainers, configurations."""
+_numbers = itertools.count(1)
+_made: dict[int, weakref.ref[Any]] = {}
+"""Schedulers by number, in the order in which they were made."""
 _watches: weakref.WeakSet[Schedulers] = weakref.WeakSet()
 
 
+def _note(scheduler: Any) -> None:
+    _made[next(_numbers)] = weakref.ref(scheduler)
+
+
 @functools.cache
-def _note_all() -> type:
-    """Note every scheduler of torch from now on, and that it is given a state. Returns the class
-    of all.
-    """
+def _note_all() -> None:
+    """Note every scheduler of torch that there is and that will be made, and every update."""
     from torch.optim.lr_scheduler import LRScheduler
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    init, load = LRScheduler.__init__, LRScheduler.load_state_dict
+    def new(cls: type[Any], *_args: Any, **_kwargs: Any) -> Any:
+        # not every class calls the base's __init__
+        scheduler = super(LRScheduler, cls).__new__(cls)
+        _note(scheduler)
+        return scheduler
 
-    @functools.wraps(init)
-    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        _made.add(self)
-        for watch in _watches:
-            watch.note(self)
+    LRScheduler.__new__ = new  # type: ignore[method-assign]
+    for one in gc.get_objects():
+        if issubclass(type(one), LRScheduler):
+            _note(one)
+    register_optimizer_step_pre_hook(_before_update)
 
-    @functools.wraps(load)
-    def loaded(self: Any, *args: Any, **kwargs: Any) -> None:
-        load(self, *args, **kwargs)
-        for watch in _watches:
-            watch.has_state(self)
 
-    LRScheduler.__init__ = noted  # type: ignore[method-assign]
-    LRScheduler.load_state_dict = loaded  # type: ignore[method-assign]
-    return LRScheduler
+def _before_update(optimizer: Any, *_: Any) -> None:
+    for watch in list(_watches):
+        watch.before_update(optimizer)
 
 
 class Schedulers:
-    """Of the optimizers among a script's objects.
+    """Those of the optimizers among a script's objects.
 
     Args:
         owner: to what they are to be passed, for sentences: ``Snapshot``.
         objects: by name.
-        refuse: makes the error of a sentence.
-        within_epoch: whether the script is in an epoch of its loop; a scheduler that is made there
-            is one of that epoch.
+        refusal: the error that is raised.
+        advice: a sentence that says how they are passed.
     """
 
     def __init__(
         self,
         owner: str,
         objects: Mapping[str, Any],
-        refuse: Callable[[str], Exception],
-        within_epoch: Callable[[], bool] = lambda: False,
+        refusal: Callable[[str], Exception],
+        advice: str = "",
     ) -> None:
         self._owner = owner
+        self._advice = advice or f"Make it before {owner} and pass it: {owner}(scheduler=…, …)."
         self._objects = objects
-        self._refuse = refuse
-        self._within_epoch = within_epoch
-        self._resumed = False
-        self._of_an_epoch: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._with_state: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._passed: set[int] = set()
-        self._looked_at = -1
-        """Schedulers there were when it was looked up what was passed."""
-        _watches.add(self)
-        optimizers = {
+        self._refusal = refusal
+        self._optimizers = {
             name: optimizer
             for name, value in objects.items()
-            if hasattr(optimizer := unwrapped(value), "register_step_pre_hook")
+            if isinstance(getattr(optimizer := unwrapped(value), "param_groups", None), list)
         }
-        if any("initial_lr" in g for one in optimizers.values() for g in one.param_groups):
-            kind = _note_all()
-            _made.update(one for one in gc.get_objects() if issubclass(type(one), kind))
-        for name, optimizer in optimizers.items():
+        self._saved: Progress = {}
+        """How far they were, for the first update of each optimizer."""
+        self._newest = -1
+        """The newest scheduler when it was looked who sets the rates."""
+        self._not_passed: dict[str, list[weakref.ref[Any]]] = {}
+        """Schedulers by name of their optimizer, in the order in which they were made."""
+        self._with_passed: set[str] = set()
+        """Optimizers that have a scheduler which was passed."""
+        if self._optimizers:
             _note_all()
-            optimizer.register_step_pre_hook(functools.partial(self._before_update, name))
+            _watches.add(self)
 
-    def note(self, scheduler: Any) -> None:
-        """``scheduler`` has just been made."""
-        if self._within_epoch():
-            self._of_an_epoch.add(scheduler)
-        if scheduler.last_epoch > 0:  # made for a step of a run that went on
-            self._with_state.add(scheduler)
+    def progress(self) -> Progress:
+        """What :meth:`resumed` takes."""
+        self._look()
+        return {
+            name: {kind: _steps(one) for kind, one in self._newest_of_kind(name).items()}
+            for name in self._not_passed
+        }
 
-    def has_state(self, scheduler: Any) -> None:
-        """The script, or a restore, has given ``scheduler`` a state."""
-        self._with_state.add(scheduler)
+    def resumed(self, progress: Progress) -> None:
+        """The run goes on from where schedulers that were not saved had come so far."""
+        self._saved = {name: dict(kinds) for name, kinds in progress.items()}
 
-    def resumed(self) -> None:
-        """The run goes on after steps that it made before."""
-        self._resumed = True
-
-    def left_out(self, optimizer: Any) -> Iterator[Any]:
-        """The schedulers that set the rates of ``optimizer`` and were not passed."""
-        if self._looked_at != len(_made):
-            self._looked_at = len(_made)
-            self._passed = set(_reachable(self._objects, _DEPTH))
-        for scheduler in list(_made):
-            if scheduler.optimizer is optimizer and id(scheduler) not in self._passed:
-                yield scheduler
-
-    def _before_update(self, name: str, optimizer: Any, *_: Any) -> None:
+    def before_update(self, optimizer: Any) -> None:
         """Raises the error where the update would be made at a wrong rate, or a later one be."""
-        for scheduler in self.left_out(optimizer):
-            kind = type(scheduler).__name__
-            goes_on = scheduler in self._of_an_epoch or scheduler in self._with_state
-            if self._resumed and not goes_on:
-                raise self._refuse(
-                    f"This run goes on after steps that it made before, and the scheduler ({kind}) "
-                    f"of the optimizer {name!r} begins anew: {self._owner} was not given it. Make "
-                    f"it before {self._owner} and pass it: {self._owner}(scheduler=scheduler, …)."
-                )
-            if getattr(scheduler, "_step_count", 0) < 2:
-                continue  # it has set no rate yet but its first
-            passed = (one for one in list(_made) if id(one) in self._passed)
-            if any(one.optimizer is optimizer for one in passed):
-                raise self._refuse(
+        name = self._name_of(optimizer)
+        if name is None:
+            return
+        self._look()
+        schedulers = self._newest_of_kind(name)
+        self._check_progress(name, {kind: _steps(one) for kind, one in schedulers.items()})
+        for kind, scheduler in schedulers.items():
+            if _steps(scheduler) > 0 and name in self._with_passed:
+                raise self._refusal(
                     f"A scheduler ({kind}) that {self._owner} was not given sets the learning rate "
                     f"of {name!r} beside, or in place of, the one that it was given: after a "
                     "change of nodes only the latter would go on. Pass each under a name of its "
                     "own, or keep one and change it."
                 )
-            report.tell(
-                f"A scheduler ({kind}) sets the learning rate of {name!r}, and {self._owner} was "
-                "not given it: after a change of nodes it begins anew, unless the script keeps its "
-                f"state itself. Make it before {self._owner}, and pass it: "
-                f"{self._owner}(scheduler=scheduler, …).",
-                once=f"scheduler of {name}",
-            )
+            if rank_and_world()[0] == 0 and not has_scheduler_state(self._objects):
+                report.tell(
+                    f"{self._owner} was not given the scheduler ({kind}) of {name!r}: after a "
+                    "change of nodes it begins anew, unless the script keeps its state itself. "
+                    f"{self._advice}",
+                    once=f"scheduler of {name}",
+                )
+
+    def _check_progress(self, name: str, now: dict[str, int]) -> None:
+        """Of one optimizer, before its first update. One that the script has replaced by another
+        class is the script's matter; that there is none any more is not.
+        """
+        for kind, steps in self._saved.pop(name, {}).items():
+            replaced = bool(now) or name in self._with_passed
+            if now.get(kind, steps if replaced else 0) < steps:
+                raise self._refusal(
+                    f"This run goes on after {steps} steps of the scheduler ({kind}) of {name!r}, "
+                    f"which was not saved and is not where it was: {self._owner} was not given it. "
+                    f"{self._advice}"
+                )
+
+    def _name_of(self, optimizer: Any) -> str | None:
+        """The name of ``optimizer``, of one around it, or of one within it."""
+        for name, own in self._optimizers.items():
+            if own is optimizer:
+                return name
+        groups = {id(group) for group in getattr(optimizer, "param_groups", ())}
+        for name, own in self._optimizers.items():
+            if any(id(group) in groups for group in own.param_groups):
+                return name
+        return None
+
+    def _look(self) -> None:
+        """Look who sets the rates, if there are schedulers that were not there before."""
+        newest = next(reversed(_made), 0)
+        if newest == self._newest:
+            return
+        self._newest = newest
+        passed = _schedulers_in(self._objects)
+        self._not_passed, self._with_passed = {}, set()
+        for number, reference in list(_made.items()):
+            scheduler = reference()
+            if scheduler is None:
+                del _made[number]
+                continue
+            name = self._name_of(getattr(scheduler, "optimizer", None))
+            if name is None:
+                continue
+            if id(scheduler) in passed:
+                self._with_passed.add(name)
+            else:
+                self._not_passed.setdefault(name, []).append(reference)
+
+    def _newest_of_kind(self, name: str) -> dict[str, Any]:
+        """Of the schedulers of an optimizer that were not passed, the newest of each class."""
+        there = [reference() for reference in self._not_passed.get(name, ())]
+        return {type(scheduler).__name__: scheduler for scheduler in there if scheduler is not None}
 
 
-def _reachable(value: Any, depth: int) -> Iterator[int]:
-    """The ids of the schedulers in ``value``, its items and its attributes."""
-    if isinstance(value, _note_all()):
-        yield id(value)
-    if not depth:
-        return
+def _steps(scheduler: Any) -> int:
+    steps = getattr(scheduler, "last_epoch", 0)  # -1: one within another, whose turn is to come
+    return max(0, int(steps)) if isinstance(steps, int | float) else 0
+
+
+def _schedulers_in(objects: Mapping[str, Any]) -> set[int]:
+    """The ids of the schedulers in ``objects``, their items and their attributes. One in an
+    attribute of a module or an optimizer is not in that one's state.
+    """
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    schedulers: set[int] = set()
+    visited: set[int] = set()
+    values = list(objects.values())
+    for _ in range(_DEPTH):
+        inner: list[Any] = []
+        for value in values:
+            if id(value) in visited or isinstance(value, nn.Module | Optimizer | Tensor):
+                continue
+            visited.add(id(value))
+            if isinstance(value, LRScheduler):
+                schedulers.add(id(value))
+            inner += _parts(value)
+        values = inner
+    return schedulers
+
+
+def _parts(value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
-        items = list(value.values())
+        yield from value.values()
     elif isinstance(value, list | tuple | set):
-        items = list(value)
-    else:
-        items = list(getattr(value, "__dict__", {}).values())
-    for item in items:
-        if not isinstance(item, str | int | float | bool | type(None)):
-            yield from _reachable(item, depth - 1)
+        yield from value
+    elif not isinstance(value, type):
+        yield from getattr(value, "__dict__", {}).values()

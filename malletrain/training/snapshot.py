@@ -88,6 +88,11 @@ class Snapshot:
         ValueError: for a negative ``every_s`` or ``keep``, or no object at all.
     """
 
+    _caller = "Snapshot"
+    """What the script was to pass its objects to, for sentences."""
+    _refusal: type[Exception] = SnapshotError
+    """What is raised where the run cannot go on as it was."""
+
     def __init__(
         self,
         path: str | os.PathLike[str] | None = None,
@@ -143,12 +148,7 @@ class Snapshot:
         self._steps = 0
         self._epochs = parts.epochs_of(objects)
         self._rates = LoopRates(objects, self._epochs)
-        self._schedulers = Schedulers(
-            "Snapshot",
-            objects,
-            snapshot_file.SnapshotError,
-            lambda: self._epochs is not None and self._epochs.at_its_start,
-        )
+        self._schedulers = Schedulers(self._caller, objects, self._refusal)
         self._deferred = False
         """A step was the last of its epoch: what is due after it is done when the epoch is over."""
         self._saved_schedule: str | None = None
@@ -198,8 +198,7 @@ class Snapshot:
             self._steps = int(payload.get("steps", 0))
             self._numbers.put_back(payload.get("numbers", {}))
             self._rates.restore(payload.get("rates", {}))
-            if self._steps:
-                self._schedulers.resumed()
+            self._schedulers.resumed(payload.get("schedulers", {}))
             in_memory = self._memory is not None and self._memory.newest is not None
             if in_memory:  # the disk's is older, or there is none yet
                 self._disk_since = float(payload.get("disk_since", self._disk_since))
@@ -302,6 +301,7 @@ class Snapshot:
             "steps": self._steps,
             "numbers": self._numbers.changed(),
             "rates": self._rates.state(),
+            "schedulers": self._schedulers.progress(),
             "save_s": self._pace.cost_s,
             "disk_since": self._outcomes.saved_at or self._disk_since,
             "world_size": rank_and_world()[1],

@@ -73,7 +73,7 @@ class Training:
         if len(samplers) > 1:
             raise TypeError(
                 "elastic.Run was given several samplers, and a step counts the samples of one. "
-                "Draw what goes along with a batch from the numbers of its samples, or train in "
+                "Choose what goes along with a batch by the numbers of its samples, or train in "
                 "restart mode, with malletrain.Snapshot."
             )
         self.sampler = samplers[0] if samplers else None

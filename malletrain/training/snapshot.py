@@ -14,6 +14,7 @@ agree upon: :mod:`malletrain.training.sharded_snapshot`.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import time
@@ -29,6 +30,7 @@ from malletrain.training.agreement import Agreement
 from malletrain.training.disk_copy import DiskCopies
 from malletrain.training.disk_tier import DiskTier
 from malletrain.training.drain import wait_to_be_stopped
+from malletrain.training.epochs import CountedEpochs
 from malletrain.training.loop_rates import LoopRates
 from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.outcomes import Attempt, Outcomes
@@ -146,15 +148,15 @@ class Snapshot:
             )
         self.replicas = Replicas(replicate_every, self._memory)
         self._steps = 0
-        self._epochs = parts.epochs_of(objects)
+        self._counted = parts.all_epochs_of(objects)
         self._rates = LoopRates(objects, self._epochs)
         self._schedulers = Schedulers(self._caller, objects, self._refusal)
         self._deferred = False
         """A step was the last of its epoch: what is due after it is done when the epoch is over."""
         self._saved_schedule: str | None = None
         """Of a snapshot that the script has saved in the code after the steps of an epoch."""
-        if self._epochs is not None:
-            self._epochs.on_epoch_closed(self._epoch_closed)
+        for counted in self._counted:
+            counted.on_epoch_closed(functools.partial(self._closed, counted))
         self._disk_since = time.time()
         self._announced = False
         self._looked = False
@@ -332,6 +334,20 @@ class Snapshot:
             report.between_epochs(True)
         else:
             self._after_step()
+
+    @property
+    def _epochs(self) -> CountedEpochs | None:
+        """The epochs that the script is in: those of the sampler that it loops over, where it has
+        several.
+        """
+        for counted in self._counted:
+            if counted.looping:
+                return counted
+        return self._counted[0] if self._counted else None
+
+    def _closed(self, counted: CountedEpochs) -> None:
+        if counted is self._epochs:
+            self._epoch_closed()
 
     def _epoch_closed(self) -> None:
         report.between_epochs(False)

@@ -28,24 +28,22 @@ _RESTART = {
         *("accumulation_by_length", "ema_counter", "annealed", "warm_up_around", "timm_like"),
         *("folds", "swa_with_update_bn"),
     ),
-    "fresh_reports": (
-        *("rewarmed", "cycle_each_epoch", "rebuilt_scheduler", "late_scheduler", "drawn"),
-        *("two_loaders", "measured", "measured_persistent", "schedule_free", "contrast"),
+    "state_reports": (
+        *("rebuilt_scheduler", "drawn", "two_loaders", "schedule_free", "contrast"),
         "optimizers_in_list",
     ),
-    "hugging_face_fresh_reports": ("tokens",),
-    "lightning_fresh_reports": ("finetuning", "reloading"),
-    "accelerate_fresh_reports": ("averaged", "prepared_scheduler"),
     "hugging_face": ("trainer", "trainer_cosine", "trainer_early_stopping"),
-    "hugging_face_reports": ("begun_with_evaluation", "plateau", "two_kept", "best_kept"),
+    "hugging_face_reports": ("begun_with_evaluation", "plateau", "two_kept", "best_kept", "tokens"),
     "lightning_trainer": (
         *("fit", "fit_early_stopping", "fit_limited", "fit_csv", "fit_as_it_comes"),
     ),
     "lightning_reports": (
         *("validated", "epoch_means", "annealed", "saved_by_step", "best_two", "averaged", "swa"),
+        "reloading",
     ),
     "accelerate_loop": ("accelerate", "accelerate_several_models", "accelerate_naming"),
     "accelerate_reports": ("accumulating", "gathered"),
+    "diffusers_reports": ("averaged",),
     "tracking": ("weights_and_biases", "mlflow_files"),
 }
 _LIVE = {
@@ -57,8 +55,10 @@ _LIVE = {
         *("early_stopping", "best_model", "compiled", "persistent_workers", "counted_range"),
         *("while_loop", "saved_each_epoch", "group_added"),
     ),
-    "live_reports": ("ema_counter", "annealed", "warm_up_around"),
-    "live_fresh_reports": ("rewarmed", "drawn", "two_loaders", "schedule_free", "contrast"),
+    "live_reports": (
+        *("ema_counter", "annealed", "warm_up_around", "drawn", "schedule_free", "contrast"),
+        "optimizers_in_list",
+    ),
 }
 _NEEDS = {
     "hugging_face": "transformers",
@@ -67,6 +67,7 @@ _NEEDS = {
     "lightning_reports": "lightning",
     "accelerate_loop": "accelerate",
     "accelerate_reports": "accelerate",
+    "diffusers_reports": "diffusers",
     "tracking": "wandb",
 }
 """Packages that the scripts of a module need."""

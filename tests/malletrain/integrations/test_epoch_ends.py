@@ -112,8 +112,8 @@ def test_trainer_without_optimizer_in_its_checkpoints_is_refused(tmp_path, monke
         hugging_face(tmp_path, 0, monkeypatch, **options)
 
 
-def lightning(folder, per_device, stop, monkeypatch, **options):
-    """As :func:`hugging_face`."""
+def lightning(folder, per_device, stop, monkeypatch, more=(), **options):
+    """As :func:`hugging_face`; ``more``: callbacks."""
     import lightning.pytorch as pl
 
     from malletrain.integrations.lightning import MalleTrainCallback
@@ -124,6 +124,7 @@ def lightning(folder, per_device, stop, monkeypatch, **options):
         def __init__(self):
             super().__init__()
             self.net = Net()
+            self.share = 1.0
 
         def training_step(self, batch, _):
             return self.net(**batch)["loss"]
@@ -163,7 +164,7 @@ def lightning(folder, per_device, stop, monkeypatch, **options):
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=1,
-        callbacks=[early, best, rates, callback],
+        callbacks=[early, best, rates, callback, *more],
         logger=logger.made(log),
         log_every_n_steps=2,
         num_sanity_val_steps=0,
@@ -254,6 +255,37 @@ def test_lightning_says_which_limits_it_cannot_keep(tmp_path, monkeypatch):
         ):
             with pytest.raises(ValueError, match=sentence):
                 lightning(tmp_path, 2, 0, monkeypatch, **options)
+
+
+def test_what_a_callback_sets_up_is_what_the_script_began_with(tmp_path, monkeypatch):
+    """A share that it sets to 0, and to what the module had from epoch 1 on."""
+    pl = pytest.importorskip("lightning.pytorch", reason="pip install malletrain[integrations]")
+    shares = []
+
+    class Later(pl.Callback):
+        def setup(self, trainer, pl_module, stage):
+            pl_module.share = 0.0
+
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == 1:
+                pl_module.share = 1.0
+
+        def on_before_zero_grad(self, trainer, pl_module, optimizer):
+            shares.append((trainer.global_step, pl_module.share))
+
+    with as_plain_script(monkeypatch):
+        lightning(tmp_path, 8, 8, monkeypatch, [Later()], max_epochs=2)
+        lightning(tmp_path, 8, 0, monkeypatch, [Later()], max_epochs=2)
+    assert shares == [(step, float(step >= 6)) for step in range(12)]
+
+
+def test_layers_that_only_some_ranks_would_train_together_are_refused(tmp_path, monkeypatch):
+    pl = pytest.importorskip("lightning.pytorch", reason="pip install malletrain[integrations]")
+    later = pl.callbacks.BackboneFinetuning(unfreeze_backbone_at_epoch=1)
+    with as_plain_script(monkeypatch):
+        monkeypatch.setenv("MALLETRAIN_MAX_WORLD_SIZE", "3")
+        with pytest.raises(ValueError, match=r"BackboneFinetuning .* are not averaged over the"):
+            lightning(tmp_path, 2, 0, monkeypatch, [later])
 
 
 def test_a_dataset_without_a_length_is_refused_in_a_sentence():

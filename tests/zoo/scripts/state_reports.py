@@ -1,4 +1,6 @@
-"""Restart mode: loops of ten more public bug reports, as their users write them."""
+"""Restart mode: loops of public bug reports about what a script holds beside its model: generators
+of random numbers, a second sampler, schedules of its own, a queue.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torchmetrics
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
@@ -19,35 +20,6 @@ import malletrain
 from tests.zoo.scripts.parts import BATCH, EPOCHS, SAMPLES, Numbered, evaluate, make_model, rate
 from tests.zoo.scripts.plain import STEPS, Training
 from tests.zoo.trace import Trace
-
-
-def rewarmed(trace: Trace) -> None:
-    """A new cosine with each period, in place of the one before (pytorch#78003)."""
-    t = Training(trace, period=1, due=1)
-    scheduler = lr_scheduler.CosineAnnealingLR(t.optimizer, T_max=5)
-    t.prepare(scheduler=scheduler)
-    for epoch in t.sampler.epochs(4):
-        if epoch == t.facts["due"]:
-            t.facts["period"] *= 2
-            t.facts["due"] += t.facts["period"]
-            for group in t.optimizer.param_groups:
-                group["lr"] = group["initial_lr"] = 0.1
-            scheduler = lr_scheduler.CosineAnnealingLR(t.optimizer, T_max=5 * t.facts["period"])
-        t.train_epoch(epoch, after_step=scheduler.step)
-        trace.note("evaluation", epoch, loss=evaluate(t.model), lr=rate(t.optimizer))
-    t.end()
-
-
-def cycle_each_epoch(trace: Trace) -> None:
-    """A scheduler made in the loop, one for each epoch (pytorch#78003)."""
-    t = Training(trace)
-    t.prepare()
-    for epoch in t.sampler.epochs(EPOCHS):
-        for group in t.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] = 0.1
-        scheduler = lr_scheduler.OneCycleLR(t.optimizer, 0.1, total_steps=6)
-        t.train_epoch(epoch, after_step=scheduler.step)
-    t.end()
 
 
 def rebuilt_scheduler(trace: Trace) -> None:
@@ -66,16 +38,6 @@ def rebuilt_scheduler(trace: Trace) -> None:
 
     for epoch in t.sampler.epochs(EPOCHS):
         t.train_epoch(epoch, after_step)
-    t.end()
-
-
-def late_scheduler(trace: Trace) -> None:
-    """The scheduler is made after the restore, as one has the optimizer then (pytorch#65342)."""
-    t = Training(trace)
-    t.prepare()
-    scheduler = lr_scheduler.CosineAnnealingLR(t.optimizer, T_max=STEPS)
-    for epoch in t.sampler.epochs(EPOCHS):
-        t.train_epoch(epoch, scheduler.step)
     t.end()
 
 
@@ -142,37 +104,6 @@ def two_loaders(trace: Trace) -> None:
             t.snapshot.step()
         trace.note("evaluation", epoch, loss=evaluate(t.model))
     t.end()
-
-
-def _measured(trace: Trace, persistent: bool) -> None:
-    t = Training(trace)
-    mean = torchmetrics.MeanMetric().set_dtype(torch.float64)
-    mean.persistent(persistent)
-    t.prepare(mean=mean)
-    for epoch in t.sampler.epochs(EPOCHS):
-        for x, y, numbers in t.loader:
-            t.optimizer.zero_grad()
-            made = t.net(x)
-            (mse_loss(made, y) * t.sampler.loss_weight).backward()
-            t.optimizer.step()
-            mean.update((made.detach() - y) ** 2)
-            trace.step((epoch, t.sampler.position), numbers, rate(t.optimizer))
-            t.sampler.advance()
-            malletrain.report(len(x))
-            t.snapshot.step()
-        trace.note("training loss", epoch, loss=float(mean.compute()))
-        mean.reset()
-    t.end()
-
-
-def measured(trace: Trace) -> None:
-    """A metric of torchmetrics over the epoch, in the snapshot (torchmetrics#331, #3323)."""
-    _measured(trace, False)
-
-
-def measured_persistent(trace: Trace) -> None:
-    """The same, made persistent as torchmetrics says (torchmetrics#331)."""
-    _measured(trace, True)
 
 
 class ScheduleFree(torch.optim.Optimizer):
@@ -294,7 +225,9 @@ def contrast(trace: Trace) -> None:
 
 
 def optimizers_in_list(trace: Trace) -> None:
-    """Two optimizers and their schedulers in lists, as with Muon (speculators#1066)."""
+    """Two optimizers and their schedulers in lists, as with Muon (speculators#1066); each has a
+    name of its own in the snapshot.
+    """
     t = Training(trace)
     layers = list(t.model.parameters())
     optimizers = [
@@ -306,9 +239,9 @@ def optimizers_in_list(trace: Trace) -> None:
         "run.pt",
         every_s=trace.save_every_s,
         model=t.model,
-        optimizers=optimizers,
-        schedulers=schedulers,
         sampler=t.sampler,
+        **{f"optimizer{i}": one for i, one in enumerate(optimizers)},
+        **{f"scheduler{i}": one for i, one in enumerate(schedulers)},
     )
     snapshot.restore()
     net = DistributedDataParallel(t.model)

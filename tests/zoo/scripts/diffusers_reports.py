@@ -1,4 +1,4 @@
-"""Restart mode: what more public bug reports of Accelerate are about."""
+"""Restart mode: what public bug reports of Accelerate with diffusers are about."""
 
 from __future__ import annotations
 
@@ -44,31 +44,6 @@ def averaged(trace: Trace) -> None:
         ema.copy_to(net.parameters())
         trace.note("evaluation", epoch, loss=evaluate(net))
         ema.restore(net.parameters())
-    guard.save()
-    accelerator.end_training()
-    trace.finish(net)
-
-
-def prepared_scheduler(trace: Trace) -> None:
-    """The scheduler goes through ``prepare()``, as in Accelerate's pages (accelerate#1382)."""
-    accelerator = Accelerator(cpu=True)
-    net = make_model()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    model, optimizer, scheduler = accelerator.prepare(net, optimizer, scheduler)
-    sampler = malletrain.ElasticSampler(SAMPLES, global_batch_size=BATCH, seed=7)
-    loader = DataLoader(Numbered(), batch_sampler=sampler)
-    guard = Guard(accelerator, "states", sampler)
-    guard.resume()
-    for epoch in sampler.epochs(EPOCHS):
-        for x, y, numbers in loader:
-            lr = rate(optimizer)
-            accelerator.backward(mse_loss(model(x), y) * sampler.loss_weight)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-            trace.step((epoch, sampler.position), numbers, lr)
-            guard.step()
     guard.save()
     accelerator.end_training()
     trace.finish(net)

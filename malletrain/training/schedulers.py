@@ -141,7 +141,7 @@ class Schedulers:
             replaced = bool(now) or name in self._with_passed
             if now.get(kind, steps if replaced else 0) < steps:
                 raise self._refusal(
-                    f"This run goes on after {steps} steps of the scheduler ({kind}) of {name!r}, "
+                    f"This run goes on after step {steps} of the scheduler ({kind}) of {name!r}, "
                     f"which was not saved and is not where it was: {self._owner} was not given it. "
                     f"{self._advice}"
                 )

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
+from malletrain.training import report
+from malletrain.training.snapshot_file import SnapshotError
 from tests.malletrain.integrations import rescaled
 from tests.malletrain.integrations.samples import Net, Numbers
 from tests.malletrain.integrations.test_checkpoints import StopAt, Stopped
@@ -300,7 +302,7 @@ def test_a_dataset_without_a_length_is_refused_in_a_sentence():
         MalleTrainCallback("x").loader(Lines(), batch_size=2)
 
 
-def accelerated(folder, stop, automatic, saves, monkeypatch, dies_in=None):
+def accelerated(folder, stop, automatic, saves, monkeypatch, dies_in=None, registers=True):
     """What happened until the state of step ``stop`` was saved; the weights of both models."""
     import accelerate
     from accelerate.utils import ProjectConfiguration
@@ -317,7 +319,8 @@ def accelerated(folder, stop, automatic, saves, monkeypatch, dies_in=None):
         torch.optim.SGD(second.parameters(), lr=0.01),
     )
     schedule = torch.optim.lr_scheduler.StepLR(one, 1, 0.5)
-    accelerator.register_for_checkpointing(schedule)
+    if registers:
+        accelerator.register_for_checkpointing(schedule)
     sampler = malletrain.ElasticSampler(len(rescaled.data()), global_batch_size=8, seed=7)
     guard = Guard(accelerator, folder / "states", sampler)
     stopper = StopAt((lambda: step[0], stop))
@@ -380,6 +383,19 @@ def test_a_state_that_the_script_saves_before_its_schedules_step_is_completed(
         log, _ = accelerated(tmp_path / "moved", 0, False, False, monkeypatch, dies_in=dies_in)
         more, _ = accelerated(tmp_path / "moved", 0, False, False, monkeypatch)
     assert log + more == [*expected[:logged], *expected[7:]], "from the first epoch's end on"
+
+
+def test_a_schedule_that_accelerate_does_not_save_is_refused(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("accelerate", reason="pip install malletrain[integrations]")
+    report.told.clear()
+    with as_plain_script(monkeypatch):
+        accelerated(tmp_path, 9, False, False, monkeypatch)
+        accelerated(tmp_path, 0, False, False, monkeypatch)
+        assert "was not given the scheduler" not in capsys.readouterr().err
+        accelerated(tmp_path / "x", 9, False, False, monkeypatch, registers=False)
+        assert "Guard was not given the scheduler (StepLR)" in capsys.readouterr().err
+        with pytest.raises(SnapshotError, match=r"after step 1 of the .*register_for_checkpoint"):
+            accelerated(tmp_path / "x", 0, False, False, monkeypatch, registers=False)
 
 
 def accumulated(folder, saves_after=0, dies_after=0):

@@ -14,6 +14,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from malletrain.training import report
@@ -59,6 +60,27 @@ def _before_update(optimizer: Any, *_: Any) -> None:
         watch.before_update(optimizer)
 
 
+@dataclass(frozen=True)
+class _NotPassed:
+    """A scheduler that the script has not passed."""
+
+    kind: str
+    """Its class."""
+    scheduler: weakref.ref[Any]
+    first_steps: int
+    """Its steps when it was seen first."""
+
+    @property
+    def steps(self) -> int:
+        """Steps that it has made; 0 where it is no more."""
+        return _steps(self.scheduler())
+
+    @property
+    def moves(self) -> bool:
+        """Whether it sets rates of this run. One of a search for the first rate, say, does not."""
+        return self.steps > self.first_steps
+
+
 class Schedulers:
     """Those of the optimizers among a script's objects.
 
@@ -89,8 +111,8 @@ class Schedulers:
         """How far they were, for the first update of each optimizer."""
         self._newest = -1
         """The newest scheduler when it was looked who sets the rates."""
-        self._not_passed: dict[str, list[weakref.ref[Any]]] = {}
-        """Schedulers by name of their optimizer, in the order in which they were made."""
+        self._not_passed: dict[str, dict[int, _NotPassed]] = {}
+        """By name of their optimizer, and number."""
         self._with_passed: set[str] = set()
         """Optimizers that have a scheduler which was passed."""
         if self._optimizers:
@@ -100,10 +122,11 @@ class Schedulers:
     def progress(self) -> Progress:
         """What :meth:`resumed` takes."""
         self._look()
-        return {
-            name: {kind: _steps(one) for kind, one in self._newest_of_kind(name).items()}
+        moved = {
+            name: {one.kind: one.steps for one in self._newest_of_kind(name) if one.moves}
             for name in self._not_passed
         }
+        return {**moved, **self._saved}
 
     def resumed(self, progress: Progress) -> None:
         """The run goes on from where schedulers that were not saved had come so far."""
@@ -115,19 +138,19 @@ class Schedulers:
         if name is None:
             return
         self._look()
-        schedulers = self._newest_of_kind(name)
-        self._check_progress(name, {kind: _steps(one) for kind, one in schedulers.items()})
-        for kind, scheduler in schedulers.items():
-            if _steps(scheduler) > 0 and name in self._with_passed:
+        there = self._newest_of_kind(name)
+        self._check_progress(name, {one.kind: one.steps for one in there})
+        for one in there:
+            if one.moves and name in self._with_passed:
                 raise self._refusal(
-                    f"A scheduler ({kind}) that {self._owner} was not given sets the learning rate "
-                    f"of {name!r} beside, or in place of, the one that it was given: after a "
+                    f"A scheduler ({one.kind}) that {self._owner} was not given sets the learning "
+                    f"rate of {name!r} beside, or in place of, the one that it was given: after a "
                     "change of nodes only the latter would go on. Pass each under a name of its "
                     "own, or keep one and change it."
                 )
             if rank_and_world()[0] == 0 and not has_scheduler_state(self._objects):
                 report.tell(
-                    f"{self._owner} was not given the scheduler ({kind}) of {name!r}: after a "
+                    f"{self._owner} was not given the scheduler ({one.kind}) of {name!r}: after a "
                     "change of nodes it begins anew, unless the script keeps its state itself. "
                     f"{self._advice}",
                     once=f"scheduler of {name}",
@@ -137,8 +160,8 @@ class Schedulers:
         """Of one optimizer, before its first update. One that the script has replaced by another
         class is the script's matter; that there is none any more is not.
         """
+        replaced = bool(now) or name in self._with_passed
         for kind, steps in self._saved.pop(name, {}).items():
-            replaced = bool(now) or name in self._with_passed
             if now.get(kind, steps if replaced else 0) < steps:
                 raise self._refusal(
                     f"This run goes on after step {steps} of the scheduler ({kind}) of {name!r}, "
@@ -164,6 +187,7 @@ class Schedulers:
             return
         self._newest = newest
         passed = _schedulers_in(self._objects)
+        before = {n: one for named in self._not_passed.values() for n, one in named.items()}
         self._not_passed, self._with_passed = {}, set()
         for number, reference in list(_made.items()):
             scheduler = reference()
@@ -176,12 +200,13 @@ class Schedulers:
             if id(scheduler) in passed:
                 self._with_passed.add(name)
             else:
-                self._not_passed.setdefault(name, []).append(reference)
+                new = _NotPassed(type(scheduler).__name__, reference, _steps(scheduler))
+                self._not_passed.setdefault(name, {})[number] = before.get(number, new)
 
-    def _newest_of_kind(self, name: str) -> dict[str, Any]:
+    def _newest_of_kind(self, name: str) -> list[_NotPassed]:
         """Of the schedulers of an optimizer that were not passed, the newest of each class."""
-        there = [reference() for reference in self._not_passed.get(name, ())]
-        return {type(scheduler).__name__: scheduler for scheduler in there if scheduler is not None}
+        there = self._not_passed.get(name, {}).values()
+        return list({one.kind: one for one in there if one.scheduler() is not None}.values())
 
 
 def _steps(scheduler: Any) -> int:

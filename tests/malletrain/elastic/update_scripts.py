@@ -115,3 +115,23 @@ def updates_twice_sharded(folder: str) -> None:
                 run.optimizer.step()
     except elastic.ElasticError as error:
         Path(folder, "refused").write_text(str(error))
+
+
+def scheduler_replaced(folder: str) -> None:
+    """A new scheduler in place of the one that the run was given; what is said of that."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    run = elastic.Run(model=model, optimizer=optimizer, scheduler=scheduler)
+    net = run.ddp(model)
+    try:
+        for number in run.steps(6):
+            if number == 3:
+                scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+            with run.step(samples=1):
+                optimizer.zero_grad()
+                net(torch.ones(1, 1)).sum().backward()
+                optimizer.step()
+                scheduler.step()
+    except elastic.ElasticError as error:
+        Path(folder, "refused").write_text(f"{run.steps_done}: {error}")

@@ -14,6 +14,7 @@ import malletrain
 from malletrain.training import report
 from malletrain.training.snapshot_file import SnapshotError
 
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
 STEPS = 12
 EPOCH = 4
 """Steps of an epoch."""
@@ -232,6 +233,19 @@ def unused_beside_one_that_was_passed(model, facts):
     yield lambda step: scheduler.step() or other
 
 
+def of_a_search_for_the_first_rate(model, facts):
+    """Its schedule is over when the training begins, and there still."""
+    optimizer = sgd(model)
+    search = lr_scheduler.ExponentialLR(optimizer, 2.0)
+    if not facts["step"]:
+        for _ in range(5):
+            search.step()
+        optimizer.param_groups[0]["lr"] = 0.1
+    scheduler = cosine(optimizer)
+    yield {"optimizer": optimizer, "scheduler": scheduler}
+    yield lambda step: scheduler.step() or search
+
+
 def of_an_optimizer_that_is_not_the_snapshots(model, facts):
     other = sgd(torch.nn.Linear(1, 1))
     scheduler = cosine(other)
@@ -378,7 +392,7 @@ SILENT = (
     of_an_optimizer_that_is_not_the_snapshots,
 )
 RIGHT = (
-    *(*SILENT, unused_beside_one_that_was_passed, unused),
+    *(*SILENT, unused_beside_one_that_was_passed, unused, of_a_search_for_the_first_rate),
     *(made_for_the_step, brought_forward, given_its_state),
 )
 WRONG = (

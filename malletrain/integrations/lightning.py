@@ -29,6 +29,7 @@ from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.trainer.states import TrainerStatus
 from torch.utils.data import DataLoader, IterableDataset
 
 import malletrain
@@ -44,6 +45,11 @@ from malletrain.training.snapshot_file import SnapshotError
 NAME = "malletrain.ckpt"
 _NEVER = 10**12
 """Micro-batches between two validations, or logs, where none is due."""
+_ONE_LOADER = (
+    "Make one loader before trainer.fit(), or in the __init__ of a LightningDataModule, for all "
+    "epochs: train_dataloader() may return it, and must not make another one "
+    "(reload_dataloaders_every_n_epochs)."
+)
 
 
 class Loader:
@@ -150,8 +156,10 @@ class MalleTrainCallback(Callback):
 
         Raises:
             TypeError: for a dataset without a length.
-            ValueError: when the sizes do not fit each other.
+            ValueError: when the sizes do not fit each other, or while ``fit`` runs.
         """
+        if self._trainer is not None and self._trainer.state.status == TrainerStatus.RUNNING:
+            raise ValueError(f"callback.loader() is called while trainer.fit() runs. {_ONE_LOADER}")
         if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
             raise TypeError(
                 f"callback.loader() needs a dataset with a length and indices; "
@@ -177,7 +185,7 @@ class MalleTrainCallback(Callback):
             raise ValueError(
                 "MalleTrainCallback: the training data must come from callback.loader(dataset, "
                 "batch_size=…): with a loader of its own a change of nodes would change "
-                "Lightning's steps, epochs and samples."
+                f"Lightning's steps, epochs and samples. {_ONE_LOADER}"
             )
         if not pl_module.automatic_optimization:
             raise ValueError(

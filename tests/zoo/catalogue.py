@@ -39,7 +39,6 @@ _RESTART = {
     ),
     "lightning_reports": (
         *("validated", "epoch_means", "annealed", "saved_by_step", "best_two", "averaged", "swa"),
-        "reloading",
     ),
     "accelerate_loop": ("accelerate", "accelerate_several_models", "accelerate_naming"),
     "accelerate_reports": ("accumulating", "gathered"),

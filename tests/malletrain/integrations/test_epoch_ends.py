@@ -290,6 +290,38 @@ def test_layers_that_only_some_ranks_would_train_together_are_refused(tmp_path, 
             lightning(tmp_path, 2, 0, monkeypatch, [later])
 
 
+def test_a_loader_that_is_made_while_lightning_trains_is_refused(tmp_path, monkeypatch):
+    """Of growing data, say; a loader before the first epoch does not help."""
+    pl = pytest.importorskip("lightning.pytorch", reason="pip install malletrain[integrations]")
+    from malletrain.integrations.lightning import MalleTrainCallback
+
+    class Growing(pl.LightningModule):
+        def training_step(self, batch, _):
+            raise AssertionError("it trains")
+
+        def configure_optimizers(self):
+            return None
+
+        def train_dataloader(self):
+            return callback.loader(rescaled.data(), 2, 8)
+
+    with as_plain_script(monkeypatch):
+        for before, sentence in ((False, "must come from"), (True, "called while trainer.fit")):
+            callback = MalleTrainCallback(tmp_path)
+            if before:
+                callback.loader(rescaled.data(), 2, 8)
+            trainer = pl.Trainer(
+                accelerator="cpu",
+                devices=1,
+                callbacks=[callback],
+                logger=False,
+                max_epochs=2,
+                reload_dataloaders_every_n_epochs=1,
+            )
+            with pytest.raises(ValueError, match=f"{sentence}.* Make one loader before"):
+                trainer.fit(Growing())
+
+
 def test_a_dataset_without_a_length_is_refused_in_a_sentence():
     pytest.importorskip("lightning", reason="pip install malletrain[integrations]")
     from malletrain.integrations.lightning import MalleTrainCallback

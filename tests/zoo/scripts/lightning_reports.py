@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import lightning.pytorch as pl
 import torchmetrics
-from torch.utils.data import DataLoader, Subset
 
-from malletrain.integrations.lightning import MalleTrainCallback
-from tests.zoo.scripts.lightning_trainer import Module, Recorder, fit_module
-from tests.zoo.scripts.parts import BATCH, EPOCHS, Numbered
+from tests.zoo.scripts.lightning_trainer import Module, fit_module
 from tests.zoo.trace import Trace
 
 
@@ -115,43 +111,3 @@ def averaged(trace: Trace) -> None:
 def swa(trace: Trace) -> None:
     """``StochasticWeightAveraging`` (pytorch-lightning#9938)."""
     _fit(trace, Validated(trace), pl.callbacks.StochasticWeightAveraging(0.02, swa_epoch_start=1))
-
-
-class Growing(Module):
-    """More of the data with each epoch, through the hook."""
-
-    def __init__(self, callback: Any) -> None:
-        super().__init__()
-        self.__dict__["callback"] = callback
-
-    def train_dataloader(self) -> Any:
-        epoch = self.trainer.current_epoch
-        part = Subset(Numbered(), range(12 + 4 * epoch))
-        return self.callback.loader(part, 2, BATCH, seed=7)
-
-    def val_dataloader(self) -> Any:
-        return DataLoader(Numbered(6, 4), batch_size=6)
-
-
-def reloading(trace: Trace) -> None:
-    """``reload_dataloaders_every_n_epochs`` (pytorch-lightning#21492)."""
-    callback = MalleTrainCallback("states")
-    module = Growing(callback)
-    trainer = pl.Trainer(
-        max_epochs=EPOCHS,
-        accelerator="cpu",
-        devices=1,
-        num_nodes=int(os.environ["WORLD_SIZE"]),
-        strategy="ddp",
-        callbacks=[Recorder(trace), callback],
-        default_root_dir="out",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        use_distributed_sampler=False,
-        reload_dataloaders_every_n_epochs=1,
-    )
-    trainer.fit(module, ckpt_path=callback.latest())
-    trace.note("trained", "end", step=trainer.global_step)
-    trace.finish(module.layers)

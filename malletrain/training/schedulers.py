@@ -151,8 +151,8 @@ class Schedulers:
             if rank_and_world()[0] == 0 and not has_scheduler_state(self._objects):
                 report.tell(
                     f"{self._owner} was not given the scheduler ({one.kind}) of {name!r}: after a "
-                    "change of nodes it begins anew, unless the script keeps its state itself. "
-                    f"{self._advice}",
+                    "change of nodes it begins anew, and the run is refused unless the script "
+                    f"brings it to where it was. {self._advice}",
                     once=f"scheduler of {name}",
                 )
 

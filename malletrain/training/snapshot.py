@@ -171,7 +171,8 @@ class Snapshot:
         before the training loop.
 
         A damaged newest snapshot is passed over for the one before, and the user told. Every rank
-        loads the one that rank 0 chose.
+        loads the one that rank 0 chose. The next update raises SnapshotError where a scheduler that
+        this was not given is not where it was.
 
         Args:
             resume_from: another job, or the path of a snapshot, that this run may begin from; by

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from malletrain.elastic.errors import ElasticError
 from malletrain.training import report
 from malletrain.training.snapshot import Snapshot, SnapshotError, Taken
 
@@ -21,6 +22,9 @@ class BackgroundSnapshot(Snapshot):
     """The same as :class:`malletrain.Snapshot`; only those taken because their time has come are
     written by a thread.
     """
+
+    _caller = "elastic.Run"
+    _refusal = ElasticError
 
     _thread: threading.Thread | None = None
     _due_now = False

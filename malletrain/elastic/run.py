@@ -271,7 +271,7 @@ class Run:
         # and the code after it runs once they are done.
         while not (finished or sampler.between_epochs or self.stopping):
             changes, finished = membership.changes, True
-            items = iter(loader)
+            items = self._iterate(sampler, loader)
             while taken := list(islice(items, accumulate)):
                 steps.planned = sampler.upcoming(len(taken))
                 attempts = steps.attempts
@@ -289,6 +289,18 @@ class Run:
                     break
         if self.stopping:
             sampler.end()
+
+    def _iterate(self, sampler: ElasticSampler, loader: Iterable[Any]) -> Iterator[Any]:
+        """Iterate ``loader``. A DataLoader draws a number from torch's generator then: once an
+        epoch, and not again where its first step is repeated.
+        """
+        training, random = self._training, torch.get_rng_state()
+        items = iter(loader)
+        if not sampler.position:
+            if training.iterated_epoch == sampler.epoch:
+                torch.set_rng_state(random)
+            training.iterated_epoch = sampler.epoch
+        return items
 
     def steps(self, total: int) -> Iterator[int]:
         """Numbers of the steps up to ``total`` (of the whole run, whatever was done before), for

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from malletrain.elastic.background import BackgroundSnapshot
+from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.group import Group
 from malletrain.elastic.rooms import described
 from malletrain.elastic.state import Holder
@@ -22,6 +23,7 @@ from malletrain.elastic.undo import StateCopy, StepStart
 from malletrain.training import report
 from malletrain.training.objects import unwrapped
 from malletrain.training.sampler import ElasticSampler
+from malletrain.training.schedulers import Schedulers
 
 
 @dataclass(frozen=True, order=True)
@@ -67,9 +69,17 @@ class Training:
         """A step of this process did: how many updates one makes is known."""
         self._before = StateCopy(self.state)
         self._updates_before = 0
-        self.sampler: ElasticSampler | None = next(
-            (value for value in plain if isinstance(value, ElasticSampler)), None
-        )
+        samplers = [value for value in plain if isinstance(value, ElasticSampler)]
+        if len(samplers) > 1:
+            raise TypeError(
+                "elastic.Run was given several samplers, and a step counts the samples of one. "
+                "Choose what goes along with a batch by the numbers of its samples, or train in "
+                "restart mode, with malletrain.Snapshot."
+            )
+        self.sampler = samplers[0] if samplers else None
+        self.iterated_epoch = -1
+        """The last epoch that was iterated from its first sample on."""
+        self._schedulers = Schedulers("elastic.Run", objects, ElasticError)
         self.optimizers = [value for value in plain if isinstance(value, torch.optim.Optimizer)]
         self._scalers = [value for value in plain if hasattr(value, "_per_optimizer_states")]
         self.steps = self.samples = self.updates = 0
@@ -193,7 +203,11 @@ class Training:
 
     def _counted(self) -> dict[str, int]:
         """What goes along with the objects to a peer."""
-        return {**self._counters_now(), "between_epochs": int(self.between_epochs)}
+        return {
+            **self._counters_now(),
+            "between_epochs": int(self.between_epochs),
+            "iterated_epoch": self.iterated_epoch,
+        }
 
     def _counters_now(self) -> dict[str, int]:
         return {"steps": self.steps, "samples": self.samples, "updates": self.updates}
@@ -202,6 +216,7 @@ class Training:
         self.steps, self.samples, self.updates = (
             int(counters.get(name, 0)) for name in ("steps", "samples", "updates")
         )
+        self.iterated_epoch = int(counters.get("iterated_epoch", -1))
         if self.sampler is not None:
             self.sampler.between_epochs = bool(counters.get("between_epochs"))
 

@@ -35,6 +35,7 @@ from malletrain.integrations.guard import StateGuard
 from malletrain.training import owner, report
 from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.sampler import ElasticSampler
+from malletrain.training.schedulers import Schedulers
 from malletrain.training.snapshot_file import SnapshotError
 
 NAMES = ("state-a", "state-b")
@@ -78,6 +79,7 @@ class Guard(StateGuard):
         self._run = owner.this_run()
         self.sampler = sampler
         self._numbers = self._begin_numbers()
+        self._schedulers = self._watched_schedulers()
         self._deferred = False
         """A step was the last of its epoch: the state is saved when the epoch is over."""
         self._saved_schedules: str | None = None
@@ -91,6 +93,21 @@ class Guard(StateGuard):
         # Accelerate has no public name for what was prepared.
         models = getattr(self._accelerator, "_models", [])
         return ModuleNumbers({str(number): model for number, model in enumerate(models)})
+
+    def _watched_schedulers(self) -> Schedulers:
+        # nor for what was registered
+        named = {
+            f"{kind} {number}": one
+            for kind in ("optimizer", "scheduler", "custom_object")
+            for number, one in enumerate(getattr(self._accelerator, f"_{kind}s", []))
+        }
+        return Schedulers(
+            "Guard",
+            named,
+            SnapshotError,
+            "Make it before guard.resume() and call "
+            "accelerator.register_for_checkpointing(scheduler).",
+        )
 
     def resume(self) -> bool:
         """Load the newest state, after ``prepare()``.
@@ -111,6 +128,7 @@ class Guard(StateGuard):
                 "and call accelerator.register_for_checkpointing(scheduler)."
             )
         self._numbers = self._begin_numbers()
+        self._schedulers = self._watched_schedulers()
         newest = self._to_resume()
         if newest is None:
             return False
@@ -124,6 +142,7 @@ class Guard(StateGuard):
         with self._named_here():
             self._accelerator.load_state(newest)
         self._numbers.put_back(record.get("numbers", {}))
+        self._schedulers.resumed(record.get("schedulers", {}))
         # the script's own states go on with their numbers
         self._accelerator.project_configuration.iteration = int(record.get("iteration", 0))
         return True
@@ -263,6 +282,7 @@ class Guard(StateGuard):
             number = self._accelerator.project_configuration.iteration
             facts = {**self.sampler.state_dict(), "iteration": number}
             facts["numbers"] = self._numbers.changed()
+            facts["schedulers"] = self._schedulers.progress()
             checkpoints.write_record(state, self._run, facts)
             if self.sampler.between_epochs:
                 self._in_open_epoch = name

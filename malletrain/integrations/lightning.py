@@ -24,10 +24,12 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import (
+    BaseFinetuning,
     Callback,
     GradientAccumulationScheduler,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.trainer.states import TrainerStatus
 from torch.utils.data import DataLoader, IterableDataset
 
 import malletrain
@@ -43,6 +45,11 @@ from malletrain.training.snapshot_file import SnapshotError
 NAME = "malletrain.ckpt"
 _NEVER = 10**12
 """Micro-batches between two validations, or logs, where none is due."""
+_ONE_LOADER = (
+    "Make one loader before trainer.fit(), or in the __init__ of a LightningDataModule, for all "
+    "epochs: train_dataloader() may return it, and must not make another one "
+    "(reload_dataloaders_every_n_epochs)."
+)
 
 
 class Loader:
@@ -149,8 +156,10 @@ class MalleTrainCallback(Callback):
 
         Raises:
             TypeError: for a dataset without a length.
-            ValueError: when the sizes do not fit each other.
+            ValueError: when the sizes do not fit each other, or while ``fit`` runs.
         """
+        if self._trainer is not None and self._trainer.state.status == TrainerStatus.RUNNING:
+            raise ValueError(f"callback.loader() is called while trainer.fit() runs. {_ONE_LOADER}")
         if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
             raise TypeError(
                 f"callback.loader() needs a dataset with a length and indices; "
@@ -176,7 +185,7 @@ class MalleTrainCallback(Callback):
             raise ValueError(
                 "MalleTrainCallback: the training data must come from callback.loader(dataset, "
                 "batch_size=…): with a loader of its own a change of nodes would change "
-                "Lightning's steps, epochs and samples."
+                f"Lightning's steps, epochs and samples. {_ONE_LOADER}"
             )
         if not pl_module.automatic_optimization:
             raise ValueError(
@@ -197,6 +206,7 @@ class MalleTrainCallback(Callback):
                 "accumulate_grad_batches out and say callback.loader(global_batch_size=…)."
             )
         _check_averaging(trainer, pl_module)
+        _check_finetuning(trainer, self._batches)
         self._trainer = trainer
         self._numbers = ModuleNumbers({"module": pl_module}, without=vars(LightningModule()))
         self._log_every = trainer.log_every_n_steps
@@ -220,6 +230,11 @@ class MalleTrainCallback(Callback):
             trainer.accumulate_grad_batches, trainer.limit_train_batches = self._limits
             self._limits = ()
             self._files.end(trainer)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """All callbacks have set the module up."""
+        if self._batches is not None and self._batches.resumed == (0, 0):
+            self._numbers.begin()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Raises ValueError when the data is not from here, ForeignSnapshotError when the folder
@@ -389,6 +404,7 @@ class MalleTrainCallback(Callback):
                 "begin anew in another folder."
             )
         self._metrics = dict(saved.get("metrics", {}))
+        self._numbers.begin()  # after other callbacks have set the module up: one may freeze layers
         self._numbers.put_back(saved.get("numbers", {}))
         self._results.restore(pl_module, saved.get("results", {}), trainer.is_global_zero)
         for callback in trainer.checkpoint_callbacks:
@@ -459,6 +475,20 @@ def _check_limits(trainer: Any, batches: ConstantBatch) -> None:
             f"MalleTrainCallback: limit_val_batches={limit} counts the batches of a rank, so that "
             "more nodes would validate on more samples. Validate on a Subset of the data, or "
             "submit the job with one process at most."
+        )
+
+
+def _check_finetuning(trainer: Any, batches: ConstantBatch) -> None:
+    """Raises ValueError for parameters that would be trained by each rank for itself."""
+    if batches.plan.max_world_size > 1 and any(
+        isinstance(one, BaseFinetuning) for one in trainer.callbacks
+    ):
+        raise ValueError(
+            "MalleTrainCallback: with a callback such as BackboneFinetuning the layers that are "
+            "frozen at first are not averaged over the ranks later, because "
+            "DistributedDataParallel leaves out what is frozen when it is made. Train with the "
+            "backbone frozen in one job and all of it in a second one, give its parameter group a "
+            "rate of 0 instead, or submit the job with one process at most."
         )
 
 

@@ -33,7 +33,7 @@ class CountedEpochs:
     def __init__(self) -> None:
         self._advances = 0
         self._ended = False
-        self._looping = False
+        self.looping = False
         """The script loops over :meth:`epochs`."""
         self.finished = False
         """All epochs that :meth:`epochs` was asked for are done."""
@@ -73,7 +73,7 @@ class CountedEpochs:
         """The batches of an epoch are asked for. While :meth:`epochs` is in use that closes no
         epoch: a script may also go through its training data after the steps, to evaluate.
         """
-        if not self._looping:
+        if not self.looping:
             self.close_epoch()
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -88,11 +88,11 @@ class CountedEpochs:
         left = self._samples_left(count)
         if left is not None and self.rank == 0:
             send(WorkLeft, samples=float(left))
-        self._looping, self.finished = True, False
+        self.looping, self.finished = True, False
         try:
             yield from self._epochs(count)
         finally:
-            self._looping = False
+            self.looping = False
             training_over()
 
     def _epochs(self, count: int) -> Iterator[int]:

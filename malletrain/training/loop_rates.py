@@ -39,7 +39,9 @@ class LoopRates:
             return
         for name, value in objects.items():
             optimizer = unwrapped(value)
-            if hasattr(optimizer, "register_step_pre_hook"):
+            while optimizer is not None and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+                optimizer = getattr(optimizer, "optimizer", None)  # Accelerate's is around another
+            if optimizer is not None:
                 self._watch(name, optimizer)
 
     def _watch(self, name: str, optimizer: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from malletrain.training import param_groups, report, rng
 from malletrain.training.epochs import CountedEpochs
+from malletrain.training.ranks import rank_and_world
 from malletrain.training.snapshot_file import SnapshotError
 
 _FSDP2 = "shard it with torch.distributed.fsdp.fully_shard (FSDP2)"
@@ -28,6 +29,11 @@ _NOT_LIVE = {
     "FSDPModule": "give elastic.Run the functions that make and shard it, build= and parallelize=, "
     "or train it in restart mode, with malletrain.Snapshot",
 }
+_METRICS = {
+    *("torchmetrics.metric.Metric", "torchmetrics.collections.MetricCollection"),
+    *("torcheval.metrics.metric.Metric", "ignite.metrics.metric.Metric"),
+}
+"""Classes whose objects add up what one rank has seen."""
 _PART = "malletrain_state_of_part"
 """Key of the state of an object that an object's state has as it is."""
 _INSIDE_COMPILED = "_orig_mod"
@@ -57,6 +63,19 @@ def check_object(owner: str, name: str, value: Any, sharded: bool = False) -> No
             )
     if isinstance(value, dict):
         return
+    if _is_metric(value):
+        raise TypeError(
+            f"{owner}: {name} is a {type(value).__name__}, a metric that holds what one rank has "
+            "seen: the parts of the other ranks would be lost in a change of nodes, and that of "
+            "rank 0 would count for each. Add up over all ranks at each step, and pass the sums in "
+            "a dict."
+        )
+    _tell_inner_metrics(owner, name, value)
+    if isinstance(value, list | tuple):
+        raise TypeError(
+            f"{owner}: {name} is a {type(value).__name__}. Pass each of its items under a name of "
+            "its own."
+        )
     if not (
         callable(getattr(value, "state_dict", None))
         and callable(getattr(value, "load_state_dict", None))
@@ -68,9 +87,28 @@ def check_object(owner: str, name: str, value: Any, sharded: bool = False) -> No
         )
 
 
-def epochs_of(objects: Mapping[str, Any]) -> CountedEpochs | None:
-    """The sampler or stream among ``objects``, which knows where an epoch ends."""
-    return next((value for value in objects.values() if isinstance(value, CountedEpochs)), None)
+def _is_metric(value: Any) -> bool:
+    names = {f"{cls.__module__}.{cls.__name__}" for cls in type(value).__mro__}
+    return not names.isdisjoint(_METRICS)
+
+
+def _tell_inner_metrics(owner: str, name: str, value: Any) -> None:
+    if rank_and_world()[0] != 0 or not hasattr(value, "named_modules"):
+        return
+    paths = [path for path, part in unwrapped(value).named_modules() if _is_metric(part)]
+    if paths:
+        report.tell(
+            f"{owner}: {name} has metrics in it ({', '.join(paths[:3])}), which add up what one "
+            "rank has seen: after a change of nodes they begin anew, or count a part several "
+            "times. Add up over all ranks at each step, and keep the sums in a dict that "
+            f"{owner} is given.",
+            once=f"metrics in {name}",
+        )
+
+
+def all_epochs_of(objects: Mapping[str, Any]) -> list[CountedEpochs]:
+    """The samplers and streams among ``objects``, which know where an epoch ends."""
+    return [value for value in objects.values() if isinstance(value, CountedEpochs)]
 
 
 def schedule(objects: Mapping[str, Any]) -> str:
@@ -102,14 +140,21 @@ def schedules(objects: Mapping[str, Any]) -> bool:
     a dict.
     """
     targets = [unwrapped(value) for value in objects.values()]
-    inner = [v for t in targets if isinstance(t, dict) for v in t.values() if isinstance(v, dict)]
     others = ("param_groups", "named_parameters", "unscale_")  # optimizers, modules, GradScaler
-    return any("last_epoch" in state for state in inner) or any(
+    return has_scheduler_state(objects) or any(
         hasattr(target, "optimizer")
         or hasattr(target, "optimizers")
         or hasattr(target, "_optimizer")
         for target in targets
         if not isinstance(target, dict) and not any(hasattr(target, name) for name in others)
+    )
+
+
+def has_scheduler_state(objects: Mapping[str, Any]) -> bool:
+    """Whether a dict among ``objects`` has the state of a scheduler in it."""
+    dicts = [value for value in objects.values() if isinstance(value, dict)]
+    return any(
+        isinstance(state, dict) and "last_epoch" in state for d in dicts for state in d.values()
     )
 
 
@@ -257,7 +302,7 @@ def tell_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], nam
     knows how far the data was used.
     """
     saved = payload["objects"]
-    if payload.get("steps") and epochs_of(objects) is None and "run" not in objects:
+    if payload.get("steps") and not all_epochs_of(objects) and "run" not in objects:
         report.tell(
             f"This run goes on after step {payload['steps']}, and where in the data that was is "
             "not known: Snapshot was given no sampler. The data begins where the script begins it, "
@@ -281,8 +326,7 @@ def tell_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], nam
 def tell_left_out(objects: Mapping[str, Any]) -> None:
     """Tell the user of parameters that an optimizer among ``objects`` trains and no module among
     them has, as those of a loss that learns: the optimizer's state of them would come back, and
-    they would not. Nothing is said where modules are given in other ways. And of a scheduler that
-    is not among ``objects``.
+    they would not. Nothing is said where modules are given in other ways.
     """
     targets = {name: unwrapped(value) for name, value in objects.items()}
     modules = [v for v in targets.values() if callable(getattr(v, "named_parameters", None))]
@@ -291,13 +335,6 @@ def tell_left_out(objects: Mapping[str, Any]) -> None:
         groups = getattr(value, "param_groups", None)
         if not isinstance(groups, list):
             continue
-        if any("initial_lr" in group for group in groups) and not schedules(objects):
-            report.tell(
-                f"A scheduler sets the learning rate of {name!r}, and Snapshot was not given it: "
-                "after a rescale it begins anew, unless the script keeps its state itself. Make it "
-                "before Snapshot, and pass it: Snapshot(scheduler=scheduler, …).",
-                once=f"scheduler of {name}",
-            )
         known = [id(p) in held for group in groups for p in group["params"]]
         if any(known) and not all(known):
             report.tell(

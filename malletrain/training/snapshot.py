@@ -14,6 +14,7 @@ agree upon: :mod:`malletrain.training.sharded_snapshot`.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import time
@@ -29,12 +30,14 @@ from malletrain.training.agreement import Agreement
 from malletrain.training.disk_copy import DiskCopies
 from malletrain.training.disk_tier import DiskTier
 from malletrain.training.drain import wait_to_be_stopped
+from malletrain.training.epochs import CountedEpochs
 from malletrain.training.loop_rates import LoopRates
 from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.pace import Pace
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.replicas import Replicas
+from malletrain.training.schedulers import Schedulers
 from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Team, new_side_group
 from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError
@@ -86,6 +89,11 @@ class Snapshot:
             what to do.
         ValueError: for a negative ``every_s`` or ``keep``, or no object at all.
     """
+
+    _caller = "Snapshot"
+    """What the script was to pass its objects to, for sentences."""
+    _refusal: type[Exception] = SnapshotError
+    """What is raised where the run cannot go on as it was."""
 
     def __init__(
         self,
@@ -140,14 +148,15 @@ class Snapshot:
             )
         self.replicas = Replicas(replicate_every, self._memory)
         self._steps = 0
-        self._epochs = parts.epochs_of(objects)
+        self._counted = parts.all_epochs_of(objects)
         self._rates = LoopRates(objects, self._epochs)
+        self._schedulers = Schedulers(self._caller, objects, self._refusal)
         self._deferred = False
         """A step was the last of its epoch: what is due after it is done when the epoch is over."""
         self._saved_schedule: str | None = None
         """Of a snapshot that the script has saved in the code after the steps of an epoch."""
-        if self._epochs is not None:
-            self._epochs.on_epoch_closed(self._epoch_closed)
+        for counted in self._counted:
+            counted.on_epoch_closed(functools.partial(self._closed, counted))
         self._disk_since = time.time()
         self._announced = False
         self._looked = False
@@ -162,7 +171,8 @@ class Snapshot:
         before the training loop.
 
         A damaged newest snapshot is passed over for the one before, and the user told. Every rank
-        loads the one that rank 0 chose.
+        loads the one that rank 0 chose. The next update raises SnapshotError where a scheduler that
+        this was not given is not where it was.
 
         Args:
             resume_from: another job, or the path of a snapshot, that this run may begin from; by
@@ -191,6 +201,7 @@ class Snapshot:
             self._steps = int(payload.get("steps", 0))
             self._numbers.put_back(payload.get("numbers", {}))
             self._rates.restore(payload.get("rates", {}))
+            self._schedulers.resumed(payload.get("schedulers", {}))
             in_memory = self._memory is not None and self._memory.newest is not None
             if in_memory:  # the disk's is older, or there is none yet
                 self._disk_since = float(payload.get("disk_since", self._disk_since))
@@ -293,6 +304,7 @@ class Snapshot:
             "steps": self._steps,
             "numbers": self._numbers.changed(),
             "rates": self._rates.state(),
+            "schedulers": self._schedulers.progress(),
             "save_s": self._pace.cost_s,
             "disk_since": self._outcomes.saved_at or self._disk_since,
             "world_size": rank_and_world()[1],
@@ -323,6 +335,20 @@ class Snapshot:
             report.between_epochs(True)
         else:
             self._after_step()
+
+    @property
+    def _epochs(self) -> CountedEpochs | None:
+        """The epochs that the script is in: those of the sampler that it loops over, where it has
+        several.
+        """
+        for counted in self._counted:
+            if counted.looping:
+                return counted
+        return self._counted[0] if self._counted else None
+
+    def _closed(self, counted: CountedEpochs) -> None:
+        if counted is self._epochs:
+            self._epoch_closed()
 
     def _epoch_closed(self) -> None:
         report.between_epochs(False)

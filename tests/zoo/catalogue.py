@@ -28,8 +28,12 @@ _RESTART = {
         *("accumulation_by_length", "ema_counter", "annealed", "warm_up_around", "timm_like"),
         *("folds", "swa_with_update_bn"),
     ),
+    "state_reports": (
+        *("rebuilt_scheduler", "drawn", "two_loaders", "schedule_free", "contrast"),
+        "optimizers_in_list",
+    ),
     "hugging_face": ("trainer", "trainer_cosine", "trainer_early_stopping"),
-    "hugging_face_reports": ("begun_with_evaluation", "plateau", "two_kept", "best_kept"),
+    "hugging_face_reports": ("begun_with_evaluation", "plateau", "two_kept", "best_kept", "tokens"),
     "lightning_trainer": (
         *("fit", "fit_early_stopping", "fit_limited", "fit_csv", "fit_as_it_comes"),
     ),
@@ -38,6 +42,7 @@ _RESTART = {
     ),
     "accelerate_loop": ("accelerate", "accelerate_several_models", "accelerate_naming"),
     "accelerate_reports": ("accumulating", "gathered"),
+    "diffusers_reports": ("averaged",),
     "tracking": ("weights_and_biases", "mlflow_files"),
 }
 _LIVE = {
@@ -49,7 +54,10 @@ _LIVE = {
         *("early_stopping", "best_model", "compiled", "persistent_workers", "counted_range"),
         *("while_loop", "saved_each_epoch", "group_added"),
     ),
-    "live_reports": ("ema_counter", "annealed", "warm_up_around"),
+    "live_reports": (
+        *("ema_counter", "annealed", "warm_up_around", "drawn", "schedule_free", "contrast"),
+        "optimizers_in_list",
+    ),
 }
 _NEEDS = {
     "hugging_face": "transformers",
@@ -58,6 +66,7 @@ _NEEDS = {
     "lightning_reports": "lightning",
     "accelerate_loop": "accelerate",
     "accelerate_reports": "accelerate",
+    "diffusers_reports": "diffusers",
     "tracking": "wandb",
 }
 """Packages that the scripts of a module need."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from malletrain.elastic.errors import is_peer_loss
+from malletrain.elastic.errors import ElasticError, is_peer_loss
 from malletrain.elastic.group import library_collectives
 from malletrain.training.side_group import Team
 from malletrain.training.snapshot import Snapshot
@@ -19,6 +19,9 @@ from malletrain.training.snapshot import Snapshot
 
 class RunSnapshot(Snapshot):
     """See :class:`malletrain.Snapshot`."""
+
+    _caller = "elastic.Run"
+    _refusal = ElasticError
 
     def regroup(self, objects: Mapping[str, Any]) -> None:
         """Another group, with other modules."""

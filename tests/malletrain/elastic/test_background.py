@@ -12,6 +12,7 @@ import torch
 
 from malletrain import SnapshotError
 from malletrain.elastic.background import BackgroundSnapshot
+from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.training import Training
 from malletrain.protocol.worker_channel import Capable
 from malletrain.training import report, snapshot_file
@@ -120,3 +121,21 @@ def test_the_place_taken_by_another_job_ends_the_run(tmp_path, monkeypatch):
             with pytest.raises(SnapshotError, match="is that of job j1"):
                 again()
     assert snapshot_file.read(str(path))["objects"]["run"] == {"steps": 1}
+
+
+def test_a_run_that_goes_on_without_its_scheduler_is_refused(tmp_path, monkeypatch):
+    def updated(path, times):
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        snapshot = BackgroundSnapshot(path, math.inf, model=model, optimizer=optimizer)
+        snapshot.restore()
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        for _ in range(times):
+            optimizer.step()
+            scheduler.step()
+        snapshot.save()
+
+    with as_plain_script(monkeypatch):
+        updated(tmp_path / "x.pt", 2)
+        with pytest.raises(ElasticError, match=r"step 2 .* Make it before elastic\.Run and pass"):
+            updated(tmp_path / "x.pt", 1)

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 
 import malletrain.elastic as elastic
+from malletrain import ElasticSampler
 from malletrain.elastic.sharing import source_and_needy
-from malletrain.elastic.training import Standing
+from malletrain.elastic.training import Standing, Training
 from malletrain.elastic.undo import StepStart
 
 standings = st.builds(Standing, st.booleans(), st.integers(0, 3), st.integers(0, 3), st.booleans())
@@ -105,3 +106,9 @@ def test_learning_rates_follow_the_batch_and_keep_what_a_scheduler_made_of_them(
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
     with pytest.raises(ValueError, match="base_batch"):
         rule(optimizer, base_batch=0)
+
+
+def test_several_samplers_are_refused():
+    samplers = {name: ElasticSampler(8, global_batch_size=2) for name in ("one", "other")}
+    with pytest.raises(TypeError, match=r"several samplers, and a step counts .* restart mode"):
+        Training(samplers, torch.device("cpu"), None, 60.0)

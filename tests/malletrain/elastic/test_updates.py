@@ -54,6 +54,8 @@ def test_two_ranks_train_as_one(tmp_path, alone, kind):
     ("kind", "dies_at"),
     [
         ("sgd", [5, 0]),
+        ("noise", [4, 0]),  # of an epoch's first step: its batches are iterated again
+        ("noise", [5, 0]),
         ("lbfgs", [5, 0]),
         ("lbfgs", [0, 2]),
         ("lbfgs", [6, 2]),
@@ -101,3 +103,11 @@ def test_a_second_update_in_a_step_of_a_sharded_model_is_refused(tmp_path):
         c.round(c.start(1))
         c.finish()
     assert "Make each update a step of its own" in (tmp_path / "refused").read_text()
+
+
+def test_a_scheduler_in_place_of_the_runs_is_refused_at_its_second_update(tmp_path):
+    with conducted(tmp_path, update_scripts.scheduler_replaced, str(tmp_path)) as c:
+        c.round(c.start(2))
+        c.finish()
+    sentence = (tmp_path / "refused").read_text()
+    assert sentence.startswith("4: A scheduler (ExponentialLR) that elastic.Run was not given")

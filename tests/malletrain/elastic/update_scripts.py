@@ -37,8 +37,9 @@ def optimizer_of(kind: str, model: torch.nn.Module) -> torch.optim.Optimizer:
 
 def train(folder: str, options: dict[str, Any]) -> None:
     """``kind``: ``lbfgs`` and ``sgd`` call optimizer.step(closure), ``sam`` makes two passes a
-    step, the second at other weights, ``twice`` two updates at rates that a scheduler changes
-    between them. With ``dies_at`` rank 1 is killed in that pass of that step.
+    step, the second at other weights, ``noise`` draws from torch's generator, ``twice`` two
+    updates at rates that a scheduler changes between them. With ``dies_at`` rank 1 is killed in
+    that pass of that step.
     ``notices``: that pass raises an error on the other rank when it knows of the loss.
     """
     kind, dies_at = options["kind"], options.get("dies_at")
@@ -66,7 +67,8 @@ def train(folder: str, options: dict[str, Any]) -> None:
                 raise RuntimeError("gloo: Connection closed by peer")
         passes += 1
         optimizer.zero_grad()
-        loss = ((net(x) - y) ** 2).mean() * run.loss_weight
+        noise = float(torch.rand(())) if kind == "noise" else 0.0
+        loss = ((net(x + noise) - y) ** 2).mean() * run.loss_weight
         loss.backward()
         return loss
 
@@ -113,3 +115,23 @@ def updates_twice_sharded(folder: str) -> None:
                 run.optimizer.step()
     except elastic.ElasticError as error:
         Path(folder, "refused").write_text(str(error))
+
+
+def scheduler_replaced(folder: str) -> None:
+    """A new scheduler in place of the one that the run was given; what is said of that."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    run = elastic.Run(model=model, optimizer=optimizer, scheduler=scheduler)
+    net = run.ddp(model)
+    try:
+        for number in run.steps(6):
+            if number == 3:
+                scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+            with run.step(samples=1):
+                optimizer.zero_grad()
+                net(torch.ones(1, 1)).sum().backward()
+                optimizer.step()
+                scheduler.step()
+    except elastic.ElasticError as error:
+        Path(folder, "refused").write_text(f"{run.steps_done}: {error}")

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
+from malletrain.training import report
+from malletrain.training.snapshot_file import SnapshotError
 from tests.malletrain.integrations import rescaled
 from tests.malletrain.integrations.samples import Net, Numbers
 from tests.malletrain.integrations.test_checkpoints import StopAt, Stopped
@@ -112,8 +114,8 @@ def test_trainer_without_optimizer_in_its_checkpoints_is_refused(tmp_path, monke
         hugging_face(tmp_path, 0, monkeypatch, **options)
 
 
-def lightning(folder, per_device, stop, monkeypatch, **options):
-    """As :func:`hugging_face`."""
+def lightning(folder, per_device, stop, monkeypatch, more=(), **options):
+    """As :func:`hugging_face`; ``more``: callbacks."""
     import lightning.pytorch as pl
 
     from malletrain.integrations.lightning import MalleTrainCallback
@@ -124,6 +126,7 @@ def lightning(folder, per_device, stop, monkeypatch, **options):
         def __init__(self):
             super().__init__()
             self.net = Net()
+            self.share = 1.0
 
         def training_step(self, batch, _):
             return self.net(**batch)["loss"]
@@ -163,7 +166,7 @@ def lightning(folder, per_device, stop, monkeypatch, **options):
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=1,
-        callbacks=[early, best, rates, callback],
+        callbacks=[early, best, rates, callback, *more],
         logger=logger.made(log),
         log_every_n_steps=2,
         num_sanity_val_steps=0,
@@ -256,6 +259,69 @@ def test_lightning_says_which_limits_it_cannot_keep(tmp_path, monkeypatch):
                 lightning(tmp_path, 2, 0, monkeypatch, **options)
 
 
+def test_what_a_callback_sets_up_is_what_the_script_began_with(tmp_path, monkeypatch):
+    """A share that it sets to 0, and to what the module had from epoch 1 on."""
+    pl = pytest.importorskip("lightning.pytorch", reason="pip install malletrain[integrations]")
+    shares = []
+
+    class Later(pl.Callback):
+        def setup(self, trainer, pl_module, stage):
+            pl_module.share = 0.0
+
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == 1:
+                pl_module.share = 1.0
+
+        def on_before_zero_grad(self, trainer, pl_module, optimizer):
+            shares.append((trainer.global_step, pl_module.share))
+
+    with as_plain_script(monkeypatch):
+        lightning(tmp_path, 8, 8, monkeypatch, [Later()], max_epochs=2)
+        lightning(tmp_path, 8, 0, monkeypatch, [Later()], max_epochs=2)
+    assert shares == [(step, float(step >= 6)) for step in range(12)]
+
+
+def test_layers_that_only_some_ranks_would_train_together_are_refused(tmp_path, monkeypatch):
+    pl = pytest.importorskip("lightning.pytorch", reason="pip install malletrain[integrations]")
+    later = pl.callbacks.BackboneFinetuning(unfreeze_backbone_at_epoch=1)
+    with as_plain_script(monkeypatch):
+        monkeypatch.setenv("MALLETRAIN_MAX_WORLD_SIZE", "3")
+        with pytest.raises(ValueError, match=r"BackboneFinetuning .* are not averaged over the"):
+            lightning(tmp_path, 2, 0, monkeypatch, [later])
+
+
+def test_a_loader_that_is_made_while_lightning_trains_is_refused(tmp_path, monkeypatch):
+    """Of growing data, say; a loader before the first epoch does not help."""
+    pl = pytest.importorskip("lightning.pytorch", reason="pip install malletrain[integrations]")
+    from malletrain.integrations.lightning import MalleTrainCallback
+
+    class Growing(pl.LightningModule):
+        def training_step(self, batch, _):
+            raise AssertionError("it trains")
+
+        def configure_optimizers(self):
+            return None
+
+        def train_dataloader(self):
+            return callback.loader(rescaled.data(), 2, 8)
+
+    with as_plain_script(monkeypatch):
+        for before, sentence in ((False, "must come from"), (True, "called while trainer.fit")):
+            callback = MalleTrainCallback(tmp_path)
+            if before:
+                callback.loader(rescaled.data(), 2, 8)
+            trainer = pl.Trainer(
+                accelerator="cpu",
+                devices=1,
+                callbacks=[callback],
+                logger=False,
+                max_epochs=2,
+                reload_dataloaders_every_n_epochs=1,
+            )
+            with pytest.raises(ValueError, match=f"{sentence}.* Make one loader before"):
+                trainer.fit(Growing())
+
+
 def test_a_dataset_without_a_length_is_refused_in_a_sentence():
     pytest.importorskip("lightning", reason="pip install malletrain[integrations]")
     from malletrain.integrations.lightning import MalleTrainCallback
@@ -268,7 +334,7 @@ def test_a_dataset_without_a_length_is_refused_in_a_sentence():
         MalleTrainCallback("x").loader(Lines(), batch_size=2)
 
 
-def accelerated(folder, stop, automatic, saves, monkeypatch, dies_in=None):
+def accelerated(folder, stop, automatic, saves, monkeypatch, dies_in=None, registers=True):
     """What happened until the state of step ``stop`` was saved; the weights of both models."""
     import accelerate
     from accelerate.utils import ProjectConfiguration
@@ -285,7 +351,8 @@ def accelerated(folder, stop, automatic, saves, monkeypatch, dies_in=None):
         torch.optim.SGD(second.parameters(), lr=0.01),
     )
     schedule = torch.optim.lr_scheduler.StepLR(one, 1, 0.5)
-    accelerator.register_for_checkpointing(schedule)
+    if registers:
+        accelerator.register_for_checkpointing(schedule)
     sampler = malletrain.ElasticSampler(len(rescaled.data()), global_batch_size=8, seed=7)
     guard = Guard(accelerator, folder / "states", sampler)
     stopper = StopAt((lambda: step[0], stop))
@@ -348,6 +415,19 @@ def test_a_state_that_the_script_saves_before_its_schedules_step_is_completed(
         log, _ = accelerated(tmp_path / "moved", 0, False, False, monkeypatch, dies_in=dies_in)
         more, _ = accelerated(tmp_path / "moved", 0, False, False, monkeypatch)
     assert log + more == [*expected[:logged], *expected[7:]], "from the first epoch's end on"
+
+
+def test_a_schedule_that_accelerate_does_not_save_is_refused(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("accelerate", reason="pip install malletrain[integrations]")
+    report.told.clear()
+    with as_plain_script(monkeypatch):
+        accelerated(tmp_path, 9, False, False, monkeypatch)
+        accelerated(tmp_path, 0, False, False, monkeypatch)
+        assert "was not given the scheduler" not in capsys.readouterr().err
+        accelerated(tmp_path / "x", 9, False, False, monkeypatch, registers=False)
+        assert "Guard was not given the scheduler (StepLR)" in capsys.readouterr().err
+        with pytest.raises(SnapshotError, match=r"after step 1 of the .*register_for_checkpoint"):
+            accelerated(tmp_path / "x", 0, False, False, monkeypatch, registers=False)
 
 
 def accumulated(folder, saves_after=0, dies_after=0):

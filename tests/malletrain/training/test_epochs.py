@@ -11,6 +11,7 @@ import torch
 
 import malletrain
 from malletrain.protocol.worker_channel import BetweenEpochs, DrainDone
+from malletrain.training import snapshot_file
 from tests.malletrain.training.worker_side import as_plain_script, as_worker, process_ends
 
 
@@ -344,3 +345,25 @@ def test_the_agent_hears_of_the_code_after_an_epoch(tmp_path, monkeypatch):
         run = Script(tmp_path / "x.pt")
         run.run(3)
         assert [m.entered for m in agent.received(BetweenEpochs)] == [True, False]
+
+
+def test_of_several_samplers_the_one_in_the_loop_says_where_an_epoch_ends(tmp_path):
+    """The other one goes round, three steps at a time."""
+    path = tmp_path / "x.pt"
+    few, sampler = (malletrain.ElasticSampler(n, global_batch_size=2) for n in (6, 8))
+    facts = {"steps": 0, "tails": 0}
+    snapshot = malletrain.Snapshot(path, every_s=0.0, few=few, sampler=sampler, facts=facts)
+    turn = iter(few)
+    for epoch in sampler.epochs(2):
+        for _ in sampler:
+            if next(turn, None) is None:
+                turn = iter(few)
+                next(turn)
+            facts["steps"] += 1
+            few.advance()
+            sampler.advance()
+            snapshot.step()
+        saved = snapshot_file.read(str(path))["objects"]["facts"]
+        assert saved == {"steps": 4 * epoch + 3, "tails": epoch}
+        facts["tails"] += 1
+    assert snapshot_file.read(str(path))["objects"]["facts"] == {"steps": 8, "tails": 2}

@@ -99,17 +99,6 @@ def test_those_of_a_scheduler_are_its_own(tmp_path):
     train(tmp_path / "x.pt", RATES["warm-up"], scheduler=made)
 
 
-def test_a_scheduler_that_was_left_out_is_told(tmp_path, capsys):
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    for kept in ({"scheduler": scheduler}, {"facts": {"scheduler": scheduler.state_dict()}}):
-        Snapshot(tmp_path / "x.pt", model=model, optimizer=optimizer, **kept).step()
-    assert "scheduler" not in capsys.readouterr().err
-    Snapshot(tmp_path / "y.pt", model=model, optimizer=optimizer).step()
-    assert "A scheduler sets the learning rate of 'optimizer'" in capsys.readouterr().err
-
-
 def test_a_snapshot_without_a_sampler_says_that_samples_come_again(tmp_path, capsys):
     snapshot = Snapshot(tmp_path / "x.pt", model=nn.Linear(1, 1))
     snapshot.step()

@@ -121,3 +121,21 @@ def test_a_scheduler_within_a_scheduler_goes_on_with_the_scripts_optimizer(tmp_p
     assert list(rates(resumed, other, 2)) == list(rates(optimizer, scheduler, 2))
     assert (other.after, other.others) == (after, others)
     assert torch.load(tmp_path / "x.pt", weights_only=True)  # no object in it
+
+
+@pytest.mark.parametrize("owner", ["Snapshot", "elastic.Run"])
+def test_a_metric_of_one_rank_is_refused(owner):
+    torchmetrics = pytest.importorskip("torchmetrics")
+    mean = torchmetrics.MeanMetric()
+    for metric in (mean, torchmetrics.MetricCollection([mean])):
+        with pytest.raises(TypeError, match=f"{owner}: mean is a M.* the sums in a dict"):
+            check_object(owner, "mean", metric)
+
+
+def test_metrics_within_a_model_are_told(capsys):
+    torchmetrics = pytest.importorskip("torchmetrics")
+    check_object("Snapshot", "measured", nn.Linear(1, 1))
+    assert not capsys.readouterr().err
+    model = nn.ModuleDict({"net": nn.Linear(1, 1), "error": torchmetrics.MeanSquaredError()})
+    check_object("Snapshot", "measured", nn.DataParallel(model))
+    assert "measured has metrics in it (error), which add up" in capsys.readouterr().err

@@ -176,6 +176,8 @@ class DeepSpeedEngine(Stateful):
             "model is a DeepSpeedEngine.*instead of ZeRO-3 shard it with .*fully_shard.*ZeRO-1",
             {"model": DeepSpeedEngine()},
         ),
+        (TypeError, "optimizers is a list. Pass each .* a name of its own", {"optimizers": []}),
+        (TypeError, "pair is a tuple. Pass each of its items", {"pair": ({}, {})}),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(tmp_path, error, complaint, arguments):

@@ -147,27 +147,34 @@ class Rounds(Protocol):
         """When :meth:`tick` is due."""
 
 
-class Manner(Protocol):
-    """The steps in which a mode may differ; :class:`malletrain.rounds.restart.JobRounds`
-    itself is that of restart mode."""
+class RoundPolicy(Protocol):
+    """The steps of a rescale in which the modes differ.
+
+    :class:`malletrain.rounds.restart.JobRounds` has those of restart mode.
+    """
 
     def ready(self, node: str) -> bool:
-        """Whether ``node`` can take a round."""
+        """Whether ``node`` can join a round."""
 
     def survivors(self) -> tuple[str, ...]:
-        """Those of the job's nodes that come first in the next round, in rank order."""
+        """The members that go on in the next round, in rank order; joiners follow them."""
 
     def keeps_round(self, now: float, within_s: float | None) -> bool:
-        """Whether the round that is being formed is completed before the target is gone to."""
+        """Whether the round that is being formed is completed before a new target is pursued.
+
+        Args:
+            now: seconds on the daemon's clock.
+            within_s: when a member leaves, seconds from now; None if none does.
+        """
 
     def broken(self) -> list[str]:
         """Members whose workers failed."""
 
     def drain(self, now: float) -> list[Action]:
-        """What comes before a round: save what would be lost."""
+        """Save what the next round would lose."""
 
     def form(self, now: float) -> list[Action]:
-        """Make the next round of all that are ready."""
+        """Form the next round of all nodes that are ready."""
 
     def release(self, nodes: Iterable[str]) -> list[Action]:
-        """Let go of ``nodes``."""
+        """Release ``nodes`` from the job."""

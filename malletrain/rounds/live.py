@@ -50,7 +50,7 @@ class LiveRounds:
             min_nodes: Fewer train not at all.
             generation: Of the newest round that the store knows.
         """
-        self.job = JobRounds(settings or RoundSettings(), min_nodes, generation, manner=self)
+        self.job = JobRounds(settings or RoundSettings(), min_nodes, generation, policy=self)
         self._held = self.job.held
         self._group: tuple[str, ...] = ()
         self._rosters: dict[int, tuple[str, ...]] = {}
@@ -121,7 +121,7 @@ class LiveRounds:
         """Whether a member was lost since the newest round was formed."""
         return self.job.lost_member
 
-    # --- the manner of its steps (malletrain.rounds.restart.Manner) ---
+    # --- the steps of this mode (malletrain.rounds.restart.RoundPolicy) ---
 
     def _holds_state(self, node: str) -> bool:
         return (

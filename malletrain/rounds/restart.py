@@ -30,7 +30,7 @@ from malletrain.rounds.actions import (
 )
 from malletrain.rounds.failure_grace import FailureGrace, launchers_ended
 from malletrain.rounds.holdings import Holdings
-from malletrain.rounds.interface import Manner, RoundStage, View
+from malletrain.rounds.interface import RoundPolicy, RoundStage, View
 from malletrain.rounds.script_ends import ScriptEnds
 from malletrain.rounds.settings import RoundSettings
 
@@ -46,7 +46,7 @@ class JobRounds:
     min_nodes: int = 1
     """Fewer train not at all."""
     generation: int = 0
-    manner: Manner | None = None
+    policy: RoundPolicy | None = None
     """Takes the steps in which its mode differs; None: restart mode."""
     stage: RoundStage = RoundStage.IDLE
     members: tuple[str, ...] = ()
@@ -71,8 +71,8 @@ class JobRounds:
     """Until when the end of the script is waited for because a node of it has to be gone."""
 
     @property
-    def _manner(self) -> Manner:
-        return self.manner or self
+    def _policy(self) -> RoundPolicy:
+        return self.policy or self
 
     # --- what the controller wants ---
 
@@ -92,24 +92,24 @@ class JobRounds:
             return self._await_end()
         waited, self._joiners_until = self._joiners_until or 0.0, None
         if within_s is not None and not set(self.members) <= set(self.target):
-            enough = len(self._manner.survivors()) >= self.min_nodes
+            enough = len(self._policy.survivors()) >= self.min_nodes
             until = now + (0.0 if enough else self.settings.joiners_within(within_s))
             self._joiners_until = min(waited, until) if waited > now else until  # and no longer
         sound = not self.lost_member and not self.failing()
-        actions = self._manner.release(
+        actions = self._policy.release(
             n for n in sorted(self.held.assigned) if n not in self.target and n not in self.members
         )
         for node in self.target:
             actions += self.held.assign(node)
-        if self.stage is RoundStage.FORMING and sound and self._manner.keeps_round(now, within_s):
+        if self.stage is RoundStage.FORMING and sound and self._policy.keeps_round(now, within_s):
             return actions  # the target is gone to when this round is formed
         if self.stage is RoundStage.DRAINING and self.whole():
             self.deadline = min(self.deadline or now, now + self.drain_s)
             same = self.held.keepers(self._next()) == self._heirs
             return actions if same else actions + self._send_drain()
         if self.stage is RoundStage.DRAINING:
-            return actions + self._manner.form(now)
-        return actions + (self._await_joiners(now) if self.target else self._manner.drain(now))
+            return actions + self._policy.form(now)
+        return actions + (self._await_joiners(now) if self.target else self._policy.drain(now))
 
     def stop(self) -> list[Action]:
         """The job has ended: release every node."""
@@ -117,7 +117,7 @@ class JobRounds:
         self.failure.clear()
         self.ends.clear()
         self._end_by = None
-        return self._manner.release(sorted(self.held.assigned))
+        return self._policy.release(sorted(self.held.assigned))
 
     def adopt(
         self, generation: int, members: Iterable[str], phases: dict[str, Assignment], now: float
@@ -152,7 +152,7 @@ class JobRounds:
         if node in self.held.releasing or assignment.generation > self.generation:
             return []  # what is being stopped does not count, nor a round that nobody formed
         if node not in (*self.target, *self.members, *self.held.assigned):
-            return self._manner.release([node])
+            return self._policy.release([node])
         if node in self.held.occupied and self.stage is RoundStage.WARMING:
             self.deadline = self._joiners_until or now + self.settings.warmup_s
         self.held.note(node, assignment)
@@ -166,7 +166,7 @@ class JobRounds:
         if self.stage is RoundStage.WARMING:
             return self._look_at_failures(now) or self._warm(now)
         if self.stage is RoundStage.DRAINING and not self.whole():
-            return self._manner.form(now)
+            return self._policy.form(now)
         if self.stage is RoundStage.FORMING:
             if self.whole():
                 self.stage, self.deadline = RoundStage.RUNNING, None
@@ -189,7 +189,7 @@ class JobRounds:
         """The snapshot asked for (``number``, where that is known) is safe, or there is none."""
         newest = generation == self.generation and number in (0, self.drains)
         awaited = self.stage is RoundStage.DRAINING and newest
-        return self._manner.form(now) if awaited and node == self.members[0] else []
+        return self._policy.form(now) if awaited and node == self.members[0] else []
 
     def released(self, node: str, now: float) -> list[Action]:
         """No process of the job is left on ``node``."""
@@ -201,7 +201,7 @@ class JobRounds:
         if node not in self.members or asked or self.ends.on(node, self.generation):
             return actions
         self.lost_member = True  # its agent began anew: a new round is needed, the job did not fail
-        again = self._manner.form if self.stage is RoundStage.DRAINING else self._await_joiners
+        again = self._policy.form if self.stage is RoundStage.DRAINING else self._await_joiners
         return actions + again(now)
 
     def gone(self, node: str, now: float) -> list[Action]:
@@ -212,11 +212,11 @@ class JobRounds:
         if node in self.members and not self.ends.on(node, self.generation):
             self.lost_member = True
             self.failure.clear()
-            enough = len(self._manner.survivors()) >= self.min_nodes
+            enough = len(self._policy.survivors()) >= self.min_nodes
             if self.stage is RoundStage.WARMING and self.deadline is not None and enough:
                 self.deadline = min(self.deadline or now, now + self.settings.warmup_broken_s)
         if self.stage is RoundStage.DRAINING and not self.whole():
-            return self._manner.form(now)
+            return self._policy.form(now)
         return self._warm(now) if self.stage is RoundStage.WARMING else []
 
     # --- time ---
@@ -233,7 +233,7 @@ class JobRounds:
             self.deadline = now + self.drain_s  # it saves when that code has run
             return []
         if self.stage in (RoundStage.DRAINING, RoundStage.FINISHING):
-            return self._manner.form(now)
+            return self._policy.form(now)
         if self.lost_member:  # no plan came: go on with those that are left
             return self._await_joiners(now)
         if self.held.unreachable.intersection(self.members):
@@ -244,7 +244,7 @@ class JobRounds:
         if self.members[0] in absent or len(self.members) - len(absent) < max(1, self.min_nodes):
             return self._break(Broke((), f"{', '.join(absent)} {why}."))
         why += f"; a firewall may block ports between there and {self.members[0]}"
-        return [*self.reject(absent, why), *self._manner.form(now)]
+        return [*self.reject(absent, why), *self._policy.form(now)]
 
     def unreachable(self, node: str) -> None:
         """The agent on ``node`` cannot be reached: failures of its peers may be of its loss."""
@@ -290,7 +290,7 @@ class JobRounds:
 
     def survivors(self) -> tuple[str, ...]:
         """Members of the last round that stay and whose launcher lives, in rank order."""
-        return tuple(n for n in self.members if n in self.target and self._manner.ready(n))
+        return tuple(n for n in self.members if n in self.target and self._policy.ready(n))
 
     def whole(self) -> bool:
         """Whether every member of the last round runs, or is done."""
@@ -322,7 +322,7 @@ class JobRounds:
 
     def failing(self) -> dict[str, Assignment]:
         """Those of the broken whom the newest round does not start again, and what they said."""
-        return self.failure.newly({n: self.held.phases[n] for n in self._manner.broken()})
+        return self.failure.newly({n: self.held.phases[n] for n in self._policy.broken()})
 
     # --- steps ---
 
@@ -336,7 +336,7 @@ class JobRounds:
         if self.stage is RoundStage.DRAINING:
             actions.append(SendDrain(self.members[0], self.generation, 0))
         self.stage, self.deadline = RoundStage.FINISHING, self._end_by
-        return actions + self._manner.release(
+        return actions + self._policy.release(
             n for n in sorted(self.held.assigned) if n not in (*self.target, *self.members)
         )
 
@@ -346,22 +346,22 @@ class JobRounds:
             return []
         if not self.whole():  # the change of nodes starts those again that failed
             changes = set(self.target) != set(self.members) and not self.lost_member
-            return self._manner.form(now) if changes else self._look_at_failures(now)
+            return self._policy.form(now) if changes else self._look_at_failures(now)
         self.stage, self.deadline = RoundStage.RUNNING, None
         left = None if self._end_by is None else max(0.0, self._end_by - now)
         return self.move(self.target, now, left)
 
     def _await_joiners(self, now: float) -> list[Action]:
         """Wait for the target's launchers: briefly while those that could train cannot."""
-        idle = not self.whole() and len(self._manner.survivors()) >= max(1, self.min_nodes)
+        idle = not self.whole() and len(self._policy.survivors()) >= max(1, self.min_nodes)
         if idle and self.lost_member:
-            return self._manner.form(now)
+            return self._policy.form(now)
         wait_s = self.settings.warmup_broken_s if idle else self.settings.warmup_s
         self.stage, self.deadline = RoundStage.WARMING, self._joiners_until or now + wait_s
         return self._warm(now)
 
     def _warm(self, now: float) -> list[Action]:
-        ready = [n for n in self.target if self._manner.ready(n)]
+        ready = [n for n in self.target if self._policy.ready(n)]
         ended = [n for n in self.target if self.is_in(n, AssignmentPhase.EXITED)]
         coming = [n for n in self.target if n not in ready and n not in ended]
         actions: list[Action] = []
@@ -394,17 +394,17 @@ class JobRounds:
         if set(ready) == set(self.members) and not coming and self.whole():
             self.stage = RoundStage.RUNNING
             return [*actions, Formed(self.generation, self.members)]
-        return actions + self._manner.drain(now)
+        return actions + self._policy.drain(now)
 
     def reject(self, nodes: list[str], why: str, unfit: bool = False) -> list[Action]:
         """Go on without ``nodes``."""
         self.target = tuple(n for n in self.target if n not in nodes)
-        return [*self._manner.release(nodes), NodesRejected(tuple(nodes), why, unfit)]
+        return [*self._policy.release(nodes), NodesRejected(tuple(nodes), why, unfit)]
 
     def drain(self, now: float) -> list[Action]:
         """Have rank 0 save what is done so far, where the whole round still runs."""
         if not self.whole():
-            return self._manner.form(now)
+            return self._policy.form(now)
         self.stage, self.deadline = RoundStage.DRAINING, now + self.drain_s
         return self._send_drain()
 
@@ -415,13 +415,13 @@ class JobRounds:
         return [SendDrain(self.members[0], self.generation, self.drains, self._heirs)]
 
     def _next(self) -> tuple[str, ...]:
-        keep = (*self._manner.survivors(), *self.held.givers)
-        return (*keep, *(n for n in self.target if n not in keep and self._manner.ready(n)))
+        keep = (*self._policy.survivors(), *self.held.givers)
+        return (*keep, *(n for n in self.target if n not in keep and self._policy.ready(n)))
 
     def form(self, now: float, because_lost: bool = False) -> list[Action]:
         """Make the next round of the survivors and all others that are ready."""
         ready = self._next()
-        actions = self._manner.release(
+        actions = self._policy.release(
             n for n in sorted(self.held.assigned) if n not in (*self.target, *self.held.givers)
         )
         self.deadline = self._joiners_until = self._end_by = None

@@ -16,13 +16,13 @@ from allocator import (
     BidError,
     ScalingCurve,
     SizeValues,
-    core,
     make_bid,
     powers_of_two,
+    reduced_problem,
     relax,
     solve,
 )
-from allocator.bids import NO_SEAT
+from allocator.bids import UNASSIGNED
 from allocator.highs import SolverError
 from tests.allocator.oracles import dp
 from tests.allocator.oracles.everything import best, check_feasible
@@ -82,7 +82,7 @@ def test_one_class_in_highs_alone_equals_the_dynamic_program(
 ) -> None:
     bids, capacity = problem
     oracle = dp.solve(bids, capacity)
-    assert_best(bids, capacity, len(oracle.dropped), oracle.objective, counting=False)
+    assert_best(bids, capacity, len(oracle.dropped), oracle.objective, dynamic_program=False)
 
 
 @given(bid_lists(classes=("cpu", "gpu")))
@@ -98,7 +98,7 @@ def test_two_classes_equal_trying_everything(problem: tuple[list[Bid], dict[str,
 def test_three_classes_equal_trying_everything(problem: tuple[list[Bid], dict[str, int]]) -> None:
     bids, capacity = problem
     drops, objective = best(bids, capacity)
-    assert_best(bids, capacity, drops, objective, counting=False)
+    assert_best(bids, capacity, drops, objective, dynamic_program=False)
 
 
 @given(bid_lists(classes=("cpu", "gpu")), st.randoms(use_true_random=False))
@@ -108,7 +108,7 @@ def test_a_plan_as_good_as_any_stays_while_it_fits(
 ) -> None:
     bids, capacity = problem
     first = solve(bids, capacity, time_limit_s=30.0)
-    at_work = [replace(bid, held=first.sizes.get(bid.job, NO_SEAT)) for bid in bids]
+    at_work = [replace(bid, current=first.sizes.get(bid.job, UNASSIGNED)) for bid in bids]
     chance.shuffle(at_work)
     assert solve(at_work, capacity, time_limit_s=30.0).sizes == first.sizes
     less = {name: max(0, nodes - chance.randint(0, 4)) for name, nodes in capacity.items()}
@@ -138,12 +138,14 @@ def sweep(
 
 
 @pytest.mark.parametrize("same", [False, True])
-@pytest.mark.parametrize("counting", [True, False])
+@pytest.mark.parametrize("dynamic_program", [True, False])
 @pytest.mark.parametrize("nodes", [47, 300, 611])
-def test_larger_machines_equal_the_dynamic_program(same: bool, counting: bool, nodes: int) -> None:
+def test_larger_machines_equal_the_dynamic_program(
+    same: bool, dynamic_program: bool, nodes: int
+) -> None:
     bids = sweep(nodes, 120, 32, nodes, same=same)
     oracle = dp.solve(bids, {"default": nodes})
-    assert_best(bids, {"default": nodes}, 0, oracle.objective, counting=counting)
+    assert_best(bids, {"default": nodes}, 0, oracle.objective, dynamic_program=dynamic_program)
 
 
 @pytest.mark.parametrize("nodes", [500, 1003, 4999])
@@ -198,9 +200,9 @@ def test_a_solver_that_fails_costs_the_proof_and_not_the_plan(
         )
     right = solve(bids, capacity, time_limit_s=30.0)
     assert right.status == "optimal"
-    for module in (core, relax):
+    for module in (reduced_problem, relax):
         monkeypatch.setattr(module, "maximise", fails)
-    found = solve(bids, capacity, time_limit_s=30.0, counting=False)
+    found = solve(bids, capacity, time_limit_s=30.0, dynamic_program=False)
     check_feasible(found.sizes, bids, capacity)
     assert found.sizes
     assert found.objective <= right.objective <= found.bound
@@ -228,8 +230,10 @@ def test_values_may_have_any_unit() -> None:
             )
             for b in bids
         ]
-        for counting in (True, False):
-            assert_best(scaled, {"default": 200}, 0, objective * unit, counting=counting)
+        for dynamic_program in (True, False):
+            assert_best(
+                scaled, {"default": 200}, 0, objective * unit, dynamic_program=dynamic_program
+            )
 
 
 def test_as_few_must_run_jobs_as_possible_are_dropped_and_the_least_valuable_of_those() -> None:
@@ -270,7 +274,7 @@ def test_alike_jobs_keep_what_they_have() -> None:
     alike = [Bid(name, {"default": SizeValues([1, 4], [1.0, 4.0])}) for name in "abc"]
     first = solve(alike, {"default": 5}).sizes
     assert first == {"a": ("default", 4), "b": ("default", 1)}
-    at_work = [replace(bid, held=first.get(bid.job, NO_SEAT)) for bid in alike]
+    at_work = [replace(bid, current=first.get(bid.job, UNASSIGNED)) for bid in alike]
     assert solve(at_work[::-1], {"default": 5}).sizes == first
     assert solve(at_work[::-1], {"default": 1}).sizes == {"b": ("default", 1)}, "it has it already"
     assert solve(at_work[::-1], {"default": 2}).sizes.keys() == {"a", "b"}, "who runs goes on"

@@ -142,7 +142,7 @@ def test_a_job_without_nodes_is_not_in_the_plan() -> None:
 def test_more_than_there_is_is_refused() -> None:
     with pytest.raises(
         PlacementError,
-        match="Job j is given 3 nodes of class default, but beside the 1 it keeps only 1 are free",
+        match="The plan gives job j 3 nodes of class default, but besides the 1 that it keeps",
     ):
         place(sizes(j=3), {"j": ["a"]}, plain("a", "b"))
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator import Bid, SizeValues, prices, relax, solve, table
-from allocator.allocation import worth
+from allocator.allocation import plan_value
 from tests.allocator.oracles import dp
 from tests.allocator.oracles.everything import best
 from tests.allocator.strategies import bid_lists
@@ -37,10 +37,10 @@ def test_at_any_price_no_plan_is_worth_more_than_the_bound(
     if made is None:
         return
     unit = float(np.abs(made.value).max()) / 100
-    dual = prices.at(made, unit * np.array(at[: len(made.capacity)]))
+    dual = prices.dual_at(made, unit * np.array(at[: len(made.capacity)]))
     assert dual.bound >= best(bids, capacity)[1] - scale(made)
-    assert (dual.loss >= 0).all()
-    assert (np.minimum.reduceat(dual.loss, made.starts) == 0).all(), (
+    assert (dual.reduced_cost >= 0).all()
+    assert (np.minimum.reduceat(dual.reduced_cost, made.starts) == 0).all(), (
         "every job has an option that loses nothing"
     )
 
@@ -56,11 +56,11 @@ def test_bound_less_waste_is_what_a_plan_is_worth(
         return
     jobs = [bid.job for bid in bids]
     sizes = dp.solve(bids, capacity).sizes
-    plan = table.rows_for(made, jobs, sizes)
+    plan = table.to_plan(made, jobs, sizes)
     assert plan is not None
-    dual = prices.minimise(made)
-    assert dual.bound - dual.waste(made, plan) == pytest.approx(
-        worth(sizes, bids)[0], abs=scale(made)
+    dual = prices.minimise_dual(made)
+    assert dual.bound - dual.duality_gap(made, plan) == pytest.approx(
+        plan_value(sizes, bids)[0], abs=scale(made)
     )
 
 
@@ -73,9 +73,9 @@ def test_for_one_class_no_price_has_a_smaller_bound(
     made = built(bids, capacity)
     if made is None:
         return
-    least = prices.minimise(made)
+    least = prices.minimise_dual(made)
     for price in (0.0, *(least.prices[0] * np.array([0.5, 0.9, 0.999, 1.001, 1.1, 2.0]))):
-        assert prices.at(made, np.array([price])).bound >= least.bound - scale(made)
+        assert prices.dual_at(made, np.array([price])).bound >= least.bound - scale(made)
 
 
 @given(bid_lists(classes=("x", "y", "z"), forced=False))
@@ -87,10 +87,10 @@ def test_column_generation_only_improves_the_bound(
     made = built(bids, capacity)
     if made is None:
         return
-    dual = prices.minimise(made)
-    seats = table.rows_for(made, [bid.job for bid in bids], {})
-    assert seats is not None
-    better, plan = relax.relax(made, dual, seats, left_s=lambda: np.inf)
+    dual = prices.minimise_dual(made)
+    feasible = table.to_plan(made, [bid.job for bid in bids], {})
+    assert feasible is not None
+    better, plan = relax.relax(made, dual, feasible, remaining_s=lambda: np.inf)
     assert better.bound <= dual.bound
     assert better.bound >= best(bids, capacity)[1] - scale(made)
     assert plan is not None
@@ -113,9 +113,9 @@ def test_many_groups_are_priced_from_a_sample_first() -> None:
             )
         )
     made = table.build(bids, {"default": 700})
-    least = prices.minimise(made)
+    least = prices.minimise_dual(made)
     for factor in (0.9, 0.99, 1.01, 1.1):
-        assert prices.at(made, factor * least.prices).bound >= least.bound
+        assert prices.dual_at(made, factor * least.prices).bound >= least.bound
 
 
 def test_a_sample_too_large_for_its_share_does_not_hold_up_the_search() -> None:
@@ -130,4 +130,4 @@ def test_a_sample_too_large_for_its_share_does_not_hold_up_the_search() -> None:
     found = solve(bids, capacity, time_limit_s=30.0)
     assert not found.dropped
     assert found.objective == pytest.approx(dp.solve(bids, capacity).objective, rel=1e-12)
-    assert prices.minimise(made).bound >= found.objective
+    assert prices.minimise_dual(made).bound >= found.objective

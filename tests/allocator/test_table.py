@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from allocator import Bid, SizeValues, solve, table
-from allocator.bids import NO_SEAT
+from allocator.bids import UNASSIGNED
 from tests.allocator.strategies import bid_lists
 
 
@@ -20,12 +20,12 @@ def test_sizes_survive_the_way_there_and_back(problem: tuple[list[Bid], dict[str
     found = solve(bids, capacity, time_limit_s=30.0)
     made = table.build(bids, capacity, drops=len(found.dropped))
     jobs = [bid.job for bid in bids]
-    plan = table.rows_for(made, jobs, found.sizes)
+    plan = table.to_plan(made, jobs, found.sizes)
     assert plan is not None
-    at_work = [replace(bid, held=found.sizes.get(bid.job, NO_SEAT)) for bid in bids]
-    assert table.assign(made, plan, at_work) == found.sizes
+    at_work = [replace(bid, current=found.sizes.get(bid.job, UNASSIGNED)) for bid in bids]
+    assert table.to_sizes(made, plan, at_work) == found.sizes
     if len(made.capacity):
-        use = dict(zip(made.classes, made.use(plan), strict=False))
+        use = dict(zip(made.classes, made.usage(plan), strict=False))
         for name, nodes in use.items():
             assert nodes == sum(size for c, size in found.sizes.values() if c == name)
 
@@ -62,7 +62,7 @@ def test_a_must_run_job_has_no_idle_row_but_may_use_a_drop() -> None:
     assert table.build([bid], {"default": 2}).size.tolist() == [0], (
         "one that fits nowhere is idle for nothing"
     )
-    assert table.rows_for(table.build([bid], {"default": 5}), ["a"], {}) is None
+    assert table.to_plan(table.build([bid], {"default": 5}), ["a"], {}) is None
 
 
 def test_fits_counts_members_and_nodes() -> None:
@@ -76,7 +76,7 @@ def test_the_seats_of_alike_jobs_go_out_in_order_the_best_one_first() -> None:
     bids = [Bid(f"j{i}", {"x": SizeValues([1, 2], [1.0, 2.0])}) for i in range(6)]
     made = table.build(bids, {"x": 5})
     assert made.size.tolist() == [0, 1, 2]
-    assert table.assign(made, np.array([3, 1, 2]), bids) == {
+    assert table.to_sizes(made, np.array([3, 1, 2]), bids) == {
         "j0": ("x", 2),
         "j1": ("x", 2),
         "j2": ("x", 1),
@@ -84,19 +84,19 @@ def test_the_seats_of_alike_jobs_go_out_in_order_the_best_one_first() -> None:
 
 
 def test_alike_jobs_keep_their_nodes_against_those_that_came_before() -> None:
-    held = [NO_SEAT, ("x", 1), NO_SEAT, ("x", 2), ("x", 2)]
+    held = [UNASSIGNED, ("x", 1), UNASSIGNED, ("x", 2), ("x", 2)]
     bids = [
-        Bid(f"j{i}", {"x": SizeValues([1, 2], [1.0, 2.0])}, held=seat)
+        Bid(f"j{i}", {"x": SizeValues([1, 2], [1.0, 2.0])}, current=seat)
         for i, seat in enumerate(held)
     ]
     made = table.build(bids, {"x": 9})
-    assert table.assign(made, np.array([2, 1, 2]), bids) == {
+    assert table.to_sizes(made, np.array([2, 1, 2]), bids) == {
         "j1": ("x", 1),
         "j3": ("x", 2),
         "j4": ("x", 2),
     }
     # One seat less: who has to shrink is still before those that wait.
-    assert table.assign(made, np.array([2, 2, 1]), bids) == {
+    assert table.to_sizes(made, np.array([2, 2, 1]), bids) == {
         "j1": ("x", 1),
         "j3": ("x", 2),
         "j4": ("x", 1),

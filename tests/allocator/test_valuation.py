@@ -14,7 +14,7 @@ from allocator import (
     BidRequest,
     Cohort,
     Goal,
-    Outlook,
+    LossForecast,
     RescaleCost,
     ScalingCurve,
     make_bids,
@@ -34,7 +34,7 @@ def curves(draw: st.DrawFn, largest: int = 1) -> ScalingCurve:
 
 
 @st.composite
-def outlooks(draw: st.DrawFn) -> Outlook:
+def loss_forecasts(draw: st.DrawFn) -> LossForecast:
     window_s = draw(st.floats(1.0, 1e4))
     ends = st.lists(st.floats(0.0, 1.0), min_size=2, max_size=2).map(sorted)
     cohorts = []
@@ -42,7 +42,7 @@ def outlooks(draw: st.DrawFn) -> Outlook:
         last, middle = draw(ends)
         known = Cohort((0.0, window_s / 3.0, 2.0 * window_s), (1.0, middle, last))
         cohorts.append((draw(st.sampled_from([known, None])), draw(st.integers(1, 9))))
-    return Outlook(cohorts, window_s, draw(SECONDS))
+    return LossForecast(cohorts, window_s, draw(SECONDS))
 
 
 @st.composite
@@ -65,7 +65,7 @@ def asked(draw: st.DrawFn, job: str) -> BidRequest:
         draw(st.floats(1.0, 1e3)),
         RescaleCost(draw(SECONDS), draw(SECONDS), draw(SECONDS)),
         restarting=draw(st.booleans()),
-        outlooks={name: draw(outlooks()) for name in foretold},
+        loss_forecasts={name: draw(loss_forecasts()) for name in foretold},
     )
 
 
@@ -82,13 +82,13 @@ def test_not_a_bit_differs_from_one_size_after_the_other(data: st.DataObject, nu
 
 @given(st.data(), st.integers(2, 7), st.integers(1, 30))
 def test_a_bid_is_the_same_in_whatever_company_it_is_made(
-    data: st.DataObject, number: int, at_once: int
+    data: st.DataObject, number: int, block_sizes: int
 ) -> None:
     many = [data.draw(asked(f"j{each}")) for each in range(number)]
     alone = [make_bids([request])[0] for request in many]
     assert make_bids(many) == alone
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(valuation, "_AT_ONCE", at_once)
+        patched.setattr(valuation, "_MAX_BLOCK_SIZES", block_sizes)
         assert make_bids(many) == alone
 
 

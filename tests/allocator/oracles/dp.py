@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from allocator.allocation import Allocation, worth
+from allocator.allocation import Allocation, plan_value
 from allocator.bids import Bid, BidError, check
 
 
@@ -56,7 +56,7 @@ def solve(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
         )
         sizes[bids[j].job] = (name, size)
         left -= size
-    objective, dropped = worth(sizes, bids)
+    objective, dropped = plan_value(sizes, bids)
     return Allocation(sizes, objective, objective, 0.0, "optimal", dropped=dropped)
 
 

@@ -33,7 +33,7 @@ from allocator.allocation import Allocation, relative_gap
 from allocator.bids import BidError
 from allocator.curves import ScalingCurve
 from allocator.highs import InfeasibleError, LinearProgram, maximise
-from allocator.objectives import SUMMIT, RescaleCost
+from allocator.objectives import SUMMIT_RESCALE_COST, RescaleCost
 
 
 class Form(str, Enum):
@@ -117,7 +117,7 @@ def solve(
     nodes: Sequence[str],
     *,
     t_fwd_s: float = 120.0,
-    cost: RescaleCost = SUMMIT,
+    cost: RescaleCost = SUMMIT_RESCALE_COST,
     form: Form = Form.CORRECTED,
     time_limit_s: float = 60.0,
 ) -> NodewisePlan:

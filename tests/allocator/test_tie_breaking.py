@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from allocator import Allocation, Bid, SizeValues, solve, ties
-from allocator.allocation import worth
-from allocator.bids import NO_SEAT, Seat
+from allocator import Allocation, Bid, SizeValues, solve, tie_breaking
+from allocator.allocation import plan_value
+from allocator.bids import UNASSIGNED, Assignment
 from tests.allocator.oracles.everything import check_feasible
 from tests.allocator.strategies import bid_lists
 
@@ -18,21 +18,22 @@ ONE = {"x": SizeValues([1], [5.0])}
 ONE_OR_TWO = {"x": SizeValues([1, 2], [5.0, 6.0])}
 
 
-def bids(*offers: dict[str, SizeValues], held: dict[int, Seat] | None = None) -> list[Bid]:
+def bids(*offers: dict[str, SizeValues], current: dict[int, Assignment] | None = None) -> list[Bid]:
     return [
-        Bid(f"j{i}", offer, held=(held or {}).get(i, NO_SEAT)) for i, offer in enumerate(offers)
+        Bid(f"j{i}", offer, current=(current or {}).get(i, UNASSIGNED))
+        for i, offer in enumerate(offers)
     ]
 
 
 @pytest.mark.parametrize("classes", [1, 2])
 @pytest.mark.parametrize("offers", [[ONE] * 9, [ONE, ONE_OR_TWO] * 5, [ONE_OR_TWO, ONE] * 5])
-@pytest.mark.parametrize("counting", [True, False])
+@pytest.mark.parametrize("dynamic_program", [True, False])
 def test_equal_bids_are_served_in_order(
-    classes: int, offers: list[dict[str, SizeValues]], counting: bool
+    classes: int, offers: list[dict[str, SizeValues]], dynamic_program: bool
 ) -> None:
     names = ("x", "y")[:classes]
     both = [dict.fromkeys(names, offer["x"]) for offer in offers]
-    found = solve(bids(*both), dict.fromkeys(names, 4 // classes), counting=counting)
+    found = solve(bids(*both), dict.fromkeys(names, 4 // classes), dynamic_program=dynamic_program)
     assert list(found.sizes) == ["j0", "j1", "j2", "j3"]
 
 
@@ -57,7 +58,7 @@ def test_a_better_bid_goes_first_wherever_it_stands() -> None:
 def test_who_runs_keeps_its_nodes_against_an_equal_that_came_before(
     offers: list[dict[str, SizeValues]],
 ) -> None:
-    at_work = bids(*offers, held={3: ("x", 1), 4: ("x", 1)})
+    at_work = bids(*offers, current={3: ("x", 1), 4: ("x", 1)})
     assert list(solve(at_work, {"x": 2}).sizes) == ["j3", "j4"]
     assert list(solve(at_work, {"x": 3}).sizes) == ["j0", "j3", "j4"]
     assert list(solve(at_work, {"x": 1}).sizes) in (["j3"], ["j4"])
@@ -66,17 +67,17 @@ def test_who_runs_keeps_its_nodes_against_an_equal_that_came_before(
 def test_seats_are_handed_on_from_the_last_comer() -> None:
     offers = bids(ONE, ONE_OR_TWO, ONE, ONE_OR_TWO)
     sizes = {"j1": ("x", 1), "j3": ("x", 1)}
-    assert ties.in_order(offers, sizes) == {"j0": ("x", 1), "j1": ("x", 1)}
+    assert tie_breaking.prefer_earlier(offers, sizes) == {"j0": ("x", 1), "j1": ("x", 1)}
     # j0 cannot use the seat of j1, and j2 comes after it.
     wide = bids(ONE, {"x": SizeValues([2], [5.0])}, {"x": SizeValues([2], [5.0])})
-    assert ties.in_order(wide, {"j1": ("x", 2)}) == {"j1": ("x", 2)}
-    assert ties.in_order(wide, {"j2": ("x", 2)}) == {"j1": ("x", 2)}
+    assert tie_breaking.prefer_earlier(wide, {"j1": ("x", 2)}) == {"j1": ("x", 2)}
+    assert tie_breaking.prefer_earlier(wide, {"j2": ("x", 2)}) == {"j1": ("x", 2)}
 
 
 def test_a_seat_that_went_back_to_who_runs_is_handed_on_no_further() -> None:
     """Found in the week of Summit's trace: two jobs that had to stop asked for one seat."""
-    offers = bids(ONE, ONE, ONE_OR_TWO, ONE, held={0: ("x", 1), 1: ("x", 1)})
-    assert ties.in_order(offers, {"j2": ("x", 1)}) == {"j0": ("x", 1)}
+    offers = bids(ONE, ONE, ONE_OR_TWO, ONE, current={0: ("x", 1), 1: ("x", 1)})
+    assert tie_breaking.prefer_earlier(offers, {"j2": ("x", 1)}) == {"j0": ("x", 1)}
 
 
 @given(bid_lists(classes=("x", "y")))
@@ -94,7 +95,7 @@ def test_order_costs_nothing_and_nobody_could_have_been_served_before(
                 del swapped[later.job]
                 if first.value(*swapped[first.job]) is None:
                     continue
-                value, dropped = worth(swapped, offers)
+                value, dropped = plan_value(swapped, offers)
                 assert len(dropped) > len(found.dropped) or value < found.objective
 
 
@@ -105,6 +106,6 @@ def test_what_runs_stays_where_nothing_is_better(
 ) -> None:
     offers, capacity = problem
     sizes = solve(offers, capacity, time_limit_s=30.0).sizes
-    at_work = [replace(bid, held=sizes.get(bid.job, NO_SEAT)) for bid in offers]
-    assert ties.keep(at_work, capacity, {}) == sizes
+    at_work = [replace(bid, current=sizes.get(bid.job, UNASSIGNED)) for bid in offers]
+    assert tie_breaking.prefer_current(at_work, capacity, {}) == sizes
     assert solve(at_work[::-1], capacity, time_limit_s=30.0).sizes == sizes

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
-from allocator import Bid, SizeValues, core, prices, table
+from allocator import Bid, SizeValues, prices, reduced_problem, table
 from allocator.moves import fill, repair
 from tests.allocator.oracles.everything import best
 from tests.allocator.strategies import bid_lists
@@ -21,34 +21,38 @@ def test_counting_and_highs_find_the_least_waste(problem: tuple[list[Bid], dict[
     made = table.build(bids, capacity)
     if not len(made.size) or not len(made.capacity):
         return
-    dual = prices.minimise(made)
-    idle = table.rows_for(made, [bid.job for bid in bids], {})
+    dual = prices.minimise_dual(made)
+    idle = table.to_plan(made, [bid.job for bid in bids], {})
     assert idle is not None
-    waste = dual.waste(made, idle)
-    if waste <= dual.noise:
+    gap = dual.duality_gap(made, idle)
+    if gap <= dual.noise:
         return
-    everything = core.open_rows(made, dual, np.ones(len(made.size), np.bool_))
+    everything = reduced_problem.reduce(made, dual, np.ones(len(made.size), np.bool_))
     least = dual.bound - best(bids, capacity)[1]
-    slack = 1e-8 * waste + 10 * dual.noise
-    counted = core.by_counting(made, dual, everything, waste * (1 + 1e-9), 1e9)
-    solved = core.by_milp(made, dual, everything, waste, time_limit_s=30.0, accept=0.0, start=idle)
+    slack = 1e-8 * gap + 10 * dual.noise
+    counted = reduced_problem.by_dynamic_program(made, dual, everything, gap * (1 + 1e-9), 1e9)
+    solved = reduced_problem.by_milp(
+        made, dual, everything, gap, time_limit_s=30.0, tolerance=0.0, incumbent=idle
+    )
     for outcome in (counted, solved):
         assert outcome is not None
         assert outcome.plan is not None
-        assert outcome.complete
+        assert outcome.proven
         assert made.fits(outcome.plan)
-        assert dual.waste(made, outcome.plan) == pytest.approx(least, abs=slack)
+        assert dual.duality_gap(made, outcome.plan) == pytest.approx(least, abs=slack)
     if least > slack:
-        nothing = core.by_counting(made, dual, everything, least - slack, 1e9)
-        assert nothing == core.Outcome(None, True), "nothing wastes less than the least"
+        nothing = reduced_problem.by_dynamic_program(made, dual, everything, least - slack, 1e9)
+        assert nothing == reduced_problem.ReducedSolution(None, True), (
+            "nothing wastes less than the least"
+        )
 
 
 def test_counting_gives_up_when_there_is_too_much_to_count() -> None:
     bids = [Bid(f"j{j}", {"default": _options(j)}) for j in range(20)]
     made = table.build(bids, {"default": 200})
-    dual = prices.minimise(made)
-    everything = core.open_rows(made, dual, np.ones(len(made.size), np.bool_))
-    assert core.by_counting(made, dual, everything, 1e9, 100.0) is None
+    dual = prices.minimise_dual(made)
+    everything = reduced_problem.reduce(made, dual, np.ones(len(made.size), np.bool_))
+    assert reduced_problem.by_dynamic_program(made, dual, everything, 1e9, 100.0) is None
 
 
 def _options(seed: int) -> SizeValues:
@@ -74,14 +78,14 @@ def test_fill_only_gains_and_repair_makes_feasible(
     made = table.build(bids, capacity)
     if not len(made.size) or not len(made.capacity):
         return
-    dual = prices.minimise(made)
-    idle = table.rows_for(made, [bid.job for bid in bids], {})
+    dual = prices.minimise_dual(made)
+    idle = table.to_plan(made, [bid.job for bid in bids], {})
     assert idle is not None
     rows = np.arange(len(made.size))
     filled = fill(made, dual, idle, rows)
     assert made.fits(filled)
-    assert dual.waste(made, filled) <= dual.waste(made, idle) + dual.noise
-    greedy = prices.choices(made, prices.at(made, np.zeros(len(made.capacity))))
+    assert dual.duality_gap(made, filled) <= dual.duality_gap(made, idle) + dual.noise
+    greedy = prices.relaxed_plan(made, prices.dual_at(made, np.zeros(len(made.capacity))))
     repaired = repair(made, dual, greedy, rows)
     assert repaired is not None, "letting jobs go always makes room"
     assert made.fits(repaired)

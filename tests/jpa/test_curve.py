@@ -90,7 +90,7 @@ def test_a_measured_size_keeps_its_rate_and_its_spread():
 
 def test_nothing_known_is_a_neutral_curve_half_as_sure():
     curve = MeasuredCurve(neutral_rate=50.0)
-    assert not curve.known
+    assert not curve.has_data
     one, std = curve.estimate(1)
     assert (one, std) == (50.0, 25.0)
     assert 300 < curve.estimate(8)[0] < 400
@@ -159,7 +159,7 @@ def test_a_drift_is_noticed_and_the_other_sizes_become_uncertain_with_the_old_sh
         changes += [change] if change else []
     assert [c.kind for c in changes] == ["drift"]
     assert changes[0].nodes == 4
-    assert "for good" in changes[0].sentence
+    assert "has changed from" in changes[0].sentence
     assert curve.estimate(4)[0] == pytest.approx(266, rel=0.03)
     assert curve.estimate(8)[0] == pytest.approx(0.7 * 700, rel=0.03)  # the shape is kept
     assert curve.uncertain((1, 2, 4, 8)) == (8, 2, 1)
@@ -247,7 +247,7 @@ def test_a_prior_gives_the_shape_and_one_measurement_gives_the_level():
         tuple((k, linear(k)) for k in (1, 2, 4, 8)), level_std=0.3, shape_std=0.02, source="job 7"
     )
     curve = MeasuredCurve.from_prior(prior)
-    assert curve.known
+    assert curve.has_data
     assert curve.estimate(4) == (400.0, pytest.approx(120.0))
     curve = measured({8: 400.0}, curve=curve)
     assert curve.estimate(2)[0] == pytest.approx(100, rel=0.01)

@@ -9,7 +9,7 @@ from jpa import (
     AdvisorConfig,
     MeasureConfig,
     ProfileFinished,
-    Waiting,
+    ProfileWaiting,
 )
 from tests.jpa.models import Job, fixed_global_batch
 from tests.jpa.world import Member, World
@@ -73,5 +73,5 @@ def test_the_promises_hold_whatever_happens(limits, free, spare, disturbances):
         assert done.seconds <= config.max_attempts * (config.max_profile_s + 2)
         if not disturbed:
             assert done.scale_ups <= 1
-        again = any("lost nodes" in a.reason for a in world.of(Waiting) if a.job == done.job)
+        again = any("lost nodes" in a.reason for a in world.of(ProfileWaiting) if a.job == done.job)
         assert all(a > b for a, b in pairwise(done.visited)) or again

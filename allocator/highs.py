@@ -120,7 +120,7 @@ def maximise(
     highs.setOptionValue("primal_feasibility_tolerance", 1e-9)
     highs.setOptionValue("dual_feasibility_tolerance", 1e-9)
     integers = bool(model.integral.any())
-    pass_status = highs.passModel(
+    pass_status = highs.passModel(  # HiGHS accepts these by position only
         len(model.cost),
         len(model.row_lower),
         len(model.rows),

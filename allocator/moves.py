@@ -21,12 +21,8 @@ class _Mover:
         self.table, self.rows = table, rows
         self.plan: Ints = plan.copy()
         self.free = table.capacity - table.usage(plan)
-        self.size, self.resource, self.group, self.value = (
-            table.size[rows],
-            table.resource[rows],
-            table.group[rows],
-            table.value[rows],
-        )
+        self.size, self.value = table.size[rows], table.value[rows]
+        self.resource, self.group = table.resource[rows], table.group[rows]
         self.node_cost = np.append(dual.prices, 0.0)[table.resource] * table.size
         self.source = np.empty(len(table.starts), np.int64)
         self.set_source_key(dual.reduced_cost)
@@ -68,8 +64,8 @@ class _Mover:
 def fill(table: BidTable, dual: Dual, plan: Ints, rows: Ints, moves: int = 100) -> Ints:
     """Improve a feasible plan while there is free capacity.
 
-    Each move takes the best ratio of value gained to the price of the nodes added. It moves as many
-    identical jobs at once as fit.
+    Each move is the one with the highest ratio of value gained to the price of the nodes added. It
+    moves as many jobs of one group as fit.
 
     Args:
         table: the options of all groups.
@@ -102,7 +98,7 @@ def fill(table: BidTable, dual: Dual, plan: Ints, rows: Ints, moves: int = 100) 
 def repair(table: BidTable, dual: Dual, plan: Ints, rows: Ints, moves: int = 2000) -> Ints | None:
     """Bring a plan within the capacity.
 
-    Each move takes the least value given up for each node that it frees of the most exceeded
+    Each move is the one that loses the least value for each node that it frees of the most exceeded
     resource.
 
     Args:

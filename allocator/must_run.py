@@ -19,8 +19,9 @@ def fewest_drops(
 ) -> tuple[int, dict[str, Assignment]]:
     """Place as many must-run jobs as possible, each at its smallest size.
 
-    On one class of nodes, placing the smallest jobs first is optimal. On several classes the same
-    order comes first; if it leaves a job out, an assignment MILP in HiGHS decides.
+    First fit, with the jobs that can use the fewest classes and then the smallest jobs first, is
+    optimal on one class of nodes. On several classes, if it leaves a job out, an assignment MILP in
+    HiGHS decides.
 
     Args:
         bids: of all jobs; those that do not have to run are ignored.

@@ -63,7 +63,13 @@ class ReducedSolution:
 
 
 def reduce(table: BidTable, dual: Dual, mask: Mask) -> ReducedProblem:
-    """The problem with only the rows of ``mask``, which must contain a row of every group."""
+    """Build the problem with some of the rows.
+
+    Args:
+        table: the options of all groups.
+        dual: prices and reduced costs.
+        mask: the rows to include, at least one of every group.
+    """
     rows = np.flatnonzero(mask)
     group = table.group[rows]
     rows_in_group = np.bincount(group, minlength=len(table.starts))
@@ -91,8 +97,8 @@ def by_dynamic_program(
     """Solve a problem whose open rows all use the same resource.
 
     A stage is one job. A state is the number of nodes beyond the smallest open size of each job. A
-    state is pruned when its reduced costs reach the cutoff, or when the jobs of the later stages
-    can use so few nodes that the price of the unused ones reaches it.
+    state is pruned when its reduced costs reach the cutoff, or when the price of the nodes that no
+    later stage can use reaches it.
 
     Args:
         table: the options of all groups.

@@ -2,8 +2,8 @@
 
 Decides in each iteration which rows of the table can be part of a better plan (those whose reduced
 cost is below the duality gap of the incumbent), and passes them to one of the solvers in
-:mod:`allocator.reduced_problem`. While they are many, the cheapest of them are solved first: the
-better incumbent usually closes most of the others.
+:mod:`allocator.reduced_problem`. While they are many, the search first solves a pool of those with
+the lowest reduced costs: the better incumbent usually rules out most of the others.
 """
 
 from __future__ import annotations
@@ -75,7 +75,16 @@ def first_plan(table: BidTable, dual: Dual, relaxed: Ints, feasible: Ints) -> In
 
 
 def fix_by_reduced_cost(table: BidTable, dual: Dual, plan: Ints) -> tuple[BidTable, Dual, Ints]:
-    """All three with only the rows that ``plan`` uses or that a better plan can use."""
+    """Remove the rows that no better plan can use.
+
+    Args:
+        table: the options of all groups.
+        dual: prices and reduced costs.
+        plan: a feasible plan, members by row; its rows stay.
+
+    Returns:
+        All three with only the remaining rows.
+    """
     mask = (dual.reduced_cost < dual.duality_gap(table, plan) - dual.noise) | (plan > 0)
     return table.select(mask), replace(dual, reduced_cost=dual.reduced_cost[mask]), plan[mask]
 
@@ -93,8 +102,16 @@ def _move_targets(table: BidTable, dual: Dual, feasible: Ints) -> Ints:
 
 
 def polish(table: BidTable, dual: Dual, plan: Ints) -> Ints:
-    """``plan`` with one class of nodes after the other optimised by the dynamic program: the jobs
-    on the class, together with the jobs without nodes.
+    """Optimise one class of nodes after the other with the dynamic program: the jobs on the class,
+    together with the jobs without nodes.
+
+    Args:
+        table: the options of all groups.
+        dual: prices and reduced costs.
+        plan: a feasible plan, members by row.
+
+    Returns:
+        A feasible plan that is at least as good.
     """
     for c in range(len(table.capacity)):
         duality_gap = dual.duality_gap(table, plan)

@@ -172,7 +172,7 @@ def expected_losses(
     ends = counts.cumsum(axis=1)
     stride = int(max(ends[:, -1].max(), nodes.max(initial=0.0))) + 1
     keys = (ends + stride * np.arange(len(forecasts))[:, None]).ravel()
-    # The last cohort of which a job of each size has nodes.
+    # A job of each size has nodes of the cohorts up to this one.
     last = keys.searchsorted(nodes + stride * forecast_index)
     last = np.minimum(last, forecast_index * longest + np.maximum(lengths, 1)[forecast_index] - 1)
     joint_survival = rows.cumprod(axis=1).reshape(-1, len(_GRID))

@@ -120,6 +120,7 @@ def _exchange(
             rejected.add(options)  # later jobs with the same options find nothing either
             continue
         sizes[bid.job] = sizes.pop(bids[last].job)
+        # A running job keeps what it got (-1): this assignment is not passed on again.
         owner[column], gain[column] = index if is_new else -1, gains[column]
         heappush(waiting, (True, last))
 

@@ -58,8 +58,15 @@ class ProfileContext:
 
 
 def shape_std(curve: MeasuredCurve, size: int, known_size: int) -> float:
-    """Relative standard deviation of the throughput at ``size`` if that at ``known_size`` is known,
-    which removes the uncertainty of the level.
+    """Uncertainty of the shape of a curve, without that of its level.
+
+    Args:
+        curve: the current knowledge.
+        size: the size of interest.
+        known_size: the size whose throughput counts as known.
+
+    Returns:
+        Relative standard deviation of the throughput at ``size``.
     """
     known_rate, known_std = curve.estimate(known_size)
     rate, std = curve.estimate(size)
@@ -136,8 +143,12 @@ def profile_cost(curve: MeasuredCurve, sizes: Sequence[int], context: ProfileCon
 
 
 def profile_pays(curve: MeasuredCurve, sizes: Sequence[int], context: ProfileContext) -> bool:
-    """Whether the expected value of a profile exceeds its cost; arguments as
-    :func:`profile_cost`.
+    """Whether the expected value of a profile exceeds its cost.
+
+    Args:
+        curve: the current knowledge.
+        sizes: sizes that the job may have.
+        context: the situation of the job.
     """
     value = information_value(curve, sizes, context.nodes, context.node_price, context.std_factor)
     return value * context.use_s > profile_cost(curve, sizes, context)

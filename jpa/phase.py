@@ -201,7 +201,8 @@ class PhaseCurve:
         return law_rate, law_rate * relative_std
 
     def _between(self, nodes: int, low: Point, high: Point) -> tuple[float, float]:
-        to_low, to_high = math.log2(nodes / low.nodes), math.log2(high.nodes / nodes)
+        """The estimate between two neighbouring points."""
+        to_low, to_high = math.log2(nodes / low.nodes), math.log2(high.nodes / nodes)  # octaves
         share = to_low / (to_low + to_high)
         if low.rate <= 0 or high.rate <= 0:
             # One end is 0: the curve falls to 0 at an unknown size between them.
@@ -212,23 +213,22 @@ class PhaseCurve:
         if self.prior is None:
             rate = amdahl(nodes, low.nodes, low.rate, high.nodes, high.rate)
         else:
-            ratio_low, ratio_high = (
-                low.rate / self.prior.rate(low.nodes),
-                high.rate / self.prior.rate(high.nodes),
-            )
+            ratio_low = low.rate / self.prior.rate(low.nodes)
+            ratio_high = high.rate / self.prior.rate(high.nodes)
             rate = self.prior.rate(nodes) * ratio_low ** (1 - share) * ratio_high**share
             rate = min(max(rate, min(low.rate, high.rate)), max(low.rate, high.rate))
-        ends = ((1 - share) * low.relative_std) ** 2 + (share * high.relative_std) ** 2
-        bridge = self._roughness**2 * to_low * to_high / (to_low + to_high)
-        return rate, rate * _bounded(ends + bridge)
+        ends_variance = ((1 - share) * low.relative_std) ** 2 + (share * high.relative_std) ** 2
+        bridge_variance = self._roughness**2 * to_low * to_high / (to_low + to_high)
+        return rate, rate * _bounded(ends_variance + bridge_variance)
 
     def _outside(self, nodes: int, edge: Point) -> tuple[float, float]:
-        distance = abs(math.log2(nodes / edge.nodes))
-        walk = self._roughness**2 * distance
+        """The estimate outside the points; ``edge``: the outermost one."""
+        octaves = abs(math.log2(nodes / edge.nodes))
+        walk_variance = self._roughness**2 * octaves
         if self.prior is not None:
-            return _outside_with_prior(self.prior, nodes, edge, walk)
+            return _outside_with_prior(self.prior, nodes, edge, walk_variance)
         rate = edge.rate * self._law.rate(nodes) / self._law.rate(edge.nodes)
-        return rate, rate * _bounded(self._law.relative_std(nodes) ** 2 + walk)
+        return rate, rate * _bounded(self._law.relative_std(nodes) ** 2 + walk_variance)
 
     def _outside_zero(self, nodes: int, edge: Point, neutral_rate: float) -> tuple[float, float]:
         """The estimate outside the points if the throughput at the outermost one is 0: 0 above it,
@@ -274,10 +274,8 @@ class PhaseCurve:
         positive = [p for p in self.points if p.rate > 0]
         total, count = _ROUGHNESS_PRIOR_POINTS * ROUGHNESS**2, _ROUGHNESS_PRIOR_POINTS
         for low, middle, high in zip(positive, positive[1:], positive[2:], strict=False):
-            to_low, to_high = (
-                math.log2(middle.nodes / low.nodes),
-                math.log2(high.nodes / middle.nodes),
-            )
+            to_low = math.log2(middle.nodes / low.nodes)
+            to_high = math.log2(high.nodes / middle.nodes)
             share = to_low / (to_low + to_high)
             deviation = math.log(
                 middle.rate / amdahl(middle.nodes, low.nodes, low.rate, high.nodes, high.rate)

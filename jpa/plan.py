@@ -198,7 +198,16 @@ def new_plan(
 
 
 def next_size(plan: ProfilePlan, curve: MeasuredCurve, nodes_available: int) -> int | None:
-    """The size of :func:`next_step`."""
+    """The size to visit next, as :func:`next_step`.
+
+    Args:
+        plan: the plan and its progress.
+        curve: the job's curve so far.
+        nodes_available: nodes that the job can have, its own included.
+
+    Returns:
+        Nodes; None if the profile is finished.
+    """
     return next_step(plan, curve, nodes_available).size
 
 
@@ -263,8 +272,16 @@ def is_known(curve: MeasuredCurve, size: int, tolerance: float) -> bool:
 
 
 def elasticity(curve: MeasuredCurve, low: int, high: int) -> float | None:
-    """d ln throughput / d ln nodes between the sizes ``low`` and ``high``: 1 on a straight curve, 0
-    on a plateau. None if a throughput is 0.
+    """The elasticity of throughput with respect to nodes, d ln throughput / d ln nodes.
+
+    Args:
+        curve: the job's curve.
+        low: the smaller size.
+        high: the larger size.
+
+    Returns:
+        The mean between the two sizes: 1 on a straight curve, 0 on a plateau. None if a throughput
+        is 0.
     """
     low_rate, high_rate = curve.estimate(low)[0], curve.estimate(high)[0]
     if low_rate <= 0 or high_rate <= 0:

@@ -172,9 +172,9 @@ class Profile:
                     f"{reason} {above[0]} nodes were not available: sizes above {largest} "
                     "are extrapolated."
                 )
-            late = now - self.started >= config.max_profile_s
-            early = above or (missing and (late or self.failed))
-            result = ProfileResult.PARTIAL if early else ProfileResult.MEASURED
+            timed_out = now - self.started >= config.max_profile_s
+            is_partial = above or (missing and (timed_out or self.failed))
+            result = ProfileResult.PARTIAL if is_partial else ProfileResult.MEASURED
         entry.seconds += now - self.started
         return entry.finished(result, reason, curve, self.nodes)
 

@@ -1,4 +1,4 @@
-"""How a curve is checked and read."""
+"""Validation, interpolation and extrapolation of scaling curves."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def test_arrays_are_read_as_single_sizes_are(curve: ScalingCurve) -> None:
 @given(curves())
 @settings(max_examples=50, deadline=None)
 def test_a_curve_made_of_arrays_is_the_same_curve(curve: ScalingCurve) -> None:
-    made = ScalingCurve.from_arrays(*(each.copy() for each in curve.arrays))
-    assert made == curve
-    assert hash(made) == hash(curve)
-    assert made.rates(np.arange(20)).tolist() == curve.rates(np.arange(20)).tolist()
+    copy = ScalingCurve.from_arrays(*(each.copy() for each in curve.arrays))
+    assert copy == curve
+    assert hash(copy) == hash(curve)
+    assert copy.rates(np.arange(20)).tolist() == curve.rates(np.arange(20)).tolist()
 
 
 @pytest.mark.parametrize(

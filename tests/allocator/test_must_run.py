@@ -1,4 +1,4 @@
-"""How many must-run jobs there is room for."""
+"""How many must-run jobs fit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from allocator import Bid, SizeValues, must_run
-from tests.allocator.oracles.everything import best, check_feasible
+from tests.allocator.oracles.brute_force import best, check_feasible
 from tests.allocator.strategies import bid_lists
 
 

@@ -1,4 +1,4 @@
-"""What sizes are worth: the formulas of section 7 of the design, by hand."""
+"""Values of sizes, compared with the formulas of section 7 of the design by hand."""
 
 from __future__ import annotations
 

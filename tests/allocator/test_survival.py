@@ -1,4 +1,4 @@
-"""What a job may expect of nodes that may go, against what can be computed by hand."""
+"""Expected losses of nodes, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def test_independent_cohorts_multiply():
     st.floats(1.0, 1e4),
 )
 def test_more_nodes_are_never_safer(cohorts, window_s):
-    made = [(Cohort((0.0, window_s), (1.0, s)), n) for s, n in cohorts]
+    in_cohorts = [(Cohort((0.0, window_s), (1.0, s)), n) for s, n in cohorts]
     sizes = np.arange(1, sum(n for _, n in cohorts) + 3)
-    undisturbed_s, loss_probability, remaining = LossForecast(made, window_s, 30.0).expected_loss(
-        sizes
-    )
+    undisturbed_s, loss_probability, remaining = LossForecast(
+        in_cohorts, window_s, 30.0
+    ).expected_loss(sizes)
     assert (np.diff(undisturbed_s) <= 1e-9 * window_s).all()
     assert (np.diff(loss_probability) >= -1e-12).all()
     assert (remaining >= 0).all()

@@ -1,4 +1,4 @@
-"""Equal bids: who runs goes on, then who was first is served."""
+"""Equal bids: running jobs keep their nodes, then the order of arrival decides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from allocator import Allocation, Bid, SizeValues, solve, tie_breaking
 from allocator.allocation import plan_value
 from allocator.bids import UNASSIGNED, Assignment
-from tests.allocator.oracles.everything import check_feasible
+from tests.allocator.oracles.brute_force import check_feasible
 from tests.allocator.strategies import bid_lists
 
 ONE = {"x": SizeValues([1], [5.0])}
@@ -33,20 +33,22 @@ def test_equal_bids_are_served_in_order(
 ) -> None:
     names = ("x", "y")[:classes]
     both = [dict.fromkeys(names, offer["x"]) for offer in offers]
-    found = solve(bids(*both), dict.fromkeys(names, 4 // classes), dynamic_program=dynamic_program)
-    assert list(found.sizes) == ["j0", "j1", "j2", "j3"]
+    allocation = solve(
+        bids(*both), dict.fromkeys(names, 4 // classes), dynamic_program=dynamic_program
+    )
+    assert list(allocation.sizes) == ["j0", "j1", "j2", "j3"]
 
 
 def test_equal_must_run_jobs_are_dropped_from_the_end() -> None:
     offers = [Bid(f"j{i}", (ONE, ONE_OR_TWO)[i % 2], -math.inf) for i in range(6)]
-    found = solve(offers, {"x": 4})
-    assert list(found.sizes) == ["j0", "j1", "j2", "j3"]
-    assert found.dropped == ("j4", "j5")
+    allocation = solve(offers, {"x": 4})
+    assert list(allocation.sizes) == ["j0", "j1", "j2", "j3"]
+    assert allocation.dropped == ("j4", "j5")
 
 
 def test_with_no_time_equal_bids_are_served_in_order_too() -> None:
-    found = solve(bids(*[ONE, ONE_OR_TWO] * 5), {"x": 4}, time_limit_s=0.0)
-    assert list(found.sizes) == ["j0", "j1", "j2", "j3"]
+    allocation = solve(bids(*[ONE, ONE_OR_TWO] * 5), {"x": 4}, time_limit_s=0.0)
+    assert list(allocation.sizes) == ["j0", "j1", "j2", "j3"]
 
 
 def test_a_better_bid_goes_first_wherever_it_stands() -> None:
@@ -58,10 +60,10 @@ def test_a_better_bid_goes_first_wherever_it_stands() -> None:
 def test_who_runs_keeps_its_nodes_against_an_equal_that_came_before(
     offers: list[dict[str, SizeValues]],
 ) -> None:
-    at_work = bids(*offers, current={3: ("x", 1), 4: ("x", 1)})
-    assert list(solve(at_work, {"x": 2}).sizes) == ["j3", "j4"]
-    assert list(solve(at_work, {"x": 3}).sizes) == ["j0", "j3", "j4"]
-    assert list(solve(at_work, {"x": 1}).sizes) in (["j3"], ["j4"])
+    running = bids(*offers, current={3: ("x", 1), 4: ("x", 1)})
+    assert list(solve(running, {"x": 2}).sizes) == ["j3", "j4"]
+    assert list(solve(running, {"x": 3}).sizes) == ["j0", "j3", "j4"]
+    assert list(solve(running, {"x": 1}).sizes) in (["j3"], ["j4"])
 
 
 def test_seats_are_handed_on_from_the_last_comer() -> None:
@@ -86,17 +88,17 @@ def test_order_costs_nothing_and_nobody_could_have_been_served_before(
     problem: tuple[list[Bid], dict[str, int]],
 ) -> None:
     offers, capacity = problem
-    found: Allocation = solve(offers, capacity, time_limit_s=30.0)
-    check_feasible(found.sizes, offers, capacity)
+    allocation: Allocation = solve(offers, capacity, time_limit_s=30.0)
+    check_feasible(allocation.sizes, offers, capacity)
     for i, first in enumerate(offers):
         for later in offers[i + 1 :]:
-            if first.job not in found.sizes and later.job in found.sizes:
-                swapped = {**found.sizes, first.job: found.sizes[later.job]}
+            if first.job not in allocation.sizes and later.job in allocation.sizes:
+                swapped = {**allocation.sizes, first.job: allocation.sizes[later.job]}
                 del swapped[later.job]
                 if first.value(*swapped[first.job]) is None:
                     continue
                 value, dropped = plan_value(swapped, offers)
-                assert len(dropped) > len(found.dropped) or value < found.objective
+                assert len(dropped) > len(allocation.dropped) or value < allocation.objective
 
 
 @given(bid_lists(classes=("x", "y"), forced=False))
@@ -106,6 +108,6 @@ def test_what_runs_stays_where_nothing_is_better(
 ) -> None:
     offers, capacity = problem
     sizes = solve(offers, capacity, time_limit_s=30.0).sizes
-    at_work = [replace(bid, current=sizes.get(bid.job, UNASSIGNED)) for bid in offers]
-    assert tie_breaking.prefer_current(at_work, capacity, {}) == sizes
-    assert solve(at_work[::-1], capacity, time_limit_s=30.0).sizes == sizes
+    running = [replace(bid, current=sizes.get(bid.job, UNASSIGNED)) for bid in offers]
+    assert tie_breaking.prefer_current(running, capacity, {}) == sizes
+    assert solve(running[::-1], capacity, time_limit_s=30.0).sizes == sizes

@@ -1,5 +1,5 @@
-"""The advisor with a cluster around it: profiles from the wish to the curve, whatever happens to
-the job meanwhile.
+"""The advisor in a simulated cluster: profiles from the request to the curve, with losses of nodes,
+crashes and jobs that end.
 """
 
 import pytest
@@ -134,17 +134,17 @@ def test_a_job_that_cannot_be_served_does_not_hold_up_the_next():
 
 def test_a_job_that_waits_costs_no_look_at_each_of_its_sizes(monkeypatch):
     """It is tried anew at every event."""
-    asked = []
+    checked_sizes = []
 
-    def known(curve, size, tolerance):
-        asked.append(size)
+    def is_known(curve, size, tolerance):
+        checked_sizes.append(size)
         return size < 3
 
-    monkeypatch.setattr("jpa.advisor.is_known", known)
+    monkeypatch.setattr("jpa.advisor.is_known", is_known)
     world = World(1, {"a": member(low=2, high=64)}, ALL_SIZES)
     world.want("a")
     assert world.advisor.waiting == ("a",)
-    assert asked == [2, 3], "as far as the smallest that is not known"
+    assert checked_sizes == [2, 3], "as far as the smallest that is not known"
 
 
 def test_less_than_half_of_the_nodes_is_worth_some_patience_but_not_for_ever():
@@ -328,7 +328,7 @@ def test_a_new_phase_in_the_middle_is_measured_as_another_curve():
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "request_event",
     [
         ProfileRequested("a", 0, 4),
         ProfileRequested("a", 5, 4),
@@ -336,10 +336,10 @@ def test_a_new_phase_in_the_middle_is_measured_as_another_curve():
         ProfileRequested("a", 1, 4, requested_sizes=(9,)),
     ],
 )
-def test_a_wish_that_makes_no_sense_is_refused_and_nothing_is_queued(wish):
+def test_a_request_that_makes_no_sense_is_refused_and_nothing_is_queued(request_event):
     advisor = Advisor()
     with pytest.raises(ValueError, match=r"nodes"):
-        advisor.handle(wish, 0.0)
+        advisor.handle(request_event, 0.0)
     assert advisor.waiting == ()
 
 

@@ -1,6 +1,4 @@
-"""Curves: between and outside measured sizes, uncertainty, phases, drift, and the way into the
-store and back.
-"""
+"""Curves: interpolation, extrapolation, uncertainty, phases, drift and serialisation."""
 
 import json
 import math
@@ -293,12 +291,12 @@ def test_a_damaged_stored_curve_is_refused_in_a_sentence(damage):
 
 
 def test_points_of_a_job_that_scales_alike_fill_the_gaps():
-    mine, other = measured({2: 200.0}), measured({1: 90.0, 2: 170.0, 4: 300.0})
-    curve = mine.with_points_of(other)
+    own, other = measured({2: 200.0}), measured({1: 90.0, 2: 170.0, 4: 300.0})
+    curve = own.with_points_of(other)
     assert curve.measured_sizes == (1, 2, 4)
     assert curve.estimate(2)[0] == 200.0, "what it measured itself counts"
-    assert other.with_points_of(mine) is other, "nothing is missing"
-    assert mine.with_points_of(measured({8: 0.0})) is mine, "nothing is known there"
+    assert other.with_points_of(own) is other, "nothing is missing"
+    assert own.with_points_of(measured({8: 0.0})) is own, "nothing is known there"
     believing = MeasuredCurve.from_prior(Prior(((1, 50.0),), 0.3, 0.05, "a sibling"))
     assert believing.with_points_of(other) is believing
-    assert mine.with_phase("batch=64")[0].with_points_of(other).measured_sizes == ()
+    assert own.with_phase("batch=64")[0].with_points_of(other).measured_sizes == ()

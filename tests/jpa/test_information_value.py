@@ -1,4 +1,4 @@
-"""What a profile is worth, where it can be told without arithmetic, and where by arithmetic."""
+"""The expected value and the cost of a profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring one size: when it stops, how near the truth it is, and what does not disturb it."""
+"""Measurement of one size: stopping rule, accuracy and robustness."""
 
 import math
 import random

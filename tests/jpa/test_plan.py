@@ -1,4 +1,4 @@
-"""The ladder and the way down it."""
+"""The ladder of sizes and the order of visits."""
 
 import math
 from itertools import pairwise

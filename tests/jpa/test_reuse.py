@@ -1,4 +1,4 @@
-"""Keys and priors: what shares a curve, and how much a sibling's curve is believed."""
+"""Profile keys, and priors from the curves of other jobs."""
 
 import math
 
@@ -170,9 +170,9 @@ def test_a_sibling_measured_at_small_sizes_only_says_little_of_large_ones():
         prior = prior_from(
             [StoredCurve("k", curve, ModelSize(1e6, 1e9), "j")], "other", ModelSize(1e6, 1e9)
         )
-        mine = MeasuredCurve.from_prior(prior).with_measurement(1, 90.0, 1.0, 0.0)
-        uncertain[name] = mine.relative_half_width(64)
-        assert next_size(new_plan(1, 64, mine), mine, 64) == 64, (
+        curve = MeasuredCurve.from_prior(prior).with_measurement(1, 90.0, 1.0, 0.0)
+        uncertain[name] = curve.relative_half_width(64)
+        assert next_size(new_plan(1, 64, curve), curve, 64) == 64, (
             "the level of a sibling is not believed that far"
         )
     assert uncertain["barely"] > 0.3

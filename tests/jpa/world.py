@@ -1,5 +1,5 @@
-"""A cluster of model jobs around an advisor: carries out what it answers, on a virtual clock, and
-checks its promises on the way.
+"""A cluster of model jobs around an advisor, on a virtual clock: carries out the advisor's answers
+and checks its invariants.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What every size of a job is worth, one job and one size after the other: the reference for
-:mod:`allocator.valuation`, which values those of a whole plan in one go.
+"""The value of every size of a job, computed one at a time: the reference for
+:mod:`allocator.valuation`, which values all sizes of a plan together.
 
-Plain arithmetic on floats in the order of the formulas, so that not a bit may differ.
+The arithmetic follows the order of the formulas, so that the results are equal to the last bit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def values(request: BidRequest, node_class: str) -> dict[int, float]:
     unit = _single(curve) if request.goal is Goal.EFFICIENCY else 1.0
     before = curve.at(current) / unit
     forecast = (request.loss_forecasts or {}).get(node_class)
-    found = {}
+    value_of = {}
     for size in range(request.min_nodes, request.max_nodes + 1):
         if request.allowed is not None and size not in request.allowed:
             continue
@@ -38,8 +38,8 @@ def values(request: BidRequest, node_class: str) -> dict[int, float]:
             pause = before * request.cost.down_s
         else:
             pause = 0.0
-        found[size] = request.weight * (processed - pause)
-    return found
+        value_of[size] = request.weight * (processed - pause)
+    return value_of
 
 
 def read(curve: ScalingCurve, size: float) -> float:

@@ -1,8 +1,8 @@
-"""The answer of every solver: a size for each job, and what is known about how good that is.
+"""The result of every solver: a size for each job, its value, and how close to optimal it is.
 
-Decides how a plan is valued and checked against the bids. All solvers (:mod:`allocator.milp`,
-:mod:`allocator.baselines`, the oracles of the tests) answer with the same type, so that they can be
-compared.
+Decides how a plan is valued and checked against the bids. It does not choose sizes. All solvers
+(:mod:`allocator.milp`, :mod:`allocator.baselines`, the oracles of the tests) return the same type,
+so that their plans can be compared.
 """
 
 from __future__ import annotations
@@ -11,59 +11,68 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from allocator.bids import NO_SEAT, Bid, Seat
+from allocator.bids import UNASSIGNED, Assignment, Bid
 
 
 @dataclass(frozen=True)
 class Allocation:
     """How many nodes of which class each job gets."""
 
-    sizes: Mapping[str, Seat]
-    """Job -> (node class, size). A job that gets nothing is absent."""
+    sizes: Mapping[str, Assignment]
+    """Job -> (node class, size). A job without nodes is absent."""
     objective: float
-    """Sum of the values of all bids at these sizes, idle values included (that of a dropped job
-    counts as 0).
+    """The sum of all bids' values at these sizes. A job without nodes counts with its idle value, a
+    dropped job with 0.
     """
     bound: float
-    """No plan that drops as few must-run jobs is worth more than this, as far as was proven."""
+    """A proven upper bound on the objective of every plan that drops as few must-run jobs."""
     gap: float
-    """``(bound - objective) / max(1, |objective|)``, 0 when proven optimal."""
+    """``(bound - objective) / max(1, |objective|)``, 0 if the plan is proven optimal."""
     status: str
-    """``optimal`` (proven within the gap asked for), ``time_limit`` (the best plan found when time
-    was up, or when too little was left for what remained), or ``heuristic`` (of a policy that
-    proves nothing).
+    """``optimal`` (proven within the requested gap), ``time_limit`` (the best plan when the time
+    was up, or when too little time was left for the open part), or ``heuristic`` (from a policy
+    that proves nothing).
     """
     solve_s: float = 0.0
-    """Time it took on the caller's clock, seconds."""
+    """Time taken on the caller's clock, seconds."""
     dropped: tuple[str, ...] = ()
-    """Must-run jobs for which there was no room."""
+    """Must-run jobs that do not fit."""
     proof: str = ""
     """What closed the gap: ``bound``, ``dp`` or ``highs`` (empty for other solvers)."""
-    core: tuple[int, int] = (0, 0)
-    """(jobs, options) left undecided after reduction."""
+    reduced_size: tuple[int, int] = (0, 0)
+    """(groups of jobs, options) of the last reduced problem."""
 
     def size(self, job: str) -> int:
-        """Nodes of ``job``, 0 when it gets none."""
-        return self.sizes.get(job, NO_SEAT)[1]
+        """Nodes of ``job``, 0 if it has none."""
+        return self.sizes.get(job, UNASSIGNED)[1]
 
 
-def worth(sizes: Mapping[str, Seat], bids: Sequence[Bid]) -> tuple[float, tuple[str, ...]]:
-    """The objective of ``sizes`` and the must-run jobs it drops.
+def plan_value(
+    sizes: Mapping[str, Assignment], bids: Sequence[Bid]
+) -> tuple[float, tuple[str, ...]]:
+    """Value a plan.
 
-    The sum is exactly rounded (:func:`math.fsum`), so that two solvers that agree on the sizes
-    agree on the last bit.
+    The sum is exactly rounded (:func:`math.fsum`): two solvers that agree on the sizes agree on the
+    last bit.
+
+    Args:
+        sizes: job -> (node class, size); a job without nodes is absent.
+        bids: the bids of all jobs.
+
+    Returns:
+        (the objective of ``sizes``, the must-run jobs that it drops).
 
     Raises:
-        ValueError: when a size is given that its bid does not offer.
+        ValueError: if a bid does not offer its size.
     """
     values: list[float] = []
     dropped: list[str] = []
     for bid in bids:
-        node_class, size = sizes.get(bid.job, NO_SEAT)
+        node_class, size = sizes.get(bid.job, UNASSIGNED)
         value = bid.value(node_class, size)
         if value is None:
             raise ValueError(
-                f"Job {bid.job} was given {size} nodes of class {node_class}, which its bid "
+                f"The plan gives job {bid.job} {size} nodes of class {node_class}, which its bid "
                 "does not offer."
             )
         if value == -math.inf:
@@ -78,8 +87,8 @@ def relative_gap(objective: float, bound: float) -> float:
     return max(0.0, bound - objective) / max(1.0, abs(objective))
 
 
-def used(sizes: Mapping[str, Seat]) -> dict[str, int]:
-    """Nodes in use by class."""
+def nodes_in_use(sizes: Mapping[str, Assignment]) -> dict[str, int]:
+    """Node class -> nodes that ``sizes`` uses."""
     total: dict[str, int] = {}
     for node_class, size in sizes.values():
         total[node_class] = total.get(node_class, 0) + size

@@ -1,7 +1,7 @@
-"""The plain policies that MalleTrain is measured against: equal share and first come, first served.
+"""The simple policies that MalleTrain is compared with: equal share, and first come, first served.
 
-Decides sizes without looking at what they are worth, from the same bids and with the same answer as
-the MILP.
+Decides sizes from the same bids as the MILP, without regard to their values, and returns the same
+type. It does not choose nodes.
 """
 
 from __future__ import annotations
@@ -11,70 +11,85 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from allocator.allocation import Allocation, relative_gap, worth
-from allocator.bids import Bid, Seat, check
+from allocator.allocation import Allocation, plan_value, relative_gap
+from allocator.bids import Assignment, Bid, check
 
 
 def equal_share(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
-    """As equal sizes as the jobs' limits allow, ignoring curves.
+    """Sizes as equal as the jobs' limits allow; curves are ignored.
 
-    Jobs are admitted in order while their smallest sizes fit, each on the class with most nodes a
-    job so far. Then sizes grow, one step at a time, always that of the job with the fewest nodes
-    (the earlier one of equals).
+    Jobs are admitted in order while their smallest sizes fit, each on the class with the most nodes
+    per job so far. Then sizes grow one step at a time: the job with the fewest nodes grows first,
+    the earlier one of equals.
+
+    Args:
+        bids: the bids of all jobs, in the order of arrival.
+        capacity: node class -> nodes.
+
+    Raises:
+        BidError: if two bids name one job, or a capacity is not a count.
     """
     check(bids, capacity)
-    sizes: dict[str, Seat] = {}
-    left = {name: int(nodes) for name, nodes in capacity.items()}
-    ladder: dict[str, tuple[int, ...]] = {}
-    crowd = dict.fromkeys(left, 0)
+    sizes: dict[str, Assignment] = {}
+    free = {name: int(nodes) for name, nodes in capacity.items()}
+    sizes_of: dict[str, tuple[int, ...]] = {}
+    jobs_on = dict.fromkeys(free, 0)
     for bid in bids:
-        homes = [
+        classes = [
             name
             for name, options in bid.options.items()
-            if name in left and len(options.sizes) and options.sizes[0] <= left[name]
+            if name in free and len(options.sizes) and options.sizes[0] <= free[name]
         ]
-        if homes:
-            home = max(homes, key=lambda name: capacity[name] / (crowd[name] + 1))
-            steps = tuple(bid.options[home].sizes.tolist())
-            ladder[bid.job] = steps
-            sizes[bid.job] = (home, steps[0])
-            left[home] -= steps[0]
-            crowd[home] += 1
-    rung = dict.fromkeys(sizes, 0)
+        if classes:
+            node_class = max(classes, key=lambda name: capacity[name] / (jobs_on[name] + 1))
+            offered = tuple(bid.options[node_class].sizes.tolist())
+            sizes_of[bid.job] = offered
+            sizes[bid.job] = (node_class, offered[0])
+            free[node_class] -= offered[0]
+            jobs_on[node_class] += 1
+    index_of = dict.fromkeys(sizes, 0)
     heap = [(sizes[job][1], order, job) for order, job in enumerate(sizes)]
     heapq.heapify(heap)
     while heap:
         size, order, job = heapq.heappop(heap)
-        home, at = sizes[job][0], rung[job] + 1
-        if at < len(ladder[job]) and ladder[job][at] - size <= left[home]:
-            left[home] -= ladder[job][at] - size
-            rung[job] = at
-            sizes[job] = (home, ladder[job][at])
-            heapq.heappush(heap, (ladder[job][at], order, job))
-    return _answer(sizes, bids)
+        node_class, index = sizes[job][0], index_of[job] + 1
+        offered = sizes_of[job]
+        if index < len(offered) and offered[index] - size <= free[node_class]:
+            free[node_class] -= offered[index] - size
+            index_of[job] = index
+            sizes[job] = (node_class, offered[index])
+            heapq.heappush(heap, (offered[index], order, job))
+    return _allocation(sizes, bids)
 
 
 def fcfs(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
-    """First come, first served: each job in turn gets its largest size that still fits, on the
-    class where that is largest.
+    """First come, first served: each job in turn gets the largest size that still fits, on the
+    class where that size is largest.
+
+    Args:
+        bids: the bids of all jobs, in the order of arrival.
+        capacity: node class -> nodes.
+
+    Raises:
+        BidError: if two bids name one job, or a capacity is not a count.
     """
     check(bids, capacity)
-    sizes: dict[str, Seat] = {}
-    left = {name: int(nodes) for name, nodes in capacity.items()}
+    sizes: dict[str, Assignment] = {}
+    free = {name: int(nodes) for name, nodes in capacity.items()}
     for bid in bids:
         best = ("", 0)
         for name, options in bid.options.items():
-            fitting = int(np.searchsorted(options.sizes, left.get(name, 0), side="right"))
+            fitting = int(np.searchsorted(options.sizes, free.get(name, 0), side="right"))
             if fitting and options.sizes[fitting - 1] > best[1]:
                 best = (name, int(options.sizes[fitting - 1]))
         if best[1]:
             sizes[bid.job] = best
-            left[best[0]] -= best[1]
-    return _answer(sizes, bids)
+            free[best[0]] -= best[1]
+    return _allocation(sizes, bids)
 
 
-def _answer(sizes: dict[str, Seat], bids: Sequence[Bid]) -> Allocation:
-    objective, dropped = worth(sizes, bids)
+def _allocation(sizes: dict[str, Assignment], bids: Sequence[Bid]) -> Allocation:
+    objective, dropped = plan_value(sizes, bids)
     bound = sum(
         max(
             [

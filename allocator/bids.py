@@ -1,7 +1,7 @@
-"""The bid: what every size of a job is worth, on each class of nodes it could use.
+"""The bid: the value of every size of a job, on each class of nodes that it can use.
 
-Decides what a well-formed bid is. How the values come about is :mod:`allocator.valuation`; which
-size a job gets is :mod:`allocator.milp`.
+Decides what a well-formed bid is. It does not compute values (:mod:`allocator.valuation`) and does
+not choose sizes (:mod:`allocator.milp`).
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ import numpy.typing as npt
 
 Sizes = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
-Seat = tuple[str, int]
-"""(node class, number of nodes)"""
-NO_SEAT: Seat = ("", 0)
-"""What a job has that gets no node."""
+Assignment = tuple[str, int]
+"""(node class, number of nodes) of one job."""
+UNASSIGNED: Assignment = ("", 0)
+"""The assignment of a job without nodes."""
 
 
 class BidError(ValueError):
-    """A bid, a capacity or a job's limits that make no sense; the message says which and why."""
+    """A bid, a capacity or a job's limits are invalid; the message says which and why."""
 
 
 class SizeValues:
-    """The sizes a job accepts on one class of nodes and what each is worth.
+    """The sizes that a job accepts on one class of nodes, and the value of each.
 
     Args:
-        sizes: nodes, strictly increasing, 1 or more; any sequence of integers. May be empty (the
-            job cannot use this class).
-        values: one finite number a size, in the objective's unit (for the bids of
-            :mod:`allocator.valuation`: samples, or single-node seconds). May be negative: such a
-            size loses against running nothing.
+        sizes: numbers of nodes, strictly increasing, 1 or more; any sequence of integers. An empty
+            sequence means that the job cannot use this class.
+        values: one finite number for each size, in the objective's unit (for the bids of
+            :mod:`allocator.valuation`: samples, or single-node seconds). A negative value makes
+            the size worse than no nodes.
 
-    Both are kept as read-only arrays.
+    Both are stored as read-only arrays.
 
     Raises:
-        BidError: on lengths that differ, sizes below 1 or not increasing, values that are NaN or
-            infinite.
+        BidError: if the lengths differ, if a size is below 1 or not larger than the one before, or
+            if a value is NaN or infinite.
     """
 
     __slots__ = ("_hash", "sizes", "values")
@@ -51,7 +51,7 @@ class SizeValues:
         array = np.array(values, dtype=np.float64).reshape(-1)
         if len(array) != len(self.sizes):
             raise BidError(
-                f"There are {len(self.sizes)} sizes but {len(array)} values; give one value a size."
+                f"There are {len(self.sizes)} sizes but {len(array)} values; give one value each."
             )
         if not np.isfinite(array).all():
             bad = int(np.flatnonzero(~np.isfinite(array))[0])
@@ -65,12 +65,15 @@ class SizeValues:
 
     @classmethod
     def from_arrays(cls, sizes: Sizes, values: Values) -> SizeValues:
-        """The same of arrays that are known to be sound and are not written to any more, for plans
-        that make hundreds.
+        """Wrap arrays without a check or a copy. It is for plans that make hundreds of bids.
+
+        Args:
+            sizes: valid sizes; nobody writes to the array afterwards.
+            values: their values, all finite; nobody writes to the array afterwards.
         """
-        made = object.__new__(cls)
-        made.sizes, made.values, made._hash = sizes, values, 0
-        return made
+        options = object.__new__(cls)
+        options.sizes, options.values, options._hash = sizes, values, 0
+        return options
 
     def __repr__(self) -> str:
         return f"SizeValues({self.sizes.tolist()}, {self.values.tolist()})"
@@ -87,16 +90,14 @@ class SizeValues:
         return self._hash
 
     def __reduce__(self) -> tuple[type[SizeValues], tuple[Sizes, Values]]:
-        return (
-            SizeValues,
-            (self.sizes, self.values),
-        )  # without the hash, which is of this process only
+        # Without the hash, which is valid in this process only.
+        return (SizeValues, (self.sizes, self.values))
 
     def value(self, size: int) -> float | None:
-        """The value of ``size``, or None where it is not offered."""
-        at = int(np.searchsorted(self.sizes, size))
-        if at < len(self.sizes) and self.sizes[at] == size:
-            return float(self.values[at])
+        """The value of ``size`` nodes, or None if the job does not accept that size."""
+        index = int(np.searchsorted(self.sizes, size))
+        if index < len(self.sizes) and self.sizes[index] == size:
+            return float(self.values[index])
         return None
 
 
@@ -107,47 +108,47 @@ def _frozen_sizes(sizes: Sequence[int] | Sizes) -> Sizes:
         and sizes.ndim == 1
         and not sizes.flags.writeable
     ):
-        array = sizes  # already ours: one array serves every job with the same limits
+        array = sizes  # already read-only: all jobs with the same limits share one array
     else:
-        given = np.asarray(sizes if len(sizes) else np.zeros(0, np.int64))
-        if not np.issubdtype(given.dtype, np.integer):
-            raise BidError(f"Sizes must be whole numbers of nodes, not {given.dtype}.")
-        array = given.astype(np.int64).reshape(-1)
+        unchecked = np.asarray(sizes if len(sizes) else np.zeros(0, np.int64))
+        if not np.issubdtype(unchecked.dtype, np.integer):
+            raise BidError(f"Sizes must be whole numbers of nodes, not {unchecked.dtype}.")
+        array = unchecked.astype(np.int64).reshape(-1)
         array.flags.writeable = False
     if len(array):
         if array[0] < 1:
             raise BidError(
-                f"Size {array[0]} is offered; sizes start at 1 (nothing is worth the bid's "
+                f"Size {array[0]} is offered; sizes start at 1 (the value of no nodes is the bid's "
                 "idle_value)."
             )
         if len(array) > 1 and not (array[1:] > array[:-1]).all():
-            raise BidError("Sizes must be strictly increasing; sort them and name each once.")
+            raise BidError("Sizes must be strictly increasing; sort them and list each once.")
     return array
 
 
 @dataclass(frozen=True)
 class Bid:
-    """What one job would give for nodes.
+    """The values of all sizes of one job.
 
     Raises:
-        BidError: on an idle value that is NaN or +inf.
+        BidError: if the idle value is NaN or +inf.
     """
 
     job: str
-    """The job's name, unique among the bids solved together."""
+    """The job's name, unique among the bids of one problem."""
     options: Mapping[str, SizeValues]
     """Node class -> sizes and values. The job runs on one class at a time."""
     idle_value: float = 0.0
-    """What it is worth that the job gets no node. ``-inf``: the job must run. As many such jobs as
-    possible are placed before anything else counts (see :func:`allocator.milp.solve`).
+    """The value of no nodes. ``-inf``: the job must run. The plan places as many such jobs as
+    possible before it maximises the value (see :func:`allocator.milp.solve`).
     """
-    held: Seat = NO_SEAT
-    """The class and number of the nodes that the job has now. It says who goes on where two bids
-    are worth the same; what a change costs is in the values.
+    current: Assignment = UNASSIGNED
+    """The class and number of the nodes that the job has now. It breaks ties between plans of the
+    same value. It does not change the values, which already contain the cost of a change.
     """
     notes: tuple[str, ...] = field(default=(), compare=False)
-    """Sentences about how the values came about that somebody should be told, such as a curve read
-    beyond its last point.
+    """Warnings about the values, as sentences for the user: for example that a curve is
+    extrapolated beyond its last point.
     """
 
     def __post_init__(self) -> None:
@@ -159,12 +160,14 @@ class Bid:
 
     @property
     def must_run(self) -> bool:
-        """Whether the job is to be placed before anything else counts."""
+        """Whether the plan has to place the job before it maximises the value."""
         return self.idle_value == -np.inf
 
     def value(self, node_class: str, size: int) -> float | None:
-        """The value of ``size`` nodes of ``node_class`` (0: the idle value), or None where the bid
-        does not offer it.
+        """The value of ``size`` nodes of ``node_class``.
+
+        Returns:
+            The idle value for size 0; None if the bid does not offer the size.
         """
         if size == 0:
             return self.idle_value
@@ -173,20 +176,24 @@ class Bid:
 
 
 def check(bids: Iterable[Bid], capacity: Mapping[str, int]) -> None:
-    """Refuse two bids of one job and capacities that are no counts.
+    """Check that each job has one bid and each capacity is a count.
+
+    Args:
+        bids: the bids of one problem.
+        capacity: node class -> nodes.
 
     Raises:
-        BidError: with the job or the class.
+        BidError: if a job bids twice or a capacity is not a whole number of 0 or more.
     """
-    seen: set[str] = set()
+    jobs: set[str] = set()
     for bid in bids:
-        if bid.job in seen:
+        if bid.job in jobs:
             raise BidError(
-                f"Job {bid.job} bids twice; give one bid a job, with all its classes in it."
+                f"Job {bid.job} bids twice; give one bid for each job, with all its classes in it."
             )
-        seen.add(bid.job)
+        jobs.add(bid.job)
     for name, nodes in capacity.items():
         if isinstance(nodes, bool) or not isinstance(nodes, (int, np.integer)) or nodes < 0:
             raise BidError(
-                f"Class {name} is said to have {nodes!r} nodes; give a whole number, 0 or more."
+                f"Class {name} has a capacity of {nodes!r} nodes; give a whole number, 0 or more."
             )

@@ -1,7 +1,7 @@
-"""Scaling curves: throughput of one job by scale, as the allocator sees them.
+"""Scaling curves: throughput of one job by scale.
 
-Decides how a curve is checked and how it is read between and beyond its points. It does not measure
-(that is the JPA's work) and does not value (that is :mod:`allocator.valuation`).
+Decides how a curve is checked, interpolated and extrapolated. It does not measure throughput
+(:mod:`jpa`) and does not value it (:mod:`allocator.valuation`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 
 class CurveError(ValueError):
-    """A scaling curve that cannot be used; the message says which point and why."""
+    """A scaling curve is invalid; the message says which point and why."""
 
 
 class ScalingCurve:
@@ -25,17 +25,17 @@ class ScalingCurve:
 
     Args:
         points: ``((nodes, samples per second), ...)``, strictly increasing in nodes, at least one
-            point. Throughputs are finite and not negative; ``nodes >= 1``. A scale of 0 nodes
-            always has throughput 0.
+            point. Throughputs are finite and not negative; ``nodes >= 1``. The throughput at 0
+            nodes is 0.
 
-    Below the first point the curve runs linearly to (0, 0). Beyond the last point nothing is known:
-    :meth:`at` holds the last value (a job is never credited with speed nobody measured) and
-    :meth:`covers` says so.
+    Below the first point the curve runs linearly to (0, 0). Beyond the last point :meth:`at`
+    returns the last throughput, so that a job gets no credit for speed that was never measured;
+    :meth:`covers` tells whether a size is within the points.
 
-    Not to be written to.
+    Curves are immutable: do not write to their arrays.
 
     Raises:
-        CurveError: on an empty, unsorted, negative or non-finite curve.
+        CurveError: if the curve is empty, not sorted, negative or not finite.
     """
 
     def __init__(self, points: tuple[tuple[int, float], ...]) -> None:
@@ -55,7 +55,7 @@ class ScalingCurve:
         for (a, _), (b, _) in pairwise(self.points):
             if b <= a:
                 raise CurveError(
-                    f"The scaling curve lists {b} nodes after {a}; sort it by nodes and name "
+                    f"The scaling curve lists {b} nodes after {a}; sort it by nodes and list "
                     "each size once."
                 )
 
@@ -65,18 +65,18 @@ class ScalingCurve:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ScalingCurve):
             return NotImplemented
-        return self is other or all(map(np.array_equal, self.known, other.known))
+        return self is other or all(map(np.array_equal, self.arrays, other.arrays))
 
     @cached_property
     def _hash(self) -> int:
-        sizes, rates = self.known
-        return hash((len(sizes), (rates + 0.0).tobytes()))  # 0.0 and -0.0 are one
+        sizes, rates = self.arrays
+        return hash((len(sizes), (rates + 0.0).tobytes()))  # 0.0 and -0.0 are equal
 
     def __hash__(self) -> int:
         return self._hash
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"points": self.points}  # without the hash, which is of this process only
+        return {"points": self.points}  # without the hash, which is valid in this process only
 
     @classmethod
     def of(cls, points: Mapping[int, float] | Iterable[tuple[int, float]]) -> ScalingCurve:
@@ -88,42 +88,49 @@ class ScalingCurve:
     def from_arrays(
         cls, sizes: npt.NDArray[np.int64], rates: npt.NDArray[np.float64]
     ) -> ScalingCurve:
-        """The curve with these points, sizes increasing: :meth:`of` for arrays, for plans that make
-        hundreds of curves. Pairs are made of them when somebody asks.
+        """A curve from arrays, which it takes over and makes read-only. It is for plans that make
+        hundreds of curves; :attr:`points` is computed on first use.
+
+        Args:
+            sizes: nodes, strictly increasing.
+            rates: throughput at each size, samples/s.
+
+        Raises:
+            CurveError: as the constructor.
         """
-        sound = len(sizes) and sizes[0] >= 1 and (sizes[1:] > sizes[:-1]).all()
-        if not (sound and rates.min() >= 0 and rates.max() < math.inf):
-            return cls(_pairs(sizes, rates))  # which says what is wrong
-        made = object.__new__(cls)
+        sizes_valid = len(sizes) and sizes[0] >= 1 and (sizes[1:] > sizes[:-1]).all()
+        if not (sizes_valid and rates.min() >= 0 and rates.max() < math.inf):
+            return cls(_pairs(sizes, rates))  # raises with the reason
+        curve = object.__new__(cls)
         sizes.flags.writeable = rates.flags.writeable = False
-        made.known = sizes, rates
-        return made
+        curve.arrays = sizes, rates
+        return curve
 
     @cached_property
     def points(self) -> tuple[tuple[int, float], ...]:
         """``((nodes, samples per second), ...)``."""
-        return _pairs(*self.known)
+        return _pairs(*self.arrays)
 
     @cached_property
-    def best_yield(self) -> float:
-        """The most that one node can bring, samples/s."""
-        sizes, rates = self.known
+    def best_rate_per_node(self) -> float:
+        """The highest throughput per node at any point, samples/s."""
+        sizes, rates = self.arrays
         return float((rates / sizes).max())
 
     @property
     def largest(self) -> int:
-        """The largest size with a known throughput, nodes."""
-        return int(self.known[0][-1])
+        """The size of the last point, nodes."""
+        return int(self.arrays[0][-1])
 
     def covers(self, nodes: int) -> bool:
-        """Whether ``nodes`` lies within the known sizes (no extrapolation needed)."""
+        """Whether the throughput at ``nodes`` needs no extrapolation."""
         return 0 <= nodes <= self.largest
 
     def at(self, nodes: int) -> float:
         """Throughput at ``nodes``, samples/s: linear between points, constant beyond the last."""
         if nodes <= 0:
             return 0.0
-        sizes, rates = self.known
+        sizes, rates = self.arrays
         if nodes >= sizes[-1]:
             return rates.item(-1)
         right = int(sizes.searchsorted(nodes))
@@ -131,36 +138,34 @@ class ScalingCurve:
         before = (sizes.item(right - 1), rates.item(right - 1)) if right else (0, 0.0)
         return before[1] + (nodes - before[0]) / (size - before[0]) * (rate - before[1])
 
-    def many(self, sizes: Sequence[int]) -> list[float]:
-        """Throughput at each of ``sizes``, samples/s."""
-        return [self.at(k) for k in sizes]
-
     @cached_property
-    def known(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """The sizes of the points and the throughput at each; not to be written to."""
+    def arrays(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """(nodes, samples/s) of the points, as read-only arrays."""
         sizes, rates = zip(*self.points, strict=True)
-        found = np.array(sizes, dtype=np.int64), np.array(rates, dtype=np.float64)
-        for each in found:
-            each.flags.writeable = False
-        return found
+        arrays = np.array(sizes, dtype=np.int64), np.array(rates, dtype=np.float64)
+        for array in arrays:
+            array.flags.writeable = False
+        return arrays
 
     @cached_property
     def knots(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """The points with (0, 0) before them; not to be written to."""
-        sizes, rates = self.known
+        """The knots of the interpolation: (0, 0) and the points. Do not write to them."""
+        sizes, rates = self.arrays
         return np.concatenate(([0.0], sizes)), np.concatenate(([0.0], rates))
 
     def rates(
         self, sizes: npt.NDArray[np.integer] | npt.NDArray[np.float64]
     ) -> npt.NDArray[np.float64]:
-        """Throughput at each of ``sizes`` (any shape), samples/s: :meth:`at` for arrays."""
+        """:meth:`at` for an array of sizes of any shape, samples/s."""
         nodes, rates = self.knots
-        found: npt.NDArray[np.float64] = np.interp(sizes, nodes, rates)
-        return found
+        interpolated: npt.NDArray[np.float64] = np.interp(sizes, nodes, rates)
+        return interpolated
 
 
 class CurveTable:
-    """Many curves, read at once: what :meth:`ScalingCurve.rates` says of each, to the last bit."""
+    """Many curves, evaluated together. The results equal :meth:`ScalingCurve.rates` to the last
+    bit.
+    """
 
     def __init__(self, curves: Sequence[ScalingCurve]) -> None:
         knots = [curve.knots for curve in curves]
@@ -170,25 +175,28 @@ class CurveTable:
         ends = lengths.cumsum()
         slopes = np.zeros(len(self._sizes))
         slopes[:-1] = np.diff(self._rates) / np.diff(self._sizes)
-        slopes[ends - 1] = 0.0  # beyond the last point nothing is known
+        slopes[ends - 1] = 0.0  # constant beyond the last point
         self._slopes = slopes
         self._stride = int(self._sizes[ends - 1].max()) + 1
-        owners = np.arange(len(knots)).repeat(lengths)
-        self._keys = self._sizes.astype(np.int64) + self._stride * owners
+        curve_of_knot = np.arange(len(knots)).repeat(lengths)
+        self._keys = self._sizes.astype(np.int64) + self._stride * curve_of_knot
 
     def rates(
-        self, which: npt.NDArray[np.int64], sizes: npt.NDArray[np.float64]
+        self, curve_index: npt.NDArray[np.int64], sizes: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.float64]:
-        """Throughput of curve number ``which`` at each of ``sizes`` (0 or more; both arrays of one
-        length), samples/s.
+        """Throughput at each of ``sizes``, samples/s.
+
+        Args:
+            curve_index: which curve to read, for each size.
+            sizes: nodes, 0 or more, not necessarily whole.
         """
-        # Points are at whole sizes, so that the whole part says between which two a size lies.
+        # Points are at whole sizes, so the whole part of a size determines its segment.
         whole = np.minimum(sizes, self._stride - 1).astype(np.int64)
-        at = self._keys.searchsorted(whole + self._stride * which, side="right") - 1
-        found: npt.NDArray[np.float64] = (
-            self._slopes[at] * (sizes - self._sizes[at]) + self._rates[at]
+        left = self._keys.searchsorted(whole + self._stride * curve_index, side="right") - 1
+        rates: npt.NDArray[np.float64] = (
+            self._slopes[left] * (sizes - self._sizes[left]) + self._rates[left]
         )
-        return found
+        return rates
 
 
 def _pairs(

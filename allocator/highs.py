@@ -1,8 +1,7 @@
-"""HiGHS, fed with arrays: one place that builds a model, runs it under a time limit and reads the
-answer.
+"""The interface to HiGHS: passes a model as arrays, runs it under a time limit, reads the solution.
 
-Decides how a MILP is handed to the solver and what its answer means. What the model says is decided
-by its callers.
+Decides how a MILP is passed to the solver and what its answer means. The callers decide what the
+model says.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ Ints = npt.NDArray[np.int64]
 
 
 @cache
-def _greeted() -> None:
-    """The first solver of this process was made."""
+def _suppress_banner() -> None:
+    """Create the first solver of this process, the only one that prints its licence."""
     import highspy
 
     without_banner(highspy.Highs)
 
 
 class SolverError(RuntimeError):
-    """HiGHS failed in a way that a feasible model does not explain."""
+    """HiGHS rejected a model or failed on it."""
 
 
 class InfeasibleError(SolverError):
@@ -40,36 +39,45 @@ class InfeasibleError(SolverError):
 
 @dataclass(frozen=True)
 class LinearProgram:
-    """``maximise cost·x, row_lower <= A x <= row_upper, lower <= x <= upper``, A by columns
-    (starts, rows, coefficients).
+    """``maximise cost·x, row_lower <= A x <= row_upper, lower <= x <= upper``, with A in
+    compressed sparse columns.
     """
 
     cost: Floats
+    """Objective coefficient of each column."""
     lower: Floats
+    """Lower bound of each column."""
     upper: Floats
+    """Upper bound of each column."""
     integral: npt.NDArray[np.bool_]
+    """Whether each column is an integer."""
     starts: Ints
+    """Where each column begins in ``rows``, and the number of entries at the end."""
     rows: Ints
+    """Row of each entry of A."""
     coefficients: Floats
+    """Value of each entry of A."""
     row_lower: Floats
+    """Lower limit of each row."""
     row_upper: Floats
+    """Upper limit of each row."""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What HiGHS found."""
+    """The result of one run of HiGHS."""
 
     x: Floats | None
-    """None when nothing feasible was found in time."""
+    """The best feasible point; None if there was none within the time limit."""
     objective: float
-    """Its value."""
+    """The objective at ``x``; -inf without one."""
     bound: float
-    """Proven: no feasible x is worth more."""
+    """A proven upper bound on the objective."""
     optimal: bool
-    """Whether the run ended before its time was up."""
+    """Whether the run ended before the time limit."""
     duals: Floats | None = None
-    """Of the rows, for a model without integers: the value gained by one more unit of the row's
-    limit.
+    """Dual value of each row (the objective gained by one more unit of the row's limit); None for a
+    model with integers or a run that was stopped.
     """
 
 
@@ -81,17 +89,27 @@ def maximise(
     absolute_gap: float = 0.0,
     start: Floats | None = None,
 ) -> Solution:
-    """Solve ``model``, beginning from ``start`` when it is given, single-threaded.
+    """Solve ``model`` with one thread.
+
+    Args:
+        model: the linear or mixed-integer program.
+        time_limit_s: when to stop, seconds.
+        gap: relative gap at which to stop.
+        absolute_gap: absolute gap at which to stop, in units of the objective.
+        start: a feasible point to begin from, for a model with integers.
+
+    Returns:
+        The best solution and the bound at the end.
 
     Raises:
-        InfeasibleError: when nothing satisfies the model.
-        SolverError: when HiGHS refuses the model or fails on it.
+        InfeasibleError: if the model has no solution.
+        SolverError: if HiGHS rejects the model or fails on it.
     """
     import highspy
 
-    new: Callable[[], Any] = highspy.Highs
-    _greeted()
-    highs = new()
+    new_solver: Callable[[], Any] = highspy.Highs
+    _suppress_banner()
+    highs = new_solver()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
     highs.setOptionValue("parallel", "off")
@@ -102,7 +120,7 @@ def maximise(
     highs.setOptionValue("primal_feasibility_tolerance", 1e-9)
     highs.setOptionValue("dual_feasibility_tolerance", 1e-9)
     integers = bool(model.integral.any())
-    passed = highs.passModel(
+    pass_status = highs.passModel(  # HiGHS accepts these by position only
         len(model.cost),
         len(model.row_lower),
         len(model.rows),
@@ -119,13 +137,13 @@ def maximise(
         model.coefficients,
         model.integral.astype(np.int32),
     )
-    if passed == highspy.HighsStatus.kError:
-        raise SolverError("HiGHS refused the model; this is a fault of the allocator.")
+    if pass_status == highspy.HighsStatus.kError:
+        raise SolverError("HiGHS rejected the model; this is a fault of the allocator.")
     if start is not None and integers:
-        guess = highspy.HighsSolution()
-        guess.col_value = start.tolist()
-        guess.value_valid = True
-        highs.setSolution(guess)
+        incumbent = highspy.HighsSolution()
+        incumbent.col_value = start.tolist()
+        incumbent.value_valid = True
+        highs.setSolution(incumbent)
     highs.run()
     status = highs.getModelStatus()
     stopped = status in (highspy.HighsModelStatus.kTimeLimit, highspy.HighsModelStatus.kInterrupt)
@@ -134,7 +152,7 @@ def maximise(
         highspy.HighsModelStatus.kUnboundedOrInfeasible,
     ):
         raise InfeasibleError(
-            "HiGHS finds that the model has no solution; this is a fault of its caller."
+            "HiGHS reports that the model has no solution; this is a fault of its caller."
         )
     if status != highspy.HighsModelStatus.kOptimal and not stopped:
         raise SolverError(

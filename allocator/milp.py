@@ -1,22 +1,23 @@
-"""How many nodes of which class each job gets: the exact answer to the MILP of section 7 of the
-design.
+"""The exact solution of the allocation MILP (section 7 of the design), a multiple-choice knapsack
+problem with one capacity for each class of nodes.
 
     maximise  sum over jobs j, options o of value(j,o) · y(j,o)
     subject to  each job takes one option (or none),  nodes of each class <= its capacity,  y binary
 
-Decides sizes; which nodes follows in :mod:`allocator.placement`. The way there: bids as arrays
-(:mod:`allocator.table`), prices that bound every plan (:mod:`allocator.prices`), a first plan, and
-a search among the few options the bound leaves (:mod:`allocator.search`), in HiGHS or by a dynamic
-program where that is quicker (:mod:`allocator.core`).
+Decides how many nodes of which class each job gets. It does not choose the nodes
+(:mod:`allocator.placement`). The steps: bids become arrays (:mod:`allocator.table`), prices bound
+every plan (:mod:`allocator.prices`, :mod:`allocator.relax`), greedy moves make a first plan
+(:mod:`allocator.moves`), and a search solves the few options that the bound leaves open
+(:mod:`allocator.search`), in HiGHS or with a dynamic program (:mod:`allocator.reduced_problem`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from allocator import must_run, prices, relax, search, table, ties
-from allocator.allocation import Allocation, relative_gap, worth
-from allocator.bids import Bid, Seat, check
+from allocator import must_run, prices, relax, search, table, tie_breaking
+from allocator.allocation import Allocation, plan_value, relative_gap
+from allocator.bids import Assignment, Bid, check
 
 __all__ = ["Allocation", "MonotonicClock", "solve"]
 
@@ -25,7 +26,7 @@ MonotonicClock = Callable[[], float]
 
 
 def no_clock() -> float:
-    """The clock of a caller that has none: it shows no time."""
+    """A clock that stands still, for callers without one."""
     return 0.0
 
 
@@ -36,75 +37,79 @@ def solve(
     clock: MonotonicClock = no_clock,
     time_limit_s: float = 2.0,
     gap: float = 0.0,
-    counting: bool = True,
+    dynamic_program: bool = True,
 ) -> Allocation:
     """The plan that maximises the sum of the bids' values within ``capacity``.
 
-    Must-run jobs (idle value -inf) come first: as many of them as possible get nodes; among the
-    plans that drop as few, the most valuable wins, a dropped job counting 0. Of plans worth the
-    same, what runs stays as it is, and newcomers are served in the order of ``bids``.
+    Must-run jobs (idle value -inf) come first: the plan drops as few of them as possible. Among the
+    plans that drop as few, the one with the highest value wins; a dropped job counts 0. Among plans
+    of equal value, running jobs keep their nodes and waiting jobs are served in the order of
+    ``bids``.
 
     Args:
-        bids: of all jobs, in the order in which they came.
+        bids: of all jobs, in the order of arrival.
         capacity: node class -> nodes.
-        clock: tells the time. Without one the search goes on until the best plan is proven: only
-            each single run of HiGHS ends after ``time_limit_s`` then, and ``solve_s`` is 0.
-        time_limit_s: when to stop searching, seconds. The answer is then the best plan found, with
-            the gap that was proven; with 0 it is the rounded and filled-up price solution. Making
-            the arrays and the first plan (tens of milliseconds for 500 jobs of 1:512) is not
-            interrupted.
-        gap: relative gap that is good enough. 0 means optimal: no plan is worth more by a part in
-            1e9 of what is at stake between the bound and a simple plan, or by the rounding of
-            double precision sums (a part in 1e12 of the objective).
-        counting: whether cores on one class of nodes may be decided by counting nodes where that is
-            quicker than HiGHS. Both are exact; without it every core goes to HiGHS.
+        clock: tells the time, seconds. Without one the search ends only when the plan is proven
+            optimal: ``time_limit_s`` then limits single runs of HiGHS, and ``solve_s`` is 0.
+        time_limit_s: when to stop the search, seconds. The result is then the incumbent with its
+            proven gap; with 0 it is the rounded and filled solution of the relaxation. The arrays
+            and the first plan (tens of milliseconds for 500 jobs of 1:512) are always computed.
+        gap: relative gap at which to stop. 0 means optimal: no plan has a value higher by more than
+            1e-9 of the difference between the bound and a simple plan, or by more than the rounding
+            error of sums in double precision (1e-12 of the objective).
+        dynamic_program: whether reduced problems on one class of nodes may be solved by dynamic
+            programming where that is quicker than HiGHS. Both are exact.
 
     Returns:
         A size for each job that gets nodes, in the order of ``bids``.
 
     Raises:
-        BidError: when two bids name one job, or a capacity is no count.
+        BidError: if two bids name one job, or a capacity is not a count.
     """
-    began = clock()
+    started = clock()
 
-    def left_s() -> float:
-        return began + time_limit_s - clock()
+    def remaining_s() -> float:
+        return started + time_limit_s - clock()
 
     check(bids, capacity)
     if not bids:
-        return Allocation({}, 0.0, 0.0, 0.0, "optimal", clock() - began)
-    drops, seated = 0, dict[str, Seat]()
+        return Allocation({}, 0.0, 0.0, 0.0, "optimal", clock() - started)
+    drops, must_run_sizes = 0, dict[str, Assignment]()
     if any(bid.must_run for bid in bids):
-        drops, seated = must_run.seats(bids, capacity, time_limit_s=0.5 * time_limit_s)
+        drops, must_run_sizes = must_run.fewest_drops(
+            bids, capacity, time_limit_s=0.5 * time_limit_s
+        )
     options = table.build(bids, capacity, drops)
     jobs = [bid.job for bid in bids]
-    seats = table.rows_for(options, jobs, seated) if seated or drops else table.idle(options)
-    assert seats is not None, "every must-run job has a seat or may be dropped"
-    dual = prices.minimise(options)
-    wish = prices.choices(options, dual)
-    if len(options.capacity) > 1:
-        dual, relaxed = relax.relax(options, dual, seats, left_s=left_s)
-        wish = wish if relaxed is None else relaxed
-    plan = search.first_plan(options, dual, wish, seats)
-    options, dual, plan = search.narrow(options, dual, plan)
-    found = search.improve(options, dual, plan, left_s=left_s, gap=gap, counting=counting)
-    sizes = ties.in_order(bids, table.assign(options, found.plan, bids))
-    sizes = ties.keep(bids, capacity, sizes)
-    objective, dropped = worth(sizes, bids)
-    proven = found.waste - found.floor <= found.accept
-    bound = (
-        objective
-        if found.waste - found.floor <= dual.noise
-        else max(objective, dual.bound - found.floor)
+    feasible = (
+        table.to_plan(options, jobs, must_run_sizes)
+        if must_run_sizes or drops
+        else table.idle_plan(options)
     )
+    assert feasible is not None, "every must-run job has a size or may be dropped"
+    dual = prices.minimise_dual(options)
+    relaxed = prices.relaxed_plan(options, dual)
+    if len(options.capacity) > 1:
+        dual, lp_plan = relax.relax(options, dual, feasible, remaining_s=remaining_s)
+        relaxed = relaxed if lp_plan is None else lp_plan
+    plan = search.first_plan(options, dual, relaxed, feasible)
+    options, dual, plan = search.fix_by_reduced_cost(options, dual, plan)
+    result = search.improve(
+        options, dual, plan, remaining_s=remaining_s, gap=gap, dynamic_program=dynamic_program
+    )
+    sizes = tie_breaking.prefer_earlier(bids, table.to_sizes(options, result.plan, bids))
+    sizes = tie_breaking.prefer_current(bids, capacity, sizes)
+    objective, dropped = plan_value(sizes, bids)
+    unproven = result.duality_gap - result.gap_bound
+    bound = objective if unproven <= dual.noise else max(objective, dual.bound - result.gap_bound)
     return Allocation(
         sizes=sizes,
         objective=objective,
         bound=bound,
         gap=relative_gap(objective, bound),
-        status="optimal" if proven else "time_limit",
-        solve_s=clock() - began,
+        status="optimal" if unproven <= result.tolerance else "time_limit",
+        solve_s=clock() - started,
         dropped=dropped,
-        proof=found.proof,
-        core=found.core,
+        proof=result.proof,
+        reduced_size=result.reduced_size,
     )

@@ -1,7 +1,7 @@
-"""Greedy moves of single jobs: make a plan feasible, and fill what it leaves unused.
+"""Greedy moves of jobs between sizes: feasibility repair, and filling of unused capacity.
 
-Decides nothing for good: these plans are where the exact search begins, and the answer when there
-is no time for it.
+Decides the plans from which the exact search (:mod:`allocator.search`) begins. They are the result
+only if there is no time for the search.
 """
 
 from __future__ import annotations
@@ -13,106 +13,128 @@ from allocator.table import IDLE, BidTable, Floats, Ints
 
 
 class _Mover:
-    """A plan being changed, and of each group the row in use whose members are moved next: that
-    with the largest ``key``.
+    """A mutable plan. For each group it knows the source of the next move: the row in use with the
+    largest ``key``.
     """
 
     def __init__(self, table: BidTable, dual: Dual, plan: Ints, rows: Ints) -> None:
         self.table, self.rows = table, rows
         self.plan: Ints = plan.copy()
-        self.free = table.capacity - table.use(plan)
-        self.size, self.resource, self.group, self.value = (
-            table.size[rows],
-            table.resource[rows],
-            table.group[rows],
-            table.value[rows],
-        )
-        self.charge = np.append(dual.prices, 0.0)[table.resource] * table.size
+        self.free = table.capacity - table.usage(plan)
+        self.size, self.value = table.size[rows], table.value[rows]
+        self.resource, self.group = table.resource[rows], table.group[rows]
+        self.node_cost = np.append(dual.prices, 0.0)[table.resource] * table.size
         self.source = np.empty(len(table.starts), np.int64)
-        self.choose_by(dual.loss)
+        self.set_source_key(dual.reduced_cost)
 
-    def choose_by(self, key: Floats) -> None:
-        """Take members away first where ``key`` (by row of the table) is largest."""
+    def set_source_key(self, key: Floats) -> None:
+        """Move members of the rows with the largest ``key`` (one value per row of the table)
+        first.
+        """
         self.key = key
-        taken = np.flatnonzero(self.plan)
-        if len(taken) > len(self.source):
-            taken = taken[np.argsort(key[taken], kind="stable")]
-        self.source[self.table.group[taken]] = taken
+        in_use = np.flatnonzero(self.plan)
+        if len(in_use) > len(self.source):
+            in_use = in_use[np.argsort(key[in_use], kind="stable")]
+        self.source[self.table.group[in_use]] = in_use
 
     def changes(self) -> tuple[Ints, Floats, Ints]:
-        """Per row: where a member would come from, the value gained, and the units more of the
-        row's own resource.
+        """The effect of moving one member to each row: (the source row, the value gained, the
+        additional units of the row's resource).
         """
-        origin = self.source[self.group]
-        more = self.size - np.where(
-            self.table.resource[origin] == self.resource, self.table.size[origin], 0
+        source = self.source[self.group]
+        added = self.size - np.where(
+            self.table.resource[source] == self.resource, self.table.size[source], 0
         )
-        return origin, self.value - self.table.value[origin], more
+        return source, self.value - self.table.value[source], added
 
-    def move(self, at: int, number: int) -> None:
-        """Move ``number`` members of the source of row ``rows[at]`` there."""
-        start, end, g = int(self.source[self.group[at]]), int(self.rows[at]), int(self.group[at])
-        self.plan[start] -= number
-        self.plan[end] += number
-        for row, sign in ((start, 1), (end, -1)):
+    def move(self, index: int, count: int) -> None:
+        """Move ``count`` members of the group of row ``rows[index]`` from their source to it."""
+        group = int(self.group[index])
+        source, target = int(self.source[group]), int(self.rows[index])
+        self.plan[source] -= count
+        self.plan[target] += count
+        for row, sign in ((source, 1), (target, -1)):
             if self.table.resource[row] != IDLE:
-                self.free[self.table.resource[row]] += sign * number * float(self.table.size[row])
-        first = int(self.table.starts[g])
-        mine = first + np.flatnonzero(self.plan[first : self.table.ends[g]])
-        self.source[g] = mine[np.argmax(self.key[mine])]
+                self.free[self.table.resource[row]] += sign * count * float(self.table.size[row])
+        first = int(self.table.starts[group])
+        in_use = first + np.flatnonzero(self.plan[first : self.table.ends[group]])
+        self.source[group] = in_use[np.argmax(self.key[in_use])]
 
 
 def fill(table: BidTable, dual: Dual, plan: Ints, rows: Ints, moves: int = 100) -> Ints:
-    """``plan`` improved while there is room, by moves to one of ``rows`` that gain most for the
-    price of the nodes they take.
+    """Improve a feasible plan while there is free capacity.
 
-    A move takes as many alike jobs along as fit.
+    Each move is the one with the highest ratio of value gained to the price of the nodes added. It
+    moves as many jobs of one group as fit.
+
+    Args:
+        table: the options of all groups.
+        dual: the prices of nodes.
+        plan: members by row, feasible.
+        rows: the rows to which jobs may move.
+        moves: the most moves.
+
+    Returns:
+        Members by row, feasible.
     """
     mover = _Mover(table, dual, plan, rows)
     for _ in range(moves if len(rows) else 0):
-        origin, gain, more = mover.changes()
-        cost = np.maximum(mover.charge[rows] - mover.charge[origin], 1e-9 * np.abs(gain) + 1e-300)
-        fits = more <= np.append(mover.free, np.inf)[mover.resource]
-        yields = np.where(fits & (gain > dual.noise), gain / cost, 0.0)
-        best = int(np.argmax(yields))
-        if not yields[best] > 0:
+        source, gain, added = mover.changes()
+        cost = np.maximum(
+            mover.node_cost[rows] - mover.node_cost[source], 1e-9 * np.abs(gain) + 1e-300
+        )
+        fits = added <= np.append(mover.free, np.inf)[mover.resource]
+        ratio = np.where(fits & (gain > dual.noise), gain / cost, 0.0)
+        best = int(np.argmax(ratio))
+        if not ratio[best] > 0:
             break
-        number = int(mover.plan[origin[best]])
-        if more[best] > 0 and mover.resource[best] != IDLE:
-            number = min(number, int(mover.free[mover.resource[best]] // more[best]))
-        mover.move(best, number)
+        count = int(mover.plan[source[best]])
+        if added[best] > 0 and mover.resource[best] != IDLE:
+            count = min(count, int(mover.free[mover.resource[best]] // added[best]))
+        mover.move(best, count)
     return mover.plan
 
 
 def repair(table: BidTable, dual: Dual, plan: Ints, rows: Ints, moves: int = 2000) -> Ints | None:
-    """``plan`` within the capacity, by moves to one of ``rows`` that give up least for the nodes
-    they free.
+    """Bring a plan within the capacity.
 
-    None when no move is left that would help; that takes must-run jobs.
+    Each move is the one that loses the least value for each node that it frees of the most exceeded
+    resource.
+
+    Args:
+        table: the options of all groups.
+        dual: the prices of nodes.
+        plan: members by row; it may exceed the capacity.
+        rows: the rows to which jobs may move.
+        moves: the most moves.
+
+    Returns:
+        Members by row, feasible; None if no move helps. That happens with must-run jobs only.
     """
     mover = _Mover(table, dual, plan, rows)
-    crowded = -1
+    keyed_resource = -1
     for _ in range(moves):
-        short = int(np.argmin(mover.free)) if len(mover.free) else -1
-        if short < 0 or mover.free[short] >= 0:
+        exceeded = int(np.argmin(mover.free)) if len(mover.free) else -1
+        if exceeded < 0 or mover.free[exceeded] >= 0:
             return mover.plan
-        if short != crowded:
-            mover.choose_by(np.where(table.resource == short, table.nodes, -1.0))
-            crowded = short
-        origin, gain, more = mover.changes()
-        freed = np.where(table.resource[origin] == short, table.size[origin], 0) - np.where(
-            mover.resource == short, mover.size, 0
+        if exceeded != keyed_resource:
+            mover.set_source_key(np.where(table.resource == exceeded, table.nodes, -1.0))
+            keyed_resource = exceeded
+        excess = -mover.free[exceeded]
+        source, gain, added = mover.changes()
+        freed = np.where(table.resource[source] == exceeded, table.size[source], 0) - np.where(
+            mover.resource == exceeded, mover.size, 0
         )
-        fits = (more <= np.append(mover.free, np.inf)[mover.resource]) | (mover.resource == short)
-        useful = np.minimum(freed, -mover.free[short])
-        price = np.where(fits & (freed > 0), np.maximum(-gain, 0.0) / np.maximum(useful, 1), np.inf)
-        best = int(np.argmin(price)) if len(price) else -1
-        if best < 0 or price[best] == np.inf:
+        fits = (added <= np.append(mover.free, np.inf)[mover.resource]) | (
+            mover.resource == exceeded
+        )
+        useful = np.minimum(freed, excess)
+        cost = np.where(fits & (freed > 0), np.maximum(-gain, 0.0) / np.maximum(useful, 1), np.inf)
+        best = int(np.argmin(cost)) if len(cost) else -1
+        if best < 0 or cost[best] == np.inf:
             return None
-        number = min(int(mover.plan[origin[best]]), int(np.ceil(-mover.free[short] / freed[best])))
-        if mover.resource[best] not in (IDLE, short):
-            number = max(
-                1, min(number, int(mover.free[mover.resource[best]] // max(1, more[best])))
-            )
-        mover.move(best, number)
+        count = min(int(mover.plan[source[best]]), int(np.ceil(excess / freed[best])))
+        if mover.resource[best] not in (IDLE, exceeded):
+            count = max(1, min(count, int(mover.free[mover.resource[best]] // max(1, added[best]))))
+        mover.move(best, count)
     return None

@@ -1,7 +1,7 @@
-"""Must-run jobs: how many of them there is room for, before anything else counts.
+"""Must-run jobs: how many of them fit, regardless of value.
 
-Decides how many must-run jobs have to be dropped, and gives one plan that drops no more. Which ones
-are dropped is decided by value, later.
+Decides how many must-run jobs the plan has to drop, and returns one assignment that drops no more.
+It does not decide which ones: the search (:mod:`allocator.search`) chooses them by value.
 """
 
 from __future__ import annotations
@@ -10,49 +10,58 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from allocator.bids import Bid
+from allocator.bids import Assignment, Bid
 from allocator.highs import LinearProgram, maximise
 
 
-def seats(
+def fewest_drops(
     bids: Sequence[Bid], capacity: Mapping[str, int], *, time_limit_s: float
-) -> tuple[int, dict[str, tuple[str, int]]]:
-    """``(jobs to drop, smallest seats of the others)`` for the must-run bids that fit the machine
-    at all.
+) -> tuple[int, dict[str, Assignment]]:
+    """Place as many must-run jobs as possible, each at its smallest size.
 
-    A job needs least nodes at its smallest size, so only those matter. Smallest jobs first is best
-    on one class; on several it is tried first, and an assignment MILP in HiGHS decides where it
-    leaves a job out (a plan found before ``time_limit_s`` is taken as it is).
+    First fit, with the jobs that can use the fewest classes and then the smallest jobs first, is
+    optimal on one class of nodes. On several classes, if it leaves a job out, an assignment MILP in
+    HiGHS decides.
+
+    Args:
+        bids: of all jobs; those that do not have to run are ignored.
+        capacity: node class -> nodes.
+        time_limit_s: of the MILP, seconds. Its incumbent at that time is accepted.
+
+    Returns:
+        (the number of jobs to drop, the assignments of the others). Jobs that would not fit on the
+        empty machine are in neither.
     """
-    needs: dict[str, list[tuple[int, str]]] = {}
+    options: dict[str, list[tuple[int, str]]] = {}
     for bid in bids:
         if bid.must_run:
-            homes = [
+            fitting = [
                 (int(o.sizes[0]), c)
                 for c, o in bid.options.items()
                 if len(o.sizes) and o.sizes[0] <= capacity.get(c, 0)
             ]
-            if homes:
-                needs[bid.job] = sorted(homes)
-    left = {name: int(nodes) for name, nodes in capacity.items()}
-    seated: dict[str, tuple[str, int]] = {}
-    for job in sorted(needs, key=lambda job: (len(needs[job]), needs[job])):
-        home = next(((c, k) for k, c in needs[job] if k <= left[c]), None)
-        if home:
-            seated[job] = home
-            left[home[0]] -= home[1]
-    if len(seated) < len(needs) and any(len(homes) > 1 for homes in needs.values()):
-        better = _assignment(needs, capacity, time_limit_s)
-        if len(better) > len(seated):
-            seated = better
-    return len(needs) - len(seated), seated
+            if fitting:
+                options[bid.job] = sorted(fitting)
+    free = {name: int(nodes) for name, nodes in capacity.items()}
+    placed: dict[str, Assignment] = {}
+    for job in sorted(options, key=lambda job: (len(options[job]), options[job])):
+        first_fit = next(((c, k) for k, c in options[job] if k <= free[c]), None)
+        if first_fit:
+            placed[job] = first_fit
+            free[first_fit[0]] -= first_fit[1]
+    if len(placed) < len(options) and any(len(classes) > 1 for classes in options.values()):
+        optimal = _by_milp(options, capacity, time_limit_s)
+        if len(optimal) > len(placed):
+            placed = optimal
+    return len(options) - len(placed), placed
 
 
-def _assignment(
-    needs: Mapping[str, list[tuple[int, str]]], capacity: Mapping[str, int], time_limit_s: float
-) -> dict[str, tuple[str, int]]:
-    jobs, classes = list(needs), list(capacity)
-    triples = [(j, k, classes.index(c)) for j, job in enumerate(jobs) for k, c in needs[job]]
+def _by_milp(
+    options: Mapping[str, list[tuple[int, str]]], capacity: Mapping[str, int], time_limit_s: float
+) -> dict[str, Assignment]:
+    """The assignment of most jobs; ``options``: job -> its (smallest size, class) on each class."""
+    jobs, classes = list(options), list(capacity)
+    triples = [(j, k, classes.index(c)) for j, job in enumerate(jobs) for k, c in options[job]]
     n = len(triples)
     rows = np.array([row for j, _, c in triples for row in (j, len(jobs) + c)])
     coefficients = np.array([x for _, k, _ in triples for x in (1.0, float(k))])
@@ -67,9 +76,11 @@ def _assignment(
         row_lower=np.full(len(jobs) + len(classes), -np.inf),
         row_upper=np.array([1.0] * len(jobs) + [float(capacity[c]) for c in classes]),
     )
-    answer = maximise(model, time_limit_s=time_limit_s, absolute_gap=0.999)
-    if answer.x is None:
+    solution = maximise(model, time_limit_s=time_limit_s, absolute_gap=0.999)
+    if solution.x is None:
         return {}
     return {
-        jobs[j]: (classes[c], k) for (j, k, c), x in zip(triples, answer.x, strict=True) if x > 0.5
+        jobs[j]: (classes[c], k)
+        for (j, k, c), x in zip(triples, solution.x, strict=True)
+        if x > 0.5
     }

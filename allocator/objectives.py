@@ -1,7 +1,6 @@
-"""What a bid is made from beside a scaling curve: what is maximised, what a rescale costs, which
-sizes there are.
+"""The inputs of a bid besides the scaling curve: the goal, the cost of a rescale, the sizes.
 
-Decides what these are. What a size is worth follows in :mod:`allocator.valuation`.
+Decides what these inputs mean. It does not value sizes (:mod:`allocator.valuation`).
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ class Goal(str, Enum):
     """What is maximised."""
 
     THROUGHPUT = "throughput"
-    """Samples: a job that processes more of them per second is worth more."""
+    """Samples: a job that processes more of them per second has a higher value."""
     EFFICIENCY = "efficiency"
-    """Single-node seconds: throughput over the job's own throughput on one node, so that light and
-    heavy models count alike.
+    """Single-node seconds: throughput divided by the job's own throughput on one node, so that
+    light and heavy models count equally.
     """
 
 
-class Beyond(str, Enum):
-    """What to do with sizes beyond the last point of a curve."""
+class ExtrapolationPolicy(str, Enum):
+    """What a bid does with sizes beyond the last point of a curve."""
 
-    HOLD = "hold"
-    """Offer them at the last known throughput, with a note in the bid."""
+    CONSTANT = "hold"
+    """Offer them at the throughput of the last point, with a note in the bid."""
     DROP = "drop"
     """Do not offer them, with a note in the bid."""
     ERROR = "error"
@@ -38,16 +37,19 @@ class Beyond(str, Enum):
 
 @dataclass(frozen=True)
 class RescaleCost:
-    """Seconds in which a job processes nothing, by kind of change. The defaults are what Summit
-    showed (up 17-19 s, down 11-13 s).
+    """Pauses of a job, seconds, by kind of change. The defaults were measured on Summit (up
+    17-19 s, down 11-13 s).
+
+    Raises:
+        BidError: if a pause is negative or not finite.
     """
 
     up_s: float = 18.0
-    """Growing, charged at the throughput before."""
+    """Pause of growing, charged at the throughput before."""
     down_s: float = 12.0
-    """Shrinking, charged at the throughput before."""
+    """Pause of shrinking, charged at the throughput before."""
     start_s: float = 18.0
-    """Starting from nothing, or on another class of nodes, charged at the throughput after."""
+    """Pause of a start, or of a move to another class of nodes, charged at the throughput after."""
 
     def __post_init__(self) -> None:
         for name in ("up_s", "down_s", "start_s"):
@@ -56,7 +58,7 @@ class RescaleCost:
                 raise BidError(f"The rescale cost {name} is {value}; give seconds, 0 or more.")
 
 
-SUMMIT = RescaleCost()
+SUMMIT_RESCALE_COST = RescaleCost()
 """The default costs."""
 
 

@@ -1,17 +1,17 @@
-"""Which nodes each job gets, once the sizes are decided.
+"""Placement: which nodes each job gets, once the sizes are decided.
 
-Decides identities only: a shrinking job keeps a subset of its nodes, a growing one keeps all and
-adds free ones; nobody migrates within a class. Where there is a choice, two wishes count, in this
-order:
+Decides identities only. A shrinking job keeps a subset of its nodes, a growing one keeps all and
+adds free ones; no job migrates within a class. Among equally possible nodes two preferences apply,
+in this order:
 
-* nodes with similar horizons go to the same job. A job pays for a preemption once however many
-  nodes it loses in it, so nodes that end together should end in one job, and new jobs get the nodes
-  that stay longest;
-* nodes of one topology group (a switch, a dragonfly group) go to the same job.
+* Nodes with similar horizons go to the same job. A job pays once for a preemption, however many
+  nodes it loses, so nodes that end together should belong to one job. New jobs get the nodes that
+  stay longest.
+* Nodes of one topology group (a switch, a dragonfly group) go to the same job.
 
-Horizons are compared in steps of a factor (:data:`STEPS_PER_DOUBLING`), so that groups still count
-among nodes that are expected to stay about as long. Nodes without a horizon, or without a group,
-are simply alike.
+Horizons are compared in logarithmic steps (:data:`STEPS_PER_DOUBLING`), so that groups still matter
+among nodes with about the same horizon. Nodes without a horizon, or without a group, are equal to
+each other.
 """
 
 from __future__ import annotations
@@ -22,132 +22,129 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse
 
-from allocator.outlook import Cohort
+from allocator.bids import Assignment
+from allocator.survival import Cohort
 
 STEPS_PER_DOUBLING = 2
-"""How finely horizons are told apart."""
-_UNKNOWN = 1_000_000
-"""Step of a node whose horizon is unknown: nothing says that it ends, so it counts as staying
-longest.
-"""
+"""Resolution at which horizons are compared."""
+_UNKNOWN_HORIZON_STEP = 1_000_000
+"""Step of a node without a horizon: it counts as staying longest."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """What placement knows of a node."""
+    """The properties of a node that bids and placement use."""
 
     node_class: str = "default"
     """Nodes of one class are interchangeable."""
     horizon_s: float | None = None
-    """How long its gap is expected to last still, seconds; None when unknown."""
+    """How much longer its gap is expected to last, seconds; None if unknown."""
     group: str | None = None
-    """Its topology group; None when unknown."""
+    """Its topology group; None if unknown."""
     cohort: Cohort | None = None
-    """The nodes that are expected to end with it; None where nothing is foretold. Bids look at it,
-    placement does not.
+    """The nodes that are expected to end with it; None without a forecast. Bids use it, placement
+    does not.
     """
 
-    def foretold(self, horizon_s: float, cohort: Cohort) -> NodeInfo:
-        """The same node with what is foretold of it now."""
+    def with_forecast(self, horizon_s: float, cohort: Cohort) -> NodeInfo:
+        """The same node with a new forecast."""
         return NodeInfo(self.node_class, horizon_s, self.group, cohort)
 
 
 class PlacementError(ValueError):
-    """Sizes that the nodes present cannot give."""
+    """The nodes cannot provide the sizes, or two jobs hold one node."""
 
 
 def place(
-    sizes: Mapping[str, tuple[str, int]],
+    sizes: Mapping[str, Assignment],
     current: Mapping[str, Sequence[str]],
     nodes: Mapping[str, NodeInfo],
 ) -> dict[str, tuple[str, ...]]:
-    """Nodes by job, for the jobs of ``sizes`` with a size above 0.
+    """Choose the nodes of every job of ``sizes`` with a size above 0.
 
-    The order of ``current`` and ``nodes`` does not matter. Kept nodes come first and keep their
-    order, so that ranks stay stable.
+    The order of ``current`` and ``nodes`` does not matter. A job's current nodes come first and
+    keep their order, so that ranks are stable.
 
     Args:
-        sizes: job -> (node class, size), in the order in which equals choose.
-        current: job -> its nodes now, in rank order. Nodes that are gone, or of another class than
-            the job's new one, are not kept.
-        nodes: every node that can be used now.
+        sizes: job -> (node class, size). The order breaks ties.
+        current: job -> its nodes now, in rank order. A job gives up nodes that are absent from
+            ``nodes`` or of another class than its new one.
+        nodes: all usable nodes.
 
     Returns:
         job -> its nodes, in the order of ``sizes``; jobs without nodes are absent.
 
     Raises:
-        PlacementError: when a class has fewer nodes than its jobs are given, or two jobs hold one
-            node.
+        PlacementError: if a class has too few nodes, or two jobs hold one node.
     """
-    taken: set[str] = set()
-    kept: dict[str, list[str]] = {}
+    in_use: set[str] = set()
+    plan: dict[str, list[str]] = {}
     for job, (node_class, _) in sizes.items():
         names = current.get(job, ())
         infos = map(nodes.get, names)
-        kept[job] = mine = [
+        plan[job] = usable = [
             name
             for name, info in zip(names, infos, strict=True)
             if info is not None and info.node_class == node_class
         ]
-        taken.update(mine)
-    if len(taken) < sum(map(len, kept.values())):
-        _refuse_twice(kept)
-    for job, mine in kept.items():
-        if len(mine) > sizes[job][1]:
-            kept[job] = _shrunk(mine, sizes[job][1], nodes)
-            taken.difference_update(set(mine).difference(kept[job]))
-    growing = [job for job, mine in kept.items() if len(mine) < sizes[job][1]]
-    pools = {name: _Pool() for name in {sizes[job][0] for job in growing}}
+        in_use.update(usable)
+    if len(in_use) < sum(map(len, plan.values())):
+        _raise_shared_node(plan)
+    for job, usable in plan.items():
+        if len(usable) > sizes[job][1]:
+            plan[job] = _shrink(usable, sizes[job][1], nodes)
+            in_use.difference_update(set(usable).difference(plan[job]))
+    growing = [job for job, usable in plan.items() if len(usable) < sizes[job][1]]
+    pools = {name: _FreeNodes() for name in {sizes[job][0] for job in growing}}
     if growing:
-        for name in filterfalse(taken.__contains__, nodes):  # few, where the machine is full
+        for name in filterfalse(in_use.__contains__, nodes):  # few on a full machine
             if (info := nodes[name]).node_class in pools:
                 pools[info.node_class].add(name, info)
-    # Jobs with nodes have something to match; of the others the larger ones, which a preemption
-    # costs most, choose first; of equals who was first.
-    growing.sort(key=lambda job: (not kept[job], -sizes[job][1]))
+    # Jobs with nodes choose first, because they have horizons and groups to match; then the larger
+    # ones, for which a preemption costs most.
+    growing.sort(key=lambda job: (not plan[job], -sizes[job][1]))
     for job in growing:
         node_class, size = sizes[job]
         pool = pools[node_class]
-        need = size - len(kept[job])
-        if need > pool.free:
+        count = size - len(plan[job])
+        if count > pool.free:
             raise PlacementError(
-                f"Job {job} is given {size} nodes of class {node_class}, but beside the "
-                f"{len(kept[job])} it keeps only "
-                f"{pool.free} are free."
+                f"The plan gives job {job} {size} nodes of class {node_class}, but besides the "
+                f"{len(plan[job])} that it keeps only {pool.free} are free."
             )
-        kept[job] = [*kept[job], *pool.take(need, [nodes[name] for name in kept[job]])]
-    return {job: tuple(kept[job]) for job in sizes if kept[job]}
+        plan[job] = [*plan[job], *pool.take(count, [nodes[name] for name in plan[job]])]
+    return {job: tuple(plan[job]) for job in sizes if plan[job]}
 
 
-def _refuse_twice(kept: Mapping[str, Sequence[str]]) -> None:
-    """Say which of these nodes two jobs have."""
+def _raise_shared_node(plan: Mapping[str, Sequence[str]]) -> None:
+    """Raise the error for the first node that two jobs hold."""
     owner: dict[str, str] = {}
-    for job, mine in kept.items():
-        for name in mine:
+    for job, names in plan.items():
+        for name in names:
             if owner.setdefault(name, job) != job:
                 raise PlacementError(
                     f"Node {name} belongs to both {owner[name]} and {job}; a node runs one job."
                 )
 
 
-def _step(info: NodeInfo) -> int:
-    """The horizon in logarithmic steps; under a second counts as a second."""
+def _horizon_step(info: NodeInfo) -> int:
+    """The horizon in logarithmic steps; less than a second counts as a second."""
     if info.horizon_s is None or not info.horizon_s < math.inf:
-        return _UNKNOWN
+        return _UNKNOWN_HORIZON_STEP
     return int(STEPS_PER_DOUBLING * math.log2(max(1.0, info.horizon_s)))
 
 
-def _shrunk(mine: list[str], size: int, nodes: Mapping[str, NodeInfo]) -> list[str]:
-    """The ``size`` nodes that stay longest; of equals, those in the groups where the job has most,
-    then those of lower rank.
+def _shrink(names: list[str], size: int, nodes: Mapping[str, NodeInfo]) -> list[str]:
+    """The ``size`` nodes that stay longest; of equals, those in the groups where the job has most
+    nodes, then those of lower rank.
     """
-    crowd = Counter(nodes[name].group for name in mine)
-    rank = {name: r for r, name in enumerate(mine)}
+    nodes_in_group = Counter(nodes[name].group for name in names)
+    rank = {name: r for r, name in enumerate(names)}
     best = sorted(
-        mine,
+        names,
         key=lambda name: (
-            -_step(nodes[name]),
-            -crowd[nodes[name].group],
+            -_horizon_step(nodes[name]),
+            -nodes_in_group[nodes[name].group],
             str(nodes[name].group),
             rank[name],
         ),
@@ -155,8 +152,8 @@ def _shrunk(mine: list[str], size: int, nodes: Mapping[str, NodeInfo]) -> list[s
     return sorted(best[:size], key=rank.__getitem__)
 
 
-class _Pool:
-    """The free nodes of one class, by step of horizon and group."""
+class _FreeNodes:
+    """The free nodes of one class, by horizon step and topology group."""
 
     def __init__(self) -> None:
         self.free = 0
@@ -164,53 +161,65 @@ class _Pool:
         self._sorted = False
 
     def add(self, name: str, info: NodeInfo) -> None:
-        """Put a node in."""
-        self._steps.setdefault(_step(info), {}).setdefault(info.group, []).append(name)
+        """Add a free node."""
+        self._steps.setdefault(_horizon_step(info), {}).setdefault(info.group, []).append(name)
         self.free += 1
 
-    def take(self, need: int, beside: list[NodeInfo]) -> list[str]:
-        """Take ``need`` nodes out for a job that has ``beside``: nearest in horizon to those (else
-        the longest), grouped.
+    def take(self, count: int, current: list[NodeInfo]) -> list[str]:
+        """Remove and return ``count`` nodes for a job whose nodes are ``current``.
+
+        They are the closest in horizon to the job's median node, or those that stay longest if it
+        has none; within one step of horizon, by group.
         """
         if not self._sorted:
             for groups in self._steps.values():
                 for names in groups.values():
                     names.sort(reverse=True)
             self._sorted = True
-        self.free -= need
-        home: Counter[str | None] = Counter(info.group for info in beside if info.group is not None)
-        if beside:
-            steps = sorted(_step(info) for info in beside)
-            near = steps[len(steps) // 2]
-            order = sorted(self._steps, key=lambda step: (abs(step - near), -step))
+        self.free -= count
+        nodes_in_group: Counter[str | None] = Counter(
+            info.group for info in current if info.group is not None
+        )
+        if current:
+            steps = sorted(_horizon_step(info) for info in current)
+            median = steps[len(steps) // 2]
+            order = sorted(self._steps, key=lambda step: (abs(step - median), -step))
         else:
             order = sorted(self._steps, reverse=True)
-        taken: list[str] = []
+        chosen: list[str] = []
         for step in order:
             groups = self._steps[step]
-            while groups and len(taken) < need:
-                want = need - len(taken)
-                group = min(groups, key=lambda g: _preference(g, len(groups[g]), want, home))
+            while groups and len(chosen) < count:
+                missing = count - len(chosen)
+                group = min(
+                    groups, key=lambda g: _preference(g, len(groups[g]), missing, nodes_in_group)
+                )
                 names = groups[group]
-                for _ in range(min(want, len(names))):
-                    taken.append(names.pop())
+                for _ in range(min(missing, len(names))):
+                    chosen.append(names.pop())
                 if group is not None:
-                    home[group] += 1
+                    nodes_in_group[group] += 1
                 if not names:
                     del groups[group]
             if not groups:
                 del self._steps[step]
-            if len(taken) == need:
+            if len(chosen) == count:
                 break
-        return taken
+        return chosen
 
 
 def _preference(
-    group: str | None, free: int, want: int, home: Mapping[str | None, int]
+    group: str | None, free: int, missing: int, nodes_in_group: Mapping[str | None, int]
 ) -> tuple[int, int, int, str]:
-    """Groups the job is in already first (fullest first), then the smallest group that has enough,
-    then the largest.
+    """Sort key of a group: first those where the job has nodes, most nodes first; then the smallest
+    that is large enough; then the largest.
+
+    Args:
+        group: the group.
+        free: its free nodes.
+        missing: nodes that the job still needs.
+        nodes_in_group: the job's nodes by group.
     """
-    if home.get(group):
-        return (0, -home[group], 0, str(group))
-    return (1, 0, free, str(group)) if free >= want else (2, 0, -free, str(group))
+    if nodes_in_group.get(group):
+        return (0, -nodes_in_group[group], 0, str(group))
+    return (1, 0, free, str(group)) if free >= missing else (2, 0, -free, str(group))

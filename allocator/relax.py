@@ -1,10 +1,10 @@
-"""The LP relaxation over several classes, by column generation in HiGHS.
+"""The LP relaxation over several classes of nodes, by column generation in HiGHS.
 
-Decides the prices where coordinate descent gets stuck: with several classes the bound is not
-smooth, and a price cannot always be improved alone. The LP is solved over a few rows; its duals are
-new prices; rows that are cheap at these prices join, until the LP over the few is worth as much as
-the bound, so that no other row could change it. One basic solution is kept: all but a few jobs have
-a whole size in it.
+Decides the prices where coordinate descent (:mod:`allocator.prices`) gets stuck: with several
+classes the dual function is not smooth, and a single price cannot always be improved alone. The
+master LP has a pool of rows. Its duals are new prices; rows with reduced cost 0 at these prices
+join the pool, until the value of the LP equals the bound, so that no further row can change it. The
+last basic solution becomes a plan: all but a few jobs have a whole size in it.
 """
 
 from __future__ import annotations
@@ -15,58 +15,65 @@ from collections.abc import Callable
 import numpy as np
 
 from allocator.highs import LinearProgram, SolverError, maximise
-from allocator.prices import Dual, at
+from allocator.prices import Dual, dual_at
 from allocator.table import IDLE, BidTable, Floats, Ints
 
 log = logging.getLogger(__name__)
 
-_ROUNDS = 40
-_CLOSE = 1e-9
+_MAX_ITERATIONS = 40
+_RELATIVE_GAP = 1e-9
+"""Gap between the LP and the bound at which column generation ends."""
 
 
 def relax(
-    table: BidTable, dual: Dual, seats: Ints, *, left_s: Callable[[], float]
+    table: BidTable, dual: Dual, feasible: Ints, *, remaining_s: Callable[[], float]
 ) -> tuple[Dual, Ints | None]:
-    """Better prices, and the LP's solution in whole jobs, which may exceed the capacity a little
-    (None when there was no time).
+    """Improve the prices, and round the solution of the LP to a plan.
 
     Args:
-        seats: a feasible plan; its rows keep the LP feasible.
-        left_s: seconds left.
+        table: the options of all groups.
+        dual: the first prices.
+        feasible: a feasible plan, members by row; its rows keep the LP feasible.
+        remaining_s: the time that remains, seconds.
+
+    Returns:
+        (the prices with the least bound, the rounded LP solution). The plan may exceed the capacity
+        a little; it is None if there was no time for an LP.
     """
     best, plan = dual, None
-    budget = min(len(table.size), 4 * len(table.starts) + 64)
-    pool = seats > 0
-    pool[np.argpartition(dual.loss, budget - 1)[:budget]] = True
-    pool[dual.loss <= dual.noise] = True
-    for _ in range(_ROUNDS):
-        left = left_s()
-        if left <= 0:
+    pool_size = min(len(table.size), 4 * len(table.starts) + 64)
+    pool = feasible > 0
+    pool[np.argpartition(dual.reduced_cost, pool_size - 1)[:pool_size]] = True
+    pool[dual.reduced_cost <= dual.noise] = True
+    for _ in range(_MAX_ITERATIONS):
+        time_limit_s = remaining_s()
+        if time_limit_s <= 0:
             break
         rows = np.flatnonzero(pool)
-        solved = _lp(table, dual, rows, left)
-        if solved is None:
+        solution = _lp(table, dual, rows, time_limit_s)
+        if solution is None:
             break
-        worth, share, prices = solved
-        plan = _whole(table, rows, share)
-        # Duals of a small LP swing widely, so prices halfway to the best ones are asked as well.
-        for current in (at(table, prices), at(table, 0.5 * (prices + best.prices))):
-            pool[current.loss <= current.noise] = True
+        lp_value, members, prices = solution
+        plan = _rounded(table, rows, members)
+        # Stabilisation: the duals of a small LP oscillate, so the midpoint to the best prices is
+        # evaluated as well.
+        for current in (dual_at(table, prices), dual_at(table, 0.5 * (prices + best.prices))):
+            pool[current.reduced_cost <= current.noise] = True
             if current.bound < best.bound:
                 best = current
-        if best.bound - worth <= _CLOSE * abs(worth):
+        if best.bound - lp_value <= _RELATIVE_GAP * abs(lp_value):
             break
     return best, plan
 
 
-def _whole(table: BidTable, rows: Ints, share: Floats) -> Ints:
-    """Members by row from their shares: rounded down, the rest of each group where its largest
-    remainder is.
+def _rounded(table: BidTable, rows: Ints, members: Floats) -> Ints:
+    """Whole members by row: ``members`` rounded down, and the rest of each group on its row with
+    the largest remainder.
     """
     plan = np.zeros(len(table.size), np.int64)
-    whole = np.floor(share + 1e-6).astype(np.int64)
+    whole = np.floor(members + 1e-6).astype(np.int64)
     plan[rows] = whole
-    order = np.argsort(share - whole, kind="stable")
+    order = np.argsort(members - whole, kind="stable")
     largest = np.empty(len(table.starts), np.int64)
     largest[table.group[rows[order]]] = rows[order]
     plan[largest] += table.count.astype(np.int64) - np.add.reduceat(plan, table.starts)
@@ -76,22 +83,23 @@ def _whole(table: BidTable, rows: Ints, share: Floats) -> Ints:
 def _lp(
     table: BidTable, dual: Dual, rows: Ints, time_limit_s: float
 ) -> tuple[float, Floats, Floats] | None:
-    """(value, members by row, prices) of the LP over ``rows``. Solved in losses at the prices of
-    ``dual``, scaled to about 1.
+    """(value, members by row, prices) of the LP over ``rows``; None if HiGHS fails or is stopped.
+
+    The objective is in reduced costs at the prices of ``dual``, scaled to about 1.
     """
     groups, resources, n = len(table.starts), len(table.capacity), len(rows)
     resource = table.resource[rows]
-    counted = resource != IDLE
-    begins = np.concatenate([[0], np.cumsum(1 + counted.astype(np.int64))])
+    uses_nodes = resource != IDLE
+    begins = np.concatenate([[0], np.cumsum(1 + uses_nodes.astype(np.int64))])
     index, coefficient = np.zeros(int(begins[-1]), np.int64), np.ones(int(begins[-1]))
     index[begins[:-1]] = table.group[rows]
-    index[begins[:-1][counted] + 1] = groups + resource[counted]
-    coefficient[begins[:-1][counted] + 1] = table.size[rows][counted]
-    reduced = -dual.loss[rows]
-    scale = float(np.mean(-reduced)) or 1.0
+    index[begins[:-1][uses_nodes] + 1] = groups + resource[uses_nodes]
+    coefficient[begins[:-1][uses_nodes] + 1] = table.size[rows][uses_nodes]
+    objective = -dual.reduced_cost[rows]
+    scale = float(np.mean(-objective)) or 1.0
     unused = np.arange(resources)
     model = LinearProgram(
-        cost=np.concatenate([reduced, -dual.prices]) / scale,
+        cost=np.concatenate([objective, -dual.prices]) / scale,
         lower=np.zeros(n + resources),
         upper=np.full(n + resources, np.inf),
         integral=np.zeros(n + resources, np.bool_),
@@ -102,11 +110,11 @@ def _lp(
         row_upper=np.concatenate([table.count, table.capacity]),
     )
     try:
-        answer = maximise(model, time_limit_s=time_limit_s)
-    except SolverError as error:  # costs a good bound, not the plan
-        log.warning("The allocation goes on with a weaker bound. %s", error)
+        solution = maximise(model, time_limit_s=time_limit_s)
+    except SolverError as error:  # the bound becomes weaker; the plan does not depend on it
+        log.warning("The allocation continues with a weaker bound. %s", error)
         return None
-    if answer.x is None or answer.duals is None:
+    if solution.x is None or solution.duals is None:
         return None
-    prices = np.maximum(0.0, dual.prices + answer.duals[groups:] * scale)
-    return dual.bound + answer.objective * scale, answer.x[:n], prices
+    prices = np.maximum(0.0, dual.prices + solution.duals[groups:] * scale)
+    return dual.bound + solution.objective * scale, solution.x[:n], prices

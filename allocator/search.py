@@ -1,9 +1,9 @@
-"""From a first plan to the best one: which options stay open, and when the best is proven.
+"""The exact search: improves a first plan until it is proven optimal or the time is up.
 
-Decides, round by round, which rows of the table may still be part of a better plan (those whose
-loss is below the waste of the best known plan), and hands them to one of the solvers in
-:mod:`allocator.core`. While they are many, the cheapest few of them are solved first: the better
-plan this gives usually closes most of the others.
+Decides in each iteration which rows of the table can be part of a better plan (those whose reduced
+cost is below the duality gap of the incumbent), and passes them to one of the solvers in
+:mod:`allocator.reduced_problem`. While they are many, the search first solves a pool of those with
+the lowest reduced costs: the better incumbent usually rules out most of the others.
 """
 
 from __future__ import annotations
@@ -13,96 +13,131 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from allocator import core as cores
+from allocator import reduced_problem
 from allocator.moves import fill, repair
 from allocator.prices import Dual
 from allocator.table import IDLE, BidTable, Floats, Ints, Mask, undominated
 
-_FIRST_POOL = 300
-"""Rows solved first when more than three times as many are open."""
+_FIRST_POOL_ROWS = 300
+"""Rows solved first if more than three times as many are open."""
 _FILL_ROWS = 4000
-"""Rows considered when a plan is filled up."""
-_CHEAP_WORK = 4e6
-"""State updates (about 10 ms) that the dynamic program may spend on a core before HiGHS gets it."""
-_PATIENT_WORK = 4e8
-"""The same for a core that HiGHS would take long for."""
-_LARGE_CORE = 3000
-_WORK_A_SECOND = 3e8
-_MOST_ROWS, _ROWS_A_SECOND = 10_000, 4_000
-"""Largest core given to HiGHS, whose presolve does not look at the clock often enough on larger
-ones, and how it shrinks with the time left.
+"""Rows to which jobs may move when a plan is filled."""
+_CHEAP_UPDATES = 4e6
+"""State updates (about 10 ms) that the dynamic program may use before HiGHS gets the problem."""
+_MAX_UPDATES = 4e8
+"""The same for a problem that would take HiGHS long."""
+_LARGE_PROBLEM_ROWS = 3000
+"""From this number of rows on, a problem would take HiGHS long."""
+_UPDATES_PER_SECOND = 3e8
+_MAX_MILP_ROWS, _MILP_ROWS_PER_SECOND = 10_000, 4_000
+"""The largest problem for HiGHS, at most and for each second of remaining time. On larger ones its
+presolve does not check the time limit often enough.
 """
 
 
 @dataclass(frozen=True)
-class Found:
-    """The best plan, and what is proven of it."""
+class SearchResult:
+    """The best plan and its proof."""
 
     plan: Ints
     """Members by row."""
-    waste: float
-    """What it falls short of the price bound."""
-    floor: float
-    """The least waste that any plan can have, proven."""
-    accept: float
-    """How close is close enough."""
+    duality_gap: float
+    """The Lagrangian bound minus the plan's value."""
+    gap_bound: float
+    """A proven lower bound on the duality gap of every plan."""
+    tolerance: float
+    """How far the gap of a plan accepted as optimal may be above ``gap_bound``."""
     proof: str
-    """What proved it."""
-    core: tuple[int, int]
-    """(groups, rows) of the last core."""
+    """What closed the gap: ``bound``, ``dp`` or ``highs``."""
+    reduced_size: tuple[int, int]
+    """(groups, rows) of the last reduced problem."""
 
 
-def first_plan(table: BidTable, dual: Dual, wish: Ints, seats: Ints) -> Ints:
-    """A feasible plan near ``wish``: nodes taken back where it has too many; ``seats`` (feasible)
-    where that fails; then filled up.
+def first_plan(table: BidTable, dual: Dual, relaxed: Ints, feasible: Ints) -> Ints:
+    """A feasible plan close to the solution of the relaxation.
+
+    Args:
+        table: the options of all groups.
+        dual: prices and reduced costs.
+        relaxed: the plan of the relaxation, which may exceed the capacity.
+        feasible: a feasible plan, the start if ``relaxed`` cannot be repaired.
+
+    Returns:
+        Members by row, feasible, with its free capacity filled.
     """
-    if table.fits(wish):
-        return wish
-    near = _near(table, dual, seats)
-    repaired = repair(table, dual, wish, near)
-    return fill(table, dual, seats if repaired is None else repaired, near, 4 * len(table.starts))
+    if table.fits(relaxed):
+        return relaxed
+    rows = _move_targets(table, dual, feasible)
+    repaired = repair(table, dual, relaxed, rows)
+    return fill(
+        table, dual, feasible if repaired is None else repaired, rows, 4 * len(table.starts)
+    )
 
 
-def narrow(table: BidTable, dual: Dual, plan: Ints) -> tuple[BidTable, Dual, Ints]:
-    """All three with only the rows that ``plan`` uses or that a better plan might."""
-    mask = (dual.loss < dual.waste(table, plan) - dual.noise) | (plan > 0)
-    return table.keep(mask), replace(dual, loss=dual.loss[mask]), plan[mask]
+def fix_by_reduced_cost(table: BidTable, dual: Dual, plan: Ints) -> tuple[BidTable, Dual, Ints]:
+    """Remove the rows that no better plan can use.
+
+    Args:
+        table: the options of all groups.
+        dual: prices and reduced costs.
+        plan: a feasible plan, members by row; its rows stay.
+
+    Returns:
+        All three with only the remaining rows.
+    """
+    mask = (dual.reduced_cost < dual.duality_gap(table, plan) - dual.noise) | (plan > 0)
+    return table.select(mask), replace(dual, reduced_cost=dual.reduced_cost[mask]), plan[mask]
 
 
-def _near(table: BidTable, dual: Dual, seats: Ints) -> Ints:
-    """A few rows of each group: those that lose least, the smallest of each class, and the
-    seats.
+def _move_targets(table: BidTable, dual: Dual, feasible: Ints) -> Ints:
+    """The rows for :func:`repair` and :func:`fill`: those with the lowest reduced costs, the
+    smallest of each group and class, and those of ``feasible``.
     """
     number = min(len(table.size), 8 * len(table.starts))
-    near = seats > 0
-    near[np.argpartition(dual.loss, number - 1)[:number]] = True
-    near[table.starts] = True
-    near[1:] |= (table.resource[1:] != table.resource[:-1]) | (table.group[1:] != table.group[:-1])
-    return np.flatnonzero(near)
+    mask = feasible > 0
+    mask[np.argpartition(dual.reduced_cost, number - 1)[:number]] = True
+    mask[table.starts] = True
+    mask[1:] |= (table.resource[1:] != table.resource[:-1]) | (table.group[1:] != table.group[:-1])
+    return np.flatnonzero(mask)
 
 
 def polish(table: BidTable, dual: Dual, plan: Ints) -> Ints:
-    """``plan`` with the jobs of each class in turn sized anew, together with the jobs that have
-    nothing.
+    """Optimise one class of nodes after the other with the dynamic program: the jobs on the class,
+    together with the jobs without nodes.
+
+    Args:
+        table: the options of all groups.
+        dual: prices and reduced costs.
+        plan: a feasible plan, members by row.
+
+    Returns:
+        A feasible plan that is at least as good.
     """
     for c in range(len(table.capacity)):
-        waste = dual.waste(table, plan)
-        better = dual.loss < waste - dual.noise
+        duality_gap = dual.duality_gap(table, plan)
+        is_open = dual.reduced_cost < duality_gap - dual.noise
         movable = np.zeros(len(table.starts), np.bool_)
-        taken = np.flatnonzero(plan)
-        movable[table.group[taken]] = True
+        in_use = np.flatnonzero(plan)
+        movable[table.group[in_use]] = True
         movable[
-            table.group[taken[(table.resource[taken] != c) & (table.resource[taken] != IDLE)]]
+            table.group[in_use[(table.resource[in_use] != c) & (table.resource[in_use] != IDLE)]]
         ] = False
-        mine = better & movable[table.group] & ((table.resource == c) | (table.resource == IDLE))
-        if not mine.any():
-            continue
-        pool = _cheapest(table, dual, mine, _FIRST_POOL) & mine | (plan > 0)
-        outcome = cores.by_counting(
-            table, dual, cores.open_rows(table, dual, pool), waste - dual.noise, _CHEAP_WORK, c
+        of_class = (
+            is_open & movable[table.group] & ((table.resource == c) | (table.resource == IDLE))
         )
-        if outcome is not None and outcome.plan is not None and table.fits(outcome.plan):
-            plan = outcome.plan
+        if not of_class.any():
+            continue
+        pool = _cheapest(table, dual, of_class, _FIRST_POOL_ROWS) & of_class | (plan > 0)
+        solution = reduced_problem.by_dynamic_program(
+            table,
+            dual,
+            reduced_problem.reduce(table, dual, pool),
+            cutoff=duality_gap - dual.noise,
+            max_updates=_CHEAP_UPDATES,
+            resource=c,
+        )
+        if solution is not None and solution.plan is not None and table.fits(solution.plan):
+            plan = solution.plan
     return plan
 
 
@@ -111,102 +146,121 @@ def improve(
     dual: Dual,
     plan: Ints,
     *,
-    left_s: Callable[[], float],
+    remaining_s: Callable[[], float],
     gap: float,
-    counting: bool,
-) -> Found:
-    """The least wasteful plan, or the best one found while there is time.
+    dynamic_program: bool,
+) -> SearchResult:
+    """Search for the plan with the smallest duality gap.
 
     Args:
-        left_s: seconds left.
+        table: the options of all groups.
+        dual: prices and reduced costs.
+        plan: a feasible plan, the first incumbent.
+        remaining_s: the time that remains, seconds.
         gap: relative gap at which to stop.
-        counting: whether the dynamic program may be used where it applies.
+        dynamic_program: whether the dynamic program may be used where it applies.
+
+    Returns:
+        The incumbent at the end of the search or of the time.
     """
-    waste = dual.waste(table, plan)
-    accept = max(dual.noise, gap * abs(dual.bound - waste))
-    floor, proof, shape = 0.0, "bound", (0, 0)
-    pool_size, filled = _FIRST_POOL, False
-    several = len(table.capacity) > 1
-    one_class = counting and not several
+    incumbent_gap = dual.duality_gap(table, plan)
+    tolerance = max(dual.noise, gap * abs(dual.bound - incumbent_gap))
+    gap_bound, proof, reduced_size = 0.0, "bound", (0, 0)
+    pool_rows, is_filled = _FIRST_POOL_ROWS, False
+    several_classes = len(table.capacity) > 1
+    one_class = dynamic_program and not several_classes
     copies = table.count[table.group] if one_class else np.ones(len(table.group))
-    while waste > floor + accept:
-        better = dual.loss < waste - dual.noise
-        if not filled:
-            plan, filled = (
-                fill(table, dual, plan, _least(np.flatnonzero(better), dual.loss, _FILL_ROWS)),
-                True,
-            )
-            if several and counting:
+    while incumbent_gap > gap_bound + tolerance:
+        is_open = dual.reduced_cost < incumbent_gap - dual.noise
+        if not is_filled:
+            rows = _lowest(np.flatnonzero(is_open), dual.reduced_cost, _FILL_ROWS)
+            plan, is_filled = fill(table, dual, plan, rows), True
+            if several_classes and dynamic_program:
                 plan = polish(table, dual, plan)
-            waste = dual.waste(table, plan)
+            incumbent_gap = dual.duality_gap(table, plan)
             continue
-        left = left_s()
-        if left <= 0:
+        time_left_s = remaining_s()
+        if time_left_s <= 0:
             break
-        better = undominated(table, better)
-        effort = float(copies[better].sum())
-        most = min(_MOST_ROWS, max(500, int(_ROWS_A_SECOND * left)))
-        exact = effort <= 3 * min(pool_size, most) + float(copies[table.starts].sum())
-        pool_size = min(pool_size, most)
-        pool = (better if exact else _cheapest(table, dual, better, pool_size)) | (plan > 0)
-        left_out = dual.loss[better & ~pool]
-        exact, outside = not len(left_out), float(left_out.min(initial=np.inf))
-        core = cores.open_rows(table, dual, pool)
-        shape, ceiling = (len(core.count), len(core.rows)), waste
-        outcome = None
-        if one_class:
-            work = min(
-                _PATIENT_WORK if len(core.rows) > _LARGE_CORE else _CHEAP_WORK,
-                _WORK_A_SECOND * left,
-            )
-            outcome = cores.by_counting(table, dual, core, waste - dual.noise, work)
-            proof = "dp"
-        if outcome is None:
-            proof = "highs"
-            share = left if exact else 0.3 * left
-            outcome = cores.by_milp(
-                table, dual, core, waste, time_limit_s=share, accept=accept, start=plan
-            )
-        if outcome.plan is not None:
-            found = dual.waste(table, outcome.plan)
-            if found < waste - dual.noise:
-                plan, waste = outcome.plan, found
-        coarse = (
-            proof == "highs" and waste < 1e-3 * ceiling
-        )  # HiGHS is exact to 1e-9 of the ceiling: ask again with a lower one
-        least = (
-            waste if outcome.complete and not coarse else min(outcome.floor, waste - 1e-9 * ceiling)
+        is_open = undominated(table, is_open)
+        open_rows = float(copies[is_open].sum())
+        max_rows = min(_MAX_MILP_ROWS, max(500, int(_MILP_ROWS_PER_SECOND * time_left_s)))
+        take_all = open_rows <= 3 * min(pool_rows, max_rows) + float(copies[table.starts].sum())
+        pool_rows = min(pool_rows, max_rows)
+        pool = (is_open if take_all else _cheapest(table, dual, is_open, pool_rows)) | (plan > 0)
+        excluded_costs = dual.reduced_cost[is_open & ~pool]
+        complete, excluded_bound = (
+            not len(excluded_costs),
+            float(excluded_costs.min(initial=np.inf)),
         )
-        floor = max(floor, min(least, outside))
-        if exact and not coarse:
+        problem = reduced_problem.reduce(table, dual, pool)
+        reduced_size, cutoff = (len(problem.count), len(problem.rows)), incumbent_gap
+        solution = None
+        if one_class:
+            is_large = len(problem.rows) > _LARGE_PROBLEM_ROWS
+            solution = reduced_problem.by_dynamic_program(
+                table,
+                dual,
+                problem,
+                cutoff=incumbent_gap - dual.noise,
+                max_updates=min(
+                    _MAX_UPDATES if is_large else _CHEAP_UPDATES, _UPDATES_PER_SECOND * time_left_s
+                ),
+            )
+            proof = "dp"
+        if solution is None:
+            proof = "highs"
+            solution = reduced_problem.by_milp(
+                table,
+                dual,
+                problem,
+                cutoff=incumbent_gap,
+                time_limit_s=time_left_s if complete else 0.3 * time_left_s,
+                tolerance=tolerance,
+                incumbent=plan,
+            )
+        if solution.plan is not None:
+            plan_gap = dual.duality_gap(table, solution.plan)
+            if plan_gap < incumbent_gap - dual.noise:
+                plan, incumbent_gap = solution.plan, plan_gap
+        # HiGHS is exact to 1e-9 of the cutoff: solve again if the gap is far below it.
+        imprecise = proof == "highs" and incumbent_gap < 1e-3 * cutoff
+        problem_bound = (
+            incumbent_gap
+            if solution.proven and not imprecise
+            else min(solution.gap_bound, incumbent_gap - 1e-9 * cutoff)
+        )
+        gap_bound = max(gap_bound, min(problem_bound, excluded_bound))
+        if complete and not imprecise:
             break
-        if not exact and pool_size >= most:
+        if not complete and pool_rows >= max_rows:
             break
-        pool_size *= 4
-    return Found(plan, waste, min(floor, waste), accept, proof, shape)
-
-
-def _least(rows: Ints, loss: Floats, number: int) -> Ints:
-    """The ``number`` rows that lose least."""
-    return (
-        rows if len(rows) <= number else np.sort(rows[np.argpartition(loss[rows], number)[:number]])
+        pool_rows *= 4
+    return SearchResult(
+        plan, incumbent_gap, min(gap_bound, incumbent_gap), tolerance, proof, reduced_size
     )
 
 
-def _cheapest(table: BidTable, dual: Dual, better: Mask, number: int) -> Mask:
-    """The best row of each group, and about ``number`` others of ``better`` with small losses: half
-    of them whatever their group, half at most three a group.
+def _lowest(rows: Ints, reduced_cost: Floats, number: int) -> Ints:
+    """The ``number`` of ``rows`` with the lowest reduced costs, ascending."""
+    if len(rows) <= number:
+        return rows
+    return np.sort(rows[np.argpartition(reduced_cost[rows], number)[:number]])
+
+
+def _cheapest(table: BidTable, dual: Dual, mask: Mask, number: int) -> Mask:
+    """The best row of each group, and about ``number`` other rows of ``mask`` with low reduced
+    costs: half of them from any group, half with at most three from each group.
     """
-    pool = better & (dual.loss <= dual.noise)
-    rows = np.flatnonzero(better & ~pool)
-    loss = dual.loss[rows]
-    rows = _least(rows, dual.loss, 12 * number)
-    loss = dual.loss[rows]
-    pool[rows[np.argsort(loss, kind="stable")[: number // 2]]] = True
-    order = np.lexsort((loss, table.group[rows]))
-    rows, loss = rows[order], loss[order]
+    pool = mask & (dual.reduced_cost <= dual.noise)
+    rows = np.flatnonzero(mask & ~pool)
+    rows = _lowest(rows, dual.reduced_cost, 12 * number)
+    costs = dual.reduced_cost[rows]
+    pool[rows[np.argsort(costs, kind="stable")[: number // 2]]] = True
+    order = np.lexsort((costs, table.group[rows]))
+    rows, costs = rows[order], costs[order]
     group = table.group[rows]
-    few = np.arange(len(rows)) - np.searchsorted(group, group) < 3
-    rows, loss = rows[few], loss[few]
-    pool[rows[np.argsort(loss, kind="stable")[: number // 2]]] = True
+    first_three = np.arange(len(rows)) - np.searchsorted(group, group) < 3
+    rows, costs = rows[first_three], costs[first_three]
+    pool[rows[np.argsort(costs, kind="stable")[: number // 2]]] = True
     return pool

@@ -1,9 +1,12 @@
-"""Bids as flat arrays: what the exact solver works on.
+"""Bids as flat arrays, the input of the exact solver, and plans over them.
 
-Decides which jobs are the same to the solver: identical bids become one group with a count, which
-takes the symmetry out of the search (a sweep is hundreds of jobs with one curve). Options that can
-never be used are left out. Which of the others matter is decided in :mod:`allocator.prices` and
-:mod:`allocator.core`.
+Decides which jobs are identical to the solver: jobs with equal bids become one group with a count,
+which removes the symmetry from the search (a sweep is hundreds of jobs with one curve). Options
+that do not fit the capacity are left out. It does not decide which of the others matter
+(:mod:`allocator.prices`, :mod:`allocator.search`).
+
+A *plan* here is an array with a number for each row of the table: how many members of the row's
+group take that option.
 """
 
 from __future__ import annotations
@@ -16,39 +19,39 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from allocator.bids import NO_SEAT, Bid, Seat, SizeValues
+from allocator.bids import UNASSIGNED, Assignment, Bid, SizeValues
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 IDLE = -1
-"""Resource index of 'no node at all'."""
+"""Resource index of an option without nodes."""
 
 
 @dataclass(frozen=True)
 class BidTable:
-    """The options of all groups, one row an option, rows of one group adjacent. Within a group,
-    rows of one resource are ordered by size.
+    """The options of all groups, one row for each option. Rows of one group are adjacent; within a
+    group, rows of one resource are ordered by size.
     """
 
     members: tuple[tuple[int, ...], ...]
-    """For each group, the indices of its bids (all alike), ascending."""
+    """The indices of the (equal) bids of each group, ascending."""
     count: Floats
-    """Members per group."""
+    """Members of each group."""
     group: Ints
-    """Per row, its group."""
+    """Group of each row."""
     resource: Ints
-    """Per row, an index into ``capacity``, or IDLE (``size`` 0)."""
+    """Resource of each row: an index into ``capacity``, or IDLE (``size`` 0)."""
     size: Ints
-    """Per row, units of its resource."""
+    """Units of the resource that each row uses."""
     value: Floats
-    """Per row, what its bid says."""
+    """Value of each row, from the bid."""
     starts: Ints
     """The first row of each group; each group has at least one row."""
     capacity: Floats
-    """Units of each resource: the nodes of each class in ``classes``, and one resource more where
-    must-run jobs have to be dropped: the right to be dropped.
+    """Units of each resource: the nodes of each class in ``classes``, and, if must-run jobs have to
+    be dropped, one more resource: the number of drops.
     """
     classes: tuple[str, ...]
     """Names of the node classes."""
@@ -58,10 +61,10 @@ class BidTable:
         """``size`` as floats."""
         return self.size.astype(np.float64)
 
-    def charge(self, prices: Floats) -> Floats:
-        """What each row pays for its nodes."""
+    def node_cost(self, prices: Floats) -> Floats:
+        """The price of each row's nodes."""
         if len(prices) == 1:
-            return float(prices[0]) * self.nodes  # an idle row has none
+            return float(prices[0]) * self.nodes  # an idle row has no nodes
         return np.append(prices, 0.0)[self.resource] * self.nodes
 
     @cached_property
@@ -69,8 +72,8 @@ class BidTable:
         """One past the last row of each group."""
         return np.append(self.starts[1:], len(self.size))
 
-    def keep(self, mask: Mask) -> BidTable:
-        """The table with only the rows of ``mask``, of which every group has at least one."""
+    def select(self, mask: Mask) -> BidTable:
+        """The table with only the rows of ``mask``, which must contain a row of every group."""
         group = self.group[mask]
         starts = np.searchsorted(group, np.arange(len(self.members)))
         return replace(
@@ -82,29 +85,30 @@ class BidTable:
             starts=starts,
         )
 
-    def use(self, plan: Ints) -> Floats:
-        """Units of each resource that ``plan`` (members on each row) uses."""
-        taken = np.flatnonzero(plan)
-        taken = taken[self.resource[taken] != IDLE]
-        amount = plan[taken] * self.size[taken]
+    def usage(self, plan: Ints) -> Floats:
+        """Units of each resource that ``plan`` uses."""
+        in_use = np.flatnonzero(plan)
+        in_use = in_use[self.resource[in_use] != IDLE]
+        amount = plan[in_use] * self.size[in_use]
         return np.bincount(
-            self.resource[taken], weights=amount, minlength=len(self.capacity)
+            self.resource[in_use], weights=amount, minlength=len(self.capacity)
         ).astype(np.float64)
 
     def fits(self, plan: Ints) -> bool:
         """Whether ``plan`` places every member once and stays within the capacity."""
         placed = np.add.reduceat(plan, self.starts) if len(self.starts) else np.zeros(0)
-        return bool((placed == self.count).all() and (self.use(plan) <= self.capacity).all())
+        return bool((placed == self.count).all() and (self.usage(plan) <= self.capacity).all())
 
 
 def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> BidTable:
     """The table of ``bids``.
 
     Args:
+        bids: of all jobs.
+        capacity: node class -> nodes.
         drops: how many must-run jobs have to be dropped. With 0 their groups have no idle row;
-            otherwise dropping one takes one unit of an additional resource and is worth 0. A
-            must-run job none of whose sizes fits at all is idle for nothing (and not counted in
-            ``drops``).
+            otherwise a drop uses one unit of an additional resource and has value 0. A must-run job
+            that fits at none of its sizes gets an idle row and does not count in ``drops``.
     """
     classes = tuple(name for name, nodes in capacity.items() if nodes > 0)
     index = {name: c for c, name in enumerate(classes)}
@@ -123,7 +127,7 @@ def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> B
     resources: list[int] = []
     first: list[int] = []
     rows = 0
-    nothing, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+    size_zero, size_one = np.zeros(1, np.int64), np.ones(1, np.int64)
 
     def add(resource: int, size: Ints, value: Floats) -> None:
         nonlocal rows
@@ -138,11 +142,11 @@ def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> B
         if idle_value > -np.inf or not usable_by:
             add(
                 IDLE,
-                nothing,
+                size_zero,
                 np.array([max(idle_value, 0.0) if idle_value == -np.inf else idle_value]),
             )
         elif drops:
-            add(len(classes), one, np.zeros(1))
+            add(len(classes), size_one, np.zeros(1))
         for c, options in usable_by:
             fitting = len(options.sizes)
             if options.sizes[-1] > capacity[classes[c]]:
@@ -163,55 +167,55 @@ def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> B
     )
 
 
-def undominated(table: BidTable, keep: Mask) -> Mask:
-    """``keep`` without the rows that another of its rows beats with no more nodes of the same class
-    and no less value.
+def undominated(table: BidTable, mask: Mask) -> Mask:
+    """``mask`` without its dominated rows: a row is dominated by one of the same group and class
+    with no more nodes and no less value.
     """
-    rows = np.flatnonzero(keep)
+    rows = np.flatnonzero(mask)
     segment = table.group[rows] * (len(table.capacity) + 1) + table.resource[rows]
     best = table.value[rows]
-    beaten = np.zeros(len(rows), np.bool_)
-    step = 1  # running maximum within each segment, by doubling
+    dominated = np.zeros(len(rows), np.bool_)
+    step = 1  # running maximum within each segment, by doubling the step
     while step < len(rows):
         same = segment[step:] == segment[:-step]
         if not same.any():
             break
         best[step:] = np.where(same, np.maximum(best[step:], best[:-step]), best[step:])
         step *= 2
-    beaten[1:] = (segment[1:] == segment[:-1]) & (best[:-1] >= table.value[rows[1:]])
-    kept = np.zeros(len(keep), np.bool_)
-    kept[rows[~beaten]] = True
-    return kept
+    dominated[1:] = (segment[1:] == segment[:-1]) & (best[:-1] >= table.value[rows[1:]])
+    remaining = np.zeros(len(mask), np.bool_)
+    remaining[rows[~dominated]] = True
+    return remaining
 
 
-def idle(table: BidTable) -> Ints:
-    """The plan in which every job takes the first of its rows, which is to have nothing where that
-    is allowed.
-    """
+def idle_plan(table: BidTable) -> Ints:
+    """The plan in which every job takes its first row: no nodes, if the job may idle."""
     plan = np.zeros(len(table.size), np.int64)
     plan[table.starts] = table.count.astype(np.int64)
     return plan
 
 
-def rows_for(table: BidTable, jobs: Sequence[str], sizes: Mapping[str, Seat]) -> Ints | None:
-    """Members by row that give each job its size in ``sizes``, or nothing where it has none.
+def to_plan(table: BidTable, jobs: Sequence[str], sizes: Mapping[str, Assignment]) -> Ints | None:
+    """The plan that gives each job its size in ``sizes``.
 
     Args:
+        table: the table of the bids.
         jobs: names, in the order of the bids.
-        sizes: job -> (node class, size), each offered by its bid.
+        sizes: job -> (node class, size), each offered by the job's bid; a job without nodes is
+            absent.
 
     Returns:
-        None when a must-run job would get nothing and has no row for that.
+        Members by row; None if a must-run job is absent and has no row for that.
     """
     plan = np.zeros(len(table.size), np.int64)
     for g, members in enumerate(table.members):
         first, end = int(table.starts[g]), int(table.ends[g])
         may_idle = int(table.resource[first]) in (IDLE, len(table.classes))
         for member in members:
-            node_class, size = sizes.get(jobs[member], NO_SEAT)
+            node_class, size = sizes.get(jobs[member], UNASSIGNED)
             if size:
-                mine = table.resource[first:end] == table.classes.index(node_class)
-                plan[first + np.flatnonzero(mine & (table.size[first:end] == size))] += 1
+                of_class = table.resource[first:end] == table.classes.index(node_class)
+                plan[first + np.flatnonzero(of_class & (table.size[first:end] == size))] += 1
             elif may_idle:
                 plan[first] += 1
             else:
@@ -219,31 +223,39 @@ def rows_for(table: BidTable, jobs: Sequence[str], sizes: Mapping[str, Seat]) ->
     return plan
 
 
-def assign(table: BidTable, plan: Ints, bids: Sequence[Bid]) -> dict[str, Seat]:
-    """Sizes by job from members by row; a job that gets nothing is absent.
+def to_sizes(table: BidTable, plan: Ints, bids: Sequence[Bid]) -> dict[str, Assignment]:
+    """The size of each job in ``plan``.
 
-    Among alike jobs, one keeps the nodes it has where the plan has room for that. The others are
-    served in the order of ``bids``, those that run before those that wait, and the best seat goes
+    Within a group, a job keeps its current assignment if the plan contains it. The others follow in
+    the order of ``bids``, running jobs before waiting ones; the most valuable assignment is given
     first.
+
+    Args:
+        table: the table of ``bids``.
+        plan: members by row.
+        bids: of all jobs, in the order of arrival.
+
+    Returns:
+        Job -> (node class, size); a job without nodes is absent.
     """
-    sizes: dict[str, Seat] = {}
+    sizes: dict[str, Assignment] = {}
     rows_of: dict[int, list[int]] = {}
     for row in np.flatnonzero(plan).tolist():
         rows_of.setdefault(int(table.group[row]), []).append(row)
     for g, rows in rows_of.items():
-        seats: Counter[Seat] = Counter()
+        assignments: Counter[Assignment] = Counter()
         for row in sorted(rows, key=lambda row: -table.value[row]):
             c = int(table.resource[row])
             if 0 <= c < len(table.classes):
-                seats[table.classes[c], int(table.size[row])] += int(plan[row])
+                assignments[table.classes[c], int(table.size[row])] += int(plan[row])
         members = [bids[member] for member in table.members[g]]
         others: list[Bid] = []
         for bid in members:
-            if seats[bid.held] > 0:
-                seats[bid.held] -= 1
-                sizes[bid.job] = bid.held
+            if assignments[bid.current] > 0:
+                assignments[bid.current] -= 1
+                sizes[bid.job] = bid.current
             else:
                 others.append(bid)
-        others.sort(key=lambda bid: not bid.held[1])
-        sizes.update(zip((bid.job for bid in others), seats.elements(), strict=False))
+        others.sort(key=lambda bid: not bid.current[1])
+        sizes.update(zip((bid.job for bid in others), assignments.elements(), strict=False))
     return sizes

@@ -1,9 +1,9 @@
-"""From what jobs ask for to their bids: what every size of each is worth.
+"""Makes bids from the jobs' requests.
 
-Decides what a size is worth over the forward-looking time (section 7 of the design;
-FreeTrain/BFTrainer, arXiv 2106.12091, section 3). It does not choose. A new objective is a new way
-to make bids; the solvers know only values. The sizes of many jobs are valued in one go, so that a
-plan of hundreds of jobs costs tens of array operations and not thousands.
+Decides the value of every size of a job over the forward-looking time (section 7 of the design;
+FreeTrain/BFTrainer, arXiv 2106.12091, section 3). It does not choose a size. A new objective is a
+new way to make bids; the solvers know only values. The sizes of many jobs are valued together, so
+that a plan of hundreds of jobs costs tens of array operations and not thousands.
 """
 
 from __future__ import annotations
@@ -15,56 +15,60 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from allocator.bids import NO_SEAT, Bid, BidError, Sizes, SizeValues, Values
+from allocator.bids import UNASSIGNED, Bid, BidError, Sizes, SizeValues, Values
 from allocator.curves import CurveTable, ScalingCurve
-from allocator.objectives import SUMMIT, Beyond, Goal, RescaleCost
-from allocator.outlook import Outlook, expectations
+from allocator.objectives import (
+    SUMMIT_RESCALE_COST,
+    ExtrapolationPolicy,
+    Goal,
+    RescaleCost,
+)
+from allocator.survival import LossForecast, expected_losses
 
-_AT_ONCE = 16384
-"""Sizes that are valued in one go: more would leave the processor's cache."""
+_MAX_BLOCK_SIZES = 16384
+"""Sizes that are valued together; the arrays of more would not fit into the processor's cache."""
 
 
 class BidRequest(NamedTuple):
-    """What one job asks for, and what its bid is made from."""
+    """The input of one job's bid."""
 
     job: str
     curves: Mapping[str, ScalingCurve]
-    """One for each class of nodes that the job can use."""
+    """Node class -> scaling curve, for each class that the job can use."""
     current: int = 0
-    """Nodes the job runs on now, 0 when it does not run."""
+    """Nodes that the job runs on now, 0 if it does not run."""
     current_class: str = "default"
+    """The class of these nodes."""
     min_nodes: int = 1
+    """The fewest nodes that it accepts, on every class."""
     max_nodes: int = 1
-    """Inclusive limits, the same for every class."""
+    """The most nodes that it accepts, on every class."""
     allowed: tuple[int, ...] | None = None
-    """Sizes the job accepts within the limits; None for all of them. See
+    """Sizes that the job accepts within the limits; None for all of them. See
     :func:`~allocator.objectives.powers_of_two`, :func:`~allocator.objectives.multiples`.
     """
     weight: float = 1.0
     """Factor on the job's value, 0 or more."""
     goal: Goal = Goal.THROUGHPUT
-    """THROUGHPUT values samples; EFFICIENCY divides the curve of each class by its throughput on
-    one node, O(k)/O(1), so that values are single-node seconds (where O(1) is 0, by the first
-    throughput above 0 divided by its nodes).
+    """THROUGHPUT values samples. EFFICIENCY divides the curve of each class by its throughput on
+    one node, O(k)/O(1), so that values are single-node seconds; if O(1) is 0, the divisor is the
+    first throughput above 0 divided by its nodes.
     """
     t_fwd_s: float = 120.0
     """Forward-looking time, seconds."""
-    cost: RescaleCost = SUMMIT
+    cost: RescaleCost = SUMMIT_RESCALE_COST
+    """Pauses of its rescales."""
     must_run: bool = False
-    """Whether the job is to be placed before anything else counts."""
+    """Whether the plan has to place the job before it maximises the value."""
     restarting: bool = False
-    """Whether its workers have to be restarted at whatever size (they broke, or a node of theirs is
-    lost).
-    """
-    beyond: Beyond = Beyond.HOLD
-    """Sizes beyond the last point of the curve: held at the last throughput, dropped or refused.
-    Whatever happens, the bid's notes say it.
-    """
-    outlooks: Mapping[str, Outlook] | None = None
-    """What is to be expected of the nodes, for each class; None where nothing is. It takes the
-    place of ``t_fwd_s``: ``t_fwd_s · O(k)`` becomes what is expected to be processed within the
-    outlook's window, ``kept · O(k) + (window − kept) · O(left) − hit · (work_s · O(k) + down_s ·
-    O(left))`` (see :meth:`allocator.outlook.Outlook.of`).
+    """Whether its workers have to be restarted at any size (they failed, or a node was lost)."""
+    extrapolation: ExtrapolationPolicy = ExtrapolationPolicy.CONSTANT
+    """What to do with sizes beyond the last point of the curve. The bid's notes mention it."""
+    loss_forecasts: Mapping[str, LossForecast] | None = None
+    """Node class -> expected losses of nodes; None without forecasts. With a forecast, ``t_fwd_s ·
+    O(k)`` is replaced by the samples expected within the forecast's window, ``u · O(k) + (window −
+    u) · O(r) − p · (work_s · O(k) + down_s · O(r))`` with u = undisturbed_s, p = loss_probability,
+    r = remaining_nodes of :class:`allocator.survival.ExpectedLoss`.
     """
 
 
@@ -74,94 +78,103 @@ def make_bid(
     *,
     max_nodes: int,
     allowed: Iterable[int] | None = None,
-    **asked: Any,
+    **fields: Any,
 ) -> Bid:
     """The bid of one job, see :func:`make_bids`.
 
     Args:
-        curve: one for the class ``current_class``, or one a class the job can use.
-        max_nodes, allowed, asked: as the fields of :class:`BidRequest`.
+        job: the job's name.
+        curve: the curve for ``current_class``, or one for each class that the job can use.
+        max_nodes: the most nodes that the job accepts.
+        allowed: sizes that it accepts; None for all of them.
+        fields: other fields of :class:`BidRequest`.
 
     Raises:
         BidError: as :func:`make_bids`.
     """
-    home = asked.get("current_class", "default")
-    curves = {home: curve} if isinstance(curve, ScalingCurve) else curve
-    only = None if allowed is None else tuple(allowed)
-    return make_bids([BidRequest(job, curves, max_nodes=max_nodes, allowed=only, **asked)])[0]
+    node_class = fields.get("current_class", "default")
+    curves = {node_class: curve} if isinstance(curve, ScalingCurve) else curve
+    sizes = None if allowed is None else tuple(allowed)
+    return make_bids([BidRequest(job, curves, max_nodes=max_nodes, allowed=sizes, **fields)])[0]
 
 
 def make_bids(requests: Sequence[BidRequest]) -> list[Bid]:
     """The bids of all these jobs.
 
-    ``value(k) = weight · (t_fwd_s · O(k) − cost(current → k))`` with O the curve, and cost
-    ``O(current) · up_s`` for k > current > 0, ``O(current) · down_s`` for k < current, ``O(k) ·
-    start_s`` for current = 0 or on another class than ``current_class``, 0 for k = current
-    (``O(current) · down_s`` when ``restarting``). Letting go of all nodes is a shrinkage like any
-    other: were it free, two like jobs would take turns at every plan where starting is free.
-    Without nodes, none are worth 0.
+    ``value(k) = weight · (t_fwd_s · O(k) − cost(current → k))``, where O is the curve and the cost
+    is
+
+    * ``O(current) · up_s`` for k > current > 0,
+    * ``O(current) · down_s`` for k < current,
+    * ``O(k) · start_s`` for current = 0, or on another class than ``current_class``,
+    * 0 for k = current (``O(current) · down_s`` if ``restarting``).
+
+    The idle value of a running job is the cost of shrinking to 0, with a minus sign. If releasing
+    all nodes cost nothing, two equal jobs would alternate at every plan where starting costs
+    nothing.
 
     Raises:
-        BidError: on limits, weights, times or sizes that make no sense, with the job's name.
+        BidError: if the limits, weight, times or sizes of a request are invalid.
     """
-    return [bid for some in _in_blocks(requests) for bid in _bids(some)]
+    return [bid for block in _blocks(requests) for bid in _bids(block)]
 
 
-def _in_blocks(requests: Sequence[BidRequest]) -> Iterator[Sequence[BidRequest]]:
+def _blocks(requests: Sequence[BidRequest]) -> Iterator[Sequence[BidRequest]]:
+    """``requests`` in blocks of at most about ``_MAX_BLOCK_SIZES`` sizes."""
     begin, sizes = 0, 0
-    for at, request in enumerate(requests):
-        more = len(request.curves) * max(0, request.max_nodes - request.min_nodes + 1)
-        if at > begin and sizes + more > _AT_ONCE:
-            yield requests[begin:at]
-            begin, sizes = at, 0
-        sizes += more
+    for index, request in enumerate(requests):
+        added = len(request.curves) * max(0, request.max_nodes - request.min_nodes + 1)
+        if index > begin and sizes + added > _MAX_BLOCK_SIZES:
+            yield requests[begin:index]
+            begin, sizes = index, 0
+        sizes += added
     if begin < len(requests):
         yield requests[begin:]
 
 
-class _Offer(NamedTuple):
-    """What one job could have of one class."""
+class _ClassOptions(NamedTuple):
+    """The sizes of one job on one class of nodes, before they are valued."""
 
     request: BidRequest
     curve: ScalingCurve
     sizes: Sizes
     current: int
-    """Nodes of this class that it has."""
+    """Nodes of this class that the job has."""
     unit: float
-    """A throughput that counts 1."""
-    before: float
-    """Throughput now, in units."""
-    outlook: Outlook | None
+    """The throughput that counts 1, samples/s."""
+    current_rate: float
+    """Throughput on the current nodes, in units."""
+    forecast: LossForecast | None
 
 
 def _bids(requests: Sequence[BidRequest]) -> list[Bid]:
-    notes = [list[str]() for _ in requests]
-    offers = [
-        _offer(request, node_class, curve, sizes, mine)
-        for request, mine in zip(requests, notes, strict=True)
+    notes_of = [list[str]() for _ in requests]
+    class_options = [
+        _class_options(request, node_class, curve, sizes, notes)
+        for request, notes in zip(requests, notes_of, strict=True)
         for sizes in [_sizes(request)]
         for node_class, curve in request.curves.items()
     ]
-    options = iter(zip(offers, _options(offers), strict=True))
+    valued = iter(zip(class_options, _size_values(class_options), strict=True))
     bids = []
-    for request, mine in zip(requests, notes, strict=True):
-        nothing, found = 0.0, {}
+    for request, notes in zip(requests, notes_of, strict=True):
+        release_value, options = 0.0, {}
         for node_class in request.curves:
-            offer, found[node_class] = next(options)
-            nothing -= request.weight * offer.before * request.cost.down_s
-        held = (request.current_class, request.current) if request.current else NO_SEAT
-        idle = -math.inf if request.must_run else nothing
-        bids.append(Bid(request.job, found, idle, held, tuple(mine)))
+            on_class, options[node_class] = next(valued)
+            release_value -= request.weight * on_class.current_rate * request.cost.down_s
+        current = (request.current_class, request.current) if request.current else UNASSIGNED
+        idle_value = -math.inf if request.must_run else release_value
+        bids.append(Bid(request.job, options, idle_value, current, tuple(notes)))
     return bids
 
 
 def _sizes(request: BidRequest) -> Sizes:
-    """The sizes that it asks for, checked like all the rest of it."""
+    """Check a request and return its sizes."""
     job, low, high = request.job, request.min_nodes, request.max_nodes
     if low < 1 or high < low:
         raise BidError(f"Job {job} asks for {low}:{high} nodes; give 1 <= min <= max.")
     if request.current < 0:
-        raise BidError(f"Job {job} is said to run on {request.current} nodes now; give 0 or more.")
+        raise BidError(f"Job {job} has {request.current} current nodes; give 0 or more.")
     if not (math.isfinite(request.weight) and request.weight >= 0):
         raise BidError(f"Job {job} has weight {request.weight}; give a finite number, 0 or more.")
     if not (math.isfinite(request.t_fwd_s) and request.t_fwd_s > 0):
@@ -169,8 +182,8 @@ def _sizes(request: BidRequest) -> Sizes:
     sizes = _within(low, high, request.allowed)
     if not len(sizes):
         raise BidError(
-            f"None of the sizes job {job} accepts lies within {low}:{high}; "
-            "widen the limits or the sizes."
+            f"None of the sizes that job {job} accepts lies within {low}:{high}; "
+            "widen the limits or add sizes."
         )
     return sizes
 
@@ -185,91 +198,96 @@ def _within(low: int, high: int, allowed: tuple[int, ...] | None) -> Sizes:
     return sizes
 
 
-def _offer(
+def _class_options(
     request: BidRequest, node_class: str, curve: ScalingCurve, sizes: Sizes, notes: list[str]
-) -> _Offer:
+) -> _ClassOptions:
+    """The options of ``request`` on ``node_class``; ``notes`` receives its warnings."""
     if sizes[-1] > curve.largest:
-        sizes = _beyond(request, curve, sizes, notes)
+        sizes = _extrapolated(request, curve, sizes, notes)
     current = request.current if node_class == request.current_class else 0
     unit = _single_node_rate(curve) if request.goal is Goal.EFFICIENCY else 1.0
-    outlook = request.outlooks.get(node_class) if request.outlooks else None
-    return _Offer(request, curve, sizes, current, unit, curve.at(current) / unit, outlook)
+    forecast = request.loss_forecasts.get(node_class) if request.loss_forecasts else None
+    return _ClassOptions(request, curve, sizes, current, unit, curve.at(current) / unit, forecast)
 
 
-def _beyond(request: BidRequest, curve: ScalingCurve, sizes: Sizes, notes: list[str]) -> Sizes:
-    """The sizes to offer when some lie beyond the curve."""
+def _extrapolated(
+    request: BidRequest, curve: ScalingCurve, sizes: Sizes, notes: list[str]
+) -> Sizes:
+    """The sizes to offer if some lie beyond the curve; ``notes`` receives a warning."""
     outside = sizes[sizes > curve.largest]
-    what = f"the curve of job {request.job} ends at {curve.largest} nodes"
+    fact = f"the curve of job {request.job} ends at {curve.largest} nodes"
     span = f"{outside[0]}" if len(outside) == 1 else f"{outside[0]} to {outside[-1]}"
-    if request.beyond is Beyond.ERROR:
+    if request.extrapolation is ExtrapolationPolicy.ERROR:
         raise BidError(
-            f"{what[0].upper()}{what[1:]} but size {span} is asked for; measure it there or "
+            f"{fact[0].upper()}{fact[1:]} but size {span} is asked for; measure it there or "
             "lower the job's maximum."
         )
-    if request.beyond is Beyond.DROP:
-        notes.append(f"{what}; size {span} is not offered.")
+    if request.extrapolation is ExtrapolationPolicy.DROP:
+        notes.append(f"{fact}; size {span} is not offered.")
         return _within(request.min_nodes, curve.largest, request.allowed)
-    notes.append(f"{what}; size {span} is valued at the throughput of {curve.largest} nodes.")
+    notes.append(f"{fact}; size {span} is valued at the throughput of {curve.largest} nodes.")
     return sizes
 
 
 def _single_node_rate(curve: ScalingCurve) -> float:
-    one = curve.at(1)
-    if one > 0:
-        return one
+    rate_of_one = curve.at(1)
+    if rate_of_one > 0:
+        return rate_of_one
     return next((rate / nodes for nodes, rate in curve.points if rate > 0), 1.0)
 
 
-def _options(offers: Sequence[_Offer]) -> Iterator[SizeValues]:
-    """The options of each offer."""
-    if not offers:
+def _size_values(class_options: Sequence[_ClassOptions]) -> Iterator[SizeValues]:
+    """The sizes and values of each of ``class_options``."""
+    if not class_options:
         return
-    lengths = np.array([len(offer.sizes) for offer in offers], dtype=np.int64)
-    values = _values(offers, lengths)
+    lengths = np.array([len(options.sizes) for options in class_options], dtype=np.int64)
+    values = _values(class_options, lengths)
     values.flags.writeable = False
-    sound = bool(np.isfinite(values).all())
+    # The checked constructor raises the error for values that are not finite.
+    new = SizeValues.from_arrays if bool(np.isfinite(values).all()) else SizeValues
     begin = 0
-    for offer, length in zip(offers, lengths.tolist(), strict=True):
-        mine = values[begin : begin + length]
-        # Where they are not sound it says which, and why.
-        yield (SizeValues.from_arrays if sound else SizeValues)(offer.sizes, mine)
+    for options, length in zip(class_options, lengths.tolist(), strict=True):
+        yield new(options.sizes, values[begin : begin + length])
         begin += length
 
 
-def _values(offers: Sequence[_Offer], lengths: Sizes) -> Values:
-    """What each size of each offer is worth, one offer after the other."""
-    which = np.arange(len(offers)).repeat(lengths)
-    sizes = np.concatenate([offer.sizes for offer in offers])
-    curves = CurveTable([offer.curve for offer in offers])
+def _values(class_options: Sequence[_ClassOptions], lengths: Sizes) -> Values:
+    """The values of all sizes, concatenated. ``lengths``: sizes in each of ``class_options``."""
+    index = np.arange(len(class_options)).repeat(lengths)
+    sizes = np.concatenate([options.sizes for options in class_options])
+    curves = CurveTable([options.curve for options in class_options])
+    requests = [options.request for options in class_options]
+    costs = [request.cost for request in requests]
 
-    def each(of: Iterable[float]) -> Values:
-        return np.array(list(of))[which]
+    def per_size(numbers: Iterable[float]) -> Values:
+        return np.array(list(numbers))[index]
 
-    unit = each(offer.unit for offer in offers)
-    rates = curves.rates(which, sizes.astype(np.float64)) / unit
-    processed = each(offer.request.t_fwd_s for offer in offers) * rates
-    down_s = each(offer.request.cost.down_s for offer in offers)
-    outlooks = [offer.outlook or _UNKNOWN for offer in offers]
-    if any(offer.outlook is not None for offer in offers):
-        kept, hit, left = expectations(outlooks, which, sizes)
-        least = each(offer.request.min_nodes for offer in offers)
-        after = np.where(left >= least, curves.rates(which, left) / unit, 0.0)
-        window_s = each(outlook.window_s for outlook in outlooks)
-        expected = kept * rates + (window_s - kept) * after
-        work_s = each(outlook.work_s for outlook in outlooks)
-        expected -= hit * (work_s * rates + down_s * after)
-        foretold = np.array([offer.outlook is not None for offer in offers])
-        processed = expected if foretold.all() else np.where(foretold[which], expected, processed)
-    current = each(offer.current for offer in offers)
-    up_s = each(offer.request.cost.up_s for offer in offers)
-    stay_s = each(
-        offer.request.cost.down_s if offer.request.restarting else 0.0 for offer in offers
-    )
-    pause_s = np.where(sizes > current, up_s, np.where(sizes < current, down_s, stay_s))
-    starting = each(offer.request.cost.start_s for offer in offers) * rates
-    pauses = np.where(current == 0, starting, each(o.before for o in offers) * pause_s)
-    weighted: Values = each(offer.request.weight for offer in offers) * (processed - pauses)
+    unit = per_size(options.unit for options in class_options)
+    rates = curves.rates(index, sizes.astype(np.float64)) / unit
+    processed = per_size(request.t_fwd_s for request in requests) * rates
+    down_s = per_size(cost.down_s for cost in costs)
+    forecasts = [options.forecast or _NO_FORECAST for options in class_options]
+    if any(options.forecast is not None for options in class_options):
+        undisturbed_s, loss_probability, remaining = expected_losses(forecasts, index, sizes)
+        min_nodes = per_size(request.min_nodes for request in requests)
+        rates_after = np.where(remaining >= min_nodes, curves.rates(index, remaining) / unit, 0.0)
+        window_s = per_size(forecast.window_s for forecast in forecasts)
+        expected = undisturbed_s * rates + (window_s - undisturbed_s) * rates_after
+        work_s = per_size(forecast.work_s for forecast in forecasts)
+        expected -= loss_probability * (work_s * rates + down_s * rates_after)
+        has_forecast = np.array([options.forecast is not None for options in class_options])
+        processed = (
+            expected if has_forecast.all() else np.where(has_forecast[index], expected, processed)
+        )
+    current = per_size(options.current for options in class_options)
+    up_s = per_size(cost.up_s for cost in costs)
+    restart_s = per_size(request.cost.down_s if request.restarting else 0.0 for request in requests)
+    pause_s = np.where(sizes > current, up_s, np.where(sizes < current, down_s, restart_s))
+    start_cost = per_size(cost.start_s for cost in costs) * rates
+    current_rate = per_size(options.current_rate for options in class_options)
+    rescale_cost = np.where(current == 0, start_cost, current_rate * pause_s)
+    weighted: Values = per_size(request.weight for request in requests) * (processed - rescale_cost)
     return weighted
 
 
-_UNKNOWN = Outlook([], 1.0, 0.0)
+_NO_FORECAST = LossForecast([], 1.0, 0.0)

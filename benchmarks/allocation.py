@@ -57,7 +57,7 @@ def event(
     current: dict[str, tuple[str, ...]],
     nodes: dict[str, NodeInfo],
     *,
-    counting: bool,
+    dynamic_program: bool,
     time_limit_s: float,
 ) -> tuple[Allocation, dict[str, tuple[str, ...]], list[Bid]]:
     """Bids, sizes and nodes: all that one event costs."""
@@ -66,7 +66,7 @@ def event(
         bids,
         capacity(nodes),
         clock=time.perf_counter,
-        counting=counting,
+        dynamic_program=dynamic_program,
         time_limit_s=time_limit_s,
     )
     return found, place(found.sizes, current, nodes), bids
@@ -82,7 +82,7 @@ def measure(
     known: Sequence[ScalingCurve],
     oracle: int,
     classes: int,
-    counting: bool,
+    dynamic_program: bool,
     time_limit_s: float,
 ) -> dict[str, object]:
     """One row."""
@@ -96,7 +96,7 @@ def measure(
             problem,
             problem.current,
             problem.nodes,
-            counting=counting,
+            dynamic_program=dynamic_program,
             time_limit_s=time_limit_s,
         )
         wall.append(time.perf_counter() - began)
@@ -128,7 +128,7 @@ def measure(
         "unproven": sum(gap > 0 for gap in gaps),
         "kinds": list(kinds),
         "repeats": repeats,
-        "solver": "dp+highs" if counting else "highs",
+        "solver": "dp+highs" if dynamic_program else "highs",
     }
 
 
@@ -138,7 +138,7 @@ def compare(nodes: int, jobs: int, *, seed: int, time_limit_s: float) -> dict[st
     problem = instance(seed, nodes, jobs, largest, "measured")
     began = time.perf_counter()
     found, _, _ = event(
-        problem, problem.current, problem.nodes, counting=True, time_limit_s=time_limit_s
+        problem, problem.current, problem.nodes, dynamic_program=True, time_limit_s=time_limit_s
     )
     ours = time.perf_counter() - began
     began = time.perf_counter()
@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument(
         "--highs-only",
         action="store_true",
-        help="every core to HiGHS, none to the counting program",
+        help="every reduced problem to HiGHS, none to the dynamic program",
     )
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds a solve may take")
     parser.add_argument(
@@ -257,7 +257,7 @@ def main() -> None:
         known=known,
         oracle=args.oracle if args.classes == 1 else 0,
         classes=args.classes,
-        counting=not args.highs_only,
+        dynamic_program=not args.highs_only,
         time_limit_s=args.time_limit,
     )
     columns = (

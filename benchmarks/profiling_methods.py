@@ -60,18 +60,18 @@ class Inverse(Method):
     def next(self) -> int | None:
         size = next_size(self.plan, self.curve, self.largest)
         if size is not None:
-            self.plan = self.plan.asking(size)
+            self.plan = self.plan.with_requested(size)
         return size
 
     def learn(self, m: Measurement) -> None:
         super().learn(m)
-        self.plan = self.plan.done_with(m.nodes)
+        self.plan = self.plan.with_visited(m.nodes)
 
 
 class InverseEveryRung(Inverse):
     """The same down the whole ladder, nothing passed over."""
 
-    config = PlanConfig(max_steps=MAX_STEPS, bridge=False, tolerance=1e-9)
+    config = PlanConfig(max_steps=MAX_STEPS, skip_interpolated=False, tolerance=1e-9)
 
 
 class Listed(Method):

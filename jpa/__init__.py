@@ -1,8 +1,9 @@
-"""Job profiling advisor: scaling curves measured while a job trains, from the largest size down.
+"""The job profiling advisor: measures scaling curves while jobs train, from the largest size down.
 Pure: no I/O, no clock, no threads.
 
-:class:`Advisor` is the door for the controller; :class:`MeasuredCurve`, :class:`RescaleCosts` and
-:class:`Monitor` go on learning after the profile; :mod:`jpa.reuse` carries curves to other jobs.
+The controller uses :class:`Advisor`. :class:`MeasuredCurve`, :class:`RescaleCosts` and
+:class:`Monitor` continue to learn after the profile; :mod:`jpa.reuse` transfers curves to other
+jobs.
 """
 
 from jpa.advisor import Advisor
@@ -14,23 +15,23 @@ from jpa.messages import (
     AdvisorAnswer,
     AdvisorEvent,
     AdvisorTick,
-    Crashed,
-    JobGone,
+    JobEnded,
     NodesChanged,
     PointMeasured,
+    PriorReceived,
     ProfileFinished,
+    ProfileRequested,
     ProfileResult,
-    ProfileWanted,
-    ProgressSeen,
-    Scaled,
+    ProfileWaiting,
+    ProgressReported,
+    ScaleReached,
+    ScriptCrashed,
     SetSize,
-    Suggested,
-    Waiting,
 )
 from jpa.phase import Prior
 from jpa.plan import PlanConfig, ProfilePlan, ladder, new_plan, next_size
 from jpa.profile import AdvisorConfig
-from jpa.reuse import ModelSize, Stored, inherited, prior_from, profile_key
+from jpa.reuse import ModelSize, StoredCurve, inherit_curve, prior_from, profile_key
 
 __all__ = [
     "Advisor",
@@ -38,11 +39,10 @@ __all__ = [
     "AdvisorConfig",
     "AdvisorEvent",
     "AdvisorTick",
-    "Crashed",
     "CurveChange",
     "CurveConfig",
     "Donor",
-    "JobGone",
+    "JobEnded",
     "MeasureConfig",
     "MeasuredCurve",
     "Measurement",
@@ -54,20 +54,21 @@ __all__ = [
     "PlanConfig",
     "PointMeasured",
     "Prior",
+    "PriorReceived",
     "ProfileFinished",
     "ProfilePlan",
+    "ProfileRequested",
     "ProfileResult",
-    "ProfileWanted",
-    "ProgressSeen",
+    "ProfileWaiting",
+    "ProgressReported",
     "RescaleCosts",
-    "Scaled",
+    "ScaleReached",
+    "ScriptCrashed",
     "SetSize",
-    "Stored",
-    "Suggested",
+    "StoredCurve",
     "ThroughputMeter",
-    "Waiting",
     "choose_nodes",
-    "inherited",
+    "inherit_curve",
     "ladder",
     "new_plan",
     "next_size",

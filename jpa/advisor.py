@@ -1,15 +1,17 @@
-"""The job profiling advisor: one profile at a time, from the queue to the finished curve.
-``handle(event, now) -> [answer]``.
+"""The job profiling advisor, a state machine: ``handle(event, now) -> [answer]``.
 
-Decides when a waiting job is profiled, at which sizes, with whose nodes, and when its profile is
-over. It does not move jobs (the controller carries out :class:`~jpa.messages.SetSize`) and does not
-choose the size at which the job goes on (the allocator does). No I/O, no clock.
+Decides when a waiting job is profiled, at which sizes, with the nodes of which donor, and when its
+profile ends. It does not move jobs (the controller carries out :class:`~jpa.messages.SetSize`) and
+does not choose the job's size afterwards (the allocator does). No I/O, no clock.
 
-Invariants, tested with random event sequences: one job is profiled at a time and one donor
-interrupted for it; no donor falls below its minimum or its last node; a profile that is not
-disturbed scales up once and then only down; it is over within ``max_profile_s`` and one rescale;
-jobs are served first come, first served, but one whose nodes cannot be had does not hold up the
-others.
+Invariants, tested with random sequences of events:
+
+* One job is profiled at a time, and at most one donor is interrupted for it.
+* A donor keeps its minimum and at least one node.
+* An undisturbed profile scales up once and then only down.
+* It ends within ``max_profile_s`` and one rescale.
+* Jobs are served first come, first served; a job whose nodes are not available does not block the
+  others.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from jpa.availability import NodeAvailability
 from jpa.curve import MeasuredCurve
 from jpa.donors import Offer
 from jpa.measure import MeasurementState, ThroughputMeter
@@ -25,41 +28,40 @@ from jpa.messages import (
     AdvisorAnswer,
     AdvisorEvent,
     AdvisorTick,
-    Crashed,
-    JobGone,
+    JobEnded,
     NodesChanged,
     PointMeasured,
+    PriorReceived,
     ProfileFinished,
+    ProfileRequested,
     ProfileResult,
-    ProfileWanted,
-    ProgressSeen,
-    Scaled,
+    ProfileWaiting,
+    ProgressReported,
+    ScaleReached,
+    ScriptCrashed,
     SetSize,
-    Suggested,
-    Waiting,
 )
-from jpa.plan import ProfilePlan, known, new_plan, next_step
+from jpa.plan import ProfilePlan, is_known, new_plan, next_step
 from jpa.profile import AdvisorConfig, Profile, WaitingProfile
-from jpa.reuse import inherited
-from jpa.supply import Supply
+from jpa.reuse import inherit_curve
 
 
 class Advisor:
-    """The state machine. Everything but :meth:`handle` only reads."""
+    """The state machine. Only :meth:`handle` changes it."""
 
     def __init__(self, config: AdvisorConfig | None = None) -> None:
         self.config = config or AdvisorConfig()
         self._active: Profile | None = None
         self._queue: list[WaitingProfile] = []
-        self._supply = Supply(self.config.donor_quiet_s)
-        self._table: dict[type, Callable[[Any, float], Iterable[AdvisorAnswer]]] = {
-            ProfileWanted: self._wanted,
-            Suggested: self._suggested,
+        self._availability = NodeAvailability(self.config.donor_quiet_s)
+        self._handlers: dict[type, Callable[[Any, float], Iterable[AdvisorAnswer]]] = {
+            ProfileRequested: self._profile_requested,
+            PriorReceived: self._prior_received,
             NodesChanged: self._nodes_changed,
-            Scaled: self._scaled,
-            ProgressSeen: self._progress,
-            Crashed: self._crashed,
-            JobGone: self._gone,
+            ScaleReached: self._scale_reached,
+            ProgressReported: self._progress_reported,
+            ScriptCrashed: self._script_crashed,
+            JobEnded: self._job_ended,
             AdvisorTick: self._tick,
         }
 
@@ -70,34 +72,39 @@ class Advisor:
 
     @property
     def target(self) -> int | None:
-        """The size at which that job is, or to which it is on its way; the controller leaves it
-        there.
+        """The size that this job has or is being moved to, nodes. The controller does not change
+        it.
         """
         return self._active.target if self._active else None
 
     @property
     def waiting(self) -> tuple[str, ...]:
         """Jobs that wait for a profile, in order."""
-        return tuple(q.wanted.job for q in self._queue)
+        return tuple(entry.request.job for entry in self._queue)
 
     def handle(self, event: AdvisorEvent, now: float) -> list[AdvisorAnswer]:
-        """Take one event at time ``now`` (seconds, never before the last one) and return what is to
-        be done, in order.
+        """Process one event.
+
+        Args:
+            event: the event.
+            now: the time, seconds, never before that of the last event.
+
+        Returns:
+            The answers, to be carried out in order.
 
         Raises:
-            ValueError: on a wish for a profile whose limits make no sense, or a report with
-                impossible numbers. Nothing has changed then.
+            ValueError: if the limits of a requested profile are invalid, or the numbers of a report
+                are impossible. The state is unchanged then.
         """
-        answers = list(self._table[type(event)](event, now))
-        if answers or not isinstance(
-            event, ProgressSeen
-        ):  # reports are many, and by themselves they let nobody start
+        answers = list(self._handlers[type(event)](event, now))
+        # A report alone never allows a profile to start, and reports are frequent.
+        if answers or not isinstance(event, ProgressReported):
             answers += self._start_next(now)
         return answers
 
     # --- events ---
 
-    def _wanted(self, event: ProfileWanted, now: float) -> Iterable[AdvisorAnswer]:
+    def _profile_requested(self, event: ProfileRequested, now: float) -> Iterable[AdvisorAnswer]:
         if event.job == self.profiling or event.job in self.waiting:
             return ()
         new_plan(
@@ -105,46 +112,47 @@ class Advisor:
             event.max_nodes,
             MeasuredCurve(),
             allowed=event.sizes,
-            chosen=event.chosen,
-        )  # raises on nonsense
+            requested_sizes=event.requested_sizes,
+        )  # raises if the limits are invalid
         self._queue.append(WaitingProfile(event, now))
         return ()
 
-    def _suggested(self, event: Suggested, now: float) -> Iterable[AdvisorAnswer]:
-        for queued in self._queue:
-            if queued.wanted.job == event.job:
-                queued.wanted = replace(
-                    queued.wanted,
-                    curve=queued.wanted.curve.with_prior(event.prior),
-                    chosen=event.chosen,
+    def _prior_received(self, event: PriorReceived, now: float) -> Iterable[AdvisorAnswer]:
+        for entry in self._queue:
+            if entry.request.job == event.job:
+                entry.request = replace(
+                    entry.request,
+                    curve=entry.request.curve.with_prior(event.prior),
+                    requested_sizes=event.requested_sizes,
                 )
         active = self._active
         if active is not None and active.job == event.job and active.curve.current.prior is None:
-            # The size being measured is measured all the same; of those below only what the prior
-            # leaves open.
-            wanted = replace(active.queued.wanted, chosen=event.chosen)
-            active.queued.wanted, active.curve = wanted, active.curve.with_prior(event.prior)
+            # The measurement in progress continues; smaller sizes are measured only if the prior
+            # does not determine them well enough.
+            request = replace(active.queue_entry.request, requested_sizes=event.requested_sizes)
+            active.queue_entry.request = request
+            active.curve = active.curve.with_prior(event.prior)
             active.plan = replace(
-                self._plan(wanted, active.curve),
-                asked=active.plan.asked,
+                self._plan(request, active.curve),
+                last_requested=active.plan.last_requested,
                 visited=active.plan.visited,
             )
         return ()
 
     def _nodes_changed(self, event: NodesChanged, now: float) -> Iterable[AdvisorAnswer]:
-        self._supply.changed(event)
-        for queued in self._queue:
-            held = event.held.get(queued.wanted.job, queued.wanted.nodes)
-            queued.wanted = replace(queued.wanted, nodes=held)
+        self._availability.update(event)
+        for entry in self._queue:
+            nodes = event.assigned.get(entry.request.job, entry.request.nodes)
+            entry.request = replace(entry.request, nodes=nodes)
         active = self._active
         if active is None:
             return ()
-        active.held = event.held.get(active.job, active.held)
-        return self._lost_nodes(active, now) if active.held < active.target else ()
+        active.nodes = event.assigned.get(active.job, active.nodes)
+        return self._nodes_lost(active, now) if active.nodes < active.target else ()
 
-    def _scaled(self, event: Scaled, now: float) -> Iterable[AdvisorAnswer]:
+    def _scale_reached(self, event: ScaleReached, now: float) -> Iterable[AdvisorAnswer]:
         active = self._active
-        # Any other size is an old rescale's: a loss of nodes is told by NodesChanged.
+        # Another size belongs to an earlier rescale; NodesChanged reports a loss of nodes.
         if (
             active is not None
             and event.job == active.job
@@ -154,7 +162,7 @@ class Advisor:
             active.meter = ThroughputMeter(active.target, now, self.config.measure)
         return ()
 
-    def _progress(self, event: ProgressSeen, now: float) -> Iterable[AdvisorAnswer]:
+    def _progress_reported(self, event: ProgressReported, now: float) -> Iterable[AdvisorAnswer]:
         active = self._active
         if active is None or event.job != active.job:
             return ()
@@ -164,23 +172,23 @@ class Advisor:
                 active.meter = ThroughputMeter(active.target, now, self.config.measure)
         if active.meter is None:
             return ()
-        outcome = active.meter.feed(event.time, event.samples)
-        return self._settle(active, outcome, now)
+        state = active.meter.feed(event.time, event.samples)
+        return self._finish_measurement(active, state, now)
 
-    def _crashed(self, event: Crashed, now: float) -> Iterable[AdvisorAnswer]:
+    def _script_crashed(self, event: ScriptCrashed, now: float) -> Iterable[AdvisorAnswer]:
         active = self._active
         if active is None or event.job != active.job:
             return ()
         active.curve = active.curve.with_unusable(event.nodes)
         active.failed = (*active.failed, event.nodes)
-        active.plan = active.plan.done_with(event.nodes)
+        active.plan = active.plan.with_visited(event.nodes)
         if len(active.failed) >= self.config.max_crashes:
             return self._end(active, now, "It failed too often.")
         return self._advance(active, now)
 
-    def _gone(self, event: JobGone, now: float) -> Iterable[AdvisorAnswer]:
-        self._queue = [q for q in self._queue if q.wanted.job != event.job]
-        self._supply.forget(event.job)
+    def _job_ended(self, event: JobEnded, now: float) -> Iterable[AdvisorAnswer]:
+        self._queue = [entry for entry in self._queue if entry.request.job != event.job]
+        self._availability.forget(event.job)
         active = self._active
         if active is None or event.job != active.job:
             return ()
@@ -197,28 +205,28 @@ class Advisor:
                 active, now, f"The time for a profile, {self.config.max_profile_s:g} s, is up."
             )
         if active.meter is not None:
-            return self._settle(active, active.meter.outcome(now), now)
-        if now - active.asked_at >= self.config.rescale_timeout_s:
+            return self._finish_measurement(active, active.meter.state(now), now)
+        if now - active.requested_at >= self.config.rescale_timeout_s:
             active.failed = (*active.failed, active.target)
-            active.plan = active.plan.done_with(active.target)
+            active.plan = active.plan.with_visited(active.target)
             if len(active.failed) >= self.config.max_crashes:
                 return self._end(active, now, "It failed too often.")
             return self._advance(active, now)
         return ()
 
-    # --- the profile under way ---
+    # --- the active profile ---
 
-    def _settle(
-        self, active: Profile, outcome: MeasurementState, now: float
+    def _finish_measurement(
+        self, active: Profile, state: MeasurementState, now: float
     ) -> Iterable[AdvisorAnswer]:
-        """Act on where the measurement of the current size stands."""
+        """If the measurement of the current size is over, add it to the curve and advance."""
         meter, size = active.meter, active.target
-        if meter is None or outcome is MeasurementState.MEASURING:
+        if meter is None or state is MeasurementState.MEASURING:
             return []
         active.meter = None
-        active.plan = active.plan.done_with(size)
-        active.queued.visited = (*active.queued.visited, size)
-        if outcome is MeasurementState.UNKNOWN:
+        active.plan = active.plan.with_visited(size)
+        active.queue_entry.visited = (*active.queue_entry.visited, size)
+        if state is MeasurementState.UNKNOWN:
             active.silent = (*active.silent, size)
             if len(active.silent) >= 2 and not active.measured:
                 return self._end(active, now, "The job reported no progress.")
@@ -231,130 +239,149 @@ class Advisor:
         return [PointMeasured(active.job, measurement, active.curve), *self._advance(active, now)]
 
     def _advance(self, active: Profile, now: float) -> Iterable[AdvisorAnswer]:
-        """Go to the next size or end."""
-        step = next_step(active.plan, active.curve, active.held)
+        """Request the next size, or end the profile."""
+        step = next_step(active.plan, active.curve, active.nodes)
         if step.size is None:
             return self._end(active, now, step.reason)
-        return [self._go(active, step.size, step.reason, now)]
+        return [self._request_size(active, step.size, step.reason, now)]
 
-    def _go(
+    def _request_size(
         self, active: Profile, size: int, reason: str, now: float, offer: Offer | None = None
     ) -> SetSize:
-        active.queued.scale_ups += size > active.held
-        active.queued.scale_downs += size < active.held
-        active.plan = active.plan.asking(size)
-        active.target, active.held, active.meter, active.asked_at = size, size, None, now
+        """Ask the controller for ``size`` nodes; ``offer``: the source of additional nodes."""
+        active.queue_entry.scale_ups += size > active.nodes
+        active.queue_entry.scale_downs += size < active.nodes
+        active.plan = active.plan.with_requested(size)
+        active.target, active.nodes, active.meter, active.requested_at = size, size, None, now
         if offer is None:
             return SetSize(active.job, size, reason)
         return SetSize(
             active.job,
             size,
             f"{reason} {offer.reason}",
-            offer.from_free,
-            offer.from_donor,
-            offer.count,
+            from_free=offer.from_free,
+            donor=offer.from_donor,
+            take=offer.count,
         )
 
-    def _lost_nodes(self, active: Profile, now: float) -> Iterable[AdvisorAnswer]:
-        """Go on with the nodes left, or back to the queue when they are too few."""
+    def _nodes_lost(self, active: Profile, now: float) -> Iterable[AdvisorAnswer]:
+        """Continue on the remaining nodes, or return the job to the queue if they are too few."""
         active.meter = None
-        wanted = active.queued.wanted
-        allowed = wanted.sizes or range(wanted.min_nodes, wanted.max_nodes + 1)
-        if any(wanted.min_nodes <= k <= active.held for k in allowed):
+        entry = active.queue_entry
+        request = entry.request
+        allowed = request.sizes or range(request.min_nodes, request.max_nodes + 1)
+        if any(request.min_nodes <= k <= active.nodes for k in allowed):
             return self._advance(active, now)
-        queued = active.queued
-        queued.attempts += 1
-        sentence = (
-            f"The job lost nodes while it was being profiled and has {active.held} left "
-            f"of at least {wanted.min_nodes}."
+        entry.attempts += 1
+        reason = (
+            f"The job lost nodes while it was being profiled: it has {active.nodes} and needs at "
+            f"least {request.min_nodes}."
         )
-        if queued.attempts >= self.config.max_attempts:
-            return self._end(active, now, sentence)
-        queued.wanted = replace(wanted, nodes=active.held, curve=active.learnt(self.config.curve))
-        queued.seconds += now - active.started
-        queued.since, queued.said = now, sentence
-        self._queue.insert(0, queued)
+        if entry.attempts >= self.config.max_attempts:
+            return self._end(active, now, reason)
+        curve = active.resulting_curve(self.config.curve)
+        entry.request = replace(request, nodes=active.nodes, curve=curve)
+        entry.seconds += now - active.started
+        entry.waiting_since, entry.last_reason = now, reason
+        self._queue.insert(0, entry)
         self._active = None
-        return [Waiting(active.job, sentence)]
+        return [ProfileWaiting(active.job, reason)]
 
     def _end(
         self, active: Profile, now: float, reason: str, result: ProfileResult | None = None
     ) -> Iterable[AdvisorAnswer]:
-        """Close the profile; without ``result`` it follows from what was measured."""
+        """End the active profile; ``result``: how it ended, None: according to the measurements."""
         self._active = None
         finished = active.finished(now, reason, self.config, result)
-        self._share(active.queued.wanted, inherited(finished.curve))
+        self._share(active.queue_entry.request, inherit_curve(finished.curve))
         return [finished]
 
     # --- the queue ---
 
-    def _share(self, wanted: ProfileWanted, curve: MeasuredCurve) -> None:
-        """Jobs of the same kind that wait need not measure what this one has."""
-        for queued in self._queue:
-            other = queued.wanted
-            if other.kind and (other.kind, other.node_class) == (wanted.kind, wanted.node_class):
-                queued.wanted = replace(other, curve=other.curve.with_points_of(curve))
+    def _share(self, request: ProfileRequested, curve: MeasuredCurve) -> None:
+        """Give the points of ``curve`` to the waiting jobs of the same kind as ``request``."""
+        for entry in self._queue:
+            other = entry.request
+            if other.kind and (other.kind, other.node_class) == (request.kind, request.node_class):
+                entry.request = replace(other, curve=other.curve.with_points_of(curve))
 
     def _start_next(self, now: float) -> list[AdvisorAnswer]:
-        """Start the first job in the queue that can be; say why the others wait."""
+        """Start the first job of the queue that can start; report why the others wait."""
         answers: list[AdvisorAnswer] = []
-        for queued in list(self._queue):
+        for entry in list(self._queue):
             if self._active is None:
-                tried = self._try(queued, now)
-                if not isinstance(tried, Waiting):
-                    self._queue.remove(queued)
-                    answers.append(tried)
+                answer = self._try_start(entry, now)
+                if not isinstance(answer, ProfileWaiting):
+                    self._queue.remove(entry)
+                    answers.append(answer)
                     continue
-                reason = tried.reason
+                reason = answer.reason
             else:
                 reason = f"Job {self._active.job} is being profiled; one profile runs at a time."
-            if reason != queued.said:
-                queued.said = reason
-                answers.append(Waiting(queued.wanted.job, reason))
+            if reason != entry.last_reason:
+                entry.last_reason = reason
+                answers.append(ProfileWaiting(entry.request.job, reason))
         return answers
 
-    def _try(self, queued: WaitingProfile, now: float) -> SetSize | ProfileFinished | Waiting:
-        """Start a profile, end one that has nothing to measure, or say why its nodes cannot
-        be had.
+    def _try_start(
+        self, entry: WaitingProfile, now: float
+    ) -> SetSize | ProfileFinished | ProfileWaiting:
+        """Start a profile, end one that has nothing to measure, or report why its nodes are not
+        available.
         """
-        wanted, config = queued.wanted, self.config
+        request, config = entry.request, self.config
         try:
-            plan = self._plan(wanted, wanted.curve)
-        except ValueError as error:  # every size is unusable; anything else was refused on arrival
-            return queued.finished(ProfileResult.UNKNOWN, str(error))
-        best = next_step(plan, wanted.curve, wanted.max_nodes)
+            plan = self._plan(request, request.curve)
+        except ValueError as error:  # every size is unusable; other errors were raised on arrival
+            return entry.finished(ProfileResult.UNKNOWN, str(error))
+        best = next_step(plan, request.curve, request.max_nodes)
         if best.size is None:
-            return queued.finished(ProfileResult.MEASURED, best.reason)
+            return entry.finished(ProfileResult.MEASURED, best.reason)
         tolerance = plan.config.tolerance
-        # Smallest first: a job that waits is tried every few seconds.
-        least = next(k for k in sorted(plan.sizes) if not known(wanted.curve, k, tolerance))
-        patient = now - queued.since < config.patience_s
-        needed = max(least, round(config.worthwhile * best.size)) if patient else least
-        offer = self._supply.offer(wanted, best.size, needed, now)
-        step = next_step(plan, wanted.curve, wanted.nodes + offer.total)
-        if step.size is None or step.size < needed:
-            fewer = wanted.nodes + self._supply.offer(wanted, best.size, least, now).total
-            if fewer < least:
-                return Waiting(wanted.job, offer.reason)
-            patience = f"it waits for {needed} until {config.patience_s:g} s have passed"
-            return Waiting(
-                wanted.job,
-                f"Only {fewer} of the {best.size} nodes to profile it on can be had; {patience}.",
+        # The search begins at the smallest size, because it usually ends there, and a waiting job
+        # is tried every few seconds.
+        smallest = next(k for k in sorted(plan.sizes) if not is_known(request.curve, k, tolerance))
+        is_patient = now - entry.waiting_since < config.patience_s
+        min_size = (
+            max(smallest, round(config.min_node_share * best.size)) if is_patient else smallest
+        )
+        offer = self._availability.offer(request, best.size, min_size, now)
+        step = next_step(plan, request.curve, request.nodes + offer.total)
+        if step.size is None or step.size < min_size:
+            available = (
+                request.nodes + self._availability.offer(request, best.size, smallest, now).total
+            )
+            if available < smallest:
+                return ProfileWaiting(request.job, offer.reason)
+            return ProfileWaiting(
+                request.job,
+                f"Only {available} of the {best.size} nodes to profile it on are available; it "
+                f"waits for {min_size} until {config.patience_s:g} s have passed.",
             )
         if step.size != best.size:
-            offer = self._supply.offer(wanted, step.size, step.size, now)
-        active = Profile(queued, plan, wanted.curve, now, step.size, wanted.nodes, now)
+            offer = self._availability.offer(request, step.size, step.size, now)
+        active = Profile(
+            queue_entry=entry,
+            plan=plan,
+            curve=request.curve,
+            started=now,
+            target=step.size,
+            nodes=request.nodes,
+            requested_at=now,
+        )
         self._active = active
-        self._supply.take(offer, wanted.node_class, now)
-        return self._go(active, step.size, step.reason, now, offer if offer.total else None)
+        self._availability.take(offer, request.node_class, now)
+        return self._request_size(
+            active, step.size, step.reason, now, offer if offer.total else None
+        )
 
-    def _plan(self, wanted: ProfileWanted, curve: MeasuredCurve) -> ProfilePlan:
-        """Which sizes to visit. Raises ValueError when every size is unusable."""
+    def _plan(self, request: ProfileRequested, curve: MeasuredCurve) -> ProfilePlan:
+        """The sizes to visit. Raises ValueError if every size is unusable."""
         return new_plan(
-            wanted.min_nodes,
-            wanted.max_nodes,
+            request.min_nodes,
+            request.max_nodes,
             curve,
-            allowed=wanted.sizes,
-            chosen=wanted.chosen,
+            allowed=request.sizes,
+            requested_sizes=request.requested_sizes,
             config=self.config.plan,
         )

@@ -1,13 +1,12 @@
-"""The scaling curve of one job as the product knows it: one curve per phase, kept up to date for as
-long as the job runs.
+"""The scaling curve of one job: one curve for each phase, updated as long as the job runs.
 
-Decides what is known about a job's throughput at every size, and tells when it has changed. It does
-not choose what to measure (:mod:`jpa.plan`) and does not value sizes (the allocator does, from
+Decides the estimate of a job's throughput at every size, and when it has changed. It does not
+choose what to measure (:mod:`jpa.plan`) and does not value sizes (the allocator does, from
 :meth:`MeasuredCurve.conservative`).
 
-A phase is a period in which the work of one step is the same; its name is usually the global batch
-size. A new phase starts with the shape of the one before as a prior, and a phase returned to finds
-its own curve again.
+A phase is a period in which the work of one step is constant; its name is usually the global batch
+size. A new phase starts with the shape of the one before as a prior. When a job returns to a phase,
+the curve of that phase applies again.
 """
 
 from __future__ import annotations
@@ -20,47 +19,48 @@ from typing import Any
 from allocator.curves import CurveError, ScalingCurve
 from jpa.drift import Cusum
 from jpa.phase import PhaseCurve, Prior
-from jpa.points import CI95, Point, PointConfig, new_point, observed, remeasured
+from jpa.points import CI95, Point, PointConfig, new_point, observe, remeasure
 
 DEFAULT_PHASE = "default"
-_PHASES_KEPT = 8
+_MAX_PHASES = 8
+"""Phases in one curve; the oldest are dropped."""
 _VERSION = 1
 
 
 @dataclass(frozen=True)
 class CurveChange:
-    """The curve no longer holds as it was."""
+    """A lasting change of a job's curve."""
 
     kind: str
-    """``"drift"``: the throughput at ``nodes`` moved for good. ``"phase"``: the job entered
+    """``"drift"``: the throughput at ``nodes`` has changed. ``"phase"``: the job has entered
     ``phase``.
     """
     nodes: int
-    """The size, 0 for a phase."""
+    """The size of a drift, 0 for a phase."""
     before: float
-    """Throughput before, samples/s."""
+    """Throughput before a drift, samples/s."""
     after: float
-    """Throughput after, samples/s."""
+    """Throughput after a drift, samples/s."""
     phase: str
-    """The phase the job is in."""
+    """The job's current phase."""
     sentence: str
-    """For the user."""
+    """A description for the user."""
 
 
 @dataclass(frozen=True)
 class CurveConfig:
-    """How observations are weighed, and how much of a curve is carried on."""
+    """How observations are weighted, and how far an old curve counts after a change."""
 
     points: PointConfig = field(default_factory=PointConfig)
-    """Weighing of observations."""
+    """Weights of observations."""
     drift_level_std: float = 0.1
-    """Relative standard deviation of the level after a drift."""
+    """Relative standard deviation of the old level after a drift."""
     drift_shape_std: float = 0.06
-    """The same of the shape, per √octave."""
+    """Relative standard deviation of the old shape after a drift, per √octave."""
     phase_level_std: float = 0.3
-    """Relative standard deviation of the level in a new phase."""
+    """Relative standard deviation of the old level in a new phase."""
     phase_shape_std: float = 0.08
-    """The same of the shape, per √octave."""
+    """Relative standard deviation of the old shape in a new phase, per √octave."""
 
 
 DEFAULT_CONFIG = CurveConfig()
@@ -68,22 +68,28 @@ DEFAULT_CONFIG = CurveConfig()
 
 @dataclass(frozen=True)
 class MeasuredCurve:
-    """A job's curve. Immutable: every change gives a new one."""
+    """A job's curve. Immutable: a change returns a new curve."""
 
     phases: tuple[tuple[str, PhaseCurve], ...] = ((DEFAULT_PHASE, PhaseCurve()),)
-    """(name, curve), the current one last."""
+    """(name, curve) of each phase, the current one last."""
     unusable: frozenset[int] = frozenset()
-    """Sizes at which the script crashed; they are worth nothing."""
+    """Sizes at which the script crashed; their throughput is 0."""
     neutral_rate: float = 1.0
-    """Samples/s of one node assumed before anything is known (the daemon gives the median of its
-    other jobs).
+    """Throughput of one node that is assumed without any information, samples/s (the daemon uses
+    the median of its other jobs).
     """
 
     @classmethod
     def from_prior(
         cls, prior: Prior | None, phase: str = DEFAULT_PHASE, neutral_rate: float = 1.0
     ) -> MeasuredCurve:
-        """A curve of a job not measured yet, from a prior (None: neutral)."""
+        """The curve of a job without measurements.
+
+        Args:
+            prior: the assumed curve; None: neutral.
+            phase: the job's current phase.
+            neutral_rate: throughput of one node without any information, samples/s.
+        """
         return cls(((phase, PhaseCurve((), prior)),), frozenset(), neutral_rate)
 
     @property
@@ -102,12 +108,11 @@ class MeasuredCurve:
         return tuple(p.nodes for p in self.current.points)
 
     @property
-    def known(self) -> bool:
-        """Whether anything at all is known: a measured throughput above 0, or a prior."""
+    def has_data(self) -> bool:
+        """Whether the current phase has a measured throughput above 0 or a prior."""
         return self.current.prior is not None or any(p.rate > 0 for p in self.current.points)
 
-    # -- reading
-    # ----------------------------------------
+    # --- estimates ---
 
     def estimate(self, nodes: int) -> tuple[float, float]:
         """(samples/s, standard deviation) at ``nodes`` in the current phase; (0, 0) at an unusable
@@ -118,27 +123,33 @@ class MeasuredCurve:
         return self.current.estimate(nodes, self.neutral_rate)
 
     def smoothed(self, nodes: int) -> tuple[float, float]:
-        """(samples/s, standard deviation) at ``nodes`` to make bids from: smoothed where a law
-        explains all that was measured.
+        """(samples/s, standard deviation) at ``nodes`` for bids: from the α-β law if it explains
+        all measurements, else as :meth:`estimate`.
         """
         if nodes in self.unusable:
             return 0.0, 0.0
         return self.current.smoothed(nodes, self.neutral_rate)
 
     def relative_half_width(self, nodes: int) -> float:
-        """Half-width of the 95 % interval at ``nodes`` as a share of the throughput; 0 where the
-        throughput is known to be 0.
+        """Half-width of the 95 % interval at ``nodes`` divided by the throughput; 0 if the
+        throughput is 0.
         """
         rate, std = self.estimate(nodes)
         return CI95 * std / rate if rate > 0 else 0.0
 
     def uncertain(self, sizes: Iterable[int], tolerance: float = 0.075) -> tuple[int, ...]:
-        """Those of ``sizes`` not known to within ``tolerance`` (half-width of the 95 % interval),
-        descending.
+        """The sizes whose throughput is not known well enough.
 
-        A measured size counts as known whatever its scatter: measuring it again at once would tell
-        nothing new. That something is uncertain is no reason for another profile by itself (a
-        profile leaves what is not worth a visit); a :class:`CurveChange` is.
+        A measured size counts as known, however large its scatter: another measurement right away
+        would give the same. Uncertain sizes alone are no reason for another profile, because a
+        profile skips sizes that do not pay; a :class:`CurveChange` is one.
+
+        Args:
+            sizes: the sizes to check.
+            tolerance: relative half-width of the 95 % interval within which a size is known.
+
+        Returns:
+            The uncertain ones, descending.
         """
         measured = set(self.measured_sizes)
         return tuple(
@@ -148,15 +159,18 @@ class MeasuredCurve:
         )
 
     def conservative(self, sizes: Iterable[int], kappa: float = 1.0) -> ScalingCurve:
-        """The curve for the allocator at every one of ``sizes``: each throughput lowered by
-        ``kappa`` of its standard deviations.
+        """The curve for the allocator: each throughput is lowered according to its uncertainty.
 
-        The relative deviation r lowers it by the factor exp(−kappa·r): hardly different from 1 −
-        kappa·r where a size is known, and never worth nothing where it is not. Name all sizes that
-        will be bid for: between named ones the allocator's curve is linear.
+        A relative standard deviation r lowers it by the factor exp(−kappa·r). For a known size this
+        is close to 1 − kappa·r; for an unknown one it is still above 0.
+
+        Args:
+            sizes: all sizes that the bid will offer. Between them the allocator interpolates
+                linearly.
+            kappa: how many standard deviations to subtract.
 
         Raises:
-            CurveError: without any size.
+            CurveError: if ``sizes`` is empty.
         """
         points = {}
         for k in sizes:
@@ -164,8 +178,7 @@ class MeasuredCurve:
             points[k] = rate * math.exp(-kappa * std / rate) if rate > 0 else 0.0
         return ScalingCurve.of(points)
 
-    # -- changing
-    # ----------------------------------------
+    # --- changes ---
 
     def with_measurement(
         self,
@@ -175,14 +188,23 @@ class MeasuredCurve:
         now: float,
         config: CurveConfig = DEFAULT_CONFIG,
     ) -> MeasuredCurve:
-        """With one size measured by a profile (samples/s; half-width of the 95 % interval). Raises
-        ValueError on an impossible rate.
+        """The curve with a measurement of a profile.
+
+        Args:
+            nodes: the size.
+            rate: samples/s.
+            half_width: half-width of the 95 % interval, samples/s.
+            now: the time, seconds.
+            config: weights.
+
+        Raises:
+            ValueError: if the rate is negative or not finite.
         """
         old = self.current.at(nodes)
         point = (
             new_point(nodes, rate, half_width, now, config.points)
             if old is None
-            else remeasured(old, rate, half_width, now, config.points)
+            else remeasure(old, rate, half_width, now, config.points)
         )
         return self._with_current(self.current.with_point(point))
 
@@ -194,34 +216,45 @@ class MeasuredCurve:
         now: float,
         config: CurveConfig = DEFAULT_CONFIG,
     ) -> tuple[MeasuredCurve, CurveChange | None]:
-        """With one ordinary window of the monitor at a fixed size, and the drift it completes, if
-        any.
+        """The curve with one window of the monitor at a fixed size.
 
-        After a drift the old curve stays as a prior of its shape, moved to the new level; the other
-        sizes are uncertain again. Raises ValueError on an impossible rate.
+        After a drift the old curve, scaled to the new level, becomes the prior, and the other sizes
+        become uncertain.
+
+        Args:
+            nodes: the size.
+            rate: samples/s.
+            half_width: half-width of the 95 % interval, samples/s; infinite if unknown.
+            now: the time, seconds.
+            config: weights.
+
+        Returns:
+            (the new curve, the drift that this window completes, or None).
+
+        Raises:
+            ValueError: if the rate is negative or not finite.
         """
         old = self.current.at(nodes)
         if old is None:
-            wide = (
+            half_width = (
                 max(half_width, CI95 * config.points.window_std * rate)
                 if math.isfinite(half_width)
                 else CI95 * 0.05 * rate
             )
             return self._with_current(
-                self.current.with_point(new_point(nodes, rate, wide, now, config.points))
+                self.current.with_point(new_point(nodes, rate, half_width, now, config.points))
             ), None
-        point, shift = observed(old, rate, half_width, now, config.points)
+        point, shift = observe(old, rate, half_width, now, config.points)
         if shift is None:
             return self._with_current(self.current.with_point(point)), None
         sentence = (
-            f"The throughput at {nodes} nodes moved from {shift.before:.4g} to "
-            f"{shift.after:.4g} samples/s for good; "
-            "the other sizes will be measured again."
+            f"The throughput at {nodes} nodes has changed from {shift.before:.4g} to "
+            f"{shift.after:.4g} samples/s; the other sizes will be measured again."
         )
         change = CurveChange("drift", nodes, shift.before, shift.after, self.phase, sentence)
         prior = None
         if shift.before > 0 and shift.after > 0:
-            # The point itself has begun to follow the shift; the shape is the one before.
+            # The point has begun to follow the shift; the prior needs its level before.
             shape = self.current.with_point(replace(old, rate=shift.before))
             factor = shift.after / shift.before
             prior = shape.as_prior(
@@ -230,14 +263,15 @@ class MeasuredCurve:
         return self._with_current(PhaseCurve((point,), prior)), change
 
     def with_points_of(self, other: MeasuredCurve) -> MeasuredCurve:
-        """With what ``other``, of a job that scales alike, has measured at sizes that this one has
-        not. After a drift, and where there is a prior already, nothing is taken over.
+        """The curve with the points of ``other``, a job with the same curve, at sizes without an
+        own point. It is unchanged if the phases differ or this curve has a prior (also after a
+        drift).
         """
         missing = [p for p in other.current.points if self.current.at(p.nodes) is None]
         if (
             other.phase != self.phase
             or not missing
-            or not other.known
+            or not other.has_data
             or self.current.prior is not None
         ):
             return self
@@ -249,52 +283,57 @@ class MeasuredCurve:
         )
 
     def with_prior(self, prior: Prior) -> MeasuredCurve:
-        """With what another job suggests of the current phase, unless there is a prior already."""
-        return (
-            self
-            if self.current.prior is not None
-            else self._with_current(replace(self.current, prior=prior))
-        )
+        """The curve with ``prior`` for the current phase, unless there is a prior already."""
+        if self.current.prior is not None:
+            return self
+        return self._with_current(replace(self.current, prior=prior))
 
     def with_phase(
         self, phase: str, config: CurveConfig = DEFAULT_CONFIG
     ) -> tuple[MeasuredCurve, CurveChange | None]:
-        """In ``phase`` from now on. A phase seen before has its curve back; a new one starts from
-        the shape of the current one.
+        """Enter a phase.
+
+        Args:
+            phase: its name.
+            config: how far the current curve counts in a new phase.
+
+        Returns:
+            (the curve in ``phase``, the change, or None if the phase is the same). An earlier phase
+            has its old curve; a new one starts with the shape of the current one as a prior.
         """
         if phase == self.phase:
             return self, None
-        known = dict(self.phases)
-        if phase in known:
-            curve, what = known.pop(phase), "its curve is known from before."
+        phases = dict(self.phases)
+        if phase in phases:
+            curve, origin = phases.pop(phase), "its curve is known from before."
         else:
             source = f"phase {self.phase}"
             curve = PhaseCurve(
                 (),
                 self.current.as_prior(1.0, config.phase_level_std, config.phase_shape_std, source),
             )
-            what = f"its curve starts from the shape of {source}."
-        if not self.known and phase not in dict(self.phases):
-            known.pop(self.phase, None)  # an empty phase is not worth keeping
-        kept = tuple(known.items())[-(_PHASES_KEPT - 1) :]
-        change = CurveChange("phase", 0, 0.0, 0.0, phase, f"The job entered phase {phase}; {what}")
-        return replace(self, phases=(*kept, (phase, curve))), change
+            origin = f"its curve starts from the shape of {source}."
+        if not self.has_data and phase not in dict(self.phases):
+            phases.pop(self.phase, None)  # an empty phase is of no use later
+        earlier = tuple(phases.items())[-(_MAX_PHASES - 1) :]
+        sentence = f"The job entered phase {phase}; {origin}"
+        change = CurveChange("phase", 0, 0.0, 0.0, phase, sentence)
+        return replace(self, phases=(*earlier, (phase, curve))), change
 
     def with_unusable(self, nodes: int) -> MeasuredCurve:
-        """With a size at which the script crashes. Its point, if any, is dropped."""
+        """The curve with a size at which the script crashes; its point is dropped."""
         points = tuple(p for p in self.current.points if p.nodes != nodes)
-        changed = self._with_current(replace(self.current, points=points))
-        return replace(changed, unusable=self.unusable | {nodes})
+        curve = self._with_current(replace(self.current, points=points))
+        return replace(curve, unusable=self.unusable | {nodes})
 
     def _with_current(self, curve: PhaseCurve) -> MeasuredCurve:
         return replace(self, phases=(*self.phases[:-1], (self.phase, curve)))
 
-    # -- the store
-    # ----------------------------------------
+    # --- serialisation ---
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for the store (JSON or msgpack). The running sums of the drift detection are
-        not kept: they start afresh.
+        """The curve as plain values for the store (JSON or msgpack). The state of the drift
+        detection is not stored.
         """
         return {
             "version": _VERSION,
@@ -315,8 +354,10 @@ class MeasuredCurve:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> MeasuredCurve:
-        """The inverse of :meth:`to_dict`. Raises CurveError with a sentence when the stored value
-        is damaged.
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            CurveError: if the stored value is damaged or of another version.
         """
         try:
             if data["version"] != _VERSION:
@@ -346,10 +387,13 @@ class MeasuredCurve:
 
 
 def phase_name(global_batch: int | None, nodes: int = 1, fixed_per_node: bool = False) -> str:
-    """Name of the phase for a reported global batch size (samples per step).
+    """The name of a phase.
 
-    A job that keeps its batch per node (``fixed_per_node``) has another global batch at every size
-    and still one curve: its phase is the batch per node.
+    Args:
+        global_batch: the reported global batch size, samples per step; None if unknown.
+        nodes: the current size.
+        fixed_per_node: whether the job keeps its batch per node. Its global batch differs at every
+            size although its curve is the same, so its phase is the batch per node.
     """
     if global_batch is None:
         return DEFAULT_PHASE

@@ -1,9 +1,9 @@
-"""Where the nodes of a profile come from: free ones first, then one donor.
+"""The source of a profile's nodes: free nodes first, then one donor.
 
-Decides how many free nodes a profile gets and which one running job gives up how many. It does not
-move anything and names no nodes; the controller does. Rules: at most one donor, never the donor's
-last node, never a donor below its minimum, a size that the donor allows, the donor that was left
-alone for longest.
+Decides how many free nodes a profile gets, and which running job gives up how many. It does not
+choose nodes and does not move jobs; the controller does. Rules: at most one donor; a donor keeps at
+least one node, its minimum and a size that it accepts; the donor whose last interruption is longest
+ago comes first.
 """
 
 from __future__ import annotations
@@ -15,84 +15,91 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Donor:
-    """A running job that could give nodes."""
+    """A running job that could give up nodes."""
 
     job: str
     """Its name."""
     nodes: int
-    """Held now."""
+    """Nodes that it has now."""
     min_nodes: int = 1
-    """The fewest it runs on."""
+    """The fewest nodes that it accepts."""
     last_interrupted: float | None = None
-    """When nodes were last taken from it for a profile, seconds; None for never."""
+    """When it last gave up nodes for a profile, seconds; None for never."""
     sizes: tuple[int, ...] | None = None
-    """Sizes it accepts, None for all."""
+    """Sizes that it accepts, None for all."""
     node_class: str = "default"
     """Class of its nodes."""
 
     @property
     def spare(self) -> int:
-        """The most nodes it can give up and still run at an allowed size; 0 when none."""
+        """The most nodes that it can give up and still run at an accepted size; 0 if none."""
         return max(self._releases(), default=0)
 
-    def release(self, wanted: int) -> int:
-        """Nodes it gives up when ``wanted`` are asked for: the fewest that are enough, else the
-        most it can; 0 when it can give none.
+    def release(self, requested: int) -> int:
+        """The number of nodes that it gives up for ``requested`` ones: the fewest that suffice,
+        else as many as it can.
 
-        Allowed sizes may force it to give more than wanted; the rest becomes free.
+        Its accepted sizes may make the number larger than ``requested``; the rest becomes free.
         """
-        if wanted < 1:
+        if requested < 1:
             return 0
-        enough = [r for r in self._releases() if r >= wanted]
-        return min(enough) if enough else self.spare
+        sufficient = [r for r in self._releases() if r >= requested]
+        return min(sufficient) if sufficient else self.spare
 
     def _releases(self) -> list[int]:
-        least = max(1, self.min_nodes)
-        left = (
-            range(least, self.nodes)
+        """All numbers of nodes that it can give up."""
+        minimum = max(1, self.min_nodes)
+        smaller_sizes = (
+            range(minimum, self.nodes)
             if self.sizes is None
-            else [k for k in self.sizes if least <= k < self.nodes]
+            else [k for k in self.sizes if minimum <= k < self.nodes]
         )
-        return [self.nodes - k for k in left]
+        return [self.nodes - k for k in smaller_sizes]
 
 
 @dataclass(frozen=True)
 class Offer:
-    """Nodes for a profile."""
+    """Additional nodes for a profile."""
 
     from_free: int
     """Free nodes."""
     from_donor: str | None
-    """The job that gives up others; None: nobody is interrupted."""
+    """The job that gives up nodes; None: no job is interrupted."""
     count: int
-    """Nodes that it gives up."""
+    """Nodes that the donor gives up."""
     total: int
-    """New nodes the profile can use: the free ones and what it needs of ``count``; 0 means no
-    offer.
+    """Additional nodes that the profile can use: the free ones and those of ``count`` that it
+    needs; 0 means no offer.
     """
     reason: str
     """A sentence for the user."""
 
 
 def choose_nodes(
-    wanted: int, free: int, running_jobs: Sequence[Donor], *, minimum: int = 1
+    requested: int, free: int, running_jobs: Sequence[Donor], *, minimum: int = 1
 ) -> Offer:
-    """Nodes for a profile that wants ``wanted`` more and is of no use with fewer than ``minimum``
-    more.
+    """Choose the additional nodes of a profile.
 
     Args:
-        wanted: nodes to add, 0 or more.
+        requested: nodes to add, 0 or more.
         free: idle leased nodes.
-        running_jobs: jobs that may be asked, without the profiled one and without those that are
-            being rescaled.
-        minimum: fewest nodes to add that let the profile run.
+        running_jobs: possible donors, without the profiled job and without jobs that are being
+            rescaled.
+        minimum: the fewest added nodes with which the profile can run.
+
+    Returns:
+        Up to ``requested`` nodes, or an empty offer if fewer than ``minimum`` are available.
+
+    Raises:
+        ValueError: if a number is negative.
     """
-    if wanted < 0 or free < 0 or minimum < 0:
+    if requested < 0 or free < 0 or minimum < 0:
         raise ValueError(
-            f"Nodes cannot be negative: wanted {wanted}, free {free}, minimum {minimum}."
+            f"Numbers of nodes cannot be negative: requested {requested}, free {free}, "
+            f"minimum {minimum}."
         )
-    from_free = min(wanted, free)
-    missing = wanted - from_free
+    from_free = min(requested, free)
+    missing = requested - from_free
     if missing == 0:
         return Offer(
             from_free,
@@ -101,13 +108,15 @@ def choose_nodes(
             from_free,
             f"{_nodes(from_free)} {'is' if from_free == 1 else 'are'} free.",
         )
-    # Only a donor that makes the profile possible is worth interrupting.
-    able = [d for d in running_jobs if d.spare > 0 and from_free + min(d.spare, missing) >= minimum]
-    if able:
-        donor = min(able, key=_left_alone_longest)
+    # A donor is interrupted only if its nodes make the profile possible.
+    donors = [
+        d for d in running_jobs if d.spare > 0 and from_free + min(d.spare, missing) >= minimum
+    ]
+    if donors:
+        donor = min(donors, key=_donor_order)
         count = donor.release(missing)
         total = from_free + min(count, missing)
-        when = (
+        history = (
             "was never interrupted before"
             if donor.last_interrupted is None
             else "was left alone for longest"
@@ -117,7 +126,7 @@ def choose_nodes(
             donor.job,
             count,
             total,
-            f"{_nodes(from_free)} free, {count} from job {donor.job}, which {when}.",
+            f"{_nodes(from_free)} free, {count} from job {donor.job}, which {history}.",
         )
     if from_free >= max(minimum, 1):
         return Offer(
@@ -125,7 +134,7 @@ def choose_nodes(
             None,
             0,
             from_free,
-            f"{_nodes(from_free)} of {wanted} wanted are free; no running job can give more.",
+            f"{_nodes(from_free)} of {requested} requested are free; no running job can give more.",
         )
     most = max((d.spare for d in running_jobs), default=0)
     sentence = (
@@ -136,9 +145,9 @@ def choose_nodes(
     return Offer(0, None, 0, 0, sentence)
 
 
-def _left_alone_longest(donor: Donor) -> tuple[float, int, str]:
-    """Sort key: longest left alone first, then the one with most to spare, then by name (so that
-    the choice is repeatable).
+def _donor_order(donor: Donor) -> tuple[float, int, str]:
+    """Sort key: the earliest last interruption, then the most spare nodes, then the name, so that
+    the choice is deterministic.
     """
     return (
         -math.inf if donor.last_interrupted is None else donor.last_interrupted,

@@ -1,8 +1,8 @@
-"""The α-β law of one job: node-seconds per sample as compute plus communication, fitted to a few
-measured sizes.
+"""The α-β law of one job: node-seconds per sample as the sum of compute and communication.
 
-Decides what a size that nobody measured will probably give, and how unsure that is. It knows no
-plan and no phases (:mod:`jpa.plan`, :mod:`jpa.curve`).
+Decides the estimate at a size without a measurement, and its uncertainty, from a few measured
+sizes. It does not decide which
+sizes to measure (:mod:`jpa.plan`) and when to use the law (:mod:`jpa.phase`).
 
 With ``w(k) = k / rate(k)`` (node-seconds per sample at ``k`` nodes) the law is
 
@@ -11,7 +11,7 @@ With ``w(k) = k / rate(k)`` (node-seconds per sample at ``k`` nodes) the law is
 The terms are those of the α-β (latency, bandwidth) cost of an all-reduce among k members: Thakur,
 Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA
 19(1), 2005, section 4; Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 69(2),
-2009. They are written per sample because one law then holds both ways of scaling a job:
+2009. They are per sample, so that one law covers both ways of scaling a job:
 
 * batch per node B fixed: a step of k·B samples takes B·w(k): compute ``a``; bandwidth of a ring or
   of Rabenseifner's algorithm, ∝ (k−1)/k, ``b``; latency of a tree, ∝ log2 k, ``c``; latency of a
@@ -19,8 +19,8 @@ Rabenseifner and Gropp, "Optimization of collective communication operations in 
 * global batch G fixed: a step of G samples takes G·w(k)/k: compute ``a/k`` (Amdahl's parallel part)
   and bandwidth ∝ (k−1)/k, ``d``.
 
-All terms but ``a`` can only make a node less efficient as nodes are added, so the law never
-promises super-linear speed.
+All terms but ``a`` only lower the efficiency of a node as nodes are added, so the law never
+predicts super-linear speedup.
 """
 
 from __future__ import annotations
@@ -34,18 +34,17 @@ import numpy as np
 
 TERMS = ("compute", "bandwidth", "latency", "linear")
 
-# The prior of a job before its sizes tell: shares of w at the largest measured size (mean,
-# standard deviation). Wide: a job may be all compute or nearly all communication. Checked against
-# measured curves and an analytic family in tests/jpa/test_fit.py.
+# The prior of the coefficients: mean and standard deviation of each term's share of w at the
+# largest measured size. It is wide: a job may be all compute or nearly all communication.
+# tests/jpa/test_fit.py checks it against measured curves and an analytic family.
 _PRIOR_MEAN = (0.6, 0.05, 0.05, 0.2)
 _PRIOR_STD = (1.0, 0.2, 0.2, 1.0)
-_LEAST_COMPUTE = 0.02
-"""Compute is at least this share of w at the largest measured size; it keeps w(k) away from 0 when
-extrapolating down.
+_MIN_COMPUTE_SHARE = 0.02
+"""Lower bound on the share of compute in w at the largest measured size. It keeps w(k) above 0 in
+extrapolations to smaller sizes.
 """
-_LAW_ERROR = 0.02
-"""Relative error of the law itself at a measured size: real curves scatter about it by about 2 %.
-"""
+_LAW_STD = 0.02
+"""Relative standard deviation of real curves from the law: about 2 %."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class AlphaBeta:
     coefficients: tuple[float, float, float, float]
     """(a, b, c, d), node-seconds per sample."""
     covariance: tuple[float, ...]
-    """Of the coefficients, row by row (16 numbers)."""
+    """Covariance matrix of the coefficients, row by row (16 numbers)."""
 
     def node_seconds(self, nodes: int) -> float:
         """w(k), node-seconds per sample."""
@@ -66,16 +65,19 @@ class AlphaBeta:
         return nodes / self.node_seconds(nodes)
 
     def relative_std(self, nodes: int) -> float:
-        """Standard deviation of the throughput at ``nodes`` from the coefficients' uncertainty
-        alone, as a share of it.
+        """Relative standard deviation of the throughput at ``nodes`` that follows from the
+        uncertainty of the coefficients.
         """
         t = np.array(terms(nodes))
         cov = np.array(self.covariance).reshape(4, 4)
         return math.sqrt(max(0.0, float(t @ cov @ t))) / self.node_seconds(nodes)
 
     def scaled(self, compute: float, communication: float) -> AlphaBeta:
-        """The law of a model with ``compute`` times the arithmetic and ``communication`` times the
-        bytes per step (latency is kept).
+        """The law of another model; latency stays the same.
+
+        Args:
+            compute: its arithmetic per sample relative to this one.
+            communication: its bytes per step relative to this one.
         """
         factors = np.array([compute, communication, 1.0, communication])
         cov = np.array(self.covariance).reshape(4, 4) * np.outer(factors, factors)
@@ -91,15 +93,14 @@ def terms(nodes: int) -> tuple[float, float, float, float]:
 
 
 def fit(points: Sequence[tuple[int, float, float]]) -> AlphaBeta:
-    """The law through measured sizes: least squares with relative weights, a wide prior and
-    non-negative terms.
+    """Fit the law by least squares with relative weights, a wide prior and non-negative terms.
 
     Args:
         points: ``(nodes, samples per second, relative standard deviation)``; every throughput must
             be above 0.
 
     Raises:
-        ValueError: without any point, or with a throughput that is not positive.
+        ValueError: if there is no point, or a throughput is not positive.
     """
     if not points:
         raise ValueError("The scaling law needs at least one measured size.")
@@ -117,20 +118,19 @@ def _fit(points: tuple[tuple[int, float, float], ...]) -> AlphaBeta:
     sizes = [n for n, _, _ in points]
     w = np.array([n / r for n, r, _ in points])
     reference = w[-1]
-    # Each term is divided by its value at the largest size (at least 4, so that one measured node
-    # still says what 2 might do), and w by w there: the prior is then about shares and needs no
-    # units.
+    # Each term is divided by its value at the largest size (at least 4, so that a fit to one node
+    # has a prediction for 2), and w by w there: the prior is then in shares and has no units.
     norm = np.array([1.0, *terms(max(sizes[-1], 4))[1:]])
     rows = np.array([terms(n) for n in sizes]) / norm
     y = w / reference
-    # Node-seconds a thousand times apart are no law any more; the floor keeps the equations well
-    # conditioned.
-    sigma = np.hypot(np.array([s for _, _, s in points]), _LAW_ERROR) * np.maximum(y, 1e-3)
+    # The lower bound keeps the equations well conditioned if node-seconds differ by a factor of a
+    # thousand or more; no law holds there.
+    sigma = np.hypot(np.array([s for _, _, s in points]), _LAW_STD) * np.maximum(y, 1e-3)
     prior = np.diag(1.0 / np.array(_PRIOR_STD) ** 2)
     weighted = rows / sigma[:, None] ** 2
     normal = weighted.T @ rows + prior
     right = weighted.T @ y + prior @ np.array(_PRIOR_MEAN)
-    solution = _bounded_solve(normal, right, np.array([_LEAST_COMPUTE, 0.0, 0.0, 0.0]))
+    solution = _bounded_solve(normal, right, np.array([_MIN_COMPUTE_SHARE, 0.0, 0.0, 0.0]))
     scale = reference / norm
     a, b, c, d = (float(x) for x in solution * scale)
     cov = np.linalg.inv(normal) * np.outer(scale, scale)
@@ -138,18 +138,24 @@ def _fit(points: tuple[tuple[int, float, float], ...]) -> AlphaBeta:
 
 
 def _bounded_solve(normal: np.ndarray, right: np.ndarray, lower: np.ndarray) -> np.ndarray:
-    """Minimise ½xᵀHx − gᵀx over x ≥ lower. Four unknowns: every set of bound terms is tried, the
-    best feasible one is the optimum.
+    """Minimise ½xᵀHx − gᵀx over x ≥ lower by enumeration of the active sets (16 for four
+    unknowns).
+
+    Args:
+        normal: H.
+        right: g.
+        lower: lower bounds of x.
     """
     best, best_value = lower, math.inf
     count = len(lower)
     for mask in range(2**count):
         free = [i for i in range(count) if mask >> i & 1]
-        bound = [i for i in range(count) if not mask >> i & 1]
+        active = [i for i in range(count) if not mask >> i & 1]
         x = lower.copy()
         if free:
             x[free] = np.linalg.solve(
-                normal[np.ix_(free, free)], right[free] - normal[np.ix_(free, bound)] @ lower[bound]
+                normal[np.ix_(free, free)],
+                right[free] - normal[np.ix_(free, active)] @ lower[active],
             )
         if np.any(x < lower - 1e-12):
             continue

@@ -1,22 +1,21 @@
-"""Throughput of a job at a fixed scale, from its ordinary progress reports: how much, how sure, and
-when to stop looking.
+"""Measurement of a job's throughput at a fixed size, from its ordinary progress reports.
 
-Decides when one size has been measured. It does not decide which size comes next (:mod:`jpa.plan`),
-and it keeps no curve.
+Decides the estimate, its interval, and when one size has been measured. It does not decide which
+size comes next (:mod:`jpa.plan`) and does not keep a curve (:mod:`jpa.curve`).
 
 The observed time is cut into 8-20 batches of about equal length whose ends lie on progress reports
 (batch means; Schmeiser, "Batch size effects in the analysis of simulation output", Operations
 Research 30(3), 1982: few long batches rather than many). The throughput is the ratio
-Σsamples/Σtime, its variance the one of a ratio estimator (Cochran, "Sampling Techniques", section
-6.3) and the interval Student's t. Batches that are still correlated widen it by √((1+ρ)/(1−ρ)), ρ
-being their lag-1 autocorrelation (the AR(1) correction of Lada and Wilson, "SBatch: a spaced batch
-means procedure for steady-state simulation analysis", Journal of Simulation 2, 2008); the batches
-are also joined in pairs and fours, and the widest of the three intervals counts.
+Σsamples/Σtime with the variance of a ratio estimator (Cochran, "Sampling Techniques", section 6.3)
+and a Student's t interval. Correlated batches widen the interval by √((1+ρ)/(1−ρ)), where ρ is
+their lag-1 autocorrelation (the AR(1) correction of Lada and Wilson, "SBatch: a spaced batch means
+procedure for steady-state simulation analysis", Journal of Simulation 2, 2008). The batches are
+also merged in pairs and fours; the widest of the three intervals counts.
 
-Left out: everything before the job has warmed up (a minimum time and number of reports, then
-leading batches that do not belong to the rest), and stalls (a checkpoint, a hiccup of the file
-system): batches under half the median, at most one in five. A stall belongs to no size; what it
-costs in the long run is learnt by the ordinary observations of :class:`Monitor`.
+Excluded are the warm-up (a minimum time and number of reports, then leading outliers among the
+batches) and stalls, such as a checkpoint or a pause of the file system (batches under half the
+median, at most one in five). Stalls do not depend on the size; :class:`Monitor` includes their
+long-term cost in its ordinary observations.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ _T975 = (
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
-_MOST_BATCHES = 20
-_MOST_REPORTS = 1024
-"""Reports kept; beyond, every second one is dropped (batches only need ends to lie on reports)."""
+_MAX_BATCHES = 20
+_MAX_REPORTS = 1024
+"""Reports stored. Beyond this every second one is dropped: batches only have to end on reports."""
 
 
 @dataclass(frozen=True)
@@ -45,30 +44,30 @@ class MeasureConfig:
     """When one size has been measured. Seconds count from the end of the rescale.
 
     Raises:
-        ValueError: on limits that contradict each other.
+        ValueError: if a limit is out of range or two limits contradict each other.
     """
 
     tolerance: float = 0.05
-    """Half-width of the 95 % interval as a share of the throughput."""
+    """Half-width of the 95 % interval, relative to the throughput."""
     warmup_s: float = 1.0
-    """Ignored at the start, seconds."""
+    """Time to ignore at the start, seconds."""
     warmup_reports: int = 2
-    """Progress reports ignored at the start."""
+    """Progress reports to ignore at the start."""
     min_seconds: float = 5.0
-    """Never stop before."""
+    """The shortest measurement, seconds."""
     max_seconds: float = 60.0
-    """Stop then at the latest."""
+    """The longest measurement, seconds."""
     min_samples: int = 1
-    """Never stop before."""
+    """The fewest samples of a measurement."""
     max_samples: int | None = None
-    """Stop then at the latest, None for no limit."""
+    """The most samples of a measurement, None for no limit."""
     min_batches: int = 8
-    """At least so many, 20 at most."""
+    """The fewest batches of a stable measurement, 3 to 20."""
 
     def __post_init__(self) -> None:
         if not 0 < self.tolerance < 1:
             raise ValueError(
-                f"The tolerance of a measurement is {self.tolerance}; give a share between 0 "
+                f"The tolerance of a measurement is {self.tolerance}; give a fraction between 0 "
                 "and 1, for example 0.05."
             )
         if (
@@ -82,120 +81,132 @@ class MeasureConfig:
             )
         if self.max_samples is not None and not self.min_samples <= self.max_samples:
             raise ValueError(
-                f"The largest number of samples ({self.max_samples}) is under the smallest "
+                f"The largest number of samples ({self.max_samples}) is below the smallest "
                 f"({self.min_samples})."
             )
-        if not 3 <= self.min_batches <= _MOST_BATCHES:
+        if not 3 <= self.min_batches <= _MAX_BATCHES:
             raise ValueError(
-                f"A measurement needs between 3 and {_MOST_BATCHES} batches, not "
-                f"{self.min_batches}."
+                f"A measurement needs between 3 and {_MAX_BATCHES} batches, not {self.min_batches}."
             )
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was seen at one size."""
+    """The throughput measured at one size."""
 
     nodes: int
     """The size."""
     rate: float
-    """Samples/s."""
+    """Throughput, samples/s."""
     half_width: float
-    """Half-width of the 95 % interval, samples/s; infinite when there were too few reports to
-    say.
-    """
+    """Half-width of the 95 % interval, samples/s; infinite if there are too few reports."""
     samples: float
-    """What the estimate rests on."""
+    """Number of samples in the estimate."""
     seconds: float
-    """What the estimate rests on."""
+    """Time in the estimate, seconds."""
     stable: bool
-    """Whether the half-width was within the tolerance."""
+    """Whether the half-width is within the tolerance."""
 
 
 class MeasurementState(str, Enum):
-    """Where a measurement stands."""
+    """The state of a measurement."""
 
     MEASURING = "measuring"
+    """It is not finished."""
     STABLE = "stable"
+    """It is finished, and the estimate is within the tolerance."""
     UNSTABLE = "unstable"
-    """The limits were reached; the estimate is there, with its honest width."""
+    """It reached a limit; the interval of the estimate is wider than the tolerance."""
     UNKNOWN = "unknown"
-    """The limits were reached without any progress seen."""
+    """It reached a limit, and the job reported no progress."""
 
 
 @dataclass
 class ThroughputMeter:
-    """Watches one job at ``nodes`` nodes since ``started`` (end of the rescale, seconds on the
-    caller's clock).
-    """
+    """Measures one job at one size."""
 
     nodes: int
+    """The size."""
     started: float
+    """End of the rescale, seconds on the caller's clock."""
     config: MeasureConfig = field(default_factory=MeasureConfig)
+    """When the size has been measured."""
     _reports: list[tuple[float, float]] = field(default_factory=list)
-    _last_seen: float = -math.inf
-    _warm: int = 0
+    """(time, samples) of the reports in the estimate."""
+    _last_report_time: float = -math.inf
+    _warmup_count: int = 0
+    """Reports of the warm-up."""
     _first: tuple[float, float] | None = None
+    """The first report of all."""
 
     def feed(self, time: float, samples: float) -> MeasurementState:
-        """One progress report: ``samples`` processed by the job so far. Returns where the
-        measurement stands.
+        """Process one progress report.
 
-        Reports that come late or twice are ignored; a counter that goes back (the job resumed from
-        its snapshot) starts it all anew.
+        Reports that arrive late or twice are ignored. A counter that decreases (the job resumed
+        from its snapshot) restarts the measurement.
+
+        Args:
+            time: when the last sample was processed, seconds.
+            samples: samples that the job has processed so far.
+
+        Returns:
+            The state of the measurement.
 
         Raises:
-            ValueError: on numbers that are not finite or negative.
+            ValueError: if a number is not finite, or ``samples`` is negative.
         """
         if not (math.isfinite(time) and math.isfinite(samples)) or samples < 0:
             raise ValueError(
                 f"A progress report of {samples} samples at time {time} is not usable: both "
                 "must be finite, samples >= 0."
             )
-        if time <= self._last_seen or time < self.started:
-            return self.outcome(max(time, self._last_seen, self.started))
-        self._last_seen = time
+        if time <= self._last_report_time or time < self.started:
+            return self.state(max(time, self._last_report_time, self.started))
+        self._last_report_time = time
         if self._reports and samples < self._reports[-1][1]:
             self._reports.clear()
-            self._warm, self._first = 0, None
+            self._warmup_count, self._first = 0, None
         if self._first is None:
             self._first = (time, samples)
             self._reports.append((time, samples))
-            return self.outcome(time)
+            return self.state(time)
         if samples == self._reports[-1][1]:
-            return self.outcome(time)
-        if self._warm < self.config.warmup_reports or time - self.started < self.config.warmup_s:
-            # Still warming up: only the last report counts, as the start of what follows.
-            self._warm += 1
+            return self.state(time)
+        if (
+            self._warmup_count < self.config.warmup_reports
+            or time - self.started < self.config.warmup_s
+        ):
+            # During the warm-up only the last report is stored: the measurement begins there.
+            self._warmup_count += 1
             self._reports[:] = [(time, samples)]
-            return self.outcome(time)
+            return self.state(time)
         self._reports.append((time, samples))
-        if len(self._reports) > _MOST_REPORTS:
+        if len(self._reports) > _MAX_REPORTS:
             self._reports[:] = [*self._reports[:-1:2], self._reports[-1]]
-        return self.outcome(time)
+        return self.state(time)
 
-    def outcome(self, now: float) -> MeasurementState:
-        """Where the measurement stands at ``now``; call it from time to time, for a job that says
-        nothing.
+    def state(self, now: float) -> MeasurementState:
+        """The state of the measurement at ``now``, seconds. Call it regularly: a job without
+        reports reaches the time limit only here.
         """
-        over = now - self.started >= self.config.max_seconds
-        most = self.config.max_samples
+        timed_out = now - self.started >= self.config.max_seconds
+        max_samples = self.config.max_samples
         if len(self._reports) >= 2:
-            if now - self.started < self.config.min_seconds and most is None:
+            if now - self.started < self.config.min_seconds and max_samples is None:
                 return MeasurementState.MEASURING
             measurement = self.measurement(now)
-            enough = (
+            sufficient = (
                 now - self.started >= self.config.min_seconds
                 and measurement.samples >= self.config.min_samples
                 and measurement.stable
-                and self._last_seen >= self._reports[-1][0] >= now  # never stop inside a stall
+                and self._last_report_time >= self._reports[-1][0] >= now  # not within a stall
             )
-            if enough:
+            if sufficient:
                 return MeasurementState.STABLE
-            if over or (most is not None and measurement.samples >= most):
+            if timed_out or (max_samples is not None and measurement.samples >= max_samples):
                 return MeasurementState.STABLE if measurement.stable else MeasurementState.UNSTABLE
             return MeasurementState.MEASURING
-        if not over:
+        if not timed_out:
             return MeasurementState.MEASURING
         return (
             MeasurementState.UNSTABLE
@@ -204,11 +215,13 @@ class ThroughputMeter:
         )
 
     def measurement(self, now: float) -> Measurement:
-        """The estimate so far. Without two reports after the warm-up: from the warm-up (0 without
-        progress), infinitely wide.
+        """The estimate so far; ``now``: the time, seconds.
+
+        With fewer than two reports after the warm-up the rate is that of the warm-up (0 without
+        progress) and the half-width is infinite.
         """
         if len(self._reports) < 2:
-            if self._first is None or self._warm == 0:
+            if self._first is None or self._warmup_count == 0:
                 return Measurement(self.nodes, 0.0, math.inf, 0.0, 0.0, False)
             seconds, samples = (
                 self._reports[-1][0] - self._first[0],
@@ -218,12 +231,12 @@ class ThroughputMeter:
         reports: Sequence[tuple[float, float]] = self._reports
         silence, window = now - reports[-1][0], reports[-1][0] - reports[0][0]
         if silence > window / 4 and silence > 5 * median(b[0] - a[0] for a, b in pairwise(reports)):
-            reports = [*reports, (now, reports[-1][1])]  # silent for long: that time counts
-        batches = _without_strangers(_batches(reports))
+            reports = [*reports, (now, reports[-1][1])]  # a long silence counts
+        batches = _without_outliers(_batches(reports))
         rate, half_width = _ratio_interval(batches)
-        for joined in (_joined(batches, 2), _joined(batches, 4)):
-            if len(joined) >= 4:
-                half_width = max(half_width, _ratio_interval(joined)[1])
+        for merged in (_merged(batches, 2), _merged(batches, 4)):
+            if len(merged) >= 4:
+                half_width = max(half_width, _ratio_interval(merged)[1])
         stable = (
             len(batches) >= self.config.min_batches and half_width <= self.config.tolerance * rate
         )
@@ -239,8 +252,8 @@ class ThroughputMeter:
 
 @dataclass
 class Monitor:
-    """Turns a running job's reports into one observation per window for its curve, for as long as
-    it runs. A window ends early, unused, when the number of nodes or the phase changes.
+    """Turns the reports of a running job into one observation for each window of time. A window is
+    discarded when the number of nodes or the phase changes.
     """
 
     window_s: float = 30.0
@@ -249,8 +262,17 @@ class Monitor:
     _phase: str = ""
 
     def feed(self, time: float, samples: float, nodes: int, phase: str) -> Measurement | None:
-        """One report; the finished window's measurement every ``window_s`` (its ``stable`` says
-        nothing here), else None.
+        """Process one report.
+
+        Args:
+            time: when the last sample was processed, seconds.
+            samples: samples that the job has processed so far.
+            nodes: the job's size.
+            phase: its phase.
+
+        Returns:
+            The measurement of a window that this report completes, else None. Its ``stable`` has no
+            meaning here.
         """
         meter = self._meter
         if meter is None or meter.nodes != nodes or phase != self._phase:
@@ -258,13 +280,13 @@ class Monitor:
         meter.feed(time, samples)
         if time - meter.started < self.window_s:
             return None
-        done = meter.measurement(time)
-        self._start(nodes, time, phase, warm=True).feed(time, samples)
-        return done if done.seconds > 0 else None
+        measurement = meter.measurement(time)
+        self._start(nodes, time, phase, warmup=False).feed(time, samples)
+        return measurement if measurement.seconds > 0 else None
 
-    def _start(self, nodes: int, time: float, phase: str, warm: bool = False) -> ThroughputMeter:
+    def _start(self, nodes: int, time: float, phase: str, warmup: bool = True) -> ThroughputMeter:
         config = MeasureConfig(min_seconds=self.window_s, max_seconds=self.window_s)
-        if warm:  # only the first window after a change has a warm-up
+        if not warmup:  # only the first window after a change has a warm-up
             config = replace(config, warmup_s=0.0, warmup_reports=0)
         self._phase = phase
         self._meter = ThroughputMeter(nodes, time, config)
@@ -276,9 +298,9 @@ Batch = tuple[float, float]
 
 
 def _batches(reports: Sequence[tuple[float, float]]) -> list[Batch]:
-    """Up to 20 batches of about equal duration, each ending on a report."""
+    """At most 20 batches of about equal duration, each ending on a report."""
     times = [t for t, _ in reports]
-    count = min(_MOST_BATCHES, len(reports) - 1)
+    count = min(_MAX_BATCHES, len(reports) - 1)
     length = (times[-1] - times[0]) / count
     ends = {bisect_left(times, times[0] + length * i - 1e-9, 1) for i in range(1, count)} | {
         len(times) - 1
@@ -287,39 +309,39 @@ def _batches(reports: Sequence[tuple[float, float]]) -> list[Batch]:
     return [(reports[b][1] - reports[a][1], times[b] - times[a]) for a, b in pairwise(edges)]
 
 
-def _without_strangers(batches: list[Batch]) -> list[Batch]:
-    """Without leading batches that do not belong to the rest (warm-up), then without stalls."""
+def _without_outliers(batches: list[Batch]) -> list[Batch]:
+    """The batches without leading outliers (warm-up) and without stalls."""
     if len(batches) < 5:
         return batches
     rates = [s / t for s, t in batches]
-    middle = median(rates)
-    # 1.4826·MAD estimates a normal standard deviation. The shares of the median keep the rule quiet
-    # where few steps fall into a batch and the rates take two values only (MAD 0).
-    far = 5 * 1.4826 * median(abs(r - middle) for r in rates)
+    center = median(rates)
+    # 1.4826·MAD estimates a normal standard deviation. The fractions of the median are lower bounds
+    # for jobs with so few steps in a batch that the rates take only two values (MAD 0).
+    deviation = 5 * 1.4826 * median(abs(r - center) for r in rates)
     first = 0
-    while first < len(batches) // 3 and abs(rates[first] - middle) > max(far, 0.35 * middle):
+    while first < len(batches) // 3 and abs(rates[first] - center) > max(deviation, 0.35 * center):
         first += 1
-    kept = batches[first:]
-    stall = middle - max(far, 0.5 * middle)
-    stalls = sorted((s / t, i) for i, (s, t) in enumerate(kept) if s / t < stall)[: len(kept) // 5]
-    dropped = {i for _, i in stalls}
-    return [b for i, b in enumerate(kept) if i not in dropped]
+    steady = batches[first:]
+    stall_rate = center - max(deviation, 0.5 * center)
+    stalls = sorted((s / t, i) for i, (s, t) in enumerate(steady) if s / t < stall_rate)
+    excluded = {i for _, i in stalls[: len(steady) // 5]}
+    return [b for i, b in enumerate(steady) if i not in excluded]
 
 
-def _joined(batches: Sequence[Batch], by: int) -> list[Batch]:
-    """Neighbouring batches joined ``by`` at a time; a rest that is too short for one is left out at
-    the start.
+def _merged(batches: Sequence[Batch], size: int) -> list[Batch]:
+    """Groups of ``size`` neighbouring batches merged to one; a remainder at the start is
+    dropped.
     """
-    tail = batches[len(batches) % by :]
+    tail = batches[len(batches) % size :]
     return [
-        (sum(s for s, _ in tail[i : i + by]), sum(t for _, t in tail[i : i + by]))
-        for i in range(0, len(tail), by)
+        (sum(s for s, _ in tail[i : i + size]), sum(t for _, t in tail[i : i + size]))
+        for i in range(0, len(tail), size)
     ]
 
 
 def _ratio_interval(batches: Sequence[Batch]) -> tuple[float, float]:
-    """(rate, half-width of its 95 % interval), samples/s. The half-width is infinite with fewer
-    than three batches.
+    """(rate, half-width of its 95 % interval), samples/s. The half-width is infinite for fewer than
+    three batches.
     """
     samples, seconds = sum(s for s, _ in batches), sum(t for _, t in batches)
     rate = samples / seconds

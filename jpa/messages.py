@@ -1,4 +1,7 @@
-"""What the advisor is told and what it answers: the vocabulary between it and the controller."""
+"""The messages between the controller and the advisor: events in, answers out.
+
+Decides nothing. What the advisor does with an event is decided in :mod:`jpa.advisor`.
+"""
 
 from __future__ import annotations
 
@@ -15,75 +18,79 @@ from jpa.phase import Prior
 
 
 @dataclass(frozen=True)
-class ProfileWanted:
-    """A job's curve is to be measured. A job that is waiting or being profiled already is not
-    queued twice.
+class ProfileRequested:
+    """A request to measure a job's curve. A job that waits for its profile or is being profiled is
+    not queued again.
     """
 
     job: str
     """Its name."""
     min_nodes: int
-    """The fewest nodes it runs on."""
+    """The fewest nodes that it accepts."""
     max_nodes: int
-    """The most nodes it runs on."""
+    """The most nodes that it accepts."""
     nodes: int = 0
-    """Nodes held now, 0 when it does not run."""
+    """Nodes that it has now, 0 if it does not run."""
     sizes: tuple[int, ...] | None = None
-    """Sizes it accepts, None for all."""
-    chosen: tuple[int, ...] | None = None
-    """The user's own sizes to measure, None for the plan's."""
+    """Sizes that it accepts, None for all."""
+    requested_sizes: tuple[int, ...] | None = None
+    """The sizes to measure as the user listed them, None: the plan chooses."""
     curve: MeasuredCurve = field(default_factory=MeasuredCurve)
-    """What is known so far; its phase is the job's current one."""
+    """Its curve so far; the curve's phase is the job's current one."""
     node_class: str = "default"
-    """Class of the nodes it runs on."""
+    """Class of the nodes on which it runs."""
     kind: str = ""
-    """Jobs of one kind and class of nodes scale alike; empty: nobody else is of its kind."""
+    """Jobs of the same kind on the same class of nodes have the same curve; empty: no other job
+    has.
+    """
 
 
 @dataclass(frozen=True)
-class Suggested:
-    """Another job's curve tells something of this one's, which waits for its profile or is being
+class PriorReceived:
+    """A prior from another job's curve, for a job that waits for its profile or is being
     profiled.
     """
 
     job: str
-    """The job that learns of it."""
+    """The job to which it applies."""
     prior: Prior
-    """What the other curve suggests."""
-    chosen: tuple[int, ...] | None = None
-    """The user's own sizes to measure; None: what ``prior`` tells need not be visited."""
+    """The other job's curve as a prior."""
+    requested_sizes: tuple[int, ...] | None = None
+    """The sizes to measure as the user listed them; None: sizes that ``prior`` determines well
+    enough need no visit.
+    """
 
 
 @dataclass(frozen=True)
 class NodesChanged:
-    """The nodes as they are now; replaces what was said before. Send it after every change that is
-    not the advisor's own.
+    """The current nodes; replaces the report before. Send it after every change that the advisor
+    did not ask for.
     """
 
     free: Mapping[str, int]
     """Idle leased nodes by class."""
     donors: tuple[Donor, ...] = ()
-    """Running jobs that may be asked for nodes; none that is being rescaled."""
-    held: Mapping[str, int] = field(default_factory=dict)
-    """Nodes assigned to jobs that wait or are being profiled; a rescale under way counts as done.
-    A job not named holds what it held.
+    """Running jobs that may give up nodes; none of them is being rescaled."""
+    assigned: Mapping[str, int] = field(default_factory=dict)
+    """Job -> nodes assigned to it, for jobs that wait or are being profiled; a rescale in progress
+    counts as done. For absent jobs the number is unchanged.
     """
 
 
 @dataclass(frozen=True)
-class Scaled:
-    """A rescale of the job is over: it processes samples, or is about to. Of use only at the size
-    asked for.
+class ScaleReached:
+    """A rescale of the job is over: it processes samples, or is about to. The advisor ignores it
+    at any size but the one that it asked for.
     """
 
     job: str
     """Its name."""
     nodes: int
-    """Nodes it is on now."""
+    """Nodes on which it runs now."""
 
 
 @dataclass(frozen=True)
-class ProgressSeen:
+class ProgressReported:
     """A job has reported progress."""
 
     job: str
@@ -91,39 +98,42 @@ class ProgressSeen:
     time: float
     """When the last sample was processed, seconds on the clock of ``now``."""
     samples: float
-    """Processed by the job so far."""
+    """Samples that the job has processed so far."""
     phase: str | None = None
-    """The phase it is in, None for unchanged."""
+    """The job's phase, None: unchanged."""
 
 
 @dataclass(frozen=True)
-class Crashed:
-    """The job's script ended with an error on ``nodes`` nodes (no node was lost)."""
+class ScriptCrashed:
+    """The job's script ended with an error, and no node was lost."""
 
     job: str
+    """Its name."""
     nodes: int
+    """Nodes on which it ran."""
 
 
 @dataclass(frozen=True)
-class JobGone:
+class JobEnded:
     """The job completed, failed or was cancelled."""
 
     job: str
+    """Its name."""
 
 
 @dataclass(frozen=True)
 class AdvisorTick:
-    """Time passed. Send one every second or so: limits of time are noticed here."""
+    """Time has passed. Send one about every second: the advisor checks its time limits here."""
 
 
 AdvisorEvent = (
-    ProfileWanted
-    | Suggested
+    ProfileRequested
+    | PriorReceived
     | NodesChanged
-    | Scaled
-    | ProgressSeen
-    | Crashed
-    | JobGone
+    | ScaleReached
+    | ProgressReported
+    | ScriptCrashed
+    | JobEnded
     | AdvisorTick
 )
 
@@ -132,8 +142,8 @@ AdvisorEvent = (
 
 @dataclass(frozen=True)
 class SetSize:
-    """Move the job to ``nodes`` nodes. To take nodes from a donor is an interruption: record it. On
-    the way down nothing is taken.
+    """Move the job to ``nodes`` nodes. Taking nodes from a donor counts as an interruption of it
+    (:attr:`jpa.donors.Donor.last_interrupted`). On the way down no nodes are taken.
     """
 
     job: str
@@ -145,68 +155,74 @@ class SetSize:
     from_free: int = 0
     """Free nodes that join."""
     donor: str | None = None
-    """The job that gives up nodes first, None when nobody does."""
+    """The job that gives up nodes before, None for no job."""
     take: int = 0
-    """Nodes that the donor gives up. What is above the need (its allowed sizes) becomes free."""
+    """Nodes that the donor gives up. Nodes beyond the need become free (the donor may accept only
+    some sizes).
+    """
 
 
 @dataclass(frozen=True)
 class PointMeasured:
-    """One size of the job is measured. Store the curve: a profile interrupted by a restart goes on
-    from there.
+    """One size of the job has been measured. Store the curve: a profile that a restart of the
+    daemon interrupts continues from it.
     """
 
     job: str
     """Its name."""
     measurement: Measurement
-    """What was seen."""
+    """The measurement."""
     curve: MeasuredCurve
-    """The curve with it."""
+    """The curve that includes it."""
 
 
 class ProfileResult(str, Enum):
     """How a profile ended."""
 
     MEASURED = "measured"
-    """Every size wanted is known."""
+    """Every size of the plan is known."""
     PARTIAL = "partial"
-    """It had to end early; what was measured is in the curve."""
+    """It ended early; the curve contains the measurements."""
     UNKNOWN = "unknown"
-    """The job reported no progress: nothing was learnt, it runs with a neutral prior."""
+    """There is no measurement, because the job reported no progress or every size failed. It runs
+    with a neutral prior.
+    """
     GONE = "gone"
-    """The job ended while it was profiled; the curve is worth keeping for the next of its kind."""
+    """The job ended while it was profiled; the curve is of use to the next job of its kind."""
 
 
 @dataclass(frozen=True)
 class ProfileFinished:
-    """The profile is over; the job belongs to the allocator again."""
+    """The profile is over; from now on the allocator chooses the job's size."""
 
     job: str
     """Its name."""
     result: ProfileResult
     """How it ended."""
     curve: MeasuredCurve
-    """What is known now."""
+    """The job's curve."""
     reason: str
     """A sentence for the user."""
     nodes: int
-    """Where the job stands."""
+    """Nodes of the job."""
     scale_ups: int = 0
-    """Rescales to more nodes that the profile asked for; a start is one."""
+    """Rescales to more nodes that the profile asked for, starts included."""
     scale_downs: int = 0
-    """Rescales to fewer nodes that it asked for."""
+    """Rescales to fewer nodes that the profile asked for."""
     seconds: float = 0.0
-    """From the first of them to the end."""
+    """Duration of all attempts, seconds."""
     visited: tuple[int, ...] = ()
     """Sizes visited, in order."""
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """The job's profile cannot start, or go on, yet. Said once per reason."""
+class ProfileWaiting:
+    """The job's profile cannot start or continue yet. The advisor sends it once for each reason."""
 
     job: str
+    """Its name."""
     reason: str
+    """A sentence for the user."""
 
 
-AdvisorAnswer = SetSize | PointMeasured | ProfileFinished | Waiting
+AdvisorAnswer = SetSize | PointMeasured | ProfileFinished | ProfileWaiting

@@ -1,15 +1,15 @@
-"""Which sizes a profile visits, from the largest down.
+"""The plan of a profile: which sizes it visits, from the largest down.
 
-Decides the next size of one profile from what is measured so far, what a prior suggests, and the
-nodes there are. It does not wait, measure or take nodes (:mod:`jpa.advisor`). Scaling up costs
-several times what scaling down does and hardly depends on how many nodes join (MalleTrain, arXiv
-2404.15668), so a profile scales up once, to the largest size, and every further size is smaller
-than the one before.
+Decides the next size of one profile from the measurements so far, the prior and the available
+nodes. It does not wait, measure or take nodes (:mod:`jpa.advisor`). Scaling up costs several times
+as much as scaling down and hardly depends on how many nodes join (MalleTrain, arXiv 2404.15668), so
+a profile scales up once, to the largest size, and every further size is smaller than the one
+before.
 
-The ladder: all sizes if few, else a geometric one. While the curve bends, the steps are halved (in
-log2 k) as long as steps are left: by the α-β law efficiency can only rise as nodes are taken away,
-so once a step down keeps the throughput per node, all smaller sizes will, and coarse steps are
-enough.
+The ladder contains all sizes if they are few, else a geometric series. Where the curve bends, steps
+are halved (in log2 k) while the plan has steps to spare. On straight stretches coarse steps are
+enough: by the α-β law efficiency only rises as nodes are removed, so once a step down keeps the
+throughput per node, all smaller sizes keep it.
 """
 
 from __future__ import annotations
@@ -20,28 +20,36 @@ from dataclasses import dataclass, field, replace
 
 from jpa.curve import MeasuredCurve
 
-_MEASURED_ONLY = 1e-9
+_MEASURED_ONLY_TOLERANCE = 1e-9
 """A tolerance that only a measured size meets."""
 
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """How thorough a profile is."""
+    """How thorough a profile is.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
 
     max_steps: int = 8
-    """Sizes visited at most."""
+    """The most sizes to visit."""
     refine_steps: int = 2
-    """Of these, kept back for finer steps where the curve bends (used on long ladders only)."""
-    tolerance: float = 0.075
-    """A size known this well (half-width of the 95 % interval, relative) is not visited. Wider
-    than the 5 % of a measured size, because every visit costs a rescale (docs/profiling.md has the
-    trade measured).
+    """Steps of ``max_steps`` that are reserved for finer steps where the curve bends (on long
+    ladders only).
     """
-    bend: float = 0.15
-    """The curve bends where the elasticity of throughput to nodes differs from 1 by more."""
-    bridge: bool = True
-    """Also pass over a size that the next smaller one, once measured, will pin down by
-    interpolation; only on straight stretches.
+    tolerance: float = 0.075
+    """A size whose throughput is known this well (relative half-width of the 95 % interval) is not
+    visited. It is wider than the 5 % of a measured size, because every visit costs a rescale
+    (docs/profiling.md has measurements of the trade-off).
+    """
+    max_bend: float = 0.15
+    """The curve bends where the elasticity of throughput with respect to nodes differs from 1 by
+    more than this.
+    """
+    skip_interpolated: bool = True
+    """Whether to skip a size that interpolation will determine well enough once the next smaller
+    one is measured; only on straight stretches.
     """
 
     def __post_init__(self) -> None:
@@ -50,54 +58,59 @@ class PlanConfig:
                 f"A profile of {self.max_steps} steps, {self.refine_steps} of them for "
                 "refinement, cannot work."
             )
-        if not 0 < self.tolerance < 1 or self.bend <= 0:
+        if not 0 < self.tolerance < 1 or self.max_bend <= 0:
             raise ValueError(
                 f"The plan's tolerance ({self.tolerance}) is a share between 0 and 1 and its "
-                f"bend ({self.bend}) above 0."
+                f"largest bend ({self.max_bend}) above 0."
             )
 
 
 @dataclass(frozen=True)
 class ProfileStep:
-    """What the profile does next: visit ``size``, or end (``size`` None). ``reason`` is for the
-    user.
-    """
+    """The next step of a profile."""
 
     size: int | None
+    """The size to visit; None: the profile is finished."""
     reason: str
+    """A sentence for the user."""
 
 
 @dataclass(frozen=True)
 class ProfilePlan:
-    """One profile under way."""
+    """The plan of one profile and its progress. Immutable: a change returns a new plan."""
 
     sizes: tuple[int, ...]
-    """Every size it may visit, descending."""
+    """Every size that the profile may visit, descending."""
     rungs: tuple[int, ...]
-    """Those it intends to visit, descending."""
+    """The sizes that it intends to visit, descending."""
     config: PlanConfig = field(default_factory=PlanConfig)
     """How thorough it is."""
-    asked: int | None = None
-    """The last size asked for, None before the first."""
+    last_requested: int | None = None
+    """The last size requested, None before the first."""
     visited: tuple[int, ...] = ()
-    """Sizes done with (measured, or given up), in order."""
+    """Sizes that have been measured or have failed, in order."""
 
-    def asking(self, size: int) -> ProfilePlan:
-        """The plan once ``size`` has been asked for; no larger one will be."""
-        return replace(self, asked=size)
+    def with_requested(self, size: int) -> ProfilePlan:
+        """The plan after a request for ``size``; it requests no larger size any more."""
+        return replace(self, last_requested=size)
 
-    def done_with(self, size: int) -> ProfilePlan:
-        """The plan once ``size`` has been measured or given up."""
+    def with_visited(self, size: int) -> ProfilePlan:
+        """The plan after ``size`` has been measured or has failed."""
         return replace(self, visited=(*self.visited, size))
 
 
 def sizes_between(
     min_nodes: int, max_nodes: int, allowed: Iterable[int] | None = None
 ) -> tuple[int, ...]:
-    """Allowed sizes in [min, max], descending.
+    """The allowed sizes in [min_nodes, max_nodes], descending.
+
+    Args:
+        min_nodes: the fewest nodes, 1 or more.
+        max_nodes: the most nodes.
+        allowed: sizes that the job accepts, None for all.
 
     Raises:
-        ValueError: when the limits make no sense or no allowed size lies between them.
+        ValueError: if the limits are invalid or no allowed size lies between them.
     """
     if not 1 <= min_nodes <= max_nodes:
         raise ValueError(
@@ -118,8 +131,14 @@ def sizes_between(
 def ladder(
     min_nodes: int, max_nodes: int, allowed: Iterable[int] | None = None, *, max_steps: int = 8
 ) -> tuple[int, ...]:
-    """Sizes to visit, descending: all if at most ``max_steps``, else about evenly spaced in log2
-    with both ends.
+    """The sizes to visit, descending: all if they are at most ``max_steps``, else a series about
+    evenly spaced in log2 that contains both ends.
+
+    Args:
+        min_nodes: the fewest nodes, 1 or more.
+        max_nodes: the most nodes.
+        allowed: sizes that the job accepts, None for all.
+        max_steps: the most sizes to visit.
 
     Raises:
         ValueError: as :func:`sizes_between`.
@@ -133,18 +152,22 @@ def new_plan(
     curve: MeasuredCurve,
     *,
     allowed: Iterable[int] | None = None,
-    chosen: Sequence[int] | None = None,
+    requested_sizes: Sequence[int] | None = None,
     config: PlanConfig | None = None,
 ) -> ProfilePlan:
-    """A plan for a job of ``min_nodes`` to ``max_nodes``. Sizes at which it crashed before are left
-    out.
+    """The plan for a job.
 
-    ``allowed``: sizes the job accepts, None for all. ``chosen``: the user's own ladder
-    (``--profile-sizes``); it is taken as it is, within the limits, and only what is measured
-    already is passed over.
+    Args:
+        min_nodes: the fewest nodes, 1 or more.
+        max_nodes: the most nodes.
+        curve: the job's curve so far; sizes at which it crashed are left out.
+        allowed: sizes that the job accepts, None for all.
+        requested_sizes: the user's own ladder (``--profile-sizes``). Within the limits all of it is
+            visited, except sizes that are already measured. None: the plan chooses.
+        config: how thorough the profile is.
 
     Raises:
-        ValueError: as :func:`sizes_between`, or when every size is unusable.
+        ValueError: as :func:`sizes_between`, or if every size is unusable.
     """
     config = config or PlanConfig()
     sizes = tuple(
@@ -155,80 +178,110 @@ def new_plan(
             f"The script crashed at every size from {min_nodes} to {max_nodes} nodes; nothing "
             "is left to profile."
         )
-    if chosen is not None:
-        wanted = set(chosen)
-        rungs = tuple(k for k in sizes if k in wanted)
+    if requested_sizes is not None:
+        requested = set(requested_sizes)
+        rungs = tuple(k for k in sizes if k in requested)
         if not rungs:
             raise ValueError(
-                f"None of the sizes to profile, {sorted(set(chosen))}, can be used between "
+                f"None of the sizes to profile, {sorted(requested)}, can be used between "
                 f"{min_nodes} and {max_nodes} nodes."
             )
-        return ProfilePlan(rungs, rungs, replace(config, tolerance=_MEASURED_ONLY, bridge=False))
-    few = len(sizes) <= config.max_steps
+        return ProfilePlan(
+            rungs,
+            rungs,
+            replace(config, tolerance=_MEASURED_ONLY_TOLERANCE, skip_interpolated=False),
+        )
+    all_fit = len(sizes) <= config.max_steps
     return ProfilePlan(
-        sizes, sizes if few else _rungs(sizes, config.max_steps - config.refine_steps), config
+        sizes, sizes if all_fit else _rungs(sizes, config.max_steps - config.refine_steps), config
     )
 
 
-def next_size(plan: ProfilePlan, measured: MeasuredCurve, nodes_available: int) -> int | None:
-    """The size to visit next with ``nodes_available`` nodes (the job's own included), or None when
-    the profile is finished.
+def next_size(plan: ProfilePlan, curve: MeasuredCurve, nodes_available: int) -> int | None:
+    """The size to visit next, as :func:`next_step`.
+
+    Args:
+        plan: the plan and its progress.
+        curve: the job's curve so far.
+        nodes_available: nodes that the job can have, its own included.
+
+    Returns:
+        Nodes; None if the profile is finished.
     """
-    return next_step(plan, measured, nodes_available).size
+    return next_step(plan, curve, nodes_available).size
 
 
-def next_step(plan: ProfilePlan, measured: MeasuredCurve, nodes_available: int) -> ProfileStep:
-    """As :func:`next_size`, with the reason in words."""
+def next_step(plan: ProfilePlan, curve: MeasuredCurve, nodes_available: int) -> ProfileStep:
+    """The next step of a profile.
+
+    Args:
+        plan: the plan and its progress.
+        curve: the job's curve so far.
+        nodes_available: nodes that the job can have, its own included.
+    """
     usable = [
         k
         for k in plan.sizes
-        if k <= nodes_available and k not in measured.unusable and k not in plan.visited
+        if k <= nodes_available and k not in curve.unusable and k not in plan.visited
     ]
-    asked = plan.asked
-    if asked is not None:
-        done = asked in plan.visited or asked in measured.unusable
-        usable = [k for k in usable if (k < asked if done else k <= asked)]
-        lost_nodes = not done and nodes_available < asked
+    last = plan.last_requested
+    if last is not None:
+        done = last in plan.visited or last in curve.unusable
+        usable = [k for k in usable if (k < last if done else k <= last)]
+        lost_nodes = not done and nodes_available < last
     if not usable:
-        if not plan.visited and asked is None:
+        if not plan.visited and last is None:
             return ProfileStep(
-                None, f"The job needs {plan.sizes[-1]} nodes or more; {nodes_available} can be had."
+                None,
+                f"The job needs {plan.sizes[-1]} nodes or more; {nodes_available} are available.",
             )
         return ProfileStep(None, "Every size that can be reached by scaling down has been visited.")
     rungs = [k for k in plan.rungs if k in usable]
-    if asked is None or lost_nodes:
-        # The job is, or will be, at the largest size it can have: that one is measured, whether it
-        # is a rung or not.
-        rungs = sorted({*rungs, _first(plan, usable, measured)}, reverse=True)
-        why = (
-            "the largest size that can be had"
-            if asked is None
-            else "the largest size that the nodes left allow"
+    if last is None or lost_nodes:
+        # The job will be at the largest size that it can have, so this one is measured even if it
+        # is no rung.
+        rungs = sorted({*rungs, _largest_unknown(plan, usable, curve)}, reverse=True)
+        reason = (
+            "the largest size available"
+            if last is None
+            else "the largest size that the remaining nodes allow"
         )
     else:
-        rungs = _refined(plan, rungs, usable, measured)
-        why = "the next size down"
+        rungs = _refined(plan, rungs, usable, curve)
+        reason = "the next size down"
     for i, size in enumerate(rungs):
-        if known(measured, size, plan.config.tolerance):
+        if is_known(curve, size, plan.config.tolerance):
             continue
-        if i + 1 < len(rungs) and _bridged(plan, measured, size, rungs[i + 1]):
+        if i + 1 < len(rungs) and _will_be_interpolated(plan, curve, size, rungs[i + 1]):
             continue
-        return ProfileStep(size, f"{size} node{'s' if size != 1 else ''}: {why}.")
-    if plan.config.tolerance == _MEASURED_ONLY:
+        return ProfileStep(size, f"{size} node{'s' if size != 1 else ''}: {reason}.")
+    if plan.config.tolerance == _MEASURED_ONLY_TOLERANCE:
         return ProfileStep(None, "Every size that was asked for has been measured.")
     return ProfileStep(None, f"Every size is known to within {plan.config.tolerance:.1%}.")
 
 
-def known(curve: MeasuredCurve, size: int, tolerance: float) -> bool:
-    """Whether ``size`` need not be measured: it was, or the curve gives it to within
-    ``tolerance``.
+def is_known(curve: MeasuredCurve, size: int, tolerance: float) -> bool:
+    """Whether ``size`` needs no measurement.
+
+    Args:
+        curve: the job's curve.
+        size: nodes.
+        tolerance: relative half-width of the 95 % interval within which an estimate suffices.
     """
     return not curve.uncertain((size,), tolerance)
 
 
 def elasticity(curve: MeasuredCurve, low: int, high: int) -> float | None:
-    """d ln throughput / d ln nodes between two sizes: 1 on a straight curve, 0 on a plateau. None
-    where a throughput is 0.
+    """The elasticity of throughput with respect to nodes, d ln throughput / d ln nodes.
+
+    Args:
+        curve: the job's curve.
+        low: the smaller size.
+        high: the larger size.
+
+    Returns:
+        The mean between the two sizes: 1 on a straight curve, 0 on a plateau. None if a throughput
+        is 0.
     """
     low_rate, high_rate = curve.estimate(low)[0], curve.estimate(high)[0]
     if low_rate <= 0 or high_rate <= 0:
@@ -237,13 +290,14 @@ def elasticity(curve: MeasuredCurve, low: int, high: int) -> float | None:
 
 
 def _rungs(sizes: Sequence[int], steps: int) -> tuple[int, ...]:
+    """At most ``steps`` of ``sizes`` (descending), about evenly spaced in log2."""
     if len(sizes) <= steps:
         return tuple(sizes)
     top, bottom = sizes[0], sizes[-1]
     if steps < 2:
         return (top,)
     targets = [top * (bottom / top) ** (i / (steps - 1)) for i in range(steps)]
-    # Ratios, not differences, say which allowed size is nearest.
+    # Distances between sizes are ratios, not differences.
     return tuple(
         sorted(
             {
@@ -255,55 +309,59 @@ def _rungs(sizes: Sequence[int], steps: int) -> tuple[int, ...]:
     )
 
 
-def _first(plan: ProfilePlan, usable: Sequence[int], measured: MeasuredCurve) -> int:
-    """The largest size worth a visit; the largest of all where none is."""
-    return next((k for k in usable if not known(measured, k, plan.config.tolerance)), usable[0])
+def _largest_unknown(plan: ProfilePlan, usable: Sequence[int], curve: MeasuredCurve) -> int:
+    """The largest usable size that is not known; the largest of all if all are known."""
+    return next((k for k in usable if not is_known(curve, k, plan.config.tolerance)), usable[0])
 
 
-def _last_slope(plan: ProfilePlan, measured: MeasuredCurve) -> float | None:
-    """Elasticity between the two smallest sizes measured at or above the last one asked for; None
-    before there are two.
+def _last_elasticity(plan: ProfilePlan, curve: MeasuredCurve) -> float | None:
+    """Elasticity between the two smallest sizes measured at or above the last one requested; None
+    if there are fewer than two.
     """
     above = [
         k
-        for k in measured.measured_sizes
-        if plan.asked is not None and k >= plan.asked and measured.estimate(k)[0] > 0
+        for k in curve.measured_sizes
+        if plan.last_requested is not None and k >= plan.last_requested and curve.estimate(k)[0] > 0
     ]
-    return elasticity(measured, above[0], above[1]) if len(above) >= 2 else None
+    return elasticity(curve, above[0], above[1]) if len(above) >= 2 else None
 
 
 def _refined(
-    plan: ProfilePlan, rungs: list[int], usable: Sequence[int], measured: MeasuredCurve
+    plan: ProfilePlan, rungs: list[int], usable: Sequence[int], curve: MeasuredCurve
 ) -> list[int]:
-    """The rungs left, with one more halfway to the next where the curve bends and steps are
-    left.
+    """The remaining rungs. If the curve bends and the plan has steps to spare, they get one more
+    halfway to the first.
     """
-    slope = _last_slope(plan, measured)
-    if not rungs or slope is None or abs(1 - slope) <= plan.config.bend or plan.asked is None:
+    slope, last = _last_elasticity(plan, curve), plan.last_requested
+    if not rungs or slope is None or abs(1 - slope) <= plan.config.max_bend or last is None:
         return rungs
     if len(plan.visited) + len(rungs) >= plan.config.max_steps:
         return rungs
-    between = [k for k in usable if rungs[0] < k < plan.asked]
+    between = [k for k in usable if rungs[0] < k < last]
     if not between:
         return rungs
-    middle = math.sqrt(rungs[0] * plan.asked)
+    middle = math.sqrt(rungs[0] * last)
     return [min(between, key=lambda k: (abs(math.log(k / middle)), k)), *rungs]
 
 
-def _bridged(plan: ProfilePlan, measured: MeasuredCurve, size: int, below: int) -> bool:
-    """Whether measuring ``below`` will pin ``size`` down, so that it need not be visited."""
-    slope = _last_slope(plan, measured)
+def _will_be_interpolated(
+    plan: ProfilePlan, curve: MeasuredCurve, size: int, next_rung: int
+) -> bool:
+    """Whether a measurement at ``next_rung`` will determine ``size`` well enough by
+    interpolation.
+    """
+    slope = _last_elasticity(plan, curve)
     if (
-        not plan.config.bridge
-        or plan.asked is None
-        or (slope is None and measured.current.prior is None)
+        not plan.config.skip_interpolated
+        or plan.last_requested is None
+        or (slope is None and curve.current.prior is None)
     ):
         return False
-    if slope is not None and abs(1 - slope) > plan.config.bend:
+    if slope is not None and abs(1 - slope) > plan.config.max_bend:
         return False
-    rate = measured.estimate(below)[0]
+    rate = curve.estimate(next_rung)[0]
     if rate <= 0:
         return False
-    # As if it were measured about as well as a step ends: well inside the tolerance.
-    supposed = measured.with_measurement(below, rate, plan.config.tolerance / 2 * rate, 0.0)
-    return supposed.relative_half_width(size) <= plan.config.tolerance
+    # A visit usually ends with an interval well within the tolerance; assume half of it.
+    assumed = curve.with_measurement(next_rung, rate, plan.config.tolerance / 2 * rate, 0.0)
+    return assumed.relative_half_width(size) <= plan.config.tolerance

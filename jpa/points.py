@@ -1,12 +1,12 @@
-"""What is known of the throughput at one size, and how every further observation moves it.
+"""The estimate of the throughput at one size, and its update by observations.
 
-Decides the weight of a new observation against the old ones and when the size has drifted. It knows
-one size only; what lies between sizes is :mod:`jpa.phase`.
+Decides the weight of a new observation against the old ones, and when the size has drifted. It does
+not estimate other sizes (:mod:`jpa.phase`).
 
-A size is a level that wanders slowly under noisy observations, so its estimate is the scalar Kalman
-filter of the local level model (Harvey, "Forecasting, Structural Time Series Models and the Kalman
-Filter", 1989, section 4.1): exact while observations are few, exponential smoothing with a constant
-gain once they are many.
+The throughput at a size is a level that changes slowly under noisy observations. The estimate is
+the scalar Kalman filter of the local level model (Harvey, "Forecasting, Structural Time Series
+Models and the Kalman Filter", 1989, section 4.1). It is exact for few observations and becomes
+exponential smoothing with a constant gain for many.
 """
 
 from __future__ import annotations
@@ -17,53 +17,49 @@ from functools import cached_property
 
 from jpa import drift
 
-_CRUDE_STD = 0.3
-"""Relative standard deviation of a throughput seen in so few reports that its scatter could not be
-seen.
-"""
-NOTHING = 1e-9
-"""A throughput below this, samples/s (one sample in thirty years), is 0."""
+_FEW_REPORTS_STD = 0.3
+"""Relative standard deviation of a throughput from too few reports to estimate their scatter."""
+ZERO_RATE = 1e-9
+"""A throughput below this, samples/s (one sample in thirty years), counts as 0."""
 CI95 = 1.96
-"""Standard deviations in the half-width of a 95 % interval."""
+"""Half-width of a 95 % interval, standard deviations."""
 
 
 @dataclass(frozen=True)
 class PointConfig:
-    """How observations of one size are weighed. All are shares of the throughput (standard
-    deviations).
-    """
+    """How observations of one size are weighted. All values are relative to the throughput."""
 
     visit_std: float = 0.01
-    """A size measured twice differs by about this much, however long each measurement took (other
+    """Standard deviation between visits to the same size, however long each of them is (other
     nodes, other neighbours).
     """
     window_std: float = 0.02
-    """An ordinary window of the monitor scatters at least this much."""
-    wander: float = 0.003
-    """The true throughput wanders this much between two observations; it sets how fast old ones are
-    forgotten.
+    """Lower bound on the standard deviation of a window of the monitor."""
+    process_std: float = 0.003
+    """Standard deviation of the change of the true throughput between two observations. It sets how
+    fast old observations lose weight.
     """
     drift_tolerance: float = 0.05
-    """Lasting shifts smaller than this are followed silently; larger ones are reported as a drift.
+    """Lasting shifts larger than this are reported as a drift; smaller ones only move the estimate.
     """
 
 
 @dataclass(frozen=True)
 class Point:
-    """What is known of one size."""
+    """The estimate at one size."""
 
     nodes: int
     """The size."""
     rate: float
-    """Samples/s."""
+    """Estimated throughput, samples/s."""
     variance: float
-    """Of the rate, not of single observations, (samples/s)²."""
+    """Variance of the estimate (not of single observations), (samples/s)²."""
     observations: int = 1
-    """How many there were."""
+    """Number of observations."""
     updated: float = 0.0
-    """When the last one was, seconds on the caller's clock."""
+    """Time of the last observation, seconds on the caller's clock."""
     cusum: drift.Cusum = field(default_factory=drift.Cusum)
-    """The running sums of its drift detection."""
+    """State of the drift detection."""
 
     @cached_property
     def std(self) -> float:
@@ -72,13 +68,15 @@ class Point:
 
     @cached_property
     def relative_std(self) -> float:
-        """``std`` as a share of ``rate``; 0 where the measured throughput is 0."""
+        """``std`` divided by ``rate``; 0 if the throughput is 0."""
         return self.std / self.rate if self.rate > 0 else 0.0
 
 
-def checked(nodes: int, rate: float) -> float:
-    """``rate``, or 0 where it is next to nothing. Raises ValueError when it is not a finite number
-    of 0 or more, or the size is below 1.
+def validated_rate(nodes: int, rate: float) -> float:
+    """``rate``, or 0 if it is below ``ZERO_RATE``, samples/s.
+
+    Raises:
+        ValueError: if ``rate`` is negative or not finite, or ``nodes`` is below 1.
     """
     if nodes < 1:
         raise ValueError(f"A throughput was reported for {nodes} nodes; sizes start at 1.")
@@ -87,30 +85,51 @@ def checked(nodes: int, rate: float) -> float:
             f"Throughput {rate} at {nodes} nodes is not a finite number of samples/s, 0 or "
             "more; it is not used."
         )
-    return rate if rate > NOTHING else 0.0
+    return rate if rate > ZERO_RATE else 0.0
 
 
 def new_point(nodes: int, rate: float, half_width: float, now: float, config: PointConfig) -> Point:
-    """A size measured for the first time. ``half_width``: of the 95 % interval, samples/s; infinite
-    when nothing is known of it.
+    """The estimate from the first measurement of a size.
+
+    Args:
+        nodes: the size.
+        rate: samples/s.
+        half_width: half-width of the 95 % interval, samples/s; infinite if unknown.
+        now: the time, seconds.
+        config: weights.
+
+    Raises:
+        ValueError: as :func:`validated_rate`.
     """
-    rate = checked(nodes, rate)
+    rate = validated_rate(nodes, rate)
     return Point(nodes, rate, _variance(rate, half_width, config.visit_std), updated=now)
 
 
-def remeasured(
+def remeasure(
     point: Point, rate: float, half_width: float, now: float, config: PointConfig
 ) -> Point:
-    """A size that the profile visits again: averaged with what was known if both agree within 3
-    standard deviations, else replaced.
+    """Update an estimate with another visit of a profile.
+
+    Args:
+        point: the estimate so far.
+        rate: samples/s.
+        half_width: half-width of the 95 % interval, samples/s; infinite if unknown.
+        now: the time, seconds.
+        config: weights.
+
+    Returns:
+        The weighted mean if both agree within 3 standard deviations, else the new measurement.
+
+    Raises:
+        ValueError: as :func:`validated_rate`.
     """
-    fresh = new_point(point.nodes, rate, half_width, now, config)
+    measured = new_point(point.nodes, rate, half_width, now, config)
     if (
-        abs(rate - point.rate) > drift.CLIP * math.sqrt(point.variance + fresh.variance)
+        abs(rate - point.rate) > drift.MAX_RESIDUAL * math.sqrt(point.variance + measured.variance)
         or point.rate == 0
     ):
-        return fresh
-    gain = _gain(point.variance, fresh.variance)
+        return measured
+    gain = _gain(point.variance, measured.variance)
     return Point(
         point.nodes,
         point.rate + gain * (rate - point.rate),
@@ -121,22 +140,32 @@ def remeasured(
     )
 
 
-def observed(
+def observe(
     point: Point, rate: float, half_width: float, now: float, config: PointConfig
 ) -> tuple[Point, drift.Shift | None]:
-    """One ordinary observation of the monitor.
+    """Update an estimate with one window of the monitor.
+
+    Args:
+        point: the estimate so far.
+        rate: samples/s.
+        half_width: half-width of the 95 % interval, samples/s; infinite if unknown.
+        now: the time, seconds.
+        config: weights.
 
     Returns:
-        The new point, and the shift when the size has drifted by more than ``drift_tolerance``,
-        else None. After a drift the point stands at the new level.
+        The new estimate, and the shift if the size has drifted by more than ``drift_tolerance``,
+        else None. After a drift the estimate is at the new level.
+
+    Raises:
+        ValueError: as :func:`validated_rate`.
     """
-    rate = checked(point.nodes, rate)
+    rate = validated_rate(point.nodes, rate)
     noise = _variance(rate if rate > 0 else point.rate, half_width, config.window_std)
-    before = point.variance + (config.wander * point.rate) ** 2
-    spread = math.sqrt(before + noise)
-    if spread == 0:  # a size measured as 0 that still gives 0
+    predicted = point.variance + (config.process_std * point.rate) ** 2
+    std = math.sqrt(predicted + noise)
+    if std == 0:  # the throughput was 0 and still is
         return replace(point, observations=point.observations + 1, updated=now), None
-    cusum, shift = drift.step(point.cusum, rate, point.rate, spread)
+    cusum, shift = drift.step(point.cusum, rate, point.rate, std)
     if shift is not None:
         if abs(shift.after - shift.before) > config.drift_tolerance * shift.before:
             return Point(
@@ -145,26 +174,26 @@ def observed(
                 _variance(shift.after, 0.0, config.window_std),
                 updated=now,
             ), shift
-        before += (shift.after - point.rate) ** 2  # a small lasting shift: let the level move there
-    gain = _gain(before, noise)
-    moved = Point(
+        # A small lasting shift: raise the variance, so that the level moves there.
+        predicted += (shift.after - point.rate) ** 2
+    gain = _gain(predicted, noise)
+    updated = Point(
         point.nodes,
-        max(0.0, point.rate + gain * drift.clip((rate - point.rate) / spread) * spread),
-        (1 - gain) * before,
+        max(0.0, point.rate + gain * drift.clip((rate - point.rate) / std) * std),
+        (1 - gain) * predicted,
         point.observations + 1,
         now,
         cusum,
     )
-    return moved, None
+    return updated, None
 
 
-def _gain(old: float, new: float) -> float:
-    """Weight of a value of variance ``new`` against one of variance ``old``; two exact ones (both
-    0) weigh the same.
-    """
-    return old / (old + new) if old + new > 0 else 0.5
+def _gain(old_variance: float, new_variance: float) -> float:
+    """Weight of a new value against an old one; two exact values have the same weight."""
+    total = old_variance + new_variance
+    return old_variance / total if total > 0 else 0.5
 
 
-def _variance(rate: float, half_width: float, floor: float) -> float:
-    std = half_width / CI95 if math.isfinite(half_width) else _CRUDE_STD * rate
-    return max(std, floor * rate) ** 2
+def _variance(rate: float, half_width: float, min_relative_std: float) -> float:
+    std = half_width / CI95 if math.isfinite(half_width) else _FEW_REPORTS_STD * rate
+    return max(std, min_relative_std * rate) ** 2

@@ -1,7 +1,7 @@
-"""One profile: the job that waits for it, how far it has come, and what it ends with.
+"""The state of one profile, while its job waits and while it runs.
 
-Decides what was learnt by a profile that ends and how its end is reported. Which size comes next,
-and when a profile ends, is decided by :mod:`jpa.advisor`.
+Decides which curve a profile results in and how its end is reported. It does not decide which size
+comes next and when a profile ends (:mod:`jpa.advisor`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from jpa.curve import CurveConfig, MeasuredCurve
 from jpa.measure import MeasureConfig, ThroughputMeter
-from jpa.messages import ProfileFinished, ProfileResult, ProfileWanted
-from jpa.plan import PlanConfig, ProfilePlan, known
+from jpa.messages import ProfileFinished, ProfileRequested, ProfileResult
+from jpa.plan import PlanConfig, ProfilePlan, is_known
 
 
 @dataclass(frozen=True)
@@ -26,43 +26,43 @@ class AdvisorConfig:
     curve: CurveConfig = field(default_factory=CurveConfig)
     """How measurements are weighed."""
     max_profile_s: float = 600.0
-    """A profile ends after so many seconds, with what it has."""
+    """When a profile ends, whatever it has measured, seconds after its start."""
     rescale_timeout_s: float = 120.0
-    """A rescale that takes longer, seconds, counts as a size that cannot be used now."""
+    """When a rescale counts as failed, seconds after the request."""
     donor_quiet_s: float = 60.0
-    """A donor is left alone for so many seconds after an interruption."""
-    worthwhile: float = 0.5
-    """A profile starts when this share of the nodes it wants can be had."""
+    """How long a donor is left alone after an interruption, seconds."""
+    min_node_share: float = 0.5
+    """The fraction of its largest size that has to be available for a profile to start."""
     patience_s: float = 60.0
-    """Once it has waited for so many seconds, it starts with any usable number."""
+    """How long a job waits for that fraction, seconds; then any usable size suffices."""
     max_crashes: int = 3
-    """So many sizes that fail end the profile."""
+    """The number of failed sizes that ends a profile."""
     max_attempts: int = 3
-    """So often is a profile begun that loses its nodes."""
+    """How often a profile may start; it starts again when its job loses nodes."""
 
 
 @dataclass
 class WaitingProfile:
-    """A job that waits for its profile. The tally is of its earlier attempts, when nodes were lost
-    under it.
+    """A job that waits for its profile, with the totals of earlier attempts that lost their
+    nodes.
     """
 
-    wanted: ProfileWanted
-    """What is to be measured; kept up to date while it waits."""
-    since: float
+    request: ProfileRequested
+    """The request, updated while the job waits."""
+    waiting_since: float
     """When it began to wait, seconds."""
     attempts: int = 0
-    """Profiles begun that lost their nodes."""
+    """Attempts that ended because the job lost nodes."""
     scale_ups: int = 0
-    """Rescales to more nodes asked for so far."""
+    """Rescales to more nodes requested so far."""
     scale_downs: int = 0
-    """Rescales to fewer nodes asked for so far."""
+    """Rescales to fewer nodes requested so far."""
     seconds: float = 0.0
-    """Time that earlier attempts took."""
+    """Duration of the earlier attempts, seconds."""
     visited: tuple[int, ...] = ()
-    """Sizes measured or found silent, in order."""
-    said: str = ""
-    """The last reason given for the wait."""
+    """Sizes that were measured or gave no progress, in order."""
+    last_reason: str = ""
+    """The last reason reported for the wait."""
 
     def finished(
         self,
@@ -74,76 +74,82 @@ class WaitingProfile:
         """The report of the end.
 
         Args:
-            result: how it ended.
+            result: how the profile ended.
             reason: a sentence for the user.
-            curve: what is known now; None: what was known before.
-            nodes: where the job stands; None: where it stood before.
+            curve: the resulting curve; None: that of the request.
+            nodes: the job's current nodes; None: those of the request.
         """
-        wanted = self.wanted
+        request = self.request
         return ProfileFinished(
-            wanted.job,
-            result,
-            wanted.curve if curve is None else curve,
-            reason,
-            wanted.nodes if nodes is None else nodes,
-            self.scale_ups,
-            self.scale_downs,
-            self.seconds,
-            self.visited,
+            job=request.job,
+            result=result,
+            curve=request.curve if curve is None else curve,
+            reason=reason,
+            nodes=request.nodes if nodes is None else nodes,
+            scale_ups=self.scale_ups,
+            scale_downs=self.scale_downs,
+            seconds=self.seconds,
+            visited=self.visited,
         )
 
 
 @dataclass
 class Profile:
-    """The profile under way."""
+    """The active profile."""
 
-    queued: WaitingProfile
-    """The wish, with its tally."""
+    queue_entry: WaitingProfile
+    """The request, with the totals of all attempts."""
     plan: ProfilePlan
-    """The sizes left to visit."""
+    """The remaining sizes."""
     curve: MeasuredCurve
-    """What is known so far."""
+    """The curve so far."""
     started: float
     """When this attempt began, seconds."""
     target: int
-    """The size at which the job is, or to which it is on its way, nodes."""
-    held: int
-    """Nodes the job has; those asked for count."""
-    asked_at: float
-    """When ``target`` was asked for, seconds."""
+    """The size that the job has or is being moved to, nodes."""
+    nodes: int
+    """Nodes assigned to the job, requested ones included."""
+    requested_at: float
+    """When the advisor asked for ``target``, seconds."""
     meter: ThroughputMeter | None = None
-    """Measures the current size; None while a rescale runs."""
+    """Measures the current size; None during a rescale."""
     silent: tuple[int, ...] = ()
-    """Sizes at which no progress was reported."""
+    """Sizes at which the job reported no progress."""
     failed: tuple[int, ...] = ()
     """Sizes at which the script or the rescale failed."""
     measured: bool = False
-    """Whether any size was measured."""
+    """Whether any size has been measured."""
 
     @property
     def job(self) -> str:
         """The job being profiled."""
-        return self.queued.wanted.job
+        return self.queue_entry.request.job
 
-    def learnt(self, config: CurveConfig) -> MeasuredCurve:
-        """What was learnt: silent sizes give nothing if the job was heard at others; crashes at
-        every size tried are the script's fault.
+    def resulting_curve(self, config: CurveConfig) -> MeasuredCurve:
+        """The curve with the conclusions from sizes without a measurement. If the job reported
+        progress at another size, silent sizes have throughput 0. If every size crashed, the fault
+        is the script's and no size becomes unusable.
         """
         curve = self.curve
         if self.measured:
             for size in self.silent:
-                curve = curve.with_measurement(size, 0.0, 0.0, self.asked_at, config)
+                curve = curve.with_measurement(size, 0.0, 0.0, self.requested_at, config)
         elif self.failed:
-            curve = replace(curve, unusable=self.queued.wanted.curve.unusable)
+            curve = replace(curve, unusable=self.queue_entry.request.curve.unusable)
         return curve
 
     def finished(
         self, now: float, reason: str, config: AdvisorConfig, result: ProfileResult | None = None
     ) -> ProfileFinished:
-        """The report of the end at ``now``, seconds; without ``result`` it follows from what was
-        measured.
+        """The report of the end; it adds this attempt to the totals of the queue entry.
+
+        Args:
+            now: the time, seconds.
+            reason: a sentence for the user.
+            config: limits of profiles.
+            result: how the profile ended; None: according to the measurements.
         """
-        queued, curve = self.queued, self.learnt(config.curve)
+        entry, curve = self.queue_entry, self.resulting_curve(config.curve)
         if self.failed:
             reason = f"{reason} Rescaling or the script failed at {_listed(self.failed)} nodes."
         if self.silent and not self.measured:
@@ -154,23 +160,23 @@ class Profile:
         if result is None and not self.measured and (self.silent or self.failed):
             result = ProfileResult.UNKNOWN
         elif result is None:
-            largest = max(queued.visited, default=0)
+            largest = max(entry.visited, default=0)
             missing = [
                 k
                 for k in self.plan.rungs
-                if k not in curve.unusable and not known(curve, k, self.plan.config.tolerance)
+                if k not in curve.unusable and not is_known(curve, k, self.plan.config.tolerance)
             ]
             above = [k for k in missing if k > largest and k not in self.failed]
             if above:
                 reason = (
-                    f"{reason} {above[0]} nodes could not be had: sizes above {largest} "
+                    f"{reason} {above[0]} nodes were not available: sizes above {largest} "
                     "are extrapolated."
                 )
-            late = now - self.started >= config.max_profile_s
-            early = above or (missing and (late or self.failed))
-            result = ProfileResult.PARTIAL if early else ProfileResult.MEASURED
-        queued.seconds += now - self.started
-        return queued.finished(result, reason, curve, self.held)
+            timed_out = now - self.started >= config.max_profile_s
+            is_partial = above or (missing and (timed_out or self.failed))
+            result = ProfileResult.PARTIAL if is_partial else ProfileResult.MEASURED
+        entry.seconds += now - self.started
+        return entry.finished(result, reason, curve, self.nodes)
 
 
 def _listed(sizes: Iterable[int]) -> str:

@@ -1,8 +1,8 @@
-"""Which jobs may share a scaling curve, and what a job believes from the curve of another.
+"""Reuse of scaling curves: the profile key of a job, and priors from the curves of other jobs.
 
-Decides the profile key (two jobs with the same key have the same curve) and the prior taken from a
-stored curve: of the same key, or of a model of similar size. It does not store curves (the daemon
-does) and does not decide what is measured in spite of the prior (:mod:`jpa.plan`).
+Decides which jobs share a curve (those with the same key) and which prior a stored curve gives: one
+with the same key, or one of a model of similar size. It does not store curves (the daemon does) and
+does not decide what is measured despite the prior (:mod:`jpa.plan`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from jpa.curve import MeasuredCurve
 from jpa.fit import fit
 from jpa.phase import Prior
 
-# Options of a training script that change what is learnt, or where it is written, but not how fast
-# samples are processed.
+# Options of a training script that change the result, or where it is written, but not the
+# throughput.
 IGNORED_OPTIONS = frozenset(
     (
         *(
@@ -48,41 +48,44 @@ IGNORED_OPTIONS = frozenset(
     )
 )
 
-# Trust in another job's curve: relative standard deviations of level and (per √octave) shape. With
-# FLOPs of both models known the level follows them; with parameters alone, training times of 30,001
-# NAS-Bench-101 cells go with params^0.42 and scatter by 26 % between cells of equal size, 30 % with
-# the exponent 0.5 up to four octaves apart (docs/profiling.md).
+# Uncertainty of another job's curve: relative standard deviations of level and (per √octave) shape.
+# If the FLOPs of both models are known, the level is proportional to them. With parameters alone:
+# training times of 30,001 NAS-Bench-101 cells are proportional to params^0.42, with a scatter of
+# 26 % between cells of equal size, and 30 % with the exponent 0.5 up to four octaves apart
+# (docs/profiling.md).
 _LEVEL_STD = {"same key": 0.35, "flops": 0.2, "parameters": 0.3}
 _LEVEL_STD_PER_OCTAVE = 0.1
 _SHAPE_STD = 0.02
 _SHAPE_STD_PER_OCTAVE = 0.02
 _PARAMETER_EXPONENT = 0.5
-_AGE_STD = 0.022
-"""No size of an earlier run of the same script is known better than this: two runs differ by 2 % on
-top of a measurement's 1 %.
+_INHERITED_STD = 0.022
+"""Lower bound on the relative standard deviation of a size from an earlier run of the same script:
+two runs differ by 2 %, in addition to the 1 % of a measurement.
 """
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What the training library reports of a model. ``flops``: per sample, forward and backward;
-    None when unknown.
-    """
+    """The size of a model, as the training library reports it."""
 
     parameters: float | None = None
+    """Number of parameters; None if unknown."""
     flops: float | None = None
+    """Floating-point operations per sample, forward and backward; None if unknown."""
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A curve of an earlier or sibling job. ``key``: its profile key; ``owner_job``: for the user's
-    information.
-    """
+class StoredCurve:
+    """The curve of an earlier or sibling job."""
 
     key: str
+    """The job's profile key."""
     curve: MeasuredCurve
+    """Its curve."""
     size: ModelSize = ModelSize()
+    """The size of its model."""
     owner_job: str = ""
+    """Its name, for the user."""
 
 
 def profile_key(
@@ -99,13 +102,12 @@ def profile_key(
 
     Args:
         script: content of the script, not its path.
-        arguments: the script's arguments; ``ignored`` options and their values do not count, nor
-            does the order of options.
-        node_class, nproc_per_node: another kind of node, or another number of processes on it, has
-            another curve.
-        software: names of the environment that it runs in (an image, modules), where it has one.
-        user_key: what the user gave as ``--profile-key``: takes the place of script, arguments and
-            software.
+        arguments: the script's arguments. The order of options does not matter.
+        node_class: class of the nodes.
+        nproc_per_node: processes on each node.
+        user_key: the user's ``--profile-key``; it replaces script, arguments and software.
+        software: names of the job's environment (an image, modules).
+        ignored: options that do not count, with their values.
     """
     if user_key is not None:
         content = [b"user", user_key.encode()]
@@ -113,23 +115,23 @@ def profile_key(
         content = [
             b"script",
             hashlib.sha256(script).digest(),
-            *(a.encode() for a in matters(arguments, ignored)),
+            *(a.encode() for a in relevant_arguments(arguments, ignored)),
             *(b"software " + name.encode() for name in software),
         ]
     digest = hashlib.sha256()
     for part in (*content, node_class.encode(), str(nproc_per_node).encode()):
-        digest.update(
-            len(part).to_bytes(8, "big")
-        )  # lengths keep ("ab", "c") apart from ("a", "bc")
+        digest.update(len(part).to_bytes(8, "big"))  # so that ("ab", "c") differs from ("a", "bc")
         digest.update(part)
     return digest.hexdigest()[:32]
 
 
-def matters(arguments: Sequence[str], ignored: Iterable[str] = IGNORED_OPTIONS) -> list[str]:
-    """The arguments that may change the throughput: options with their values sorted, then the
-    positional ones in order.
+def relevant_arguments(
+    arguments: Sequence[str], ignored: Iterable[str] = IGNORED_OPTIONS
+) -> list[str]:
+    """The arguments that may change the throughput: options with their values, sorted, then the
+    positional ones in order; ``ignored`` options are left out.
     """
-    skip = frozenset(ignored)
+    ignored_options = frozenset(ignored)
     options: list[str] = []
     positional: list[str] = []
     i = 0
@@ -143,16 +145,16 @@ def matters(arguments: Sequence[str], ignored: Iterable[str] = IGNORED_OPTIONS) 
         if not equals and i < len(arguments) and not _is_option(arguments[i]):
             value = arguments[i]
             i += 1
-        if name not in skip:
+        if name not in ignored_options:
             options.append(f"{name}={value}")
     return sorted(options) + positional
 
 
-def inherited(stored: MeasuredCurve) -> MeasuredCurve:
-    """The curve a resubmitted job starts with: the stored points, a little less sure. What they
-    cover is not measured again.
+def inherit_curve(stored: MeasuredCurve) -> MeasuredCurve:
+    """The first curve of a resubmitted job: the stored points, with a lower bound on their
+    uncertainty. Sizes that they determine are not measured again.
 
-    Passed on from job to job a point does not become less sure each time.
+    The bound does not accumulate when a curve is passed on from job to job.
     """
     phases = tuple(
         (
@@ -160,7 +162,8 @@ def inherited(stored: MeasuredCurve) -> MeasuredCurve:
             replace(
                 c,
                 points=tuple(
-                    replace(p, variance=max(p.variance, (_AGE_STD * p.rate) ** 2)) for p in c.points
+                    replace(p, variance=max(p.variance, (_INHERITED_STD * p.rate) ** 2))
+                    for p in c.points
                 ),
             ),
         )
@@ -170,22 +173,34 @@ def inherited(stored: MeasuredCurve) -> MeasuredCurve:
 
 
 def prior_from(
-    candidates: Iterable[Stored], key: str, size: ModelSize = ModelSize(), *, farthest: float = 3.0
+    candidates: Iterable[StoredCurve],
+    key: str,
+    size: ModelSize = ModelSize(),
+    *,
+    max_octaves: float = 3.0,
 ) -> Prior | None:
-    """What a job of ``key`` and ``size`` may believe from the curves of other jobs; None when
-    nobody is near.
+    """The prior for a job from the curve of the most similar other job.
 
-    The nearest candidate counts: the one whose model differs least, in octaves of FLOPs (or
-    parameters), by at most ``farthest``; where sizes are unknown, one of the same key (a user-given
-    key shared by a sweep). Compute is scaled by FLOPs (or parameters^0.5) and communication by
-    parameters, in the α-β law of the candidate's curve; uncertainty grows with the distance.
+    The distance of two models is counted in octaves of FLOPs (or parameters). If sizes are unknown,
+    only a curve with the same key qualifies (a key that the user gives to a sweep). In the α-β law
+    of the candidate's curve, compute is scaled by FLOPs (or parameters^0.5) and communication by
+    parameters. The uncertainty grows with the distance.
+
+    Args:
+        candidates: curves of other jobs.
+        key: the job's profile key.
+        size: the size of its model.
+        max_octaves: the largest distance of a candidate.
+
+    Returns:
+        The prior; None if no candidate is close enough.
     """
-    best: tuple[float, Stored, str] | None = None
+    best: tuple[float, StoredCurve, str] | None = None
     for candidate in candidates:
         if not any(p.rate > 0 for p in candidate.curve.current.points):
             continue
         distance, basis = _distance(candidate, key, size)
-        if distance <= farthest and (best is None or distance < best[0]):
+        if distance <= max_octaves and (best is None or distance < best[0]):
             best = (distance, candidate, basis)
     if best is None:
         return None
@@ -193,12 +208,10 @@ def prior_from(
     return _scaled(candidate, size, distance, basis)
 
 
-def _distance(candidate: Stored, key: str, size: ModelSize) -> tuple[float, str]:
-    """(octaves, what they are counted in); infinite when nothing can be compared."""
-    flops, parameters = (
-        _octaves(candidate.size.flops, size.flops),
-        _octaves(candidate.size.parameters, size.parameters),
-    )
+def _distance(candidate: StoredCurve, key: str, size: ModelSize) -> tuple[float, str]:
+    """(distance in octaves, the quantity it is measured in); infinite if nothing is comparable."""
+    flops = _octaves(candidate.size.flops, size.flops)
+    parameters = _octaves(candidate.size.parameters, size.parameters)
     if flops is not None:
         return max(abs(flops), abs(parameters or 0.0)), "flops"
     if parameters is not None:
@@ -206,7 +219,8 @@ def _distance(candidate: Stored, key: str, size: ModelSize) -> tuple[float, str]
     return (0.0, "same key") if candidate.key == key else (math.inf, "")
 
 
-def _scaled(candidate: Stored, size: ModelSize, distance: float, basis: str) -> Prior:
+def _scaled(candidate: StoredCurve, size: ModelSize, distance: float, basis: str) -> Prior:
+    """The candidate's curve, scaled to a model of ``size``."""
     points = [p for p in candidate.curve.current.points if p.rate > 0]
     law = fit([(p.nodes, p.rate, p.relative_std) for p in points])
     flops = _octaves(candidate.size.flops, size.flops)
@@ -214,17 +228,18 @@ def _scaled(candidate: Stored, size: ModelSize, distance: float, basis: str) -> 
     compute = 2.0 ** (flops if flops is not None else _PARAMETER_EXPONENT * parameters)
     scaled = law.scaled(compute, 2.0**parameters)
     rates = tuple((p.nodes, p.rate * scaled.rate(p.nodes) / law.rate(p.nodes)) for p in points)
-    who = f"job {candidate.owner_job}" if candidate.owner_job else "an earlier job"
-    far = "" if basis == "same key" else f" (a model {distance:.1f} octaves away in {basis})"
+    source = f"job {candidate.owner_job}" if candidate.owner_job else "an earlier job"
+    difference = "" if basis == "same key" else f" (a model {distance:.1f} octaves away in {basis})"
     return Prior(
         rates,
         _LEVEL_STD[basis] + _LEVEL_STD_PER_OCTAVE * distance,
         _SHAPE_STD + _SHAPE_STD_PER_OCTAVE * distance,
-        f"{who}{far}",
+        f"{source}{difference}",
     )
 
 
 def _octaves(old: float | None, new: float | None) -> float | None:
+    """log2(new / old); None if one of them is unknown."""
     return math.log2(new / old) if old and new and old > 0 and new > 0 else None
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from allocator.curves import ScalingCurve
 from allocator.objectives import Goal, RescaleCost
-from allocator.outlook import Cohort
+from allocator.survival import Cohort
 from malletrain.core.goals import (
     NO_GOALS,
     NOTHING_SO_FAR,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from allocator import Cohort, NodeInfo, Outlook, expected_s, survivals
+from allocator import Cohort, LossForecast, NodeInfo, mean_survival_s, survival_matrix
 
 Counts = npt.NDArray[np.int64]
 """Whole numbers: nodes, or places of cohorts, those that last longest first."""
@@ -65,10 +65,10 @@ class ExpectedNodeLife:
         self._pools = {pool: number for number, pool in enumerate(pools)}
         kinds = Counter(map(_COHORT, infos) if len(pools) == 1 else map(_KIND, infos))
         every = list(kinds) if len(pools) == 1 else list(dict.fromkeys(c for _, c in kinds))
-        rows = survivals(every, window_s)
+        rows = survival_matrix(every, window_s)
         # A node of which nothing is foretold is taken to outlast all others.
         unknown = np.array([cohort is None for cohort in every], dtype=bool)
-        left_s = np.where(unknown, 2.0 * window_s, expected_s(rows, window_s))
+        left_s = np.where(unknown, 2.0 * window_s, mean_survival_s(rows, window_s))
         longest = np.argsort(-left_s, kind="stable")
         self._rows = rows[longest]
         places: dict[Any, int] = {every[at]: place for place, at in enumerate(longest.tolist())}
@@ -93,13 +93,13 @@ class ExpectedNodeLife:
         self._taken, self._free = taken.reshape(shape), (counts - taken).reshape(shape)
         self._shape = len(held), len(every)
 
-    def in_pool(self, pool: str, jobs: Sequence[int], most: Sequence[int]) -> list[Outlook]:
+    def in_pool(self, pool: str, jobs: Sequence[int], most: Sequence[int]) -> list[LossForecast]:
         """What each of these jobs (their numbers, ascending), which may have ``most`` nodes, can
         expect in one pool.
         """
         number = self._pools.get(pool)
         if number is None:
-            return [Outlook([], self._window_s, self._work_s) for _ in jobs]
+            return [LossForecast([], self._window_s, self._work_s) for _ in jobs]
         job, cohort, count = self._of(number, jobs)
         held = np.bincount(job, count, len(jobs)).astype(np.int64)
         room = np.array(most, dtype=np.int64) - held
@@ -123,7 +123,7 @@ class ExpectedNodeLife:
         counts = np.concatenate((count, some[more_job, at]))[order].astype(np.float64)
         ends = np.bincount(job, minlength=len(jobs)).cumsum().tolist()
         return [
-            Outlook.from_arrays(rows[a:b], counts[a:b], self._window_s, self._work_s)
+            LossForecast.from_arrays(rows[a:b], counts[a:b], self._window_s, self._work_s)
             for a, b in pairwise([0, *ends])
         ]
 

@@ -91,7 +91,7 @@ class Gaps:
             if horizon_s < self.min_horizon_s:
                 self.over(name)
                 continue
-            self._seen[name] = self._seen[name].foretold(horizon_s, cohort)
+            self._seen[name] = self._seen[name].with_forecast(horizon_s, cohort)
 
     def over(self, node: str) -> None:
         """``node`` is leased, or cannot be: until the next poll it is no gap."""

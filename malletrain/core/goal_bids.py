@@ -84,7 +84,9 @@ class GoalTerms:
 
 def price_of_a_node(candidates: Iterable[Candidate]) -> float:
     """The most that a node brings any of these jobs, in the unit of bids a second."""
-    return max((_unit(c, c.curve) * c.curve.best_yield for c in candidates if c.curve), default=0.0)
+    return max(
+        (_unit(c, c.curve) * c.curve.best_rate_per_node for c in candidates if c.curve), default=0.0
+    )
 
 
 def _unit(candidate: Candidate, curve: ScalingCurve) -> float:
@@ -120,7 +122,7 @@ def worth(
         ahead: what samples beyond that count, beside those of other jobs.
     """
     least, useful = need[0], max(need)
-    sizes, rates = curve.known
+    sizes, rates = curve.arrays
     if least not in sizes or useful not in sizes:
         sizes = np.union1d(sizes, (least, useful))
         rates = curve.rates(sizes)
@@ -203,7 +205,7 @@ def _in_time(
 ) -> Candidate:
     unit = _unit(c, curve)
     # Where no speed is known of anybody, what it makes of them itself is what nodes are worth.
-    price = price or unit * curve.best_yield
+    price = price or unit * curve.best_rate_per_node
     urgent = deadline_weight * max(EASY, LATER**before)
     node_worth = rounded(price * urgent), rounded(price * min(1.0, urgent) * ahead)
     in_plan = worth(curve, unit, (need.nodes, need.useful), node_worth, ahead)

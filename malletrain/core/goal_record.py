@@ -123,7 +123,7 @@ class GoalRecord:
     def useful(self) -> int:
         """The most nodes that bring nearly as much each as any do."""
         sizes = self.sizes()
-        least = USEFUL * self.curve.best_yield
+        least = USEFUL * self.curve.best_rate_per_node
         return next((k for k in reversed(sizes) if self.curve.at(k) >= least * k), sizes[0])
 
     # --- counting ---

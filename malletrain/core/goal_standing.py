@@ -52,7 +52,7 @@ def _by_budget(record: GoalRecord, charge_factor: float, now: float) -> GoalStan
     asked, pace = least_yield(record, charge_factor, now), record.pace
     if asked is None or pace is None:
         return None
-    best = record.curve.best_yield * pace
+    best = record.curve.best_rate_per_node * pace
     if best < asked:
         return GoalStanding.INFEASIBLE
     return GoalStanding.AT_RISK if best < UNSURE * asked else GoalStanding.ON_TRACK

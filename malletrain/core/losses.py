@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from operator import attrgetter
 
-from allocator import Cohort, survivals
+from allocator import Cohort, survival_matrix
 from malletrain.core.commands import LossExpected
 from malletrain.core.records import JobRecord
 from malletrain.core.state import ControllerState
@@ -80,7 +80,7 @@ class Losses:
         plans look ahead.
         """
         every = list(dict.fromkeys(chain.from_iterable(found)))
-        rows = survivals(every, self._ahead_s or 0.0)
+        rows = survival_matrix(every, self._ahead_s or 0.0)
         return dict(zip(every, rows[:, -1].tolist(), strict=True))
 
     def _expected_s(

@@ -19,9 +19,9 @@ from allocator import (
     Bid,
     BidRequest,
     Goal,
+    LossForecast,
     MonotonicClock,
     NodeInfo,
-    Outlook,
     RescaleCost,
     ScalingCurve,
     make_bids,
@@ -242,7 +242,7 @@ def _requests(
     process on one node, samples/s.
     """
     pools = [[name for name in capacity if c.may_use(name)] for c in bidders]
-    outlooks: list[dict[str, Outlook]] = [{} for _ in bidders]
+    outlooks: list[dict[str, LossForecast]] = [{} for _ in bidders]
     if settings.look_ahead_s and settings.heed_lifetimes:
         held = [kept[c.job] for c in bidders]
         lasting = ExpectedNodeLife(nodes, held, settings.look_ahead_s, settings.lost_work_s)
@@ -274,7 +274,7 @@ def _requests(
                 c.cost or settings.cost,
                 must_run=c.must_run,
                 restarting=c.broken,
-                outlooks=foretold,
+                loss_forecasts=foretold,
             )
         )
     return requests

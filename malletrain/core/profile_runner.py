@@ -12,8 +12,15 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
-from jpa import AdvisorAnswer, PointMeasured, ProfileFinished, ProfileResult, SetSize, Waiting
-from jpa.costs import KINDS
+from jpa import (
+    AdvisorAnswer,
+    PointMeasured,
+    ProfileFinished,
+    ProfileResult,
+    ProfileWaiting,
+    SetSize,
+)
+from jpa.costs import RESCALE_KINDS
 from malletrain.core.commands import Announce, Command, KeepScalingModel
 from malletrain.core.events import (
     JobState,
@@ -164,7 +171,7 @@ class ProfileRunner:
     def costed(self, event: RescaleCosted, now: float) -> list[Command]:
         """What a rescale cost, for the next plans."""
         job = self._state.unfinished.get(event.job)
-        if not self._on or job is None or event.kind not in KINDS:
+        if not self._on or job is None or event.kind not in RESCALE_KINDS:
             return []
         if not (math.isfinite(event.seconds) and event.seconds >= 0):
             return []
@@ -201,7 +208,7 @@ class ProfileRunner:
                 commands += self._measured(job, answer)
             elif isinstance(answer, ProfileFinished):
                 commands += self._finished(job, answer, now)
-            elif isinstance(answer, Waiting):
+            elif isinstance(answer, ProfileWaiting):
                 if job.state is JobState.PROFILING:
                     self._state.profile_ends(job)
                     self.profiler.worth.profiled(answer.job, len(job.nodes), now)

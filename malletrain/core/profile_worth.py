@@ -3,7 +3,7 @@ Pure.
 
 Decides what a node is worth elsewhere, for how long a profile's knowledge would be of use, and when
 a job can be asked at all: once it has run for a while, so that its own level, and what its siblings
-say, is known. The arithmetic is :mod:`jpa.worth`.
+say, is known. The arithmetic is :mod:`jpa.information_value`.
 
 A job's nodes come and go, and at each size that it gets its ordinary progress shows for nothing
 what a profile would have told of it. So the knowledge is of use until the job ends, or until it has
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from jpa import MeasuredCurve
-from jpa.worth import Circumstances, pays, shape_std
+from jpa.information_value import ProfileContext, profile_pays, shape_std
 from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import named
 from malletrain.core.settings import ProfilingSettings
@@ -198,18 +198,18 @@ class ProfileWorth:
         advisor = self._settings.advisor
         price, neighbour = beside.elsewhere(job)
         visits = min(len(looked), advisor.plan.max_steps)
-        around = Circumstances(
+        around = ProfileContext(
             nodes=len(job.nodes),
-            price=price,
-            neighbour=neighbour,
-            left_s=self._of_use_s(spec.job, spec.kind, visits, beside),
-            doubt=self.doubt,
+            node_price=price,
+            donor_rate=neighbour,
+            use_s=self._of_use_s(spec.job, spec.kind, visits, beside),
+            std_factor=self.doubt,
             up_s=costs.up_s,
             down_s=costs.down_s,
             visit_s=2.0 * advisor.measure.min_seconds,
             visits=visits,
         )
-        return pays(curve, sorted(set(looked)), around)
+        return profile_pays(curve, sorted(set(looked)), around)
 
     def _of_use_s(self, job: str, kind: str, visits: int, beside: _Beside) -> float:
         """For how long a profile of so many visits would be of use, seconds, of all jobs of its

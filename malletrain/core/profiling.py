@@ -16,19 +16,19 @@ from jpa import (
     Advisor,
     AdvisorAnswer,
     AdvisorTick,
-    Crashed,
     CurveChange,
     Donor,
-    JobGone,
+    JobEnded,
     Monitor,
     NodesChanged,
     Prior,
+    PriorReceived,
+    ProfileRequested,
     ProfileResult,
-    ProfileWanted,
-    ProgressSeen,
+    ProgressReported,
     RescaleCosts,
-    Scaled,
-    Suggested,
+    ScaleReached,
+    ScriptCrashed,
 )
 from malletrain.core.events import Progressed
 from malletrain.core.phases import PhaseTracker
@@ -164,7 +164,7 @@ class Profiler:
         active = self.profiling
         if active is not None and now - self._formed.get(active, now) >= self.settings.silence_s:
             del self._formed[active]  # said once
-            answers += self.advisor.handle(Scaled(active, self.advisor.target or 0), now)
+            answers += self.advisor.handle(ScaleReached(active, self.advisor.target or 0), now)
         answers += self.advisor.handle(AdvisorTick(), now)
         self.tick_at = self._next_tick(now)
         return answers
@@ -177,7 +177,9 @@ class Profiler:
         phase = watch.phases.feed(event.nodes, event.batch)
         if event.job == self.profiling:
             return list(
-                self.advisor.handle(ProgressSeen(event.job, event.time, event.samples, phase), now)
+                self.advisor.handle(
+                    ProgressReported(event.job, event.time, event.samples, phase), now
+                )
             )
         if job.submitted.curve is not None:
             return []
@@ -185,7 +187,7 @@ class Profiler:
         seen = watch.monitor.feed(event.time, event.samples, event.nodes, phase)
         surprise = 0.0
         if seen is not None:
-            before = curve.estimate(event.nodes)[0] if curve.known else 0.0
+            before = curve.estimate(event.nodes)[0] if curve.has_data else 0.0
             self.worth.seen(curve, event.nodes, seen.rate)
             curve, drift = curve.observe(
                 event.nodes, seen.rate, seen.half_width, now, self.settings.advisor.curve
@@ -213,7 +215,7 @@ class Profiler:
     def scaled(self, job: str, nodes: int, now: float) -> list[AdvisorAnswer]:
         """The job processes samples at this scale."""
         self._formed.pop(job, None)
-        return self.advisor.handle(Scaled(job, nodes), now) if job == self.profiling else []
+        return self.advisor.handle(ScaleReached(job, nodes), now) if job == self.profiling else []
 
     def formed(self, job: str, now: float) -> None:
         """All workers of the job's newest round have been started."""
@@ -223,7 +225,7 @@ class Profiler:
     def crashed(self, job: str, nodes: int, now: float) -> list[AdvisorAnswer]:
         """The script failed by itself at this scale."""
         self._formed.pop(job, None)
-        return self.advisor.handle(Crashed(job, nodes), now)
+        return self.advisor.handle(ScriptCrashed(job, nodes), now)
 
     def moved(self, job: str) -> None:
         """A rescale of the job began: nothing of before counts."""
@@ -234,7 +236,7 @@ class Profiler:
         for forgotten in (self._told, self._since, self._formed, self._watches):
             forgotten.pop(job, None)
         self.shared.forget(job)
-        return self.advisor.handle(JobGone(job), now)
+        return self.advisor.handle(JobEnded(job), now)
 
     def limited(self, job: str, now: float) -> list[AdvisorAnswer]:
         """The limits of the job's scale changed: what was asked for it counts no more."""
@@ -258,14 +260,14 @@ class Profiler:
         under way goes on from there.
         """
         return self.advisor.handle(
-            Suggested(job.submitted.job, prior, job.submitted.profile_sizes), now
+            PriorReceived(job.submitted.job, prior, job.submitted.profile_sizes), now
         )
 
     # --- inside ---
 
     def _withdraw(self, name: str, now: float) -> list[AdvisorAnswer]:
         del self._told[name]
-        return self.advisor.handle(JobGone(name), now)
+        return self.advisor.handle(JobEnded(name), now)
 
     def _ready(self, job: JobRecord, machine: Machine, free: Mapping[str, int], now: float) -> bool:
         """Whether the job is put forward now: all its nodes can be had at once, or it has waited
@@ -297,7 +299,7 @@ class Profiler:
         fresh = not job.scaling.profiled and job.scaling.curve.current.prior is None
         if chosen is None and fresh and len(sizes) <= self.settings.every_size_up_to:
             chosen = tuple(sizes)
-        wish = ProfileWanted(
+        wish = ProfileRequested(
             spec.job,
             spec.min_nodes,
             spec.max_nodes,

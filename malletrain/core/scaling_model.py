@@ -36,7 +36,7 @@ class ScalingModel:
         """Whether a throughput is measured or suggested at any size; else the job runs with the
         neutral prior.
         """
-        return self.curve.known
+        return self.curve.has_data
 
     def bid_curve(self, sizes: Iterable[int], kappa: float) -> ScalingCurve | None:
         """The curve to bid with, lowered by ``kappa`` standard deviations; None while nothing is

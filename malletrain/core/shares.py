@@ -277,7 +277,7 @@ class Shares:
 def kept(curve: ScalingCurve, nodes: int, part: float) -> ScalingCurve:
     """The curve up to so many nodes; what more of them bring counts by ``part``."""
     have = curve.at(nodes)
-    sizes, rates = curve.known
+    sizes, rates = curve.arrays
     rates = np.where(sizes <= nodes, rates, have + part * (rates - have))
     if nodes not in sizes:
         place = sizes.searchsorted(nodes)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from jpa import MeasuredCurve, ModelSize, RescaleCosts, Stored, inherited, prior_from
+from jpa import MeasuredCurve, ModelSize, RescaleCosts, StoredCurve, inherit_curve, prior_from
 from jpa.curve import DEFAULT_PHASE
 from malletrain.core.scaling_model import ScalingModel
 
@@ -65,7 +65,7 @@ def starts_with(storage: SiblingStorage, key: str, *, named: bool = False) -> Sc
         return None
     stored = _stored(sibling)
     if not named:
-        return ScalingModel(inherited(stored.curve), sibling.scaling.costs)
+        return ScalingModel(inherit_curve(stored.curve), sibling.scaling.costs)
     prior = prior_from([stored], key)
     curve = MeasuredCurve.from_prior(prior) if prior else MeasuredCurve()
     return ScalingModel(curve, sibling.scaling.costs)
@@ -81,9 +81,9 @@ def suggested(
     return ScalingModel(MeasuredCurve.from_prior(prior), costs) if prior else None
 
 
-def _stored(sibling: Sibling) -> Stored:
+def _stored(sibling: Sibling) -> StoredCurve:
     curve, _ = sibling.scaling.curve.with_phase(DEFAULT_PHASE)
-    return Stored(sibling.key, curve, sibling.size, sibling.job)
+    return StoredCurve(sibling.key, curve, sibling.size, sibling.job)
 
 
 class SharedCurves:
@@ -97,9 +97,9 @@ class SharedCurves:
 
     def remember(self, kind: str, curve: MeasuredCurve) -> None:
         """A profile is over: what others of its kind need not measure."""
-        if kind and curve.known:
+        if kind and curve.has_data:
             before = self._kinds.pop(kind, MeasuredCurve())
-            self._kinds[kind] = inherited(curve).with_points_of(before)
+            self._kinds[kind] = inherit_curve(curve).with_points_of(before)
             if len(self._kinds) > KINDS_KEPT:
                 del self._kinds[next(iter(self._kinds))]
 

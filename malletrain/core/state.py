@@ -112,9 +112,9 @@ class ControllerState:
         self._foretold = nodes
         for name in nodes.keys() & self.nodes.keys():
             node, (horizon_s, cohort) = self.nodes[name], nodes[name]
-            node.info = node.info.foretold(horizon_s, cohort)
+            node.info = node.info.with_forecast(horizon_s, cohort)
             if (info := self.usable.get(name)) is not None:
-                self.usable[name] = info.foretold(horizon_s, cohort)
+                self.usable[name] = info.with_forecast(horizon_s, cohort)
 
     def node_leaving(self, name: str, gone_at: float) -> bool:
         """The node is taken at ``gone_at``: nothing new is planned on it. Returns whether a job has

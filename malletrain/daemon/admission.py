@@ -295,7 +295,9 @@ def _curve_problem(spec: messages.JobSpec) -> str:
                 f"{spec.min_nodes}:{spec.max_nodes} nodes."
             )
         try:
-            new_plan(spec.min_nodes, spec.max_nodes, MeasuredCurve(), chosen=spec.profile_sizes)
+            new_plan(
+                spec.min_nodes, spec.max_nodes, MeasuredCurve(), requested_sizes=spec.profile_sizes
+            )
         except ValueError as e:
             return str(e)
     return ""

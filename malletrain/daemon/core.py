@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from allocator import Goal, RescaleCost, ScalingCurve
-from jpa.costs import KINDS
+from jpa.costs import RESCALE_KINDS
 from malletrain.config.model import Config
 from malletrain.core.events import (
     CurveLearned,
@@ -338,7 +338,7 @@ class Core:
         for r in run.monitor.finished_rescales():
             with self.step():
                 self.repository.rescale(run, r)
-                if r.kind in KINDS:
+                if r.kind in RESCALE_KINDS:
                     self.feed(RescaleCosted(run.row.id, r.kind, r.cost_s))
 
     def unreachable(self, node: str) -> None:

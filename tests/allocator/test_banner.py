@@ -1,4 +1,4 @@
-"""What a solver says of itself is not said on the standard output of a command."""
+"""The licence lines of HiGHS do not appear on standard output."""
 
 import json
 import subprocess
@@ -9,14 +9,14 @@ import json, sys
 import numpy as np
 from allocator.highs import LinearProgram, maximise
 one = np.ones(1)
-found = maximise(
+solution = maximise(
     LinearProgram(
         cost=one, lower=0 * one, upper=one, integral=np.array([True]), starts=np.array([0, 1]),
         rows=np.array([0]), coefficients=one, row_lower=-one, row_upper=0.5 * one,
     ),
     time_limit_s=10.0,
 )
-json.dump(found.x.tolist(), sys.stdout)
+json.dump(solution.x.tolist(), sys.stdout)
 """
 PRINTED = """
 import ctypes, os

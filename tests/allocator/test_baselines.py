@@ -1,4 +1,4 @@
-"""The plain policies."""
+"""Equal share, and first come, first served."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from allocator import Bid, SizeValues, equal_share, fcfs, solve
-from tests.allocator.oracles.everything import check_feasible
+from tests.allocator.oracles.brute_force import check_feasible
 from tests.allocator.strategies import bid_lists
 
 
@@ -28,8 +28,8 @@ def job(name: str, sizes: list[int], **classes: list[int]) -> Bid:
 )
 def test_equal_share(limits: list[tuple[int, int]], nodes: int, expected: list[int]) -> None:
     bids = [job(f"j{i}", list(range(low, high + 1))) for i, (low, high) in enumerate(limits)]
-    found = equal_share(bids, {"default": nodes})
-    assert [found.size(bid.job) for bid in bids] == expected
+    allocation = equal_share(bids, {"default": nodes})
+    assert [allocation.size(bid.job) for bid in bids] == expected
 
 
 def test_equal_share_keeps_to_allowed_sizes() -> None:
@@ -41,8 +41,8 @@ def test_equal_share_keeps_to_allowed_sizes() -> None:
 def test_equal_share_spreads_jobs_over_classes() -> None:
     options = SizeValues([1, 2, 3], [1.0, 2.0, 3.0])
     bids = [Bid(f"j{i}", {"x": options, "y": options}) for i in range(3)]
-    found = equal_share(bids, {"x": 4, "y": 2})
-    assert found.sizes == {"j0": ("x", 2), "j1": ("x", 2), "j2": ("y", 2)}
+    allocation = equal_share(bids, {"x": 4, "y": 2})
+    assert allocation.sizes == {"j0": ("x", 2), "j1": ("x", 2), "j2": ("y", 2)}
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,13 @@ def test_equal_share_spreads_jobs_over_classes() -> None:
 )
 def test_first_come_first_served(nodes: int, expected: list[int]) -> None:
     bids = [job(f"j{i}", list(range(1, 9))) for i in range(3)]
-    found = fcfs(bids, {"default": nodes})
-    assert [found.size(bid.job) for bid in bids] == expected
+    allocation = fcfs(bids, {"default": nodes})
+    assert [allocation.size(bid.job) for bid in bids] == expected
 
 
 def test_first_come_first_served_lets_a_smaller_job_pass_one_that_does_not_fit() -> None:
-    found = fcfs([job("large", [8]), job("small", [2])], {"default": 4})
-    assert found.sizes == {"small": ("default", 2)}
+    allocation = fcfs([job("large", [8]), job("small", [2])], {"default": 4})
+    assert allocation.sizes == {"small": ("default", 2)}
 
 
 @given(bid_lists(classes=("x", "y"), forced=False))
@@ -67,8 +67,8 @@ def test_they_are_feasible_and_never_better_than_the_optimum(
     bids, capacity = problem
     best = solve(bids, capacity, time_limit_s=30.0)
     for policy in (equal_share, fcfs):
-        found = policy(bids, capacity)
-        check_feasible(found.sizes, bids, capacity)
-        assert found.objective <= best.objective + 1e-9 * max(1.0, abs(best.objective))
-        assert found.objective <= found.bound
-        assert found.status == "heuristic"
+        allocation = policy(bids, capacity)
+        check_feasible(allocation.sizes, bids, capacity)
+        assert allocation.objective <= best.objective + 1e-9 * max(1.0, abs(best.objective))
+        assert allocation.objective <= allocation.bound
+        assert allocation.status == "heuristic"

@@ -16,9 +16,9 @@ from benchmarks.instances import KINDS, instance, read_curves
 def test_instances_are_repeatable_and_possible(kind: str) -> None:
     one, same = instance(3, 40, 6, 16, kind), instance(3, 40, 6, 16, kind)
     assert one == same
-    held = [name for has in one.current.values() for name in has]
-    assert len(held) == len(set(held))
-    assert set(held) <= set(one.nodes)
+    assigned = [name for has in one.current.values() for name in has]
+    assert len(assigned) == len(set(assigned))
+    assert set(assigned) <= set(one.nodes)
     assert all(len(has) <= 16 for has in one.current.values())
 
 

@@ -1,4 +1,4 @@
-"""What is a bid, and what is refused."""
+"""Valid and invalid bids."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_options_are_values() -> None:
 
 def test_options_do_not_change_with_the_arrays_they_were_made_of() -> None:
     sizes, values = np.array([1, 2]), np.array([1.0, 2.0])
-    made = SizeValues(sizes, values)
+    options = SizeValues(sizes, values)
     sizes[0], values[0] = 7, 9.0
-    assert made == SizeValues([1, 2], [1.0, 2.0])
+    assert options == SizeValues([1, 2], [1.0, 2.0])
     with pytest.raises(ValueError, match="read-only"):
-        made.values[0] = 3.0
+        options.values[0] = 3.0

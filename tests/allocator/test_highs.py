@@ -31,28 +31,28 @@ def knapsack(
 
 
 def test_a_whole_answer_and_its_bound() -> None:
-    found = maximise(knapsack([6.0, 10.0, 12.0], [1.0, 2.0, 3.0], 5.0), time_limit_s=30.0)
-    assert found.x is not None
-    assert found.x.round().tolist() == [0, 1, 1]
-    assert (found.objective, found.optimal) == (pytest.approx(22.0), True)
-    assert found.bound >= 22.0 - 1e-9
+    solution = maximise(knapsack([6.0, 10.0, 12.0], [1.0, 2.0, 3.0], 5.0), time_limit_s=30.0)
+    assert solution.x is not None
+    assert solution.x.round().tolist() == [0, 1, 1]
+    assert (solution.objective, solution.optimal) == (pytest.approx(22.0), True)
+    assert solution.bound >= 22.0 - 1e-9
 
 
 def test_the_dual_of_a_limit_is_what_one_more_unit_is_worth() -> None:
-    found = maximise(
+    solution = maximise(
         knapsack([6.0, 10.0, 12.0], [1.0, 2.0, 3.0], 5.0, whole=False), time_limit_s=30.0
     )
-    assert found.objective == pytest.approx(24.0)
-    assert found.duals is not None
-    assert found.duals.tolist() == pytest.approx([4.0])
+    assert solution.objective == pytest.approx(24.0)
+    assert solution.duals is not None
+    assert solution.duals.tolist() == pytest.approx([4.0])
 
 
 def test_without_time_there_is_still_a_bound() -> None:
     rng = np.random.default_rng(1)
     values, weights = rng.random(400) + 0.5, rng.integers(20, 40, 400).astype(float)
-    found = maximise(knapsack(values.tolist(), weights.tolist(), 1000.5), time_limit_s=0.0)
-    assert not found.optimal
-    assert found.bound >= found.objective
+    solution = maximise(knapsack(values.tolist(), weights.tolist(), 1000.5), time_limit_s=0.0)
+    assert not solution.optimal
+    assert solution.bound >= solution.objective
 
 
 def test_no_solution_is_said_so() -> None:

@@ -1,4 +1,4 @@
-"""The exact solver against the dynamic program, against trying everything, and under the clock."""
+"""The exact solver agrees with dynamic programming and exhaustive search, within its time limit."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from allocator import (
     BidError,
     ScalingCurve,
     SizeValues,
-    core,
     make_bid,
     powers_of_two,
+    reduced_problem,
     relax,
     solve,
 )
-from allocator.bids import NO_SEAT
+from allocator.bids import UNASSIGNED
 from allocator.highs import SolverError
 from tests.allocator.oracles import dp
-from tests.allocator.oracles.everything import best, check_feasible
+from tests.allocator.oracles.brute_force import best, check_feasible
 from tests.allocator.strategies import bid_lists
 
 QUICK = settings(
@@ -58,13 +58,13 @@ def unit_of(bids: list[Bid]) -> float:
 def assert_best(
     bids: list[Bid], capacity: dict[str, int], drops: int, objective: float, **how: object
 ) -> None:
-    found = solve(bids, capacity, time_limit_s=30.0, **how)  # type: ignore[arg-type]
-    check_feasible(found.sizes, bids, capacity)
-    assert found.status == "optimal"
-    assert found.gap == 0.0
-    assert len(found.dropped) == drops
-    assert found.objective == pytest.approx(objective, rel=1e-10, abs=1e-10 * unit_of(bids))
-    assert found.bound == found.objective
+    allocation = solve(bids, capacity, time_limit_s=30.0, **how)  # type: ignore[arg-type]
+    check_feasible(allocation.sizes, bids, capacity)
+    assert allocation.status == "optimal"
+    assert allocation.gap == 0.0
+    assert len(allocation.dropped) == drops
+    assert allocation.objective == pytest.approx(objective, rel=1e-10, abs=1e-10 * unit_of(bids))
+    assert allocation.bound == allocation.objective
 
 
 @given(bid_lists())
@@ -82,7 +82,7 @@ def test_one_class_in_highs_alone_equals_the_dynamic_program(
 ) -> None:
     bids, capacity = problem
     oracle = dp.solve(bids, capacity)
-    assert_best(bids, capacity, len(oracle.dropped), oracle.objective, counting=False)
+    assert_best(bids, capacity, len(oracle.dropped), oracle.objective, dynamic_program=False)
 
 
 @given(bid_lists(classes=("cpu", "gpu")))
@@ -98,7 +98,7 @@ def test_two_classes_equal_trying_everything(problem: tuple[list[Bid], dict[str,
 def test_three_classes_equal_trying_everything(problem: tuple[list[Bid], dict[str, int]]) -> None:
     bids, capacity = problem
     drops, objective = best(bids, capacity)
-    assert_best(bids, capacity, drops, objective, counting=False)
+    assert_best(bids, capacity, drops, objective, dynamic_program=False)
 
 
 @given(bid_lists(classes=("cpu", "gpu")), st.randoms(use_true_random=False))
@@ -108,12 +108,12 @@ def test_a_plan_as_good_as_any_stays_while_it_fits(
 ) -> None:
     bids, capacity = problem
     first = solve(bids, capacity, time_limit_s=30.0)
-    at_work = [replace(bid, held=first.sizes.get(bid.job, NO_SEAT)) for bid in bids]
-    chance.shuffle(at_work)
-    assert solve(at_work, capacity, time_limit_s=30.0).sizes == first.sizes
+    running = [replace(bid, current=first.sizes.get(bid.job, UNASSIGNED)) for bid in bids]
+    chance.shuffle(running)
+    assert solve(running, capacity, time_limit_s=30.0).sizes == first.sizes
     less = {name: max(0, nodes - chance.randint(0, 4)) for name, nodes in capacity.items()}
     drops, objective = best(bids, less)
-    assert_best(at_work, less, drops, objective)
+    assert_best(running, less, drops, objective)
 
 
 def sweep(
@@ -129,21 +129,23 @@ def sweep(
             tuple((k, float(1000.0 * k**0.9 * x)) for k, x in zip(knots, noise, strict=True))
         )
 
-    one, left, bids = curve(), nodes, []
+    one, free, bids = curve(), nodes, []
     for j in range(jobs):
-        now = min(left, int(rng.integers(0, max(2, 2 * nodes // jobs)))) if running else 0
-        left -= now
+        now = min(free, int(rng.integers(0, max(2, 2 * nodes // jobs)))) if running else 0
+        free -= now
         bids.append(make_bid(f"j{j}", one if same else curve(), current=now, max_nodes=largest))
     return bids
 
 
 @pytest.mark.parametrize("same", [False, True])
-@pytest.mark.parametrize("counting", [True, False])
+@pytest.mark.parametrize("dynamic_program", [True, False])
 @pytest.mark.parametrize("nodes", [47, 300, 611])
-def test_larger_machines_equal_the_dynamic_program(same: bool, counting: bool, nodes: int) -> None:
+def test_larger_machines_equal_the_dynamic_program(
+    same: bool, dynamic_program: bool, nodes: int
+) -> None:
     bids = sweep(nodes, 120, 32, nodes, same=same)
     oracle = dp.solve(bids, {"default": nodes})
-    assert_best(bids, {"default": nodes}, 0, oracle.objective, counting=counting)
+    assert_best(bids, {"default": nodes}, 0, oracle.objective, dynamic_program=dynamic_program)
 
 
 @pytest.mark.parametrize("nodes", [500, 1003, 4999])
@@ -152,20 +154,24 @@ def test_hundreds_of_alike_jobs_are_one_group(nodes: int) -> None:
     bids = [
         make_bid(f"j{i:03}", curve, max_nodes=16, allowed=powers_of_two(16)) for i in range(400)
     ]
-    found = solve(bids, {"default": nodes}, time_limit_s=30.0)
-    assert found.status == "optimal"
-    assert found.objective == pytest.approx(dp.solve(bids, {"default": nodes}).objective, rel=1e-12)
+    allocation = solve(bids, {"default": nodes}, time_limit_s=30.0)
+    assert allocation.status == "optimal"
+    assert allocation.objective == pytest.approx(
+        dp.solve(bids, {"default": nodes}).objective, rel=1e-12
+    )
 
 
 def test_with_no_time_a_good_feasible_plan_and_a_true_gap() -> None:
     bids = sweep(3, 80, 64, 700, same=False)
     best_value = dp.solve(bids, {"default": 700}).objective
-    found = solve(bids, {"default": 700}, time_limit_s=0.0)
-    check_feasible(found.sizes, bids, {"default": 700})
-    assert found.status == "time_limit"
-    assert found.objective <= best_value <= found.bound * (1 + 1e-12)
-    assert found.gap == pytest.approx((found.bound - found.objective) / found.objective)
-    assert found.objective > 0.9 * best_value
+    allocation = solve(bids, {"default": 700}, time_limit_s=0.0)
+    check_feasible(allocation.sizes, bids, {"default": 700})
+    assert allocation.status == "time_limit"
+    assert allocation.objective <= best_value <= allocation.bound * (1 + 1e-12)
+    assert allocation.gap == pytest.approx(
+        (allocation.bound - allocation.objective) / allocation.objective
+    )
+    assert allocation.objective > 0.9 * best_value
 
 
 def test_with_no_time_and_two_classes_every_must_run_job_still_has_its_nodes() -> None:
@@ -175,10 +181,10 @@ def test_with_no_time_and_two_classes_every_must_run_job_still_has_its_nodes() -
         sizes = np.arange(2, 20)
         options = {c: SizeValues(sizes, rng.random(len(sizes)) * sizes) for c in ("a", "b")}
         bids.append(Bid(f"j{j}", options, -math.inf if j % 2 else 0.0))
-    found = solve(bids, {"a": 25, "b": 20}, time_limit_s=0.0)
-    check_feasible(found.sizes, bids, {"a": 25, "b": 20})
-    assert not found.dropped
-    assert found.bound >= solve(bids, {"a": 25, "b": 20}, time_limit_s=30.0).objective
+    allocation = solve(bids, {"a": 25, "b": 20}, time_limit_s=0.0)
+    check_feasible(allocation.sizes, bids, {"a": 25, "b": 20})
+    assert not allocation.dropped
+    assert allocation.bound >= solve(bids, {"a": 25, "b": 20}, time_limit_s=30.0).objective
 
 
 @pytest.mark.parametrize("classes", [1, 2])
@@ -198,22 +204,22 @@ def test_a_solver_that_fails_costs_the_proof_and_not_the_plan(
         )
     right = solve(bids, capacity, time_limit_s=30.0)
     assert right.status == "optimal"
-    for module in (core, relax):
+    for module in (reduced_problem, relax):
         monkeypatch.setattr(module, "maximise", fails)
-    found = solve(bids, capacity, time_limit_s=30.0, counting=False)
-    check_feasible(found.sizes, bids, capacity)
-    assert found.sizes
-    assert found.objective <= right.objective <= found.bound
-    assert found.status == "time_limit"
-    assert found.gap > 0
+    allocation = solve(bids, capacity, time_limit_s=30.0, dynamic_program=False)
+    check_feasible(allocation.sizes, bids, capacity)
+    assert allocation.sizes
+    assert allocation.objective <= right.objective <= allocation.bound
+    assert allocation.status == "time_limit"
+    assert allocation.gap > 0
 
 
 def test_a_gap_that_is_good_enough_is_kept() -> None:
     bids = sweep(4, 60, 64, 500, same=False)
-    found = solve(bids, {"default": 500}, gap=0.05, time_limit_s=30.0)
-    assert found.status == "optimal"
-    assert found.gap <= 0.05
-    assert found.bound >= dp.solve(bids, {"default": 500}).objective * (1 - 1e-12)
+    allocation = solve(bids, {"default": 500}, gap=0.05, time_limit_s=30.0)
+    assert allocation.status == "optimal"
+    assert allocation.gap <= 0.05
+    assert allocation.bound >= dp.solve(bids, {"default": 500}).objective * (1 - 1e-12)
 
 
 def test_values_may_have_any_unit() -> None:
@@ -228,8 +234,10 @@ def test_values_may_have_any_unit() -> None:
             )
             for b in bids
         ]
-        for counting in (True, False):
-            assert_best(scaled, {"default": 200}, 0, objective * unit, counting=counting)
+        for dynamic_program in (True, False):
+            assert_best(
+                scaled, {"default": 200}, 0, objective * unit, dynamic_program=dynamic_program
+            )
 
 
 def test_as_few_must_run_jobs_as_possible_are_dropped_and_the_least_valuable_of_those() -> None:
@@ -237,43 +245,47 @@ def test_as_few_must_run_jobs_as_possible_are_dropped_and_the_least_valuable_of_
         return Bid(name, {"default": SizeValues([size], [value])}, -math.inf)
 
     # 10 nodes: two of the 5s fit, or one 6 and nothing else; two is more, and the better two win.
-    found = solve(
+    allocation = solve(
         [job("a", 5, 1.0), job("b", 5, 3.0), job("c", 5, 2.0), job("d", 6, 100.0)], {"default": 10}
     )
-    assert set(found.sizes) == {"b", "c"}
-    assert found.dropped == ("a", "d")
-    assert found.objective == 5.0
-    assert found.status == "optimal"
+    assert set(allocation.sizes) == {"b", "c"}
+    assert allocation.dropped == ("a", "d")
+    assert allocation.objective == 5.0
+    assert allocation.status == "optimal"
 
 
 def test_must_run_jobs_win_over_any_value() -> None:
     rich = Bid("rich", {"default": SizeValues([4], [1e9])})
     poor = Bid("poor", {"default": SizeValues([1, 4], [-5.0, -1.0])}, -math.inf)
-    found = solve([rich, poor], {"default": 4})
-    assert found.sizes == {"poor": ("default", 4)}
-    assert found.objective == -1.0
+    allocation = solve([rich, poor], {"default": 4})
+    assert allocation.sizes == {"poor": ("default", 4)}
+    assert allocation.objective == -1.0
 
 
 def test_a_must_run_job_that_fits_nowhere_takes_no_room_from_others() -> None:
     huge = Bid("huge", {"default": SizeValues([50], [9.0])}, -math.inf)
-    found = solve([huge, Bid("small", {"default": SizeValues([1, 2], [1.0, 2.0])})], {"default": 8})
-    assert found.sizes == {"small": ("default", 2)}
-    assert found.dropped == ("huge",)
+    allocation = solve(
+        [huge, Bid("small", {"default": SizeValues([1, 2], [1.0, 2.0])})], {"default": 8}
+    )
+    assert allocation.sizes == {"small": ("default", 2)}
+    assert allocation.dropped == ("huge",)
 
 
 def test_where_two_sizes_are_worth_the_same_the_smaller_wins() -> None:
-    found = solve([Bid("a", {"default": SizeValues([2, 3, 7], [5.0, 5.0, 5.0])})], {"default": 8})
-    assert found.sizes == {"a": ("default", 2)}
+    allocation = solve(
+        [Bid("a", {"default": SizeValues([2, 3, 7], [5.0, 5.0, 5.0])})], {"default": 8}
+    )
+    assert allocation.sizes == {"a": ("default", 2)}
 
 
 def test_alike_jobs_keep_what_they_have() -> None:
-    alike = [Bid(name, {"default": SizeValues([1, 4], [1.0, 4.0])}) for name in "abc"]
-    first = solve(alike, {"default": 5}).sizes
+    equal_bids = [Bid(name, {"default": SizeValues([1, 4], [1.0, 4.0])}) for name in "abc"]
+    first = solve(equal_bids, {"default": 5}).sizes
     assert first == {"a": ("default", 4), "b": ("default", 1)}
-    at_work = [replace(bid, held=first.get(bid.job, NO_SEAT)) for bid in alike]
-    assert solve(at_work[::-1], {"default": 5}).sizes == first
-    assert solve(at_work[::-1], {"default": 1}).sizes == {"b": ("default", 1)}, "it has it already"
-    assert solve(at_work[::-1], {"default": 2}).sizes.keys() == {"a", "b"}, "who runs goes on"
+    running = [replace(bid, current=first.get(bid.job, UNASSIGNED)) for bid in equal_bids]
+    assert solve(running[::-1], {"default": 5}).sizes == first
+    assert solve(running[::-1], {"default": 1}).sizes == {"b": ("default", 1)}, "it has it already"
+    assert solve(running[::-1], {"default": 2}).sizes.keys() == {"a", "b"}, "who runs goes on"
 
 
 class MonotonicClock:
@@ -296,20 +308,20 @@ def test_the_time_limit_is_kept_on_the_callers_clock(classes: int) -> None:
         bids = [Bid(b.job, {"x": b.options["default"], "y": b.options["default"]}) for b in bids]
         capacity = {"x": 350, "y": 350}
     slow = MonotonicClock(2.5)
-    found = solve(bids, capacity, clock=slow, time_limit_s=2.0)
-    assert found.status == "time_limit"
-    assert found.gap > 0
-    assert found.solve_s == pytest.approx(2.5 * (slow.looks - 1))
+    allocation = solve(bids, capacity, clock=slow, time_limit_s=2.0)
+    assert allocation.status == "time_limit"
+    assert allocation.gap > 0
+    assert allocation.solve_s == pytest.approx(2.5 * (slow.looks - 1))
     assert slow.looks <= 4, "when time is up nobody goes on"
     quick = MonotonicClock(1e-6)
-    found = solve(bids, capacity, clock=quick, time_limit_s=30.0)
-    assert (found.status, found.gap) == ("optimal", 0.0)
-    assert 0 < found.solve_s < 1.0
+    allocation = solve(bids, capacity, clock=quick, time_limit_s=30.0)
+    assert (allocation.status, allocation.gap) == ("optimal", 0.0)
+    assert 0 < allocation.solve_s < 1.0
 
 
 def test_without_a_clock_the_best_plan_is_proven() -> None:
-    found = solve(sweep(3, 80, 64, 700, same=False), {"default": 700}, time_limit_s=30.0)
-    assert (found.status, found.gap, found.solve_s) == ("optimal", 0.0, 0.0)
+    allocation = solve(sweep(3, 80, 64, 700, same=False), {"default": 700}, time_limit_s=30.0)
+    assert (allocation.status, allocation.gap, allocation.solve_s) == ("optimal", 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -329,9 +341,9 @@ def test_without_a_clock_the_best_plan_is_proven() -> None:
 def test_where_there_is_nothing_to_win_the_plan_is_empty(
     bids: list[Bid], capacity: dict[str, int]
 ) -> None:
-    found = solve(bids, capacity)
-    assert found.sizes == {}
-    assert (found.objective, found.gap, found.status) == (0.0, 0.0, "optimal")
+    allocation = solve(bids, capacity)
+    assert allocation.sizes == {}
+    assert (allocation.objective, allocation.gap, allocation.status) == (0.0, 0.0, "optimal")
 
 
 def test_a_job_that_bids_twice_is_refused() -> None:

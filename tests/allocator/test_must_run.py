@@ -1,4 +1,4 @@
-"""How many must-run jobs there is room for."""
+"""How many must-run jobs fit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from allocator import Bid, SizeValues, must_run
-from tests.allocator.oracles.everything import best, check_feasible
+from tests.allocator.oracles.brute_force import best, check_feasible
 from tests.allocator.strategies import bid_lists
 
 
@@ -22,15 +22,15 @@ def must(name: str, **smallest: int) -> Bid:
 @settings(max_examples=200, deadline=None)
 def test_as_few_are_dropped_as_possible(problem: tuple[list[Bid], dict[str, int]]) -> None:
     bids, capacity = problem
-    drops, seated = must_run.seats(bids, capacity, time_limit_s=30.0)
-    check_feasible(seated, bids, capacity)
+    drops, placed = must_run.fewest_drops(bids, capacity, time_limit_s=30.0)
+    check_feasible(placed, bids, capacity)
     fits = {
         b.job
         for b in bids
         if b.must_run
         and any(len(o.sizes) and o.sizes[0] <= capacity.get(c, 0) for c, o in b.options.items())
     }
-    assert drops == len(fits) - len(seated)
+    assert drops == len(fits) - len(placed)
     never = sum(b.must_run for b in bids) - len(fits)
     assert drops + never == best(bids, capacity)[0]
 
@@ -49,4 +49,4 @@ def test_as_few_are_dropped_as_possible(problem: tuple[list[Bid], dict[str, int]
     ],
 )
 def test_room_by_hand(bids: list[Bid], capacity: dict[str, int], drops: int) -> None:
-    assert must_run.seats(bids, capacity, time_limit_s=30.0)[0] == drops
+    assert must_run.fewest_drops(bids, capacity, time_limit_s=30.0)[0] == drops

@@ -1,4 +1,4 @@
-"""What sizes are worth: the formulas of section 7 of the design, by hand."""
+"""Values of sizes, compared with the formulas of section 7 of the design by hand."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator import (
-    Beyond,
     Bid,
     BidError,
+    ExtrapolationPolicy,
     Goal,
     RescaleCost,
     ScalingCurve,
@@ -127,16 +127,16 @@ def test_powers_of_two(largest: int, expected: tuple[int, ...]) -> None:
 
 
 def test_beyond_the_curve_nothing_is_silent() -> None:
-    held = make_bid("a", CURVE, max_nodes=6, t_fwd_s=100.0, cost=COST)
-    assert values(held)[6] == values(held)[4]
-    assert held.notes == (
+    bid = make_bid("a", CURVE, max_nodes=6, t_fwd_s=100.0, cost=COST)
+    assert values(bid)[6] == values(bid)[4]
+    assert bid.notes == (
         "the curve of job a ends at 4 nodes; size 5 to 6 is valued at the throughput of 4 nodes.",
     )
-    dropped = make_bid("a", CURVE, max_nodes=5, beyond=Beyond.DROP)
+    dropped = make_bid("a", CURVE, max_nodes=5, extrapolation=ExtrapolationPolicy.DROP)
     assert sorted(values(dropped)) == [1, 2, 3, 4]
     assert dropped.notes == ("the curve of job a ends at 4 nodes; size 5 is not offered.",)
     with pytest.raises(BidError, match="curve of job a ends at 4 nodes but size 5 is asked for"):
-        make_bid("a", CURVE, max_nodes=5, beyond=Beyond.ERROR)
+        make_bid("a", CURVE, max_nodes=5, extrapolation=ExtrapolationPolicy.ERROR)
     assert make_bid("a", CURVE, max_nodes=4).notes == ()
 
 
@@ -145,12 +145,12 @@ def test_beyond_the_curve_nothing_is_silent() -> None:
     [
         ({"min_nodes": 0}, "job|Job a asks for 0:4"),
         ({"min_nodes": 5}, "Job a asks for 5:4"),
-        ({"current": -1}, "runs? on -1 nodes"),
+        ({"current": -1}, "has -1 current nodes"),
         ({"weight": -1.0}, "weight -1.0"),
         ({"weight": math.nan}, "weight nan"),
         ({"t_fwd_s": 0.0}, "forward-looking time is 0.0"),
         ({"t_fwd_s": math.inf}, "forward-looking time is inf"),
-        ({"allowed": [5, 6]}, "None of the sizes job a accepts lies within 1:4"),
+        ({"allowed": [5, 6]}, "None of the sizes that job a accepts lies within 1:4"),
     ],
 )
 def test_a_job_that_makes_no_sense_is_refused(wrong: dict[str, object], says: str) -> None:

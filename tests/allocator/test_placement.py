@@ -1,4 +1,4 @@
-"""Which nodes: never a migration, and sensible company where there is a choice."""
+"""Placement: no migration, and similar horizons and groups where there is a choice."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def situations(
         f"j{j}": [name for name in sorted(owners, reverse=True) if owners[name] == j]
         for j in range(4)
     }
-    left = {c: sum(info.node_class == c for info in nodes.values()) for c in classes}
-    wanted = {}
+    free = {c: sum(info.node_class == c for info in nodes.values()) for c in classes}
+    requested = {}
     for job in current:
         node_class = draw(st.sampled_from(classes))
-        size = draw(st.integers(0, left[node_class]))
-        left[node_class] -= size
-        wanted[job] = (node_class, size)
-    return wanted, current, nodes
+        size = draw(st.integers(0, free[node_class]))
+        free[node_class] -= size
+        requested[job] = (node_class, size)
+    return requested, current, nodes
 
 
 @given(situations(), st.randoms(use_true_random=False))
@@ -59,29 +59,29 @@ def test_what_holds_for_every_plan(
     situation: tuple[dict[str, tuple[str, int]], dict[str, list[str]], dict[str, NodeInfo]],
     chance: random.Random,
 ) -> None:
-    wanted, current, nodes = situation
-    plan = place(wanted, current, nodes)
-    held = [name for has in plan.values() for name in has]
-    assert len(held) == len(set(held)), "a node runs one job"
-    for job, (node_class, size) in wanted.items():
+    requested, current, nodes = situation
+    plan = place(requested, current, nodes)
+    assigned = [name for has in plan.values() for name in has]
+    assert len(assigned) == len(set(assigned)), "a node runs one job"
+    for job, (node_class, size) in requested.items():
         has = plan.get(job, ())
         assert len(has) == size
         assert all(nodes[name].node_class == node_class for name in has)
         still = [
             name for name in current[job] if name in nodes and nodes[name].node_class == node_class
         ]
-        kept = [name for name in still if name in has]
-        assert len(kept) == min(size, len(still)), (
+        staying = [name for name in still if name in has]
+        assert len(staying) == min(size, len(still)), (
             "no migration: shrink to a subset, grow by adding"
         )
-        assert list(has[: len(kept)]) == kept, "kept nodes come first, in their order"
+        assert list(has[: len(staying)]) == staying, "kept nodes come first, in their order"
 
     def shuffled(mapping: dict) -> dict:  # type: ignore[type-arg]
         items = list(mapping.items())
         chance.shuffle(items)
         return dict(items)
 
-    assert place(wanted, shuffled(current), shuffled(nodes)) == plan, (
+    assert place(requested, shuffled(current), shuffled(nodes)) == plan, (
         "the order of jobs at work and of nodes does not matter"
     )
 
@@ -142,7 +142,7 @@ def test_a_job_without_nodes_is_not_in_the_plan() -> None:
 def test_more_than_there_is_is_refused() -> None:
     with pytest.raises(
         PlacementError,
-        match="Job j is given 3 nodes of class default, but beside the 1 it keeps only 1 are free",
+        match="The plan gives job j 3 nodes of class default, but besides the 1 that it keeps",
     ):
         place(sizes(j=3), {"j": ["a"]}, plain("a", "b"))
 

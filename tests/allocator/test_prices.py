@@ -1,4 +1,4 @@
-"""The bound holds at any price, is least where it should be, and wastes add up."""
+"""The bound is valid at any price, and duality gaps are sums of reduced costs."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator import Bid, SizeValues, prices, relax, solve, table
-from allocator.allocation import worth
+from allocator.allocation import plan_value
 from tests.allocator.oracles import dp
-from tests.allocator.oracles.everything import best
+from tests.allocator.oracles.brute_force import best
 from tests.allocator.strategies import bid_lists
 
 SOME = settings(max_examples=80, deadline=None)
 
 
 def built(bids: list[Bid], capacity: dict[str, int]) -> table.BidTable | None:
-    made = table.build(bids, capacity)
-    return made if len(made.size) and len(made.capacity) else None
+    bid_table = table.build(bids, capacity)
+    return bid_table if len(bid_table.size) and len(bid_table.capacity) else None
 
 
-def scale(made: table.BidTable) -> float:
-    return 1e-9 * max(1e-300, float(np.abs(made.value).max()) * len(made.members) * 10)
+def scale(bid_table: table.BidTable) -> float:
+    return 1e-9 * max(1e-300, float(np.abs(bid_table.value).max()) * len(bid_table.members) * 10)
 
 
 @given(
@@ -33,14 +33,14 @@ def test_at_any_price_no_plan_is_worth_more_than_the_bound(
     problem: tuple[list[Bid], dict[str, int]], at: list[float]
 ) -> None:
     bids, capacity = problem
-    made = built(bids, capacity)
-    if made is None:
+    bid_table = built(bids, capacity)
+    if bid_table is None:
         return
-    unit = float(np.abs(made.value).max()) / 100
-    dual = prices.at(made, unit * np.array(at[: len(made.capacity)]))
-    assert dual.bound >= best(bids, capacity)[1] - scale(made)
-    assert (dual.loss >= 0).all()
-    assert (np.minimum.reduceat(dual.loss, made.starts) == 0).all(), (
+    unit = float(np.abs(bid_table.value).max()) / 100
+    dual = prices.dual_at(bid_table, unit * np.array(at[: len(bid_table.capacity)]))
+    assert dual.bound >= best(bids, capacity)[1] - scale(bid_table)
+    assert (dual.reduced_cost >= 0).all()
+    assert (np.minimum.reduceat(dual.reduced_cost, bid_table.starts) == 0).all(), (
         "every job has an option that loses nothing"
     )
 
@@ -51,16 +51,16 @@ def test_bound_less_waste_is_what_a_plan_is_worth(
     problem: tuple[list[Bid], dict[str, int]],
 ) -> None:
     bids, capacity = problem
-    made = built(bids, capacity)
-    if made is None:
+    bid_table = built(bids, capacity)
+    if bid_table is None:
         return
     jobs = [bid.job for bid in bids]
     sizes = dp.solve(bids, capacity).sizes
-    plan = table.rows_for(made, jobs, sizes)
+    plan = table.to_plan(bid_table, jobs, sizes)
     assert plan is not None
-    dual = prices.minimise(made)
-    assert dual.bound - dual.waste(made, plan) == pytest.approx(
-        worth(sizes, bids)[0], abs=scale(made)
+    dual = prices.minimise_dual(bid_table)
+    assert dual.bound - dual.duality_gap(bid_table, plan) == pytest.approx(
+        plan_value(sizes, bids)[0], abs=scale(bid_table)
     )
 
 
@@ -70,12 +70,12 @@ def test_for_one_class_no_price_has_a_smaller_bound(
     problem: tuple[list[Bid], dict[str, int]],
 ) -> None:
     bids, capacity = problem
-    made = built(bids, capacity)
-    if made is None:
+    bid_table = built(bids, capacity)
+    if bid_table is None:
         return
-    least = prices.minimise(made)
+    least = prices.minimise_dual(bid_table)
     for price in (0.0, *(least.prices[0] * np.array([0.5, 0.9, 0.999, 1.001, 1.1, 2.0]))):
-        assert prices.at(made, np.array([price])).bound >= least.bound - scale(made)
+        assert prices.dual_at(bid_table, np.array([price])).bound >= least.bound - scale(bid_table)
 
 
 @given(bid_lists(classes=("x", "y", "z"), forced=False))
@@ -84,17 +84,19 @@ def test_column_generation_only_improves_the_bound(
     problem: tuple[list[Bid], dict[str, int]],
 ) -> None:
     bids, capacity = problem
-    made = built(bids, capacity)
-    if made is None:
+    bid_table = built(bids, capacity)
+    if bid_table is None:
         return
-    dual = prices.minimise(made)
-    seats = table.rows_for(made, [bid.job for bid in bids], {})
-    assert seats is not None
-    better, plan = relax.relax(made, dual, seats, left_s=lambda: np.inf)
+    dual = prices.minimise_dual(bid_table)
+    feasible = table.to_plan(bid_table, [bid.job for bid in bids], {})
+    assert feasible is not None
+    better, plan = relax.relax(bid_table, dual, feasible, remaining_s=lambda: np.inf)
     assert better.bound <= dual.bound
-    assert better.bound >= best(bids, capacity)[1] - scale(made)
+    assert better.bound >= best(bids, capacity)[1] - scale(bid_table)
     assert plan is not None
-    assert (np.add.reduceat(plan, made.starts) == made.count).all(), "every job takes one option"
+    assert (np.add.reduceat(plan, bid_table.starts) == bid_table.count).all(), (
+        "every job takes one option"
+    )
 
 
 def test_many_groups_are_priced_from_a_sample_first() -> None:
@@ -112,10 +114,10 @@ def test_many_groups_are_priced_from_a_sample_first() -> None:
                 },
             )
         )
-    made = table.build(bids, {"default": 700})
-    least = prices.minimise(made)
+    bid_table = table.build(bids, {"default": 700})
+    least = prices.minimise_dual(bid_table)
     for factor in (0.9, 0.99, 1.01, 1.1):
-        assert prices.at(made, factor * least.prices).bound >= least.bound
+        assert prices.dual_at(bid_table, factor * least.prices).bound >= least.bound
 
 
 def test_a_sample_too_large_for_its_share_does_not_hold_up_the_search() -> None:
@@ -126,8 +128,8 @@ def test_a_sample_too_large_for_its_share_does_not_hold_up_the_search() -> None:
         sizes = np.arange(least, least + 3)
         bids.append(Bid(f"j{j}", {"default": SizeValues(sizes, sizes + j / 1000)}, -np.inf))
     capacity = {"default": 20 * 40 + 140 + 7}
-    made = table.build(bids, capacity)
-    found = solve(bids, capacity, time_limit_s=30.0)
-    assert not found.dropped
-    assert found.objective == pytest.approx(dp.solve(bids, capacity).objective, rel=1e-12)
-    assert prices.minimise(made).bound >= found.objective
+    bid_table = table.build(bids, capacity)
+    allocation = solve(bids, capacity, time_limit_s=30.0)
+    assert not allocation.dropped
+    assert allocation.objective == pytest.approx(dp.solve(bids, capacity).objective, rel=1e-12)
+    assert prices.minimise_dual(bid_table).bound >= allocation.objective

@@ -1,4 +1,4 @@
-"""Bids as arrays and back."""
+"""Conversion of bids and plans to arrays and back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from allocator import Bid, SizeValues, solve, table
-from allocator.bids import NO_SEAT
+from allocator.bids import UNASSIGNED
 from tests.allocator.strategies import bid_lists
 
 
@@ -17,27 +17,27 @@ from tests.allocator.strategies import bid_lists
 @settings(max_examples=200, deadline=None)
 def test_sizes_survive_the_way_there_and_back(problem: tuple[list[Bid], dict[str, int]]) -> None:
     bids, capacity = problem
-    found = solve(bids, capacity, time_limit_s=30.0)
-    made = table.build(bids, capacity, drops=len(found.dropped))
+    allocation = solve(bids, capacity, time_limit_s=30.0)
+    bid_table = table.build(bids, capacity, drops=len(allocation.dropped))
     jobs = [bid.job for bid in bids]
-    plan = table.rows_for(made, jobs, found.sizes)
+    plan = table.to_plan(bid_table, jobs, allocation.sizes)
     assert plan is not None
-    at_work = [replace(bid, held=found.sizes.get(bid.job, NO_SEAT)) for bid in bids]
-    assert table.assign(made, plan, at_work) == found.sizes
-    if len(made.capacity):
-        use = dict(zip(made.classes, made.use(plan), strict=False))
+    running = [replace(bid, current=allocation.sizes.get(bid.job, UNASSIGNED)) for bid in bids]
+    assert table.to_sizes(bid_table, plan, running) == allocation.sizes
+    if len(bid_table.capacity):
+        use = dict(zip(bid_table.classes, bid_table.usage(plan), strict=False))
         for name, nodes in use.items():
-            assert nodes == sum(size for c, size in found.sizes.values() if c == name)
+            assert nodes == sum(size for c, size in allocation.sizes.values() if c == name)
 
 
 def test_alike_bids_are_one_group_whatever_object_they_are() -> None:
     bids = [Bid(f"j{i}", {"default": SizeValues([1, 2], [1.0, 2.0])}) for i in range(5)]
     bids.append(Bid("other", {"default": SizeValues([1, 2], [1.0, 2.5])}))
     bids.append(Bid("idle", {"default": SizeValues([1, 2], [1.0, 2.0])}, idle_value=-1.0))
-    made = table.build(bids, {"default": 4})
-    assert made.members == ((0, 1, 2, 3, 4), (5,), (6,))
-    assert made.count.tolist() == [5.0, 1.0, 1.0]
-    assert made.size.tolist() == [0, 1, 2] * 3
+    bid_table = table.build(bids, {"default": 4})
+    assert bid_table.members == ((0, 1, 2, 3, 4), (5,), (6,))
+    assert bid_table.count.tolist() == [5.0, 1.0, 1.0]
+    assert bid_table.size.tolist() == [0, 1, 2] * 3
 
 
 def test_what_cannot_be_used_is_left_out() -> None:
@@ -46,10 +46,10 @@ def test_what_cannot_be_used_is_left_out() -> None:
         "y": SizeValues([2], [9.0]),
         "gone": SizeValues([1], [5.0]),
     }
-    made = table.build([Bid("a", options)], {"x": 5, "y": 0})
-    assert made.classes == ("x",)
-    assert made.size.tolist() == [0, 1, 5]
-    assert made.resource.tolist() == [table.IDLE, 0, 0]
+    bid_table = table.build([Bid("a", options)], {"x": 5, "y": 0})
+    assert bid_table.classes == ("x",)
+    assert bid_table.size.tolist() == [0, 1, 5]
+    assert bid_table.resource.tolist() == [table.IDLE, 0, 0]
 
 
 def test_a_must_run_job_has_no_idle_row_but_may_use_a_drop() -> None:
@@ -62,21 +62,23 @@ def test_a_must_run_job_has_no_idle_row_but_may_use_a_drop() -> None:
     assert table.build([bid], {"default": 2}).size.tolist() == [0], (
         "one that fits nowhere is idle for nothing"
     )
-    assert table.rows_for(table.build([bid], {"default": 5}), ["a"], {}) is None
+    assert table.to_plan(table.build([bid], {"default": 5}), ["a"], {}) is None
 
 
 def test_fits_counts_members_and_nodes() -> None:
-    made = table.build([Bid(n, {"default": SizeValues([2], [1.0])}) for n in "ab"], {"default": 3})
-    assert made.fits(np.array([1, 1]))
-    assert not made.fits(np.array([0, 2])), "4 of 3 nodes"
-    assert not made.fits(np.array([1, 0])), "one job is nowhere"
+    bid_table = table.build(
+        [Bid(n, {"default": SizeValues([2], [1.0])}) for n in "ab"], {"default": 3}
+    )
+    assert bid_table.fits(np.array([1, 1]))
+    assert not bid_table.fits(np.array([0, 2])), "4 of 3 nodes"
+    assert not bid_table.fits(np.array([1, 0])), "one job is nowhere"
 
 
 def test_the_seats_of_alike_jobs_go_out_in_order_the_best_one_first() -> None:
     bids = [Bid(f"j{i}", {"x": SizeValues([1, 2], [1.0, 2.0])}) for i in range(6)]
-    made = table.build(bids, {"x": 5})
-    assert made.size.tolist() == [0, 1, 2]
-    assert table.assign(made, np.array([3, 1, 2]), bids) == {
+    bid_table = table.build(bids, {"x": 5})
+    assert bid_table.size.tolist() == [0, 1, 2]
+    assert table.to_sizes(bid_table, np.array([3, 1, 2]), bids) == {
         "j0": ("x", 2),
         "j1": ("x", 2),
         "j2": ("x", 1),
@@ -84,19 +86,19 @@ def test_the_seats_of_alike_jobs_go_out_in_order_the_best_one_first() -> None:
 
 
 def test_alike_jobs_keep_their_nodes_against_those_that_came_before() -> None:
-    held = [NO_SEAT, ("x", 1), NO_SEAT, ("x", 2), ("x", 2)]
+    held = [UNASSIGNED, ("x", 1), UNASSIGNED, ("x", 2), ("x", 2)]
     bids = [
-        Bid(f"j{i}", {"x": SizeValues([1, 2], [1.0, 2.0])}, held=seat)
+        Bid(f"j{i}", {"x": SizeValues([1, 2], [1.0, 2.0])}, current=seat)
         for i, seat in enumerate(held)
     ]
-    made = table.build(bids, {"x": 9})
-    assert table.assign(made, np.array([2, 1, 2]), bids) == {
+    bid_table = table.build(bids, {"x": 9})
+    assert table.to_sizes(bid_table, np.array([2, 1, 2]), bids) == {
         "j1": ("x", 1),
         "j3": ("x", 2),
         "j4": ("x", 2),
     }
     # One seat less: who has to shrink is still before those that wait.
-    assert table.assign(made, np.array([2, 2, 1]), bids) == {
+    assert table.to_sizes(bid_table, np.array([2, 2, 1]), bids) == {
         "j1": ("x", 1),
         "j3": ("x", 2),
         "j4": ("x", 1),

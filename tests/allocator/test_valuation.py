@@ -1,4 +1,4 @@
-"""The sizes of many jobs, valued in one go, against one job and one size after the other."""
+"""Values of many sizes computed together equal those computed one at a time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from allocator import (
     BidRequest,
     Cohort,
     Goal,
-    Outlook,
+    LossForecast,
     RescaleCost,
     ScalingCurve,
     make_bids,
     valuation,
 )
 from allocator.curves import CurveTable
-from tests.allocator.oracles import one_by_one
+from tests.allocator.oracles import scalar_valuation
 
 RATES = st.floats(0.0, 1e4).map(lambda rate: rate if rate > 1e-6 else 0.0)
 SECONDS = st.floats(0.0, 100.0)
@@ -34,19 +34,19 @@ def curves(draw: st.DrawFn, largest: int = 1) -> ScalingCurve:
 
 
 @st.composite
-def outlooks(draw: st.DrawFn) -> Outlook:
+def loss_forecasts(draw: st.DrawFn) -> LossForecast:
     window_s = draw(st.floats(1.0, 1e4))
     ends = st.lists(st.floats(0.0, 1.0), min_size=2, max_size=2).map(sorted)
     cohorts = []
     for _ in range(draw(st.integers(0, 6))):
         last, middle = draw(ends)
-        known = Cohort((0.0, window_s / 3.0, 2.0 * window_s), (1.0, middle, last))
-        cohorts.append((draw(st.sampled_from([known, None])), draw(st.integers(1, 9))))
-    return Outlook(cohorts, window_s, draw(SECONDS))
+        cohort = Cohort((0.0, window_s / 3.0, 2.0 * window_s), (1.0, middle, last))
+        cohorts.append((draw(st.sampled_from([cohort, None])), draw(st.integers(1, 9))))
+    return LossForecast(cohorts, window_s, draw(SECONDS))
 
 
 @st.composite
-def asked(draw: st.DrawFn, job: str) -> BidRequest:
+def bid_requests(draw: st.DrawFn, job: str) -> BidRequest:
     low = draw(st.integers(1, 6))
     high = draw(st.integers(low, 20))
     classes = draw(st.sampled_from([("x",), ("y", "x"), ("z",)]))
@@ -65,49 +65,51 @@ def asked(draw: st.DrawFn, job: str) -> BidRequest:
         draw(st.floats(1.0, 1e3)),
         RescaleCost(draw(SECONDS), draw(SECONDS), draw(SECONDS)),
         restarting=draw(st.booleans()),
-        outlooks={name: draw(outlooks()) for name in foretold},
+        loss_forecasts={name: draw(loss_forecasts()) for name in foretold},
     )
 
 
 @given(st.data(), st.integers(1, 7))
 def test_not_a_bit_differs_from_one_size_after_the_other(data: st.DataObject, number: int) -> None:
-    many = [data.draw(asked(f"j{each}")) for each in range(number)]
-    for request, bid in zip(many, make_bids(many), strict=True):
+    requests = [data.draw(bid_requests(f"j{each}")) for each in range(number)]
+    for request, bid in zip(requests, make_bids(requests), strict=True):
         assert bid.job == request.job
         for name, options in bid.options.items():
             assert dict(
                 zip(options.sizes.tolist(), options.values.tolist(), strict=True)
-            ) == one_by_one.values(request, name)
+            ) == scalar_valuation.values(request, name)
 
 
 @given(st.data(), st.integers(2, 7), st.integers(1, 30))
 def test_a_bid_is_the_same_in_whatever_company_it_is_made(
-    data: st.DataObject, number: int, at_once: int
+    data: st.DataObject, number: int, block_sizes: int
 ) -> None:
-    many = [data.draw(asked(f"j{each}")) for each in range(number)]
-    alone = [make_bids([request])[0] for request in many]
-    assert make_bids(many) == alone
+    requests = [data.draw(bid_requests(f"j{each}")) for each in range(number)]
+    alone = [make_bids([request])[0] for request in requests]
+    assert make_bids(requests) == alone
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(valuation, "_AT_ONCE", at_once)
-        assert make_bids(many) == alone
+        patched.setattr(valuation, "_MAX_BLOCK_SIZES", block_sizes)
+        assert make_bids(requests) == alone
 
 
 @given(st.lists(curves(), min_size=1, max_size=5))
-def test_many_curves_are_read_as_each_of_them(found: list[ScalingCurve]) -> None:
+def test_many_curves_are_read_as_each_of_them(curve_list: list[ScalingCurve]) -> None:
     at = np.array([0.0, 0.5, 1.0, 1.75, 2.0, 7.3, 24.0, 24.5, 1e6])
-    read = CurveTable(found).rates(np.arange(len(found)).repeat(len(at)), np.tile(at, len(found)))
-    each = [curve.rates(at).tolist() for curve in found]
+    read = CurveTable(curve_list).rates(
+        np.arange(len(curve_list)).repeat(len(at)), np.tile(at, len(curve_list))
+    )
+    each = [curve.rates(at).tolist() for curve in curve_list]
     assert read.tolist() == pytest.approx(list(itertools.chain.from_iterable(each)), rel=1e-12)
 
 
 def test_the_one_that_cannot_be_valued_is_refused() -> None:
     sound = ScalingCurve.of({1: 1.0})
-    many = [
+    requests = [
         BidRequest("a", {"x": sound}),
         BidRequest("b", {"x": ScalingCurve.of({1: 1e300})}, weight=1e9),
     ]
     with np.errstate(over="ignore"), pytest.raises(BidError, match="1 nodes is inf"):
-        make_bids(many)
+        make_bids(requests)
     assert make_bids([]) == []
 
 

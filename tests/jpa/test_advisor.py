@@ -1,5 +1,5 @@
-"""The advisor with a cluster around it: profiles from the wish to the curve, whatever happens to
-the job meanwhile.
+"""The advisor in a simulated cluster: profiles from the request to the curve, with losses of nodes,
+crashes and jobs that end.
 """
 
 import pytest
@@ -8,7 +8,6 @@ from jpa import (
     Advisor,
     AdvisorConfig,
     AdvisorTick,
-    Crashed,
     Donor,
     MeasureConfig,
     MeasuredCurve,
@@ -16,18 +15,19 @@ from jpa import (
     PlanConfig,
     PointMeasured,
     ProfileFinished,
+    ProfileRequested,
     ProfileResult,
-    ProfileWanted,
-    ProgressSeen,
-    Scaled,
+    ProfileWaiting,
+    ProgressReported,
+    ScaleReached,
+    ScriptCrashed,
     SetSize,
-    Waiting,
 )
 from tests.jpa.models import Job, fixed_global_batch, linear
 from tests.jpa.world import Member, World
 
 LAW = fixed_global_batch(0.05)
-ALL_SIZES = AdvisorConfig(plan=PlanConfig(bridge=False))
+ALL_SIZES = AdvisorConfig(plan=PlanConfig(skip_interpolated=False))
 
 
 def member(law=LAW, low=1, high=6, nodes=0, seed=0, **more):
@@ -90,7 +90,7 @@ def test_a_donor_just_interrupted_is_left_alone():
     assert world.staircase[0] == 3
     done = world.finished("a")
     assert done.result is ProfileResult.PARTIAL
-    assert "could not be had" in done.reason
+    assert "were not available" in done.reason
 
 
 def test_two_jobs_wanting_at_once_are_served_one_after_the_other():
@@ -117,7 +117,7 @@ def test_too_few_nodes_and_the_job_waits_and_says_why():
     world.run(100)
     assert world.of(SetSize) == []
     assert "needs 3 nodes more" in world.reasons("a")
-    assert len(world.of(Waiting)) == 1  # once a reason, not once a second
+    assert len(world.of(ProfileWaiting)) == 1  # once a reason, not once a second
     world.free = 6
     world.tell(world.view())
     world.run()
@@ -134,17 +134,17 @@ def test_a_job_that_cannot_be_served_does_not_hold_up_the_next():
 
 def test_a_job_that_waits_costs_no_look_at_each_of_its_sizes(monkeypatch):
     """It is tried anew at every event."""
-    asked = []
+    checked_sizes = []
 
-    def known(curve, size, tolerance):
-        asked.append(size)
+    def is_known(curve, size, tolerance):
+        checked_sizes.append(size)
         return size < 3
 
-    monkeypatch.setattr("jpa.advisor.known", known)
+    monkeypatch.setattr("jpa.advisor.is_known", is_known)
     world = World(1, {"a": member(low=2, high=64)}, ALL_SIZES)
     world.want("a")
     assert world.advisor.waiting == ("a",)
-    assert asked == [2, 3], "as far as the smallest that is not known"
+    assert checked_sizes == [2, 3], "as far as the smallest that is not known"
 
 
 def test_less_than_half_of_the_nodes_is_worth_some_patience_but_not_for_ever():
@@ -225,7 +225,7 @@ def test_a_job_without_progress_ends_as_unknown_within_bounded_time():
     world.run()
     done = world.finished("a")
     assert done.result is ProfileResult.UNKNOWN
-    assert not done.curve.known
+    assert not done.curve.has_data
     assert "neutral prior" in done.reason
     assert world.now <= 2 * (60 + 18) + 5
 
@@ -287,7 +287,7 @@ def test_a_waiting_job_that_ends_is_forgotten():
 def test_a_rescale_that_never_ends_is_given_up():
     advisor = Advisor(AdvisorConfig(rescale_timeout_s=30, max_crashes=2))
     advisor.handle(NodesChanged({"default": 4}), 0.0)
-    advisor.handle(ProfileWanted("a", 1, 4), 0.0)
+    advisor.handle(ProfileRequested("a", 1, 4), 0.0)
     answers = [a for t in range(1, 100) for a in advisor.handle(AdvisorTick(), float(t))]
     assert [a.nodes for a in answers if isinstance(a, SetSize)] == [3]
     (done,) = [a for a in answers if isinstance(a, ProfileFinished)]
@@ -297,7 +297,7 @@ def test_a_rescale_that_never_ends_is_given_up():
 
 
 def test_the_time_for_a_profile_is_bounded():
-    config = AdvisorConfig(plan=PlanConfig(bridge=False), max_profile_s=100.0)
+    config = AdvisorConfig(plan=PlanConfig(skip_interpolated=False), max_profile_s=100.0)
     world = World(6, {"a": member()}, config)
     world.want("a")
     world.run()
@@ -311,15 +311,15 @@ def test_the_time_for_a_profile_is_bounded():
 def test_a_new_phase_in_the_middle_is_measured_as_another_curve():
     advisor = Advisor(AdvisorConfig(measure=MeasureConfig(min_seconds=2, warmup_s=0.1)))
     advisor.handle(NodesChanged({"default": 2}), 0.0)
-    advisor.handle(ProfileWanted("a", 1, 2), 0.0)
-    advisor.handle(Scaled("a", 2), 1.0)
+    advisor.handle(ProfileRequested("a", 1, 2), 0.0)
+    advisor.handle(ScaleReached("a", 2), 1.0)
     for i in range(5):
-        advisor.handle(ProgressSeen("a", 1 + i * 0.1, i * 10.0, "batch=1"), 1 + i * 0.1)
+        advisor.handle(ProgressReported("a", 1 + i * 0.1, i * 10.0, "batch=1"), 1 + i * 0.1)
     measured, time = [], 2.0
     while not measured and time < 60:
         measured = [
             a
-            for a in advisor.handle(ProgressSeen("a", time, time * 50, "batch=2"), time)
+            for a in advisor.handle(ProgressReported("a", time, time * 50, "batch=2"), time)
             if isinstance(a, PointMeasured)
         ]
         time += 0.1
@@ -328,31 +328,31 @@ def test_a_new_phase_in_the_middle_is_measured_as_another_curve():
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "request_event",
     [
-        ProfileWanted("a", 0, 4),
-        ProfileWanted("a", 5, 4),
-        ProfileWanted("a", 3, 4, sizes=(1, 2)),
-        ProfileWanted("a", 1, 4, chosen=(9,)),
+        ProfileRequested("a", 0, 4),
+        ProfileRequested("a", 5, 4),
+        ProfileRequested("a", 3, 4, sizes=(1, 2)),
+        ProfileRequested("a", 1, 4, requested_sizes=(9,)),
     ],
 )
-def test_a_wish_that_makes_no_sense_is_refused_and_nothing_is_queued(wish):
+def test_a_request_that_makes_no_sense_is_refused_and_nothing_is_queued(request_event):
     advisor = Advisor()
     with pytest.raises(ValueError, match=r"nodes"):
-        advisor.handle(wish, 0.0)
+        advisor.handle(request_event, 0.0)
     assert advisor.waiting == ()
 
 
 def test_events_about_other_jobs_and_old_rescales_change_nothing():
     advisor = Advisor()
     advisor.handle(NodesChanged({"default": 4}), 0.0)
-    advisor.handle(ProfileWanted("a", 1, 4), 0.0)
+    advisor.handle(ProfileRequested("a", 1, 4), 0.0)
     for event in (
-        Scaled("a", 2),
-        Scaled("b", 4),
-        Crashed("b", 4),
-        ProgressSeen("b", 1.0, 5.0),
-        ProgressSeen("a", 1.0, 5.0),
+        ScaleReached("a", 2),
+        ScaleReached("b", 4),
+        ScriptCrashed("b", 4),
+        ProgressReported("b", 1.0, 5.0),
+        ProgressReported("a", 1.0, 5.0),
     ):
         assert advisor.handle(event, 1.0) == []
     assert advisor.target == 4
@@ -361,7 +361,9 @@ def test_events_about_other_jobs_and_old_rescales_change_nothing():
 def test_nodes_of_another_class_do_not_count():
     advisor = Advisor()
     advisor.handle(NodesChanged({"cpu": 9}, (Donor("b", 9, node_class="cpu"),)), 0.0)
-    assert isinstance(advisor.handle(ProfileWanted("a", 1, 4, node_class="gpu"), 0.0)[0], Waiting)
+    assert isinstance(
+        advisor.handle(ProfileRequested("a", 1, 4, node_class="gpu"), 0.0)[0], ProfileWaiting
+    )
     answers = advisor.handle(NodesChanged({"cpu": 0, "gpu": 4}), 1.0)
     assert [a.nodes for a in answers] == [4]
 
@@ -375,6 +377,8 @@ def test_sizes_the_user_chose_are_measured_although_the_curve_gives_them():
         curve = curve.with_measurement(k, 100.0 * k, 0.1 * k, 0.0)
     advisor = Advisor()
     advisor.handle(NodesChanged({"default": 5}), 0.0)
-    (answer,) = advisor.handle(ProfileWanted("a", 1, 5, chosen=(4, 2), curve=curve), 0.0)
+    (answer,) = advisor.handle(
+        ProfileRequested("a", 1, 5, requested_sizes=(4, 2), curve=curve), 0.0
+    )
     assert isinstance(answer, SetSize)
     assert answer.nodes == 4

@@ -1,4 +1,4 @@
-"""The cost of rescaling, learnt from rescales that include hiccups."""
+"""The estimated pause of a rescale, from observations with outliers."""
 
 import math
 import random

@@ -1,6 +1,4 @@
-"""Curves: between and outside measured sizes, uncertainty, phases, drift, and the way into the
-store and back.
-"""
+"""Curves: interpolation, extrapolation, uncertainty, phases, drift and serialisation."""
 
 import json
 import math
@@ -90,7 +88,7 @@ def test_a_measured_size_keeps_its_rate_and_its_spread():
 
 def test_nothing_known_is_a_neutral_curve_half_as_sure():
     curve = MeasuredCurve(neutral_rate=50.0)
-    assert not curve.known
+    assert not curve.has_data
     one, std = curve.estimate(1)
     assert (one, std) == (50.0, 25.0)
     assert 300 < curve.estimate(8)[0] < 400
@@ -159,7 +157,7 @@ def test_a_drift_is_noticed_and_the_other_sizes_become_uncertain_with_the_old_sh
         changes += [change] if change else []
     assert [c.kind for c in changes] == ["drift"]
     assert changes[0].nodes == 4
-    assert "for good" in changes[0].sentence
+    assert "has changed from" in changes[0].sentence
     assert curve.estimate(4)[0] == pytest.approx(266, rel=0.03)
     assert curve.estimate(8)[0] == pytest.approx(0.7 * 700, rel=0.03)  # the shape is kept
     assert curve.uncertain((1, 2, 4, 8)) == (8, 2, 1)
@@ -247,7 +245,7 @@ def test_a_prior_gives_the_shape_and_one_measurement_gives_the_level():
         tuple((k, linear(k)) for k in (1, 2, 4, 8)), level_std=0.3, shape_std=0.02, source="job 7"
     )
     curve = MeasuredCurve.from_prior(prior)
-    assert curve.known
+    assert curve.has_data
     assert curve.estimate(4) == (400.0, pytest.approx(120.0))
     curve = measured({8: 400.0}, curve=curve)
     assert curve.estimate(2)[0] == pytest.approx(100, rel=0.01)
@@ -293,12 +291,12 @@ def test_a_damaged_stored_curve_is_refused_in_a_sentence(damage):
 
 
 def test_points_of_a_job_that_scales_alike_fill_the_gaps():
-    mine, other = measured({2: 200.0}), measured({1: 90.0, 2: 170.0, 4: 300.0})
-    curve = mine.with_points_of(other)
+    own, other = measured({2: 200.0}), measured({1: 90.0, 2: 170.0, 4: 300.0})
+    curve = own.with_points_of(other)
     assert curve.measured_sizes == (1, 2, 4)
     assert curve.estimate(2)[0] == 200.0, "what it measured itself counts"
-    assert other.with_points_of(mine) is other, "nothing is missing"
-    assert mine.with_points_of(measured({8: 0.0})) is mine, "nothing is known there"
+    assert other.with_points_of(own) is other, "nothing is missing"
+    assert own.with_points_of(measured({8: 0.0})) is own, "nothing is known there"
     believing = MeasuredCurve.from_prior(Prior(((1, 50.0),), 0.3, 0.05, "a sibling"))
     assert believing.with_points_of(other) is believing
-    assert mine.with_phase("batch=64")[0].with_points_of(other).measured_sizes == ()
+    assert own.with_phase("batch=64")[0].with_points_of(other).measured_sizes == ()

@@ -1,4 +1,4 @@
-"""Whose nodes a profile gets: a table, and the rules that hold for any cluster."""
+"""The source of a profile's nodes: a table of cases, and the rules for any cluster."""
 
 import pytest
 from hypothesis import given, settings
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from jpa.donors import Donor, choose_nodes
 
 TABLE = [
-    # wanted, free, donors, minimum → from_free, donor, count
+    # requested, free, donors, minimum → from_free, donor, count
     (4, 6, [Donor("a", 5)], 1, (4, None, 0)),
     (4, 4, [], 1, (4, None, 0)),
     (0, 3, [Donor("a", 5)], 0, (0, None, 0)),
@@ -35,9 +35,9 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("wanted", "free", "donors", "minimum", "expected"), TABLE)
-def test_table(wanted, free, donors, minimum, expected):
-    offer = choose_nodes(wanted, free, donors, minimum=minimum)
+@pytest.mark.parametrize(("requested", "free", "donors", "minimum", "expected"), TABLE)
+def test_table(requested, free, donors, minimum, expected):
+    offer = choose_nodes(requested, free, donors, minimum=minimum)
     assert (offer.from_free, offer.from_donor, offer.count) == expected
     assert offer.reason.endswith(".")
 
@@ -59,22 +59,22 @@ DONORS = st.builds(
     st.lists(DONORS, max_size=6, unique_by=lambda d: d.job),
     st.integers(0, 30),
 )
-def test_the_rules_hold_for_any_cluster(wanted, free, donors, minimum):
-    offer = choose_nodes(wanted, free, donors, minimum=minimum)
-    assert 0 <= offer.from_free <= min(free, wanted)
-    assert offer.total <= wanted
+def test_the_rules_hold_for_any_cluster(requested, free, donors, minimum):
+    offer = choose_nodes(requested, free, donors, minimum=minimum)
+    assert 0 <= offer.from_free <= min(free, requested)
+    assert offer.total <= requested
     if offer.total:
-        assert offer.total >= min(minimum, wanted)
+        assert offer.total >= min(minimum, requested)
     if offer.from_donor is None:
         assert offer.count == 0
         return
     assert offer.from_free == free  # free ones first
     donor = next(d for d in donors if d.job == offer.from_donor)
-    left = donor.nodes - offer.count
+    remaining = donor.nodes - offer.count
     assert offer.count >= 1
-    assert left >= max(1, donor.min_nodes)
-    assert donor.sizes is None or left in donor.sizes
-    missing = wanted - offer.from_free
+    assert remaining >= max(1, donor.min_nodes)
+    assert donor.sizes is None or remaining in donor.sizes
+    missing = requested - offer.from_free
     able = [d for d in donors if d.spare > 0 and offer.from_free + min(d.spare, missing) >= minimum]
     assert all(
         donor.last_interrupted is None or (d.last_interrupted or 0) >= donor.last_interrupted

@@ -1,4 +1,4 @@
-"""The α-β law: what it recovers, what it never claims, and whether its uncertainty is honest."""
+"""The α-β law: recovered coefficients, bounds of predictions, calibration of its uncertainty."""
 
 import math
 import random

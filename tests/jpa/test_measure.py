@@ -1,4 +1,4 @@
-"""Measuring one size: when it stops, how near the truth it is, and what does not disturb it."""
+"""Measurement of one size: stopping rule, accuracy and robustness."""
 
 import math
 import random
@@ -24,7 +24,7 @@ def watch(meter, durations, until=400.0):
             return outcome, time
         if time > until:
             break
-    return meter.outcome(time), time
+    return meter.state(time), time
 
 
 def steps(rng, scatter=0.05, correlation=0.0, slow_first=0, stall_at=None, stall=0.0):
@@ -109,8 +109,8 @@ def test_minima_and_maxima_hold():
 
 def test_a_silent_job_is_unknown_after_the_longest_time_and_not_before():
     meter = ThroughputMeter(3, 100.0, MeasureConfig(max_seconds=30))
-    assert meter.outcome(129.9) is MeasurementState.MEASURING
-    assert meter.outcome(130.0) is MeasurementState.UNKNOWN
+    assert meter.state(129.9) is MeasurementState.MEASURING
+    assert meter.state(130.0) is MeasurementState.UNKNOWN
     assert meter.measurement(130.0).rate == 0
 
 
@@ -125,7 +125,7 @@ def test_a_job_with_very_long_steps_gives_a_crude_estimate_without_an_interval()
     meter = ThroughputMeter(3, 0.0, MeasureConfig(max_seconds=60))
     for i in range(1, 3):
         assert meter.feed(25.0 * i, 100.0 * i) is MeasurementState.MEASURING
-    assert meter.outcome(60.0) is MeasurementState.UNSTABLE
+    assert meter.state(60.0) is MeasurementState.UNSTABLE
     m = meter.measurement(60.0)
     assert m.rate == pytest.approx(4.0)
     assert m.half_width == math.inf
@@ -136,8 +136,8 @@ def test_a_job_that_stops_for_good_is_not_measured_as_if_it_ran():
     meter = ThroughputMeter(2, 0.0, MeasureConfig(min_seconds=10, max_seconds=40))
     for i in range(1, 30):
         meter.feed(i * 0.2, i * STEP)
-    assert meter.outcome(20.0) is MeasurementState.MEASURING
-    assert meter.outcome(40.0) is MeasurementState.UNSTABLE
+    assert meter.state(20.0) is MeasurementState.MEASURING
+    assert meter.state(40.0) is MeasurementState.UNSTABLE
     assert meter.measurement(40.0).rate < 0.5 * TRUE_RATE
 
 

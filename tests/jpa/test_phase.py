@@ -1,6 +1,4 @@
-"""Whether a curve's intervals are honest: as often right as they say, between, below and above the
-measured sizes.
-"""
+"""Coverage of a curve's intervals between, below and above the measured sizes."""
 
 import math
 import random
@@ -47,13 +45,13 @@ def test_nine_of_ten_intervals_hold_the_truth(family, where, used):
         pytest.skip("the measured curves are not present")
     rng, inside, total = random.Random(3), 0, 0
     for truth in CURVES[family]:
-        for chosen, asked in windows(where, used):
+        for chosen, target in windows(where, used):
             curve = MeasuredCurve()
             for k in chosen:
                 rate = truth[k] * math.exp(rng.gauss(0, 0.012))
                 curve = curve.with_measurement(k, rate, 0.0235 * rate, 0.0)
-            rate, std = curve.estimate(asked)
-            inside += abs(math.log(rate / truth[asked])) < 1.96 * std / rate
+            rate, std = curve.estimate(target)
+            inside += abs(math.log(rate / truth[target])) < 1.96 * std / rate
             total += 1
     assert total >= 14
     assert inside / total >= 0.9
@@ -86,7 +84,7 @@ def test_a_sibling_seen_at_large_sizes_only_says_little_of_the_shape_from_one_no
 @pytest.mark.parametrize("own", [1, 2, 64])
 def test_nine_of_ten_intervals_hold_where_a_sibling_ran_at_other_sizes(own):
     rng = random.Random(own)
-    right = asked = 0
+    right = total = 0
     for truth in CURVES["laws"]:
         for _ in range(20):
             level = math.exp(rng.gauss(0, 0.3))
@@ -96,6 +94,6 @@ def test_nine_of_ten_intervals_hold_where_a_sibling_ran_at_other_sizes(own):
             for size in SIZES:
                 if size != own:
                     rate, std = curve.estimate(size)
-                    asked += 1
+                    total += 1
                     right += abs(math.log(truth[size] / rate)) < 1.645 * std / rate
-    assert right / asked > 0.85
+    assert right / total > 0.85

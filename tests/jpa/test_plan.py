@@ -1,4 +1,4 @@
-"""The ladder and the way down it."""
+"""The ladder of sizes and the order of visits."""
 
 import math
 from itertools import pairwise
@@ -11,7 +11,7 @@ from jpa.curve import MeasuredCurve
 from jpa.plan import PlanConfig, elasticity, ladder, new_plan, next_size, next_step
 from tests.jpa.models import fixed_global_batch, linear
 
-ALL = PlanConfig(bridge=False)
+ALL = PlanConfig(skip_interpolated=False)
 
 
 def walk(law, plan, curve=None, nodes=10**6, width=0.02):
@@ -25,7 +25,7 @@ def walk(law, plan, curve=None, nodes=10**6, width=0.02):
         if size is None:
             return sizes, curve
         sizes.append(size)
-        plan = plan.asking(size).done_with(size)
+        plan = plan.with_requested(size).with_visited(size)
         curve = curve.with_measurement(size, law(size), width * law(size), 0.0)
         assert len(sizes) < 1000
 
@@ -154,16 +154,16 @@ def test_a_script_that_crashes_everywhere_leaves_nothing_to_profile():
 
 
 def test_the_users_own_ladder_is_taken_as_it_is():
-    sizes, _ = walk(linear, new_plan(1, 64, MeasuredCurve(), chosen=(2, 7, 31)))
+    sizes, _ = walk(linear, new_plan(1, 64, MeasuredCurve(), requested_sizes=(2, 7, 31)))
     assert sizes == [31, 7, 2]
     with pytest.raises(ValueError, match="sizes to profile"):
-        new_plan(1, 4, MeasuredCurve(), chosen=(9,))
+        new_plan(1, 4, MeasuredCurve(), requested_sizes=(9,))
 
 
 def test_what_a_step_says_of_its_size_and_of_the_end():
-    plan = new_plan(1, 2, MeasuredCurve(), chosen=(1, 2))
+    plan = new_plan(1, 2, MeasuredCurve(), requested_sizes=(1, 2))
     larger = MeasuredCurve().with_measurement(2, 200.0, 2.0, 0.0)
-    step = next_step(plan.asking(2).done_with(2), larger, 2)
+    step = next_step(plan.with_requested(2).with_visited(2), larger, 2)
     assert (step.size, step.reason) == (1, "1 node: the next size down.")
     over = next_step(plan, larger.with_measurement(1, 100.0, 1.0, 0.0), 2)
     assert over.size is None
@@ -184,14 +184,17 @@ def test_with_too_few_nodes_there_is_nothing_and_a_sentence():
 
 def test_a_preemption_in_the_middle_of_a_size_goes_on_with_the_nodes_left():
     plan, curve = new_plan(1, 6, MeasuredCurve(), config=ALL), MeasuredCurve()
-    plan = plan.asking(6)  # not measured yet, and two nodes go
+    plan = plan.with_requested(6)  # not measured yet, and two nodes go
     assert next_size(plan, curve, 4) == 4
-    long_plan = new_plan(1, 64, MeasuredCurve(), config=ALL).asking(64)
+    long_plan = new_plan(1, 64, MeasuredCurve(), config=ALL).with_requested(64)
     assert next_size(long_plan, curve, 45) == 45
 
 
 def test_nodes_that_come_back_cause_no_second_scale_up():
-    plan, curve = new_plan(1, 6, MeasuredCurve(), config=ALL).asking(6).asking(4), MeasuredCurve()
+    plan, curve = (
+        new_plan(1, 6, MeasuredCurve(), config=ALL).with_requested(6).with_requested(4),
+        MeasuredCurve(),
+    )
     assert next_size(plan, curve, 6) == 4
 
 
@@ -227,7 +230,7 @@ def test_whatever_the_curve_and_the_preemptions_it_only_goes_down_and_ends(
     low, span, rates, nodes, bridge
 ):
     high = low + span
-    plan = new_plan(low, high, MeasuredCurve(), config=PlanConfig(bridge=bridge))
+    plan = new_plan(low, high, MeasuredCurve(), config=PlanConfig(skip_interpolated=bridge))
     sizes, _ = walk(
         lambda k: rates[int(math.log2(k))],
         plan,
@@ -239,7 +242,7 @@ def test_whatever_the_curve_and_the_preemptions_it_only_goes_down_and_ends(
 
 
 @pytest.mark.parametrize(
-    "bad", [{"max_steps": 0}, {"refine_steps": 8}, {"tolerance": 0.0}, {"bend": 0.0}]
+    "bad", [{"max_steps": 0}, {"refine_steps": 8}, {"tolerance": 0.0}, {"max_bend": 0.0}]
 )
 def test_a_configuration_that_cannot_work_is_refused(bad):
     with pytest.raises(ValueError, match=r"cannot work|share between"):

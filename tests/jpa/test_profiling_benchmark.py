@@ -1,4 +1,4 @@
-"""The comparison runs, says what it should, and is repeatable."""
+"""The benchmark of profiling methods runs, prints its rows, and is repeatable."""
 
 import json
 import random

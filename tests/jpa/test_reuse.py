@@ -1,4 +1,4 @@
-"""Keys and priors: what shares a curve, and how much a sibling's curve is believed."""
+"""Profile keys, and priors from the curves of other jobs."""
 
 import math
 
@@ -6,7 +6,14 @@ import pytest
 
 from jpa.curve import MeasuredCurve
 from jpa.plan import new_plan, next_size
-from jpa.reuse import ModelSize, Stored, inherited, matters, prior_from, profile_key
+from jpa.reuse import (
+    ModelSize,
+    StoredCurve,
+    inherit_curve,
+    prior_from,
+    profile_key,
+    relevant_arguments,
+)
 from tests.jpa.models import fixed_global_batch
 
 SCRIPT = b"import torch\n"
@@ -52,14 +59,14 @@ def test_parts_of_a_key_do_not_run_together():
 
 
 def test_arguments_that_matter():
-    assert matters(["train", "--seed", "3", "-v", "--amp", "--n", "-5", "end"]) == [
+    assert relevant_arguments(["train", "--seed", "3", "-v", "--amp", "--n", "-5", "end"]) == [
         "--amp=",
         "--n=-5",
         "-v=",
         "train",
         "end",
     ]
-    assert matters(["--mine", "1", "--batch", "2"], ignored={"--mine"}) == ["--batch=2"]
+    assert relevant_arguments(["--mine", "1", "--batch", "2"], ignored={"--mine"}) == ["--batch=2"]
 
 
 LAW = fixed_global_batch(0.05)
@@ -72,11 +79,11 @@ def stored(size=UNSIZED, name="sweep", sizes=(1, 2, 4, 8)):
     curve = MeasuredCurve()
     for k in sizes:
         curve = curve.with_measurement(k, LAW(k), 0.02 * LAW(k), 0.0)
-    return Stored(name, curve, size, "7")
+    return StoredCurve(name, curve, size, "7")
 
 
 def test_a_resubmitted_job_measures_nothing_again():
-    again = inherited(stored().curve)
+    again = inherit_curve(stored().curve)
     assert again.estimate(4)[0] == LAW(4)
     assert again.estimate(4)[1] > stored().curve.estimate(4)[1]
     plan = new_plan(1, 8, again, allowed=(1, 2, 4, 8))
@@ -89,7 +96,7 @@ def test_a_sibling_of_a_sweep_measures_less_than_a_stranger():
         while (size := next_size(plan, curve, 8)) is not None:
             rate = 1.2 * LAW(size)
             curve = curve.with_measurement(size, rate, 0.02 * rate, 0.0)
-            plan, count = plan.asking(size).done_with(size), count + 1
+            plan, count = plan.with_requested(size).with_visited(size), count + 1
         return count, curve
 
     prior = prior_from([stored()], "sweep")
@@ -133,8 +140,8 @@ def test_the_nearest_sibling_counts():
         [],
         [stored(name="x")],  # another key, sizes unknown
         [stored(ModelSize(1e6), name="x")],  # far too small
-        [Stored("sweep", MeasuredCurve())],  # nothing measured
-        [Stored("sweep", MeasuredCurve().with_measurement(2, 0.0, 0.0, 0.0))],
+        [StoredCurve("sweep", MeasuredCurve())],  # nothing measured
+        [StoredCurve("sweep", MeasuredCurve().with_measurement(2, 0.0, 0.0, 0.0))],
     ],
 )
 def test_without_a_near_sibling_there_is_no_prior(candidates):
@@ -148,9 +155,9 @@ def test_sizes_of_zero_say_nothing():
 
 
 def test_passed_on_from_job_to_job_a_curve_stays_as_sure():
-    first = inherited(MeasuredCurve().with_measurement(4, 100.0, 2.0, 0.0))
+    first = inherit_curve(MeasuredCurve().with_measurement(4, 100.0, 2.0, 0.0))
     assert first.estimate(4)[1] > 1.02
-    assert inherited(inherited(first)) == first
+    assert inherit_curve(inherit_curve(first)) == first
 
 
 def test_a_sibling_measured_at_small_sizes_only_says_little_of_large_ones():
@@ -161,11 +168,11 @@ def test_a_sibling_measured_at_small_sizes_only_says_little_of_large_ones():
     uncertain = {}
     for name, curve in (("barely", barely), ("well", well)):
         prior = prior_from(
-            [Stored("k", curve, ModelSize(1e6, 1e9), "j")], "other", ModelSize(1e6, 1e9)
+            [StoredCurve("k", curve, ModelSize(1e6, 1e9), "j")], "other", ModelSize(1e6, 1e9)
         )
-        mine = MeasuredCurve.from_prior(prior).with_measurement(1, 90.0, 1.0, 0.0)
-        uncertain[name] = mine.relative_half_width(64)
-        assert next_size(new_plan(1, 64, mine), mine, 64) == 64, (
+        curve = MeasuredCurve.from_prior(prior).with_measurement(1, 90.0, 1.0, 0.0)
+        uncertain[name] = curve.relative_half_width(64)
+        assert next_size(new_plan(1, 64, curve), curve, 64) == 64, (
             "the level of a sibling is not believed that far"
         )
     assert uncertain["barely"] > 0.3

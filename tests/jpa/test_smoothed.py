@@ -1,6 +1,4 @@
-"""What bids are made from: the law where it explains all that was measured, the single points where
-it does not.
-"""
+"""Smoothed curves for bids: the law if it explains all measurements, else the points."""
 
 import math
 import random

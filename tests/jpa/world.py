@@ -1,5 +1,5 @@
-"""A cluster of model jobs around an advisor: carries out what it answers, on a virtual clock, and
-checks its promises on the way.
+"""A cluster of model jobs around an advisor, on a virtual clock: carries out the advisor's answers
+and checks its invariants.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from jpa import (
     Advisor,
     AdvisorConfig,
     AdvisorTick,
-    Crashed,
     Donor,
-    JobGone,
+    JobEnded,
     MeasuredCurve,
     NodesChanged,
     PointMeasured,
     ProfileFinished,
-    ProfileWanted,
-    ProgressSeen,
-    Scaled,
+    ProfileRequested,
+    ProfileWaiting,
+    ProgressReported,
+    ScaleReached,
+    ScriptCrashed,
     SetSize,
-    Waiting,
 )
 from tests.jpa.models import Job
 
@@ -68,7 +68,7 @@ class World:
     def want(self, job: str, **more) -> None:
         m = self.members[job]
         more.setdefault("curve", MeasuredCurve())
-        self.tell(ProfileWanted(job, m.low, m.high, m.nodes, **more))
+        self.tell(ProfileRequested(job, m.low, m.high, m.nodes, **more))
 
     def run(self, seconds: float = 3000.0, until=None) -> None:
         """Let time pass, until ``until()`` holds or everything wanted is finished."""
@@ -101,7 +101,7 @@ class World:
         member = self.members.pop(job)
         self.free += member.nodes
         member.epoch += 1
-        self.tell(JobGone(job))
+        self.tell(JobEnded(job))
         self.tell(self.view())
 
     def view(self) -> NodesChanged:
@@ -125,7 +125,7 @@ class World:
         return [a for a in self.answers if isinstance(a, kind)]
 
     def reasons(self, job: str) -> str:
-        return " ".join(a.reason for a in self.of(Waiting) if a.job == job)
+        return " ".join(a.reason for a in self.of(ProfileWaiting) if a.job == job)
 
     # --- inside ---
 
@@ -170,9 +170,9 @@ class World:
         if member is None or member.epoch != epoch:
             return
         if member.nodes in member.crashes:
-            self.tell(Crashed(job, member.nodes))
+            self.tell(ScriptCrashed(job, member.nodes))
             return
-        self.tell(Scaled(job, member.nodes))
+        self.tell(ScaleReached(job, member.nodes))
         self._step(job, epoch)
 
     def _step(self, job: str, epoch: int) -> None:
@@ -187,7 +187,7 @@ class World:
         member = self.members.get(job)
         if member is None or member.epoch != epoch:
             return
-        self.tell(ProgressSeen(job, self.now, member.model.samples))
+        self.tell(ProgressReported(job, self.now, member.model.samples))
         self._step(job, epoch)
 
     def _at(self, time: float, what) -> None:

@@ -1,1 +1,1 @@
-"""What the solver is checked against: slow ways to the same optimum, for tests and benchmarks."""
+"""References for the solver: slow algorithms with the same optimum, for tests and benchmarks."""

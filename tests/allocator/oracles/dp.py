@@ -1,7 +1,7 @@
 """The exact dynamic program over node counts, for one class of nodes.
 
-Decides nothing for the product: it is the oracle that the solver is checked against, so it is kept
-plain. Time O(options x nodes), memory O(jobs x nodes).
+It is the reference for the tests of the solver and not part of the product.
+Time O(options x nodes), memory O(jobs x nodes).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from allocator.allocation import Allocation, worth
+from allocator.allocation import Allocation, plan_value
 from allocator.bids import Bid, BidError, check
 
 
@@ -46,17 +46,17 @@ def solve(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
                 best[j + 1, size:], best[j, : nodes + 1 - size] + value, out=best[j + 1, size:]
             )
     sizes: dict[str, tuple[str, int]] = {}
-    left = nodes
+    free = nodes
     for j in range(len(bids) - 1, -1, -1):
-        reached = best[j + 1, left]
-        if best[j, left] + idle[j] == reached:
+        reached = best[j + 1, free]
+        if best[j, free] + idle[j] == reached:
             continue
         size = next(
-            k for k, value in offers[j] if k <= left and best[j, left - k] + value == reached
+            k for k, value in offers[j] if k <= free and best[j, free - k] + value == reached
         )
         sizes[bids[j].job] = (name, size)
-        left -= size
-    objective, dropped = worth(sizes, bids)
+        free -= size
+    objective, dropped = plan_value(sizes, bids)
     return Allocation(sizes, objective, objective, 0.0, "optimal", dropped=dropped)
 
 

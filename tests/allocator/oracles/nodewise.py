@@ -33,7 +33,7 @@ from allocator.allocation import Allocation, relative_gap
 from allocator.bids import BidError
 from allocator.curves import ScalingCurve
 from allocator.highs import InfeasibleError, LinearProgram, maximise
-from allocator.objectives import SUMMIT, RescaleCost
+from allocator.objectives import SUMMIT_RESCALE_COST, RescaleCost
 
 
 class Form(str, Enum):
@@ -117,7 +117,7 @@ def solve(
     nodes: Sequence[str],
     *,
     t_fwd_s: float = 120.0,
-    cost: RescaleCost = SUMMIT,
+    cost: RescaleCost = SUMMIT_RESCALE_COST,
     form: Form = Form.CORRECTED,
     time_limit_s: float = 60.0,
 ) -> NodewisePlan:
@@ -151,18 +151,18 @@ def solve(
     build = _Builder()
     x = [_add_job(build, job, index, t_fwd_s, cost, rules, scale) for job in jobs]
     for n in range(len(nodes)):
-        build.row([(mine[n], 1.0) for mine in x], high=1.0)
+        build.row([(columns[n], 1.0) for columns in x], high=1.0)
     try:
         answer = maximise(build.model(), time_limit_s=time_limit_s)
     except InfeasibleError:
         return NodewisePlan(Allocation({}, -np.inf, -np.inf, np.inf, "infeasible"), {})
     chosen: dict[str, tuple[str, ...]] = {}
     if answer.x is not None and (answer.optimal or rules.keep_unproven):
-        for job, mine in zip(jobs, x, strict=True):
-            has = {name for name, n in index.items() if answer.x[mine[n]] > 0.5}
-            kept = tuple(name for name in job.current if name in has)
-            chosen[job.name] = kept + tuple(
-                name for name in nodes if name in has and name not in kept
+        for job, columns in zip(jobs, x, strict=True):
+            has = {name for name, n in index.items() if answer.x[columns[n]] > 0.5}
+            staying = tuple(name for name in job.current if name in has)
+            chosen[job.name] = staying + tuple(
+                name for name in nodes if name in has and name not in staying
             )
     sizes = {name: ("default", len(has)) for name, has in chosen.items() if has}
     objective = answer.objective * scale if chosen else -np.inf

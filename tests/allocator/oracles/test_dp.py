@@ -1,4 +1,4 @@
-"""The oracle itself, against trying everything."""
+"""The dynamic program agrees with exhaustive search."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from allocator import Bid, BidError, SizeValues
 from tests.allocator.oracles import dp
-from tests.allocator.oracles.everything import best, check_feasible
+from tests.allocator.oracles.brute_force import best, check_feasible
 from tests.allocator.strategies import bid_lists
 
 
@@ -16,10 +16,10 @@ from tests.allocator.strategies import bid_lists
 def test_equals_trying_everything(problem: tuple[list[Bid], dict[str, int]]) -> None:
     bids, capacity = problem
     drops, objective = best(bids, capacity)
-    found = dp.solve(bids, capacity)
-    check_feasible(found.sizes, bids, capacity)
-    assert len(found.dropped) == drops
-    assert found.objective == pytest.approx(
+    allocation = dp.solve(bids, capacity)
+    check_feasible(allocation.sizes, bids, capacity)
+    assert len(allocation.dropped) == drops
+    assert allocation.objective == pytest.approx(
         objective, rel=1e-12, abs=1e-12 * max(1.0, abs(objective))
     )
 
@@ -33,6 +33,6 @@ def test_a_size_that_is_worth_skipping_is_skipped() -> None:
     # Not concave: 4 nodes are worth more than four times one node, so one job of 4 beats greedy's
     # two of 2.
     job = SizeValues([1, 2, 4], [1.0, 2.2, 9.0])
-    found = dp.solve([Bid("a", {"default": job}), Bid("b", {"default": job})], {"default": 5})
-    assert sorted(size for _, size in found.sizes.values()) == [1, 4]
-    assert found.objective == 10.0
+    allocation = dp.solve([Bid("a", {"default": job}), Bid("b", {"default": job})], {"default": 5})
+    assert sorted(size for _, size in allocation.sizes.values()) == [1, 4]
+    assert allocation.objective == 10.0

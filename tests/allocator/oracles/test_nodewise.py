@@ -56,13 +56,15 @@ def ours(jobs: list[NodewiseJob], nodes: list[str], cost: RescaleCost) -> float:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_corrected_form_has_our_optimum(machine: tuple[list[NodewiseJob], list[str]]) -> None:
     jobs, nodes = machine
-    found = nodewise(jobs, nodes, cost=COST)
-    assert found.allocation.status == "optimal"
-    assert found.allocation.objective == pytest.approx(ours(jobs, nodes, COST), rel=1e-7, abs=1e-4)
-    held = [name for has in found.nodes.values() for name in has]
-    assert len(held) == len(set(held))
+    reference = nodewise(jobs, nodes, cost=COST)
+    assert reference.allocation.status == "optimal"
+    assert reference.allocation.objective == pytest.approx(
+        ours(jobs, nodes, COST), rel=1e-7, abs=1e-4
+    )
+    assigned = [name for has in reference.nodes.values() for name in has]
+    assert len(assigned) == len(set(assigned))
     for job in jobs:
-        has = set(found.nodes[job.name])
+        has = set(reference.nodes[job.name])
         assert not has or job.min_nodes <= len(has) <= job.max_nodes
         assert has <= set(job.current) or has >= set(job.current), "nobody migrates"
 
@@ -74,10 +76,10 @@ def test_the_published_form_is_never_better_than_ours_with_free_starts(
 ) -> None:
     jobs, nodes = machine
     free_start = RescaleCost(COST.up_s, COST.down_s, 0.0)
-    found = nodewise(jobs, nodes, cost=COST, form=Form.PUBLISHED)
+    reference = nodewise(jobs, nodes, cost=COST, form=Form.PUBLISHED)
     best = ours(jobs, nodes, free_start)
-    assert found.allocation.status in ("optimal", "infeasible")
-    assert found.allocation.objective <= best + 1e-6 * abs(best) + 1e-4
+    assert reference.allocation.status in ("optimal", "infeasible")
+    assert reference.allocation.objective <= best + 1e-6 * abs(best) + 1e-4
 
 
 def test_the_published_big_m_caps_a_change_at_half_the_machine() -> None:

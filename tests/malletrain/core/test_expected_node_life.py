@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator import Cohort, NodeInfo, Outlook, RescaleCost
+from allocator import Cohort, LossForecast, NodeInfo, RescaleCost
 from malletrain.core.commands import LossExpected
 from malletrain.core.controller import Controller
 from malletrain.core.events import Foretold, NodeJoined, RescaleFinished, Tick
@@ -32,7 +32,9 @@ def controller():
 
 
 def told(**cohort_of):
-    return Foretold({n: (cohort.expected_s(1000.0), cohort) for n, cohort in cohort_of.items()})
+    return Foretold(
+        {n: (cohort.mean_survival_s(1000.0), cohort) for n, cohort in cohort_of.items()}
+    )
 
 
 def losses(commands):
@@ -62,9 +64,9 @@ def test_a_job_has_its_own_nodes_first_then_free_ones_then_those_that_others_giv
     }
     lasting = ExpectedNodeLife(infos, [["mine"], ["theirs"]], 100.0, 30.0)
     (outlook,) = lasting.in_pool("default", [0], [9])
-    _, hit, _ = outlook.of(np.array([1, 2, 3]))
+    _, hit, _ = outlook.expected_loss(np.array([1, 2, 3]))
     assert hit.tolist() == pytest.approx([0.0, 1.0 - math.exp(-1.0), 1.0])
-    _, hit, _ = lasting.in_pool("default", [0], [2])[0].of(np.array([3]))
+    _, hit, _ = lasting.in_pool("default", [0], [2])[0].expected_loss(np.array([3]))
     assert hit[0] < 1.0, "no more than the job may have"
 
 
@@ -136,7 +138,11 @@ def test_the_order_of_nodes_is_that_of_how_long_they_last(drawn, most):
     # The nodes one by one. A cohort that comes twice counts twice in both.
     runs = [(infos[n].cohort, sum(1 for _ in same)) for n, same in _runs(order, owner, infos)]
     sizes = np.arange(1, most + 3)
-    for one, other in zip(found.of(sizes), Outlook(runs, 100.0, 30.0).of(sizes), strict=True):
+    for one, other in zip(
+        found.expected_loss(sizes),
+        LossForecast(runs, 100.0, 30.0).expected_loss(sizes),
+        strict=True,
+    ):
         assert one.tolist() == pytest.approx(other.tolist())
 
 
@@ -157,7 +163,7 @@ def test_jobs_that_are_looked_at_together_expect_what_each_expects_alone(data):
         together = lasting.in_pool(pool, jobs, most)
         for number, its_most, found in zip(jobs, most, together, strict=True):
             runs = _expected(infos, held, number, pool, its_most)
-            alone = Outlook(runs, 100.0, 30.0)
+            alone = LossForecast(runs, 100.0, 30.0)
             assert found.counts.tolist() == [float(count) for _, count in runs]
             assert found.rows.tolist() == alone.rows.tolist()
 
@@ -165,7 +171,7 @@ def test_jobs_that_are_looked_at_together_expect_what_each_expects_alone(data):
 def _expected(infos, held, job, pool, most):
     """(cohort, nodes) of a job in a pool in order, counted node by node."""
     cohorts = list(dict.fromkeys(info.cohort for info in infos.values()))
-    longest = sorted(cohorts, key=lambda c: -(200.0 if c is None else c.expected_s(100.0)))
+    longest = sorted(cohorts, key=lambda c: -(200.0 if c is None else c.mean_survival_s(100.0)))
 
     def counted(names, order):
         here = [infos[n].cohort for n in names if infos[n].node_class == pool]

@@ -146,7 +146,7 @@ def test_who_can_pay_nothing_does_not_bid():
 def test_jobs_without_goals_bid_as_before():
     candidates = [fast(), slow()]
     assert with_goals(candidates, {}, 4.0, 0.9) == candidates
-    assert FALLING.best_yield == 10.0
+    assert FALLING.best_rate_per_node == 10.0
 
 
 @given(

@@ -111,7 +111,7 @@ def test_what_a_deadline_needs_is_worth_more_than_any_share(one, other):
     assert fast.weight == pytest.approx(2.0**other, rel=0.01)
     needed = site.per_node("due", site.c.goals.records["due"].need.nodes)
     least = EASY * site.site.deadline_weight
-    assert needed >= 0.9 * least * fast.weight * FAST.best_yield
+    assert needed >= 0.9 * least * fast.weight * FAST.best_rate_per_node
 
 
 def test_beyond_its_need_a_deadline_counts_as_its_party_does():

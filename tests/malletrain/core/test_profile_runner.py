@@ -105,7 +105,7 @@ def test_too_few_nodes_the_job_runs_unprofiled_and_says_why():
     w = world(6, JobSubmitted("b", 5, 5), wanted("a", 1, 6))
     w.run(15)
     assert w.controller.jobs["a"].state is JobState.RUNNING
-    assert any("can be had" in a.sentence for a in w.of("profile-waiting", "a"))
+    assert any("available" in a.sentence for a in w.of("profile-waiting", "a"))
 
 
 def test_nodes_taken_during_the_profile_do_not_end_it():

@@ -1,14 +1,14 @@
-"""What every size of a job is worth, one job and one size after the other: the reference for
-:mod:`allocator.valuation`, which values those of a whole plan in one go.
+"""The value of every size of a job, computed one at a time: the reference for
+:mod:`allocator.valuation`, which values all sizes of a plan together.
 
-Plain arithmetic on floats in the order of the formulas, so that not a bit may differ.
+The arithmetic follows the order of the formulas, so that the results are equal to the last bit.
 """
 
 from __future__ import annotations
 
 import itertools
 
-from allocator import BidRequest, Goal, Outlook, ScalingCurve
+from allocator import BidRequest, Goal, LossForecast, ScalingCurve
 
 
 def values(request: BidRequest, node_class: str) -> dict[int, float]:
@@ -17,19 +17,19 @@ def values(request: BidRequest, node_class: str) -> dict[int, float]:
     current = request.current if node_class == request.current_class else 0
     unit = _single(curve) if request.goal is Goal.EFFICIENCY else 1.0
     before = curve.at(current) / unit
-    outlook = (request.outlooks or {}).get(node_class)
-    found = {}
+    forecast = (request.loss_forecasts or {}).get(node_class)
+    value_of = {}
     for size in range(request.min_nodes, request.max_nodes + 1):
         if request.allowed is not None and size not in request.allowed:
             continue
         rate = read(curve, size) / unit
-        if outlook is None:
+        if forecast is None:
             processed = request.t_fwd_s * rate
         else:
-            kept, hit, left = expected(outlook, size)
-            after = read(curve, left) / unit if left >= request.min_nodes else 0.0
-            processed = kept * rate + (outlook.window_s - kept) * after
-            processed -= hit * (outlook.work_s * rate + request.cost.down_s * after)
+            undisturbed_s, loss_probability, remaining = expected(forecast, size)
+            after = read(curve, remaining) / unit if remaining >= request.min_nodes else 0.0
+            processed = undisturbed_s * rate + (forecast.window_s - undisturbed_s) * after
+            processed -= loss_probability * (forecast.work_s * rate + request.cost.down_s * after)
         if current == 0:
             pause = request.cost.start_s * rate
         elif size > current:
@@ -38,8 +38,8 @@ def values(request: BidRequest, node_class: str) -> dict[int, float]:
             pause = before * request.cost.down_s
         else:
             pause = 0.0
-        found[size] = request.weight * (processed - pause)
-    return found
+        value_of[size] = request.weight * (processed - pause)
+    return value_of
 
 
 def read(curve: ScalingCurve, size: float) -> float:
@@ -51,21 +51,21 @@ def read(curve: ScalingCurve, size: float) -> float:
     return points[-1][1]
 
 
-def expected(outlook: Outlook, size: int) -> tuple[float, float, float]:
-    """As :meth:`allocator.outlook.Outlook.of` has it, for one size."""
-    counts = outlook.counts.tolist()
+def expected(forecast: LossForecast, size: int) -> tuple[float, float, float]:
+    """As :meth:`allocator.survival.LossForecast.expected_loss` has it, for one size."""
+    counts = forecast.counts.tolist()
     if not counts:
-        return outlook.window_s, 0.0, float(size)
+        return forecast.window_s, 0.0, float(size)
     ends = list(itertools.accumulate(counts))
     k = next((at for at, end in enumerate(ends) if end >= size), len(ends) - 1)
     alone, odds, lost = [1.0] * 8, 0.0, 0.0
-    for row, count in zip(outlook.rows[: k + 1].tolist(), counts, strict=False):
+    for row, count in zip(forecast.rows[: k + 1].tolist(), counts, strict=False):
         alone = [a * there for a, there in zip(alone, row, strict=True)]
         odds += 1.0 - row[-1]
         lost += (1.0 - row[-1]) * count
-    lost -= (1.0 - outlook.rows[k].tolist()[-1]) * (ends[k] - size)
-    left = max(size - lost / max(odds, 1e-12), 0.0) if odds > 1e-12 else float(size)
-    return outlook.window_s * _mean(alone), 1.0 - alone[-1], left
+    lost -= (1.0 - forecast.rows[k].tolist()[-1]) * (ends[k] - size)
+    remaining = max(size - lost / max(odds, 1e-12), 0.0) if odds > 1e-12 else float(size)
+    return forecast.window_s * _mean(alone), 1.0 - alone[-1], remaining
 
 
 def _mean(alone: list[float]) -> float:

@@ -1,5 +1,5 @@
-"""Small, slow and plainly right: the best plan over several classes of nodes by trying all
-reachable states.
+"""Exhaustive search: the best plan over several classes of nodes, by enumeration of all reachable
+states. It is slow and simple on purpose.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ def best(bids: Sequence[Bid], capacity: Mapping[str, int]) -> tuple[int, float]:
                             ((*used[:c], used[c] + size, *used[c + 1 :]), (drops, value + worth))
                         )
             for state, reached in moves:
-                known = after.get(state)
-                if known is None or (reached[0], -reached[1]) < (known[0], -known[1]):
+                incumbent = after.get(state)
+                if incumbent is None or (reached[0], -reached[1]) < (
+                    incumbent[0],
+                    -incumbent[1],
+                ):
                     after[state] = reached
         states = after
     drops, negative = min((drops, -value) for drops, value in states.values())

@@ -1,4 +1,4 @@
-"""What the advisor promises, whatever happens to the jobs and their nodes."""
+"""The advisor's invariants, under random disturbances of the jobs and their nodes."""
 
 from itertools import pairwise
 
@@ -9,7 +9,7 @@ from jpa import (
     AdvisorConfig,
     MeasureConfig,
     ProfileFinished,
-    Waiting,
+    ProfileWaiting,
 )
 from tests.jpa.models import Job, fixed_global_batch
 from tests.jpa.world import Member, World
@@ -35,7 +35,7 @@ LIMITS = st.tuples(st.integers(1, 4), st.integers(0, 6))
 )
 # At its second attempt it is measured at a size above those of the first, at which it stood.
 @example([(1, 2), (1, 2), (1, 2)], 0, [0, 0, 2, 0], [(18.0, "preempt", 2, 1)])
-def test_the_promises_hold_whatever_happens(limits, free, spare, disturbances):
+def test_the_invariants_hold_whatever_happens(limits, free, spare, disturbances):
     """World itself checks on every move: one job at a time, donors above their minimum, no node
     taken that is not there.
     """
@@ -73,5 +73,5 @@ def test_the_promises_hold_whatever_happens(limits, free, spare, disturbances):
         assert done.seconds <= config.max_attempts * (config.max_profile_s + 2)
         if not disturbed:
             assert done.scale_ups <= 1
-        again = any("lost nodes" in a.reason for a in world.of(Waiting) if a.job == done.job)
+        again = any("lost nodes" in a.reason for a in world.of(ProfileWaiting) if a.job == done.job)
         assert all(a > b for a, b in pairwise(done.visited)) or again

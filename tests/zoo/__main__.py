@@ -18,7 +18,9 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
     parser.add_argument("--mode", choices=("restart", "live"), help="scripts of this mode only")
-    parser.add_argument("--script", default="", help="scripts whose name contains this")
+    parser.add_argument(
+        "--script", action="append", help="scripts whose name contains this, may be repeated"
+    )
     parser.add_argument(
         "--change", action="append", help="this change only, may be repeated; none: undisturbed"
     )
@@ -31,7 +33,8 @@ def main() -> int:
     chosen = [
         script
         for name, script in SCRIPTS.items()
-        if options.script in name and options.mode in (None, script.mode)
+        if any(part in name for part in options.script or [""])
+        and options.mode in (None, script.mode)
     ]
     if options.list:
         print("\n".join(script.name for script in chosen))
@@ -74,10 +77,12 @@ def _table(outcomes: dict[tuple[str, str], list[Outcome]]) -> None:
     refusals = {}
     for (script, change), own in outcomes.items():
         failed = sum(bool(outcome.problems) for outcome in own)
-        refused = sum(bool(outcome.refusal) for outcome in own)
+        refused = sum(bool(outcome.refusal) and not outcome.problems for outcome in own)
         passed = len(own) - failed - refused
         print(f"{script:<36} {change or 'none':<14} {passed:>6} {failed:>6} {refused:>7}")
-        refusals.update((script, outcome.refusal) for outcome in own if outcome.refusal)
+        refusals.update(
+            (script, outcome.refusal) for outcome in own if outcome.refusal and not outcome.problems
+        )
     for script, sentence in refusals.items():
         print(f"{script} is refused: {sentence}")
 

@@ -30,6 +30,8 @@ class Script:
     """module:function below :data:`FOLDER`."""
     needs: str = ""
     """A package that may be absent."""
+    refusal: str = ""
+    """Part of the sentence with which it is to be refused before it trains."""
 
     @property
     def target(self) -> str:
@@ -59,7 +61,9 @@ class Outcome:
     problems: tuple[str, ...] = ()
     """How it differs; none: it passed."""
     refusal: str = ""
-    """The sentence with which the script was refused before it trained."""
+    """The sentence with which the script was refused before it trained; a problem, too, where it
+    is not the expected one.
+    """
 
 
 def boundary_names(run: Run, actor: int) -> list[str]:
@@ -70,6 +74,15 @@ def boundary_names(run: Run, actor: int) -> list[str]:
             same = sum(name.partition(" #")[0] == record.name for name in names)
             names.append(f"{record.name} #{same + 1}" if same else record.name)
     return names
+
+
+def failed(script: Script, change: str, boundary: str, point: int, error: RunFailed) -> Outcome:
+    """The outcome of a run that ended with an error. A refusal passes where it is expected."""
+    if error.trained:
+        return Outcome(script.name, change, boundary, point, (str(error),))
+    expected = bool(script.refusal) and script.refusal in str(error)
+    problems = () if expected else (f"is refused: {error}",)
+    return Outcome(script.name, change, boundary, point, problems, str(error))
 
 
 class Zoo:
@@ -120,9 +133,11 @@ class Zoo:
         try:
             runs = self.undisturbed(script)
         except RunFailed as error:
-            refusal = "" if error.trained else str(error)
-            problems = (str(error),) if error.trained else ()
-            yield Outcome(script.name, change, "undisturbed", -1, problems, refusal)
+            yield failed(script, change, "undisturbed", -1, error)
+            return
+        if script.refusal:
+            problem = f"trains, and is to be refused: {script.refusal}"
+            yield Outcome(script.name, change, "undisturbed", -1, (problem,))
             return
         same = self.compare_worlds(script, runs)
         if not change or same.problems:
@@ -159,8 +174,6 @@ class Zoo:
         try:
             run = driver.disturbed(script.target, change, point)
         except RunFailed as error:
-            refusal = "" if error.trained else str(error)
-            problems = (str(error),) if error.trained else ()
-            return Outcome(script.name, change.name, name, point, problems, refusal)
+            return failed(script, change.name, name, point, error)
         problems = tuple(differences(runs[2], run, change.is_loss, lost))
         return Outcome(script.name, change.name, name, point, problems)

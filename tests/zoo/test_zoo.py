@@ -58,6 +58,23 @@ def test_a_planted_defect_is_reported(zoo, defect):
     assert words in " ".join(outcome.problems)
 
 
+REFUSED = "elastic.Run: no state"
+
+
+@pytest.mark.parametrize("expected", [REFUSED, "", "another sentence"])
+def test_a_refusal_before_training_is_compared_with_the_expected_one(zoo, expected):
+    script = Script("refused", "live", "planted:refused_live", refusal=expected)
+    (outcome,) = zoo.outcomes(script, "grow")
+    assert REFUSED in outcome.refusal
+    assert bool(outcome.problems) == (expected != REFUSED)
+
+
+def test_a_script_that_trains_although_it_is_to_be_refused_is_a_problem(zoo):
+    script = Script("trains", "restart", "planted:optimizer_lost", refusal=REFUSED)
+    (outcome,) = zoo.outcomes(script, "grow")
+    assert "trains, and is to be refused" in " ".join(outcome.problems)
+
+
 @pytest.mark.sites
 @pytest.mark.parametrize(
     ("script", "change"),

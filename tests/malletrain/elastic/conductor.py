@@ -36,7 +36,10 @@ class Worker:
         return any(m["say"] == what and m.get("generation", 0) >= generation for m in self.said)
 
     def tell(self, **message: Any) -> None:
-        assert self.connection is not None
+        """Send ``message``. A script that ended before it joined hears nothing."""
+        if self.connection is None:
+            assert not self.alive, "it has not said hello yet"
+            return
         try:
             self.connection.sendall(json.dumps(message).encode() + b"\n")
         except OSError:

@@ -1,4 +1,4 @@
-"""Restart mode: scripts with a defect each, that a driver must report."""
+"""Scripts with a defect each, that a driver must report; in restart mode unless they say so."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch.optim import lr_scheduler
 
 import malletrain
+from malletrain import elastic
 from tests.zoo.scripts.parts import EPOCHS, evaluate, rate
 from tests.zoo.scripts.plain import Training
 from tests.zoo.trace import Trace
@@ -89,3 +90,9 @@ def evaluation_missing_on_one_rank(trace: Trace) -> None:
         if not joined:
             trace.note("evaluation", epoch, loss=evaluate(t.model))
     t.end()
+
+
+def refused_live(trace: Trace) -> None:
+    """Live mode: the run is given no state."""
+    elastic.Run(snapshot="run.pt")
+    trace.point("never")

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from malletrain.elastic.checkin import CheckIn
+from malletrain.elastic.checkin import CheckIn, RoundStore
 from malletrain.elastic.errors import Interrupted, is_peer_loss
 from malletrain.elastic.group import Group, library_collectives
 from malletrain.elastic.invited import Invited
@@ -61,6 +61,8 @@ class GroupMembership:
         self._changed = changed
         self._group: Group | None = None
         self._check_in: CheckIn | None = None
+        self._store: RoundStore | None = None
+        """Of the group, in live mode."""
         self._aborted: set[int] = set()
         self._joining = False
         self._signature = training.state.signature()
@@ -265,6 +267,7 @@ class GroupMembership:
         joins = not self.training.has_state
         manner, cuda = self._manner, self.training.device.type == "cuda"
         ranked = place if check_in is None else check_in.ranked
+        self._store = store
         self._group = group = Group(ranked, store, cuda, manner.backend, manner.sharded)
         if self._void(place):
             raise Interrupted("This round is void; a newer one follows.")
@@ -296,22 +299,48 @@ class GroupMembership:
         reached(FaultPoint.WORKER_ENTERED)
 
     def leave_together(self) -> None:
-        """At the end of the script: whoever went first would look like a loss to those that have
-        not read the last step yet.
+        """At the end of the script, wait for the end of it on all ranks: whoever went first would
+        look like a loss to those that have not read the last step yet. Where a peer is lost before
+        the end of its script, this process does not end well: what that peer was writing would be
+        missing from a job that is completed.
         """
         while self.live and self._group is not None and self._group.several:
-            group = self._group
+            group, saves = self._group, False
+            self.stepping, self.change_due = True, False  # it may be given up
             try:
+                self._note_end()
                 group.begin_step(False, False)
-                if group.end_step().save:  # some rank alone has called run.save()
+                saves = group.end_step().save  # some rank alone has called run.save()
+                if saves:
                     with library_collectives():
                         self.training.save()
                 break
             except RuntimeError as error:
                 if not is_peer_loss(error):
                     raise
+                if saves or not self._all_have_ended():
+                    start_again(
+                        "A peer was lost before it came to the end of its script, so that it has "
+                        "not written all of its results. This process starts again: the training "
+                        "goes on from the last snapshot, and the code after it runs once more."
+                    )
+                self.stepping = False
                 self.give_up()
                 self.settle()
+
+    def _note_end(self) -> None:
+        """Have the others know that the script has ended here, should this process be lost."""
+        if self._store is not None:
+            self._store.add("ended", 1)
+
+    def _all_have_ended(self) -> bool:
+        """Whether the script has ended on all ranks of the group, as far as can be known: the store
+        is lost with the node of rank 0.
+        """
+        try:
+            return self._store is not None and self._store.add("ended", 0) == self.group.place.size
+        except RuntimeError:
+            return False
 
 
 def _in_collective(thread: int) -> bool:

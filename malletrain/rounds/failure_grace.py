@@ -42,6 +42,8 @@ class FailureGrace:
     """What had failed before the newest round was formed, which starts it again."""
     hung: dict[str, int] = field(default_factory=dict)
     """Members whose workers hung, and in which generation: until they have ended of it."""
+    node_lost_in: int = 0
+    """The newest generation that may have lost a node: its workers may start again for that."""
 
     def clear(self) -> None:
         """There is no failure, or it does not count."""
@@ -68,6 +70,11 @@ class FailureGrace:
         if self.due is not None:
             self.due += by_s
 
+    def _starts_again(self, said: Assignment) -> bool:
+        """Whether workers ended because a node of their round was lost."""
+        codes = {failure.exitcode for failure in said.failures}
+        return said.generation <= self.node_lost_in and codes == {LAST_RESORT_CODE}
+
     def look(
         self,
         broken: dict[str, Assignment],
@@ -92,7 +99,10 @@ class FailureGrace:
         if self.first_at is None:
             self.first_at, self.due = now, now + grace_s
         failures = by_cause(f for said in broken.values() for f in said.failures)
-        known = all(said.generation <= self.hung.get(n, -1) for n, said in broken.items())
+        known = all(
+            said.generation <= self.hung.get(n, -1) or self._starts_again(said)
+            for n, said in broken.items()
+        )
         clear = len(broken) == members and all(map(_by_itself, broken.values()))
         if clear and not news_to_come and not secondary(failures[0]):
             return Broke(failures, describe(failures), known)

@@ -310,6 +310,8 @@ class LiveRounds:
         """The node is lost: those that are left go on."""
         done = self.job.ends.on(node, self.generation)
         concerned = not done and (node in self.members or node in self._group)
+        if concerned:
+            self.job.failure.node_lost_in = self.generation
         self._leavers.pop(node, None)
         actions = self.job.gone(node, now)
         # DRAINING: nobody stays, so nobody goes on.

@@ -63,6 +63,10 @@ wait_for("write")
 note("written")
 """
 )
+# Rank 0 writes the results, and the others have none.
+LIVE_RESULTS = LIVE.replace("run = elastic.Run(", 'run = elastic.Run(snapshot="run.pt", ').replace(
+    'wait_for("write")', 'rank() == 0 and wait_for("write")'
+)
 # Nothing says when it has trained enough: rank 1 is done before rank 0.
 PLAIN = """
 import os, time, malletrain
@@ -163,6 +167,23 @@ def test_a_node_that_is_taken_gives_the_script_its_grace(shared):
     shared.until_state(job, "completed", "failed")
     assert notes(shared) == ONCE
     assert shared.job(job).state == "completed"
+
+
+def test_a_live_job_that_loses_the_node_that_writes_its_results_writes_them_on_another(shared):
+    script = shared.script("train.py", LIVE_RESULTS)
+    job = shared.submit(script, nodes=(1, 2), mode="live", profile=False)
+    shared.until(
+        lambda: noted(shared, "trained 0 of") and noted(shared, "written 1 of"), "they end"
+    )
+    shared.agents()[shared.job(job).nodes[0]].kill()
+    shared.until(
+        lambda: noted(shared, "begun") == 3 or shared.job(job).ended, "the other node begins again"
+    )
+    (shared.work / "write").touch()
+    ended = shared.until_state(job, "completed", "failed")
+    assert ended.state == "completed", ended.reason
+    assert noted(shared, "written 0 of") == 1
+    assert not shared.events("workers-failed", job=job), "that uses up no try"
 
 
 def test_a_planned_change_waits_for_an_evaluation(shared):

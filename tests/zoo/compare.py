@@ -202,7 +202,7 @@ def _rounded(text: str) -> list[str]:
 
 def in_the_hands_of(leader: Sequence[Record], point: int) -> list[Record]:
     """What rank 0 alone records between the steps around its ``point``: lost with it in live mode,
-    where the others have passed that code.
+    where the others have passed that code. After the last step nothing is.
 
     Args:
         leader: the undisturbed records of rank 0.
@@ -213,7 +213,7 @@ def in_the_hands_of(leader: Sequence[Record], point: int) -> list[Record]:
     due = [number for number in steps if number > point]
     # A loss in the last step of an epoch is noticed in the first one of the next.
     begin = done[-1] if done else -1
-    end = due[1] if len(due) > 1 else math.inf
+    end = due[:2][-1] if due else begin
     return [
         record
         for record in leader

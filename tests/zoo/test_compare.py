@@ -137,6 +137,13 @@ def test_what_is_in_the_hands_of_a_lost_rank_is_one_tail():
     assert {r.name for r in lost} == {"scheduler 0", "evaluation 0"}
 
 
+def test_nothing_that_follows_the_last_step_is_in_the_hands_of_a_lost_rank():
+    leader = [r for r in trace_of(1) if r.rank == 0]
+    last = max(r.number for r in leader if r.kind == STEP)
+    assert leader[-1].number > last
+    assert all(not in_the_hands_of(leader, r.number) for r in leader if r.number >= last)
+
+
 def test_lines_may_be_missing_with_the_records_that_rank_0_alone_writes():
     lost = [r for r in EXPECTED.trace if (r.kind, r.key) == ("evaluation", "0")]
     rest = Run(without("evaluation", "0")(trace_of(2, 1, 1)), {"log.csv": "1,0.5\n"})

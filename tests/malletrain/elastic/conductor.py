@@ -197,6 +197,10 @@ class Conductor:
         """Whether the member of that rank has found the newest round's store."""
         return bool(self._stores[-1].check([f"here/{rank}"]))
 
+    def script_ends(self) -> int:
+        """Members of the newest round that have come to the end of their script."""
+        return int(self._stores[-1].add("ended", 0))
+
     def abort(self) -> None:
         """Say that a member of the newest round is lost."""
         for worker in self.members:

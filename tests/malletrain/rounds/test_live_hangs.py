@@ -125,3 +125,23 @@ def test_a_plan_leaves_alone_the_round_in_which_a_worker_is_started_again():
     live = round_after_a_failure()
     assert not rounds(live.rounds.move(("a", "b"), live.now))
     assert [a.generation for a in of(Formed, live.run())] == [3]
+
+
+@pytest.mark.parametrize("nodes", ["ab", "abc"])
+def test_workers_that_start_again_because_a_node_was_lost_are_no_failure(nodes):
+    """They were done, and what the lost one was writing is missing."""
+    live = Live(*nodes)
+    lost, *left = nodes
+    assert rounds(live.rounds.gone(lost, live.now)) == [tuple(left)]
+    told = [of(Broke, live.fails(node, GAVE_UP)) for node in left][-1]
+    assert [broke.known for broke in told] == [True]
+    assert rounds(live.rounds.move(tuple(left), live.now)) == [tuple(left)]
+    live.run()
+    told = [of(Broke, live.fails(node, GAVE_UP)) for node in left][-1]
+    assert [broke.known for broke in told] == [False], "of this round nobody was lost"
+
+
+def test_a_script_that_fails_by_itself_after_a_node_was_lost_is_a_failure():
+    live = Live("a", "b")
+    live.rounds.gone("a", live.now)
+    assert [broke.known for broke in of(Broke, live.fails("b", RAISED))] == [False]

@@ -30,7 +30,7 @@ from malletrain.elastic.training import Training
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.log_names import rank_log_name
-from malletrain.training import report
+from malletrain.training import open_files, report
 
 LAST_RESORT_S = 10.0
 LAST_RESORT_CODE = 75
@@ -233,6 +233,9 @@ class GroupMembership:
     def _join(self) -> None:
         old = self._group
         tried = old.place.generation if old is not None else 0
+        newest = self._link.newest()
+        if newest is None or newest.generation <= tried:
+            open_files.flush()  # this process may be ended while it waits
         while True:
             place = self._link.wait_round(tried)
             tried = place.generation
@@ -330,6 +333,7 @@ class GroupMembership:
 
     def _note_end(self) -> None:
         """Have the others know that the script has ended here, should this process be lost."""
+        open_files.flush()
         if self._store is not None:
             self._store.add("ended", 1)
 
@@ -355,6 +359,7 @@ def start_again(sentence: str) -> NoReturn:
     """
     report.tell(sentence)
     report.flush()
+    open_files.flush()
     os._exit(LAST_RESORT_CODE)
 
 

@@ -2,8 +2,8 @@
 
 What would be done now would be lost.
 
-Decides how long to wait and how often to say so. Tools that follow the training store their rows
-before the process is stopped. Standard library only.
+Decides how long to wait and how often to say so. Open files, and tools that follow the training,
+store their rows before the process is stopped. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.flags import FlagsReader
 from malletrain.protocol.worker_channel import DrainDone
-from malletrain.training import report, tracking
+from malletrain.training import open_files, report, tracking
 
 DRAIN_WAIT_S = 60.0
 RESEND_S = 0.5
@@ -40,6 +40,7 @@ def wait_to_be_stopped(
         The newest request that was answered.
     """
     limit_s = DRAIN_WAIT_S if limit_s is None else limit_s
+    open_files.flush()
     tracking.flush_rows()
     with tracking.finished_when_stopped():
         return _wait(flags, number, limit_s, again)

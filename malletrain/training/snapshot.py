@@ -25,7 +25,15 @@ from typing import TYPE_CHECKING, Any
 from malletrain.protocol.flags import FlagsReader
 from malletrain.protocol.worker_channel import Capable, DrainDone
 from malletrain.training import objects as parts
-from malletrain.training import owner, report, rng, shard_files, sharded_snapshot, snapshot_file
+from malletrain.training import (
+    open_files,
+    owner,
+    report,
+    rng,
+    shard_files,
+    sharded_snapshot,
+    snapshot_file,
+)
 from malletrain.training.agreement import Agreement
 from malletrain.training.disk_copy import DiskCopies
 from malletrain.training.disk_tier import DiskTier
@@ -258,6 +266,7 @@ class Snapshot:
         failed.
         """
         report.flush()
+        open_files.flush()
         totals = report.totals() if taken is None else taken.totals
         leads = rank_and_world()[0] == 0  # of several ranks that save, one says it
         started, size = time.monotonic(), 0
@@ -432,6 +441,7 @@ class Snapshot:
             self._announce()
         if self._pace.is_due():
             if rank_and_world()[0] != 0:
+                open_files.flush()
                 self._pace.saved()
             elif not self._saves_behind():
                 self._save()
@@ -447,6 +457,7 @@ class Snapshot:
         if self._copies.busy:
             return True
         self._copies.raise_refused()
+        open_files.flush()
         began = time.monotonic()
         moment = memory.save(self._steps)
         if moment is None:
@@ -473,6 +484,7 @@ class Snapshot:
         report.flush()
         leads = rank_and_world()[0] == 0
         if not leads and self._agreement is None:
+            open_files.flush()
             return
         memory, heirs = self._memory, self._heirs(number)
         in_memory = memory is not None and memory.drained(heirs, self._steps, self._outcomes)

@@ -192,7 +192,7 @@ def _files(expected: dict[str, str], actual: dict[str, str], repeats: bool, lost
                 f"file {name} has {len(here)} lines, not {len(there)}; too many: {more[:2]}, "
                 f"missing: {less[:2]}"
             )
-        lost -= len(less)
+        lost = max(0, lost - len(less))
     return found
 
 

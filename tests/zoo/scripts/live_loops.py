@@ -7,7 +7,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 from tests.zoo.scripts.live import Training
-from tests.zoo.scripts.parts import EPOCHS, Numbered, evaluate, rate
+from tests.zoo.scripts.parts import EPOCHS, Numbered, evaluate, rate, results_file
 from tests.zoo.trace import Trace
 
 
@@ -119,4 +119,17 @@ def group_added(trace: Trace) -> None:
             t.optimizer.add_param_group({"params": list(t.model[0].parameters()), "lr": 0.05})
         t.train_epoch(epoch)
         trace.note("groups", epoch, count=len(t.optimizer.param_groups))
+    t.end()
+
+
+def kept_open(trace: Trace) -> None:
+    """A row an epoch, in a file that is open from beginning to end and never flushed."""
+    t = Training(trace)
+    t.begin()
+    with results_file("log.csv") as log:
+        for epoch in t.sampler.epochs(EPOCHS):
+            t.train_epoch(epoch)
+            if t.run.rank == 0:
+                log.write(f"{epoch},{evaluate(t.model):.8f}\n")
+                trace.note("row", epoch)
     t.end()

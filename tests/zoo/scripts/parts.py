@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
@@ -60,9 +60,14 @@ def evaluate_together(model: nn.Module) -> float:
     return float(totals[0] / totals[1])
 
 
-def append(name: str, line: str) -> None:
-    """Append a line to a file of results."""
+def results_file(name: str) -> IO[str]:
+    """A file of results, open for appending."""
     folder = Path("results")
     folder.mkdir(exist_ok=True)
-    with (folder / name).open("a") as file:
+    return (folder / name).open("a")
+
+
+def append(name: str, line: str) -> None:
+    """Append a line to a file of results."""
+    with results_file(name) as file:
         file.write(line + "\n")

@@ -23,6 +23,7 @@ from tests.zoo.scripts.parts import (
     evaluate_together,
     make_model,
     rate,
+    results_file,
 )
 from tests.zoo.trace import Trace
 
@@ -299,4 +300,19 @@ def cut_short(trace: Trace) -> None:
             if t.sampler.position >= 3 * BATCH:
                 break
         trace.note("evaluation", epoch, loss=evaluate(t.model))
+    t.end()
+
+
+def kept_open(trace: Trace) -> None:
+    """A row a step, in a file that is open from beginning to end and never flushed."""
+    t = Training(trace)
+    t.prepare()
+    with results_file("log.csv") as log:
+
+        def write() -> None:
+            if t.main:
+                log.write(f"{t.sampler.epoch},{t.sampler.position}\n")
+
+        for epoch in t.sampler.epochs(EPOCHS):
+            t.train_epoch(epoch, write)
     t.end()

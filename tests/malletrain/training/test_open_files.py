@@ -1,0 +1,65 @@
+"""Files that a script keeps open have what was written before a snapshot, also where the process is
+killed after it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from malletrain.training import open_files
+
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+import torch
+import malletrain
+how, folder = sys.argv[1:]
+model = torch.nn.Linear(2, 1)
+sampler = malletrain.ElasticSampler(64, global_batch_size=16)
+snapshot = malletrain.Snapshot(Path(folder, "run.pt"), every_s=0.0, model=model, sampler=sampler)
+snapshot.restore()
+log = open(Path(folder, "log.csv"), "w")
+for number, batch in enumerate(sampler):
+    log.write(f"{number}\\n")
+    sampler.advance()
+    if how == "step":
+        snapshot.step()
+    if number == 1:
+        if how == "save":
+            snapshot.save()
+        log.write("after the snapshot")
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("how", ["step", "save"])
+def test_rows_of_before_a_snapshot_are_stored_with_it(tmp_path, how):
+    ended = subprocess.run([sys.executable, "-c", SCRIPT, how, tmp_path], check=False)
+    assert ended.returncode == -9
+    assert (tmp_path / "log.csv").read_text() == "0\n1\n"
+
+
+@pytest.mark.parametrize("mode", ["w", "a", "wb", "r+b"])
+def test_files_of_all_kinds_are_written_out(tmp_path, mode):
+    path = tmp_path / "rows"
+    path.touch()
+    with path.open(mode) as file:
+        file.write(b"row" if "b" in mode else "row")
+        assert path.read_bytes() == b""
+        open_files.flush()
+        assert path.read_bytes() == b"row"
+
+
+def test_a_pipe_is_left_alone_whose_reader_may_not_read():
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    with open(reader, "rb", buffering=0) as end, open(writer, "wb") as file:
+        file.write(b"row")
+        open_files.flush()
+        assert end.read() is None
+        file.flush()
+        assert end.read() == b"row"

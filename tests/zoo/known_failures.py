@@ -33,6 +33,7 @@ KNOWN_FAILURES: dict[tuple[str, str, str], str] = {
     ("restart/cut_short", "loss-of-all", ""): _BREAK,
     ("restart/weights_and_biases", "loss", ""): _OFFLINE_ROWS,
     ("restart/weights_and_biases", "loss-of-all", ""): _OFFLINE_ROWS,
+    ("live/early_stopping", "loss", ""): _BREAK,
     ("live/kept_open", "loss-first", ""): _BUFFERED_ROWS,
     ("restart/early_stopping", "loss-of-all", "weights end"): _BREAK,
 }

@@ -53,7 +53,7 @@ _LIVE = {
     ),
     "live_loops": (
         *("early_stopping", "best_model", "compiled", "persistent_workers", "counted_range"),
-        *("while_loop", "saved_each_epoch", "group_added", "kept_open"),
+        *("early_stopping_first", "while_loop", "saved_each_epoch", "group_added", "kept_open"),
     ),
     "live_reports": (
         *("ema_counter", "annealed", "warm_up_around", "drawn", "schedule_free", "contrast"),

@@ -28,6 +28,23 @@ def early_stopping(trace: Trace) -> None:
     t.end()
 
 
+def early_stopping_first(trace: Trace) -> None:
+    """The same, decided by the run's dict before an epoch begins."""
+    t = Training(trace)
+    t.begin()
+    for epoch in t.sampler.epochs(EPOCHS + 3):
+        if t.facts["bad"] >= 2:
+            break
+        t.train_epoch(epoch)
+        loss = evaluate(t.model)
+        if loss < t.facts["best"] - 0.1:
+            t.facts.update(best=loss, bad=0)
+        else:
+            t.facts["bad"] += 1
+        trace.note("patience", epoch, loss=loss, bad=t.facts["bad"])
+    t.end()
+
+
 def best_model(trace: Trace) -> None:
     """The best weights in a file of their own."""
     t = Training(trace)

@@ -22,7 +22,7 @@ _OUTPUTS = 2
 
 def flush() -> None:
     """Have all open files store what this process has written to them. A file that cannot, as on a
-    full disk, stops no training: the script meets that itself. Takes some 20 ms where a file is
+    full disk, stops no training: the script meets that itself. Takes some 40 ms where a file is
     open, and none elsewhere.
     """
     files = _written_files()

@@ -46,6 +46,7 @@ NO_NAMES: Mapping[str, str] = MappingProxyType({})
 ENDED = ("completed", "failed", "cancelled")
 BAD_NEWS = (
     EventKind.NODE_LEAVING,
+    EventKind.NODE_RECLAIMED,
     EventKind.NODE_LOST,
     EventKind.NODE_SICK,
     EventKind.NODE_SLOW,

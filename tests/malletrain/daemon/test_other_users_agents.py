@@ -126,6 +126,23 @@ def test_a_reclaimed_agent_that_says_hello_again_keeps_its_job_until_it_has_move
     assert daemon.service.leases.active[reclaimed.lease].end_reason == "recalled"
 
 
+def test_a_preemption_is_the_main_schedulers_and_a_reclaimed_node_is_none(start, agent):
+    machine = Imagined("n0")
+    daemon = start(machine)
+    _, reclaimed = reclaim_at_work(daemon, machine, agent, NEVER_S)
+    reclaimed.hear(messages.Drain)
+    with daemon.client() as client:
+        assert client.status().preemptions == 0
+    assert [e.node for e in daemon.events() if e.kind == "node-reclaimed"] == ["n0"]
+    reclaimed.say(messages.Leaving(30.0))
+    until(
+        lambda: [e for e in daemon.events() if e.kind == "node-leaving"],
+        "the main scheduler takes it first",
+    )
+    with daemon.client() as client:
+        assert client.status().preemptions == 1
+
+
 def test_an_agent_that_never_heard_its_goodbye_is_told_it_again(start, agent):
     """It was on its way over a connection that broke."""
     machine = Imagined("n0")

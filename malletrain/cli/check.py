@@ -40,10 +40,17 @@ Test = tuple[str, "Callable[[Config], Iterator[tuple[bool | None, str]]]"]
     help="Where the daemon serves several users: try submissions as this one. Else the first of "
     "the list in [daemon] users is tried, and nobody where MUNGE alone knows them.",
 )
+@click.option(
+    "--lease",
+    "trial",
+    is_flag=True,
+    help="Take one lease to its end as well: poll, submit, wait for its start, give it back. Takes "
+    "a node that is idle for some seconds, minutes where the main scheduler is slow.",
+)
 @json_option
-def check(config_file: Path, user: str | None, as_json: bool) -> None:
+def check(config_file: Path, user: str | None, trial: bool, as_json: bool) -> None:
     """Say what would and would not work with a configuration, and what to do about it. Starts
-    nothing; on PBS a held job is submitted and deleted.
+    nothing unless --lease is given; on PBS a held job is submitted and deleted.
 
     Tested are: the file itself (all its problems at once, with their lines), the state directory,
     whether a daemon runs there already, keys, addresses, the database, the main scheduler, its
@@ -52,8 +59,9 @@ def check(config_file: Path, user: str | None, as_json: bool) -> None:
     Exit code 1 when something would not work.
 
     \b
-    Example:
+    Examples:
       malletrain check --config site.toml
+      malletrain check --config site.toml --lease    with a lease, taken to its end
     """
     config = load(config_file)
     findings: list[Finding] = [("configuration", True, f"{config_file} is valid.")]
@@ -62,6 +70,8 @@ def check(config_file: Path, user: str | None, as_json: bool) -> None:
     except ModuleNotFoundError as error:
         raise missing(error) from None
     more: tuple[Test, ...] = (*MORE, ("users", partial(users, name=user)))
+    if trial:
+        more = (*more, ("lease", partial(trial_lease, user=user)))
     for name, test in more:
         try:
             findings += [(name, works, sentence) for works, sentence in test(config)]
@@ -122,6 +132,26 @@ def scheduler(config: Config) -> Iterator[tuple[bool, str]]:
     from malletrain.daemon.backends import backend
 
     yield from backend(config).check(config)
+
+
+def trial_lease(config: Config, user: str | None) -> Iterator[tuple[bool | None, str]]:
+    """One lease of the main scheduler, taken to its end as the daemon would."""
+    from malletrain.daemon.backends import backend
+    from scavenger.batch.scavenger import BatchScavenger
+    from scavenger.batch.trial_lease import try_lease, with_name_of_its_own
+
+    made = backend(config)
+    scavenger = made.connect(config)
+    if not isinstance(scavenger, BatchScavenger):
+        yield True, "The embedded cluster is MalleTrain's own; no lease of it was tried."
+        return
+    owner = user if scavenger.settings.submit_as else None
+    if scavenger.settings.submit_as and owner is None:
+        yield False, "Leases are taken as their users here; name one: --lease --user NAME."
+        return
+    made.prepare(config)
+    with_name_of_its_own(scavenger)
+    yield from try_lease(scavenger, owner)
 
 
 def allocation(config: Config) -> Iterator[tuple[bool | None, str]]:

@@ -124,7 +124,8 @@ def resume(nodes: tuple[str, ...], everything: bool, state_dir: Path | None) -> 
 def drain(
     nodes: tuple[str, ...], everything: bool, until: str | None, why: str, state_dir: Path | None
 ) -> None:
-    """Give NODEs back and leave them alone, as before maintenance. For operators.
+    """Give NODEs (names, or lists such as "n[1-4,7]") back and leave them alone, as before
+    maintenance. For operators.
 
     Jobs move off as they do when the main scheduler wants a node. The main scheduler is told
     nothing: it may use the nodes.

@@ -311,8 +311,10 @@ class AllocationSection(Section):
     rejected_for: Duration = _key(
         format_duration(defaults.REJECTED_S),
         gt=0,
-        description="A node on which a job's processes do not come up, or whose lease comes to "
-        "nothing, is left alone for so long. Other users may still use it.",
+        description="A node on which a job's processes do not come up, or from whose lease no "
+        "agent reports, is left alone for so long. Where a lease was refused or did not start, the "
+        "node is asked for again at the next poll, then after 4 s, then after twice as long each "
+        "time, so long at most. Other users may still use it.",
     )
     deadline_weight: float = _key(
         defaults.DEADLINE_WEIGHT,

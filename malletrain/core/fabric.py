@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from malletrain.protocol.payloads import NodeNetwork
+from scavenger.slurm.hostlist import named
 
 AUTO = "auto"
 _OF_THE_NODE_ALONE = (
@@ -92,7 +93,7 @@ def choose(wanted: str, members: Mapping[str, Sequence[NodeNetwork]]) -> Fabric 
     lacks = sorted(node for node, place in places.items() if place is None)
     if lacks:
         return Fabric(
-            f"{_few(lacks)} {'has' if len(lacks) == 1 else 'have'} no {wanted}: the round goes by "
+            f"{named(lacks)} {'has' if len(lacks) == 1 else 'have'} no {wanted}: the round goes by "
             "the network on which the nodes reach the daemon."
         )
     found = {node: place for node, place in places.items() if place is not None}
@@ -149,7 +150,3 @@ def _shared(members: Mapping[str, Sequence[NodeNetwork]]) -> Iterator[dict[str, 
 def _leads_out(network: NodeNetwork) -> bool:
     address = ipaddress.ip_address(network.address)
     return not address.is_loopback and not network.interface.startswith(_OF_THE_NODE_ALONE)
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,7 +1,7 @@
 """How it stands with a job's deadline and budget. Pure.
 
-Decides which forecasts are good enough. When it is looked, and what is done about it, is
-:mod:`malletrain.core.goal_keeper`'s.
+Decides which forecasts are good enough, and whether an operator can do anything about a bad one.
+When it is looked, and what is done about it, is :mod:`malletrain.core.goal_keeper`'s.
 """
 
 from __future__ import annotations
@@ -56,6 +56,21 @@ def _by_budget(record: GoalRecord, charge_factor: float, now: float) -> GoalStan
     if best < asked:
         return GoalStanding.INFEASIBLE
     return GoalStanding.AT_RISK if best < UNSURE * asked else GoalStanding.ON_TRACK
+
+
+def more_nodes_help(record: GoalRecord, now: float) -> bool:
+    """Whether a deadline in danger can still be met by more nodes than the job has. Not where it
+    has as many as it can use, where its largest size would be too slow, and where its owner has to
+    extend its budget first.
+    """
+    deadline, sizes = record.goals.deadline, record.sizes()
+    in_danger = record.standing in (GoalStanding.AT_RISK, GoalStanding.INFEASIBLE)
+    if deadline is None or now >= deadline or not in_danger or record.job.halted or not sizes:
+        return False
+    if len(record.job.nodes) >= sizes[-1]:
+        return False
+    left, rates = record.left, record.rates()
+    return left is None or rates is None or left <= float(max(rates)) * (deadline - now)
 
 
 def least_yield(record: GoalRecord, charge_factor: float, now: float) -> float | None:

@@ -11,6 +11,8 @@ from datetime import datetime, timezone
 
 import msgspec
 
+from scavenger.slurm.hostlist import named
+
 EVERY_NODE = "*"
 """Stands for all nodes, those that nobody has seen yet included."""
 
@@ -57,8 +59,7 @@ class Restraint(msgspec.Struct, frozen=True):
             said.append(f"All nodes are drained{_by(self.drained[EVERY_NODE])}.")
         for word, held in (("Drained", self.drained), ("Excluded", self.excluded)):
             if names := sorted(name for name in held if name != EVERY_NODE):
-                more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-                said.append(f"{word}: {', '.join(names[:5])}{more}.")
+                said.append(f"{word}: {named(names)}.")
         return " ".join(said)
 
     def pausing(self, hold: Restriction | None) -> Restraint:

@@ -409,7 +409,7 @@ class Api:
             sum(agent.holds is not None for agent in core.agents),
             dict(totals.jobs),
             totals.samples + unsaved,
-            sum(run.monitor.rate(now) for run in core.runs.values()),
+            sum(run.rate(now) for run in core.runs.values()),
             sum(n for kind, n in totals.rescales.items() if kind != STARTED),
             totals.events.get(EventKind.NODE_LEAVING, 0)
             + totals.events.get(EventKind.NODE_VANISHED, 0),

@@ -27,6 +27,7 @@ from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.parts import Parts
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
+from scavenger.slurm.hostlist import named
 
 NO_CURVE = (
     "How the job scales could not be found out: {why} It is taken to speed up as "
@@ -139,7 +140,7 @@ class CommandRunner:
         within = command.within_s if isinstance(command, Rescale) else None
         self._parts.audit.record(
             EventKind.JOB_STARTED if isinstance(command, Start) else EventKind.JOB_RESCALED,
-            f"{_step(len(old), len(command.nodes))}: {', '.join(command.nodes)}.",
+            f"{_step(len(old), len(command.nodes))}: {named(command.nodes)}.",
             job=run.row.id,
             nodes=list(command.nodes),
             before=list(old),

@@ -43,7 +43,7 @@ class Departures:
         self._parts.metrics.preemption(notice=True)
         sentence = f"The main scheduler wants the node back within {in_s:.3g} s."
         agent.reclaimed = False
-        self._goes(agent, in_s, reason or "preempted", sentence)
+        self._goes(EventKind.NODE_LEAVING, agent, in_s, reason or "preempted", sentence)
         self._parts.poll_soon.set()
 
     def reclaim(
@@ -59,14 +59,16 @@ class Departures:
     def _send_off(self, agent: LeasedAgent, within_s: float, reason: str, sentence: str) -> None:
         if agent.gone_at is None:
             agent.reclaimed = True
-            self._goes(agent, within_s, reason, sentence)
+            self._goes(EventKind.NODE_RECLAIMED, agent, within_s, reason, sentence)
 
-    def _goes(self, agent: LeasedAgent, in_s: float, reason: str, sentence: str) -> None:
+    def _goes(
+        self, kind: EventKind, agent: LeasedAgent, in_s: float, reason: str, sentence: str
+    ) -> None:
         parts = self._parts
         agent.gone_at = parts.clock.now() + in_s
         parts.lease_rows.update(agent.lease, state=LeaseStatus.LEAVING, end_reason=reason)
         parts.audit.record(
-            EventKind.NODE_LEAVING,
+            kind,
             sentence,
             node=agent.node,
             lease=agent.lease,

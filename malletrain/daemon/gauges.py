@@ -37,6 +37,10 @@ def show_gauges(service: Service, metrics: Metrics, since_s: float) -> None:
     service.leases.notice()
     metrics.jobs(Counter(job.state.value for job in service.core.controller.jobs.values()))
     metrics.memory(service.core.agents.memory())
+    now = service.core.clock.now()
+    for run in service.core.runs.values():
+        if run.row.started is not None:
+            metrics.job(run.row.id, run.rate(now), len(run.nodes), run.monitor.total)
 
 
 def use_of(agent: LeasedAgent) -> str:

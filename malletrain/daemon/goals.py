@@ -15,6 +15,7 @@ from typing import Any
 from malletrain.core.controller import Controller
 from malletrain.core.events import Event, JobState
 from malletrain.core.goal_record import GoalRecord
+from malletrain.core.goal_standing import more_nodes_help
 from malletrain.core.goals import GoalsChanged, GoalsSoFar, GoalStanding, OwnerGoals, WorkReported
 from malletrain.core.node_history import KEPT, SPAN_S, NodeHistory, NodeSpan
 from malletrain.core.past_forecasts import Ended, Made
@@ -222,7 +223,8 @@ class JobGoals:
                 slack[job] = deadline - seen.end
             if budget_s is not None:
                 left[job] = budget_s - record.account.charged(now)
-        self._metrics.goals(standings, slack, left)
+        helpable = sum(more_nodes_help(record, now) for record in self._keeper.records.values())
+        self._metrics.goals(standings, slack, left, helpable)
 
     # --- what is shown ---
 

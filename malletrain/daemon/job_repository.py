@@ -61,6 +61,15 @@ class ActiveJob:
     told_at: float = 0.0
     """When the controller last heard of its progress."""
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes it runs on, in rank order; none while it is suspended."""
+        return () if self.row.state == JobState.SUSPENDED.value else self.rounds.members
+
+    def rate(self, now: float) -> float:
+        """Samples/s now; 0 while it has no node."""
+        return self.monitor.rate(now) if self.nodes else 0.0
+
 
 class JobRepository:
     """The jobs' rows in the store, with the audit log and the metrics that go with them."""
@@ -82,9 +91,6 @@ class JobRepository:
         """Write how far the job has come and what was measured of it since the last time."""
         run.checkpointed_at = now
         self.save(run, last_progress=run.monitor.last_sample)
-        self._metrics.job(
-            run.row.id, run.monitor.rate(now), len(run.rounds.members), run.monitor.total
-        )
         if (seen := run.monitor.observation()) is not None:
             row = ObservationRow(
                 run.row.id,

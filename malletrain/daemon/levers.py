@@ -8,7 +8,7 @@ controller's decision.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,6 +25,7 @@ from malletrain.protocol import env
 from malletrain.protocol.bounds import MAX_NODES
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.store.records import JobRow
+from scavenger.slurm.hostlist import HostlistError, expand, named
 
 Operation = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 
@@ -211,9 +212,10 @@ class Levers:
             known |= {each.node for each in self._leases.last_poll.explanations}
             restraint = self._leases.restraints.now
             known |= {EVERY_NODE, *restraint.drained, *restraint.excluded}
+            nodes = [each for name in nodes for each in _expanded(name, known)]
             if unknown := [name for name in nodes if name not in known]:
                 raise RequestRefused(
-                    f"The main scheduler knows no node {', '.join(unknown[:5])}; 'malletrain nodes "
+                    f"The main scheduler knows no node {named(unknown)}; 'malletrain nodes "
                     "--explain' lists all."
                 )
         return nodes
@@ -229,10 +231,21 @@ class Levers:
             self._core.audit.record(kind, sentence, node=name, by=user, **data)
 
 
+def _expanded(name: str, known: Collection[str]) -> tuple[str, ...]:
+    """The nodes that a word of an operator names: a node, or a list such as n[1-4]."""
+    if name in known:
+        return (name,)
+    try:
+        return expand(name)
+    except HostlistError as error:
+        raise RequestRefused(str(error), "usage") from None
+
+
 def _named(nodes: list[str]) -> str:
-    shown = ["all nodes" if node == EVERY_NODE else node for node in nodes]
-    more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
-    return ", ".join(shown[:5]) + more
+    if EVERY_NODE not in nodes:
+        return named(nodes)
+    others = [node for node in nodes if node != EVERY_NODE]
+    return f"all nodes, {named(others)}" if others else "all nodes"
 
 
 def _given_back(leases: int) -> str:

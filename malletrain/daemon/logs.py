@@ -7,6 +7,7 @@ it talks about once, ``get_logger(job="j3", node="n07")``, and every line of it 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import MutableMapping
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import structlog
+
+from malletrain.identity.state_directory import written_in_vain
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
@@ -28,14 +31,12 @@ KEPT_FILES = 4
 
 class RotatedLog:
     """A file to write lines to, which is rotated when it would become larger than ``limit``
-    bytes.
+    bytes. Lines that cannot be written there, as where its disk is full, go to standard error.
     """
 
     def __init__(self, path: Path, limit: int) -> None:
         self.path = path
-        self._handler = RotatingFileHandler(
-            path, maxBytes=limit, backupCount=KEPT_FILES, encoding="utf-8"
-        )
+        self._handler = _Rotating(path, maxBytes=limit, backupCount=KEPT_FILES, encoding="utf-8")
         self._handler.terminator = ""
 
     def write(self, text: str) -> None:
@@ -47,7 +48,35 @@ class RotatedLog:
 
     def close(self) -> None:
         """Close the file. What is written after that opens it again."""
-        self._handler.close()
+        with contextlib.suppress(OSError):  # what was buffered has gone to standard error
+            self._handler.close()
+
+
+class _Rotating(RotatingFileHandler):
+    """Says once why lines cannot be written, until one can."""
+
+    _failures = 0
+    """Lines in a row that could not be written."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        before = self._failures
+        super().emit(record)
+        if self._failures == before:
+            self._failures = 0
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        self._failures += 1
+        if self._failures == 1 and isinstance(error, OSError):
+            sys.stderr.write(
+                f"malletraind: The log file {self.baseFilename} cannot be written: "
+                f"{written_in_vain(error)} Its lines go here meanwhile.\n"
+            )
+        sys.stderr.write(record.getMessage())
+        if self.stream is not None:  # drop what could not be written, or it comes again
+            stream, self.stream = self.stream, None
+            with contextlib.suppress(OSError):
+                stream.close()
 
 
 def configure(

@@ -65,6 +65,10 @@ class Metrics:
         self._goals = gauge(
             "goals", "Unfinished jobs with a deadline or a budget, by how it stands.", "standing"
         )
+        self._danger = gauge(
+            "deadlines_in_danger",
+            "Jobs that may miss their deadline and could still meet it with more nodes.",
+        )
         self._slack = gauge(
             "job_deadline_slack_seconds", "A job's deadline less its forecast end.", "job"
         )
@@ -239,10 +243,13 @@ class Metrics:
         standings: Mapping[str, int],
         slack_s: Mapping[str, float],
         left_s: Mapping[str, float],
+        in_danger: int = 0,
     ) -> None:
         """How many jobs stand how with their goals; by job the slack of its deadline, seconds, and
         what is left of its budget, node-seconds. Shown are those with the least of it.
+        ``in_danger``: jobs whose deadline is in danger and that more nodes could help.
         """
+        self._danger.set(in_danger)
         for standing in STANDINGS:
             self._goals.labels(standing).set(standings.get(standing, 0))
         for metric, values in ((self._slack, slack_s), (self._budget, left_s)):

@@ -47,6 +47,7 @@ from malletrain.rounds.actions import (
     SendView,
     WorkersDone,
 )
+from scavenger.slurm.hostlist import named
 
 NODES_TRIED = 3
 """A job whose software is on none of so many nodes fails; on fewer if there are no more."""
@@ -160,7 +161,7 @@ class RoundShell:
             tried = sorted(set(run.unfit))
             all_there_are = self.nodes_in_all is not None and len(tried) >= self.nodes_in_all
             if len(run.unfit) >= NODES_TRIED or all_there_are:
-                where = ", ".join(tried[:NODES_TRIED])
+                where = named(tried[:NODES_TRIED])
                 sentence = f"{action.sentence[:LONGEST_REASON]}. It was tried on {where}."
                 self._repository.save(run, failure=sentence)
                 self._audit.record(EventKind.WORKERS_FAILED, sentence, job=run.row.id)

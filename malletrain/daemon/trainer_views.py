@@ -37,7 +37,7 @@ def trainer_views(core: Core) -> tuple[TrainerView, ...]:
 
 def _rate(core: Core, job: JobRecord, now: float) -> float:
     run = core.runs.get(job.submitted.job)
-    return run.monitor.rate(now) if run else 0.0
+    return run.rate(now) if run else 0.0
 
 
 def of_job(core: Core, job: str) -> str:

@@ -31,6 +31,7 @@ from malletrain.identity.state_directory import (
     expanded,
     make_private_dir,
     write_atomically,
+    written_in_vain,
 )
 
 SERVER = "server.key"
@@ -71,7 +72,8 @@ def write_key(path: Path, pair: KeyPair) -> None:
             path, json.dumps({"public": pair.public, "secret": pair.secret}) + "\n", mode=0o600
         )
     except OSError as error:
-        raise KeyFileError(f"The key file {path} cannot be written: {error.strerror}.") from None
+        why = written_in_vain(error)
+        raise KeyFileError(f"The key file {path} cannot be written: {why}") from None
 
 
 def read_key(path: Path) -> KeyPair:

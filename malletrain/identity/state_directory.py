@@ -31,6 +31,16 @@ SITE_HINT = "Ask the operators of this machine."
 KEY_FORM = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 """A CURVE key as z85 text."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def written_in_vain(error: OSError) -> str:
+    """Why a file cannot be written, and what to do where its disk is full: sentences that begin
+    with the reason.
+    """
+    mend = " Make room on its file system." if error.errno in FULL else ""
+    return f"{error.strerror}.{mend}"
+
+
 """What an operating system answers where nothing more can be written."""
 _ENDPOINT = re.compile(r"tcp://[^\s/;]+:[0-9]{1,5}")
 
@@ -187,7 +197,9 @@ def write_daemon_info(path: Path, info: DaemonInfo) -> None:
     try:
         write_atomically(path, json.dumps(asdict(info), indent=1) + "\n", mode=0o644)
     except OSError as error:
-        raise StateDirError(f"The file {path} cannot be written: {error.strerror}.") from None
+        raise StateDirError(
+            f"The file {path} cannot be written: {written_in_vain(error)}"
+        ) from None
 
 
 def remove_daemon_info(path: Path) -> None:

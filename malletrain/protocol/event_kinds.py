@@ -108,8 +108,12 @@ class EventKind(Word):
     )
     NODE_LEAVING = (
         "node-leaving",
-        "The node will go: the main scheduler has given notice of a preemption, or MalleTrain "
-        "takes it for another user's jobs. Its job moves off.",
+        "The node will go: the main scheduler has given notice of a preemption. Its job moves off.",
+    )
+    NODE_RECLAIMED = (
+        "node-reclaimed",
+        "MalleTrain will give the node back: another user's jobs have more use for it, an operator "
+        "wants it back, or it is not fit for jobs. Its job moves off first. No preemption.",
     )
     NODE_VANISHED = (
         "node-vanished",

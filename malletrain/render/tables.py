@@ -37,15 +37,16 @@ from malletrain.render.text import (
     figure,
     plain,
     rate,
-    shorten_nodes,
     since,
     span,
 )
+from scavenger.slurm.hostlist import named
 
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 ENDED = ("completed", "failed", "cancelled")
 BAD_NEWS = (
     EventKind.NODE_LEAVING,
+    EventKind.NODE_RECLAIMED,
     EventKind.NODE_LOST,
     EventKind.NODE_SICK,
     EventKind.NODE_SLOW,
@@ -231,7 +232,7 @@ def _facts(detail: JobDetail) -> Table:
         else "a process for each GPU"
     )
     fact("Nodes", f"{span(j.min_nodes, j.max_nodes)} wanted, {shown}")
-    fact("Now on", f"{len(j.nodes)}: {shorten_nodes(j.nodes, 16)}" if j.nodes else "no node")
+    fact("Now on", f"{len(j.nodes)}: {named(j.nodes)}" if j.nodes else "no node")
     fact("Goal", f"{spec.get('goal', 'throughput')}, weight {float(spec.get('weight', 1.0)):g}")
     fact("Samples", f"{count(j.samples)}, now {rate(j.rate)}")
     if j.goal is not None:

@@ -97,12 +97,3 @@ def spark(values: Sequence[float], width: int) -> str:
 def bar(value: int, low: int, high: int, width: int = 16) -> str:
     """Nodes held of the most wanted: ``●●●○○``; above ``width`` only the numbers."""
     return "●" * value + "○" * (high - value) if 0 <= value <= high <= width else f"{value}/{high}"
-
-
-def shorten_nodes(nodes: Sequence[str], limit: int = 6) -> str:
-    """Node names, the middle left out when there are many: ``n1 n2 n3 … n40 (40)``."""
-    if not nodes:
-        return "none"
-    if len(nodes) <= limit:
-        return " ".join(nodes)
-    return f"{' '.join(nodes[: limit - 2])} … {nodes[-1]} ({len(nodes)})"

@@ -5,7 +5,8 @@ Four questions, each answered before anything else is looked at:
 * Is the request meant for this page? Its ``Host`` must be a name that was allowed, or another site
   could have its own name lead here (DNS rebinding).
 * Does it know the token? In the address once, then in a cookie that no script can read; programs
-  send it as ``Authorization: Bearer``. Compared in constant time.
+  send it as ``Authorization: Bearer``. Compared in constant time. A wrong one is logged, and
+  answered later each time (:mod:`malletrain.web.failed_logins`).
 * Who looks? The user as whom the page runs; where a proxy is trusted, whom its header names.
 * Does it change something? Then it must come from the page itself (CSRF): with a header that no
   form of another site can send, and, where the browser says from where it comes, from here.
@@ -15,9 +16,12 @@ What the page may load and do is told to the browser with every answer.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
+import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
@@ -25,13 +29,17 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from malletrain.protocol.bounds import USER_NAME
+from malletrain.web.failed_logins import FailedLogins
 from malletrain.web.viewers import Viewer
+
+log = logging.getLogger(__name__)
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 COOKIE = "malletrain-web"
+_ADDRESS = re.compile(r"[0-9a-fA-F.:]{2,45}")
 OWN_HEADER = "x-malletrain"
 SAFE = ("GET", "HEAD", "OPTIONS")
 HEADERS = {
@@ -84,11 +92,26 @@ class Turned(Exception):
         self.status = status
 
 
-class WebGuard:
-    """ASGI middleware around ``app``; ``scope["state"]["viewer"]`` says who looks."""
+class WrongToken(Turned):
+    """A token came with the request, and it is not that of this page."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], door: Door) -> None:
-        self._app, self._door = app, door
+    def __init__(self, status: int) -> None:
+        super().__init__(status, WRONG_TOKEN)
+
+
+class WebGuard:
+    """ASGI middleware around ``app``; ``scope["state"]["viewer"]`` says who looks. ``sleep``: with
+    which the answer to a wrong token is put off.
+    """
+
+    def __init__(
+        self,
+        app: Callable[[Scope, Receive, Send], Awaitable[None]],
+        door: Door,
+        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+    ) -> None:
+        self._app, self._door, self._sleep = app, door, sleep
+        self._failed_logins = FailedLogins()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through, or answer why not."""
@@ -114,6 +137,11 @@ class WebGuard:
             viewer = self._viewer(headers)
             _from_the_page(scope["method"], headers, self._door)
         except Turned as turned:
+            if isinstance(turned, WrongToken):
+                failure = self._failed_logins.add(_address(scope, headers), time.monotonic())
+                if failure.line:
+                    log.warning("%s %s", time.strftime("%Y-%m-%dT%H:%M:%S"), failure.line)
+                await self._sleep(failure.pause_s)
             if scope["type"] == "http":
                 await _answer(guarded, turned.status, _reason(scope, turned), ())
             return
@@ -131,7 +159,7 @@ class WebGuard:
         if given is None:
             return None
         if not self._door.knows(given):
-            raise Turned(403, WRONG_TOKEN)
+            raise WrongToken(403)
         rest = urlencode([pair for pair in query if pair[0] != "token"])
         cookie = f"{self._door.cookie}={given}; HttpOnly; SameSite=Strict; Path=/"
         if headers.get("x-forwarded-proto") == "https":
@@ -145,16 +173,17 @@ class WebGuard:
         if not door.token:
             return
         kind, _, bearer = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and door.knows(bearer.strip()):
+        has_bearer = kind.lower() == "bearer"
+        if has_bearer and door.knows(bearer.strip()):
             return
         try:
             morsel = SimpleCookie(headers.get("cookie", "")).get(door.cookie)
         except CookieError:
             morsel = None
         if morsel is None:
-            raise Turned(401, NO_TOKEN)
+            raise WrongToken(401) if has_bearer else Turned(401, NO_TOKEN)
         if not door.knows(morsel.value):
-            raise Turned(401, WRONG_TOKEN)
+            raise WrongToken(401)
 
     def _viewer(self, headers: dict[str, str]) -> Viewer:
         door = self._door
@@ -187,6 +216,16 @@ def _headers(scope: Scope) -> dict[str, str]:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         made[key] = f"{made[key]}, {text}" if key in made else text
     return made
+
+
+def _address(scope: Scope, headers: dict[str, str]) -> str:
+    """Where the request comes from. Of a Unix socket that is what its proxy added last; the rest
+    of that header is the visitor's own word.
+    """
+    if client := scope.get("client"):
+        return str(client[0])
+    forwarded = headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
+    return forwarded if _ADDRESS.fullmatch(forwarded) else "a Unix socket"
 
 
 def host_name(host: str) -> str:

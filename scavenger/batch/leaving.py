@@ -2,19 +2,24 @@
 
 Preemption is the main scheduler's way to take a node back for a job. For a reservation that begins,
 or a node that an administrator drains, it preempts nothing: it waits, for as long as a lease may
-last. So leases are asked to leave as a preemption would ask them.
+last. Nor does it know the hours of ``[gaps]``. So leases are asked to leave as at a preemption.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from scavenger.batch.rules import NodeFacts, span
+from scavenger.batch.rules import NodeFacts, hours_sentence, span
 from scavenger.interface import Lease, LeaseState
 
 
 def must_leave(
-    leases: Iterable[Lease], facts: Mapping[str, NodeFacts], notice_s: float, now: float
+    leases: Iterable[Lease],
+    facts: Mapping[str, NodeFacts],
+    notice_s: float,
+    now: float,
+    hours_left_s: float | None = None,
+    grace_s: float = 0.0,
 ) -> dict[str, str]:
     """Lease id → why it has to leave now.
 
@@ -23,6 +28,10 @@ def must_leave(
         facts: what is known of each node.
         notice_s: how long before a reservation begins its node must be asked for, seconds.
         now: epoch seconds.
+        hours_left_s: for how long leases are allowed still, seconds; None: there is no end. A lease
+            that was taken under these hours ends with them by its time limit; one of before they
+            were reloaded does not.
+        grace_s: how long a lease that is asked to leave may take, seconds.
     """
     found = {}
     for lease in leases:
@@ -34,4 +43,6 @@ def must_leave(
         elif node.reserved_from is not None and node.reserved_from - now <= notice_s:
             left = span(node.reserved_from - now)
             found[lease.id] = f"a reservation of its node begins in {left}"
+        elif hours_left_s is not None and hours_left_s <= grace_s:
+            found[lease.id] = hours_sentence(hours_left_s)
     return found

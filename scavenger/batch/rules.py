@@ -141,14 +141,7 @@ def _features(node: NodeFacts, rules: GapRules, now: float) -> Answer:
 
 def _hours(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     left = rules.hours.left_s(now)
-    if left is None:
-        return True, "leases are allowed at any hour"
-    return (
-        left > 0,
-        f"leases are allowed for {span(left)} from now"
-        if left > 0
-        else "no leases are allowed at this hour",
-    )
+    return left is None or left > 0, hours_sentence(left)
 
 
 def _turn(node: NodeFacts, rules: GapRules, now: float) -> Answer:
@@ -299,6 +292,15 @@ def _or_endless(horizon: float | None) -> float:
 
 def _needed(left: float, rules: GapRules) -> str:
     return "" if left >= rules.min_free_s else f", and a lease needs {span(rules.min_free_s)}"
+
+
+def hours_sentence(left_s: float | None) -> str:
+    """Whether leases may run now. ``left_s``: for how long still, seconds; None: without an end."""
+    if left_s is None:
+        return "leases are allowed at any hour"
+    if left_s > 0:
+        return f"leases are allowed for {span(left_s)} from now"
+    return "no leases are allowed at this hour"
 
 
 def span(seconds: float) -> str:

@@ -252,8 +252,9 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             self.ledger.room(active, now, self.settings.owner),
         )
         self.ender.forget(running.keys(), now)
-        notice_s = self.grace_s(site) + self.settings.spare_s
-        leave = must_leave(leases, facts, notice_s, now)
+        grace_s, left_s = self.grace_s(site), rules.hours.left_s(now)
+        notice_s = grace_s + self.settings.spare_s
+        leave = must_leave(leases, facts, notice_s, now, left_s, grace_s)
         leave.update((lease, why) for lease, why in answer.leave.items() if lease in running)
         self._fresh = LookResult(now, site, answer, rules, leases, unwanted, leave, choice)
         return self._fresh

@@ -6,6 +6,7 @@ Decides when a cluster counts as started or gone; what it does with its nodes is
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -162,7 +163,7 @@ def start_cluster(
                 log_again.seek(said_before)
                 words = log_again.read().decode(errors="replace").strip()
             raise SchedulerError(
-                f"The embedded cluster did not start: {words or 'it said nothing'} (see "
+                f"The embedded cluster did not start: {words or _silence(layout.log)} (see "
                 f"{layout.log})"
             )
         if time.monotonic() > deadline:
@@ -172,3 +173,15 @@ def start_cluster(
                 f"The embedded cluster was not ready within {timeout_s:g} s; see {layout.log}."
             )
         time.sleep(0.02)
+
+
+def _silence(log: Path) -> str:
+    """Why a cluster that has ended left no word in its log."""
+    try:
+        with open(log, "ab") as file:
+            file.write(b"\n")
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        mend = "; make room on its file system" if full else ""
+        return f"its directory cannot be written: {error.strerror}{mend}"
+    return "it said nothing"

@@ -33,6 +33,9 @@ from scavenger.interface import (
 )
 
 ANSWER_TIMEOUT_S = 60.0
+SILENT_S = 30.0
+"""A cluster that runs writes its state every few seconds. One whose state is older does not answer.
+"""
 
 
 class LocalScavenger:
@@ -50,14 +53,25 @@ class LocalScavenger:
         *,
         timeout_s: float = ANSWER_TIMEOUT_S,
         estimator: SurvivalEstimator | None = None,
+        silent_s: float = SILENT_S,
     ) -> None:
         self.layout = Layout(Path(directory).resolve())
+        self.silent_s = silent_s
         self.timeout_s = timeout_s
         self._watch = None if estimator is None else GapWatch(estimator)
 
     def poll(self) -> PollResult:
-        """Gaps and leases now. Raises SchedulerError when no cluster runs in the directory."""
+        """Gaps and leases now. Raises SchedulerError when no cluster runs in the directory, or when
+        it stands still.
+        """
         state = self.state()
+        age_s = time.time() - float(state["time"])
+        if age_s > self.silent_s:
+            raise SchedulerError(
+                f"The embedded cluster in {self.layout.root} (process {state['pid']}) has not "
+                f"written its state for {age_s:.0f} s: it stands still, or its disk is full; see "
+                f"{self.layout.log}."
+            )
         nodes = state["nodes"]
         now = float(state["time"])
         watch = self._watch

@@ -157,9 +157,33 @@ class _Queues(msgspec.Struct):
     Queue: dict[str, dict[str, Any]] = {}
 
 
+TORQUE = (
+    "This is Torque {version}, which MalleTrain does not support: its qstat and pbsnodes print no "
+    "JSON, and preemption there is Maui's or Moab's, which MalleTrain does not know. It works with "
+    "OpenPBS and PBS Professional from 18.1 on, and with Slurm."
+)
+_TORQUE_VERSION = re.compile(r"^version:\s*(\S+)", re.IGNORECASE | re.MULTILINE)
+"""What Torque's commands print for --version. Those of PBS print ``pbs_version = …``."""
+
+
+def _torque_version(commands: Commands) -> str:
+    """Torque's version; empty: the commands are not Torque's."""
+    try:
+        result = commands.run(["qstat", "--version"])
+    except CommandError:
+        return ""
+    match = _TORQUE_VERSION.search(f"{result.stdout}\n{result.stderr}")
+    return match[1] if match else ""
+
+
 def ask_site(commands: Commands) -> PbsSite:
-    """Ask a running PBS. Raises SchedulerError."""
-    server = commands.ask(["qstat", "-Bf", "-F", "json"])
+    """Ask a running PBS. Raises SchedulerError; where it is Torque, with that."""
+    try:
+        server = commands.ask(["qstat", "-Bf", "-F", "json"])
+    except CommandError as error:
+        if version := _torque_version(commands):
+            raise SchedulerError(TORQUE.format(version=version)) from error
+        raise
     queues = commands.ask(["qstat", "-Qf", "-F", "json"])
     try:
         sched = commands.ask(["qmgr", "-c", "print sched"])

@@ -11,6 +11,7 @@ leave as a preemption would ask them. Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -31,6 +32,9 @@ our doing, so that it must not keep nodes from being used for ever.
 """
 AT_ONCE = 100
 """Jobs looked at in one poll at most; Slurm starts the first ones first."""
+
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
 
 class Claims(NamedTuple):
@@ -79,7 +83,7 @@ def due_jobs(
         and all(part.reason in WAITING_REASONS or part.reason == PUT_OFF for part in parts)
         and (
             any(_expected(part, now) for part in parts)
-            or (name in before and any(_put_off(part, now) for part in parts))
+            or (was_due(name, before) and any(_put_off(part, now) for part in parts))
         )
     ]
 
@@ -87,6 +91,41 @@ def due_jobs(
 def _expected(job: SlurmJob, now: float) -> bool:
     begun = job.start is not None and job.start <= now + 1.0
     return begun and job.reason in WAITING_REASONS and bool(job.planned_on)
+
+
+def was_due(name: str, before: Collection[str]) -> bool:
+    """Whether a job is among those of ``before``. Tasks of an array that wait share a line of
+    squeue, ``7_[0-3%2]``, until Slurm collects nodes for one of them, ``7_0``.
+    """
+    array, _, task = name.partition("_")
+    lines = [known.partition("_")[2] for known in before if known.startswith(f"{array}_[")]
+    return name in before or (bool(task) and any(_has_task(line, task) for line in lines))
+
+
+def tasks_at_once(name: str) -> int:
+    """How many tasks a line of squeue stands for that may start at the same time: ``7_[0-3,7%2]``
+    for 2, a line that is cut short (``...``) for those that it names at least; any other for 1.
+    """
+    listed, _, limit = name.partition("_[")[2].rstrip("]").partition("%")
+    number = sum(
+        len(range(int(low), int(high or low) + 1, int(step or 1)))
+        for low, high, step in _RANGE.findall(listed)
+    )
+    return max(1, min(number, int(limit)) if limit.isdecimal() and int(limit) else number)
+
+
+def _has_task(line: str, task: str) -> bool:
+    """Whether ``[0-3,7%2]`` has this task, or is the line of those that wait still. A long line is
+    cut short (``...``) and may have any.
+    """
+    if not task.isdecimal() or "..." in line:
+        return True
+    number = int(task)
+    for low, high, step in _RANGE.findall(line.partition("%")[0]):
+        first, last = int(low), int(high or low)
+        if first <= number <= last and (number - first) % int(step or 1) == 0:
+            return True
+    return False
 
 
 def _put_off(job: SlurmJob, now: float) -> bool:
@@ -134,22 +173,25 @@ def claims(
     }
     found = Claims({}, {})
     for job in due[:AT_ONCE]:
+        tasks = tasks_at_once(job.id)
         wanted, planned = set(job.partition.split(",")), expand(job.planned_on)
         first = set(planned)
         # A job that names a number of tasks only is listed with one node.
         needed = max(job.nodes, len(planned)) if job.nodes == 1 else job.nodes
         can = [name for name in (*coming, *_first(idle, first)) if _in(facts, name, wanted)]
+        give = [name for name in _first(offered, first) if _in(facts, name, wanted)]
         short = needed - len(can)
         if short > 0:
-            give = [name for name in _first(offered, first) if _in(facts, name, wanted)]
             if len(give) < short or first.isdisjoint(give):
                 continue
             found.lacked[job.id] = [offered.pop(name) for name in give[:short]]
-        taken = set(can[:needed])
-        why = (
-            f"Slurm is about to start job {job.id}, which needs {needed} "
-            f"node{'s' if needed > 1 else ''}"
-        )
+        # Slurm preempts for several tasks in one go, for as many as leases and open nodes make.
+        startable = min(tasks, (len(can) + len(give)) // max(1, needed))
+        taken = set(can[: needed * max(1, startable)])
+        nodes = f"{needed} node{'s' if needed > 1 else ''}"
+        why = f"Slurm is about to start job {job.id}, which needs {nodes}"
+        if tasks > 1:
+            why += f" for each of {tasks} tasks"
         found.kept.update(dict.fromkeys(taken & idle.keys(), why))
         coming -= taken
         for name in taken:

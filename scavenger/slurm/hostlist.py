@@ -108,3 +108,27 @@ def fold(names: Iterable[str]) -> str:
             f"{prefix}{texts[0]}" if len(numbers) == 1 else f"{prefix}[{','.join(texts)}]"
         )
     return ",".join(sorted(folded))
+
+
+LONGEST = 80
+"""Characters of a list of nodes within a sentence."""
+
+
+def named(names: Iterable[str], longest: int = LONGEST) -> str:
+    """``names`` in a sentence: ``n[1-40]``; of those that do not fit into ``longest`` characters
+    only how many.
+    """
+    every = sorted(set(names), key=_natural)
+    text = fold(every)
+    if len(text) <= longest or len(every) == 1:
+        return text
+    fits = 1
+    while fits < len(every) and len(fold(every[: fits + 1])) <= longest:
+        fits += 1
+    return f"{fold(every[:fits])} and {len(every) - fits} more"
+
+
+def _natural(name: str) -> tuple[tuple[int, str], ...]:
+    """n2 before n10."""
+    parts = re.findall(r"\d+|\D+", name)
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts)

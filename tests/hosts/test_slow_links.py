@@ -40,8 +40,8 @@ def test_a_node_with_a_slow_link_is_named_swapped_out_and_left_alone(boot):
         lambda: {n["node"]: n["state"] for n in site.ask("nodes")}.get("n3") == "slow",
         "its lease has ended, and it is left alone",
     )
-    leaving = next(e for e in site.events("node-leaving") if e["node"] == "n3")
-    assert leaving["sentence"].startswith("The link of n3 carries ")
-    assert leaving["sentence"].endswith(" The job does more without it.")
+    reclaimed = next(e for e in site.events("node-reclaimed") if e["node"] == "n3")
+    assert reclaimed["sentence"].startswith("The link of n3 carries ")
+    assert reclaimed["sentence"].endswith(" The job does more without it.")
     (site.work / "enough").touch()
     site.until(lambda: site.job(job)["state"] == "completed", "the job completes")

@@ -193,7 +193,7 @@ def test_two_users_share_the_hosts_each_on_leases_of_their_own(tmp_path):
         site.until(lambda: owners(first.id) == {"ann"}, "Ann's job is on leases of hers")
         site.until(lambda: owners(second.id) == {"bob"}, "Bob's job is on leases of his")
         assert "Jobs of another user have more use for the node." in {
-            e.sentence for e in site.events("node-leaving")
+            e.sentence for e in site.events("node-reclaimed")
         }
         assert site.job(first.id).tries == site.job(second.id).tries == 0
         with client_with(site, bob) as client:

@@ -36,9 +36,9 @@ def test_a_slow_node_is_named_swapped_out_and_remembered(tmp_path):
         assert (event.node, event.job) == ("n2", job)
         assert event.sentence.startswith("n2 takes ")
         assert event.data["slowdown"] > 2
-        leaving = embedded.events("node-leaving")[-1]
-        assert leaving.sentence.startswith("n2 takes ")
-        assert leaving.sentence.endswith(" The job does more without it.")
+        reclaimed = embedded.events("node-reclaimed")[-1]
+        assert reclaimed.sentence.startswith("n2 takes ")
+        assert reclaimed.sentence.endswith(" The job does more without it.")
         embedded.kill_daemon(signal.SIGKILL)
         embedded.start_daemon()
         embedded.until(lambda: embedded.events("job-adopted", job), "the job is adopted")

@@ -44,3 +44,47 @@ def test_the_nodes_of_all_components_are_left_alone_while_slurm_puts_one_off(clu
     slurm.run("scancel", main)
     one.give_back(one.poll().leases)
     slurm.until(lambda: not slurm.leases(), "no lease is left")
+
+
+@pytest.mark.sites  # Slurm's cycles
+@pytest.mark.parametrize("kind", ["array", "dependency"])
+def test_the_nodes_of_tasks_and_of_jobs_that_follow_are_left_alone(cluster, kind):
+    """Four leases; an array of two tasks with two nodes each, or a job of two nodes that another
+    one of two waits for.
+    """
+    slurm = cluster(4)
+    one = scavenger(slurm, hold_s=None)  # as long as a site that says nothing
+    asked: list[LeaseRequest] = []
+
+    def take_gaps():
+        poll = one.poll()
+        new = [
+            LeaseRequest(f"l{len(asked) + k}", gap.node, ("sleep", "600"))
+            for k, gap in enumerate(poll.gaps)
+        ]
+        asked.extend(new)
+        one.take(new)
+        return poll.leases
+
+    def leased(number):
+        return lambda: sum(lease.state is LeaseState.RUNNING for lease in take_gaps()) == number
+
+    slurm.until(leased(4), "each node is leased")
+    words = ("--partition=batch", "--exclusive", "--output=/dev/null", "--nodes=2", "--parsable")
+    if kind == "array":
+        main = [slurm.run("sbatch", *words, "--array=0-1", "--wrap=sleep 600").strip()]
+    else:
+        first = slurm.run("sbatch", *words, "--wrap=sleep 600").strip()
+        after = (f"--dependency=after:{first}",)
+        main = [first, slurm.run("sbatch", *words, *after, "--wrap=sleep 600").strip()]
+
+    def run():
+        take_gaps()
+        states = slurm.run("squeue", "-h", "-r", "-j", ",".join(main), "-o", "%T").split()
+        assert len(asked) == 4, "a node that Slurm collects was leased again"
+        return states == ["RUNNING"] * 2
+
+    slurm.until(run, "both run")
+    slurm.run("scancel", *main)
+    one.give_back(one.poll().leases)
+    slurm.until(lambda: not slurm.leases(), "no lease is left")

@@ -44,8 +44,16 @@ export function link(path, ...children) {
   return h("a", { href: `#/${path}` }, ...children);
 }
 
-/** A table with a caption for screen readers. `columns`: [title, "number" or ""]; `rows`: cells. */
-export function table(caption, columns, rows) {
+/** Which columns have something in a row. */
+export const filled = (columns, rows) => columns.map((_, k) => k)
+  .filter((k) => rows.some((cells) => cells[k] !== "" && cells[k] !== null && cells[k] !== undefined));
+
+/** A table with a caption for screen readers. `columns`: [title, "number" or ""]; `rows`: cells. A column without
+ * anything in it is left out. */
+export function table(caption, allColumns, allRows) {
+  const kept = filled(allColumns, allRows);
+  const columns = kept.map((k) => allColumns[k]);
+  const rows = allRows.map((cells) => kept.map((k) => cells[k]));
   const head = columns.map(([title, kind]) => h("th", { scope: "col", class: kind }, title));
   const body = rows.map((cells) =>
     h("tr", {}, cells.map((cell, k) => h("td", { class: columns[k][1] }, cell))));

@@ -4,7 +4,7 @@ import { get, jobPath, onchange, seen, send } from "./daemon.js";
 import { bars, chart } from "./charts.js";
 import { h, replace, section, table } from "./dom.js";
 import { logs } from "./logs.js";
-import { CAUSES, ENDED, STANDS, clock, count, duration, measured, moment, number, rate } from "./words.js";
+import { CAUSES, ENDED, STANDS, clock, count, duration, hosts, measured, moment, number, rate } from "./words.js";
 
 const ASK_EVERY_MS = 2000;
 
@@ -56,7 +56,7 @@ export function job(main, [id = ""]) {
     const rows = [
       ["State", h("span", { class: `state ${job.state}` }, job.state)],
       ["Owner", job.owner],
-      ["Nodes", `${job.nodes.length} of ${job.min_nodes}:${job.max_nodes}${job.nodes.length ? `: ${job.nodes.join(", ")}` : ""}`],
+      ["Nodes", `${job.nodes.length} of ${job.min_nodes}:${job.max_nodes}${job.nodes.length ? `: ${hosts(job.nodes)}` : ""}`],
       ["Throughput", rate(job.rate) || "none"],
       ["Samples", count(job.samples)],
       ["Rescales", job.rescales],

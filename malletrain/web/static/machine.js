@@ -3,7 +3,7 @@
 import { get, seen } from "./daemon.js";
 import { h, link, replace, section, table } from "./dom.js";
 import { Timeline } from "./timeline.js";
-import { clock, count, duration, hours, moment, rate } from "./words.js";
+import { clock, count, duration, moment, nodeTime, rate } from "./words.js";
 
 const SPANS = [[300, "5 min"], [900, "15 min"], [3600, "1 h"]];
 const DRAW_EVERY_MS = 1000;
@@ -62,8 +62,8 @@ export function machine(main) {
       ["Leased", status.nodes_leased, "held by MalleTrain"],
       ["Training", status.nodes_training, "of the leased nodes"],
       ["Throughput", rate(status.rate) || "none", "all jobs together"],
-      ["Harvest today", harvest ? `${hours(harvest.trained_nh)} node-h` : "…",
-        harvest ? `trained, of ${hours(harvest.leased_nh)} leased (UTC)` : ""],
+      ["Harvest today", harvest ? `${nodeTime(harvest.trained_nh)} of nodes` : "…",
+        harvest ? `trained, of ${nodeTime(harvest.leased_nh)} leased (UTC)` : ""],
       ["Waiting", waiting, "jobs without nodes"],
       ["Rescales", status.rescales, `${status.preemptions} nodes taken back`],
       ["Samples", count(status.samples), `since ${moment(status.started)} the daemon runs`],

@@ -2,13 +2,13 @@
 
 import { get } from "./daemon.js";
 import { h, link, replace, table } from "./dom.js";
-import { hours, measured, number } from "./words.js";
+import { measured, nodeTime, number } from "./words.js";
 
 const EVERY_MS = 5000;
 const SWEEPS = [["Sweep", ""], ["Completed", "number"], ["Of", "number"], ["Running", "number"], ["Given up", "number"],
   ["Failed", "number"], ["Best", "number"], ["How it stands", ""]];
 const TRIALS = [["Trial", "number"], ["State", ""], ["Job", ""], ["Values", ""], ["Step", "number"], ["Parameters", ""],
-  ["Node-hours", "number"], ["Note", ""]];
+  ["Node time", "number"], ["Note", ""]];
 
 const pairs = (values) => Object.entries(values).map(([name, value]) =>
   `${name} ${typeof value === "string" ? value : measured(value)}`).join(", ");
@@ -24,7 +24,7 @@ const sweepRow = (sweep) => [link(`sweeps/${encodeURIComponent(sweep.name)}`, sw
 
 const trialRow = (trial) => [`${trial.trial}${trial.best ? " (best)" : ""}`,
   h("span", { class: `state ${trial.state}` }, trial.state), trial.job ? link(`job/${trial.job}`, trial.job) : "",
-  pairs(trial.values), trial.step ?? "", pairs(trial.parameters), hours(trial.node_hours), trial.note];
+  pairs(trial.values), trial.step ?? "", pairs(trial.parameters), nodeTime(trial.node_hours), trial.note];
 
 export function sweeps(main, [name]) {
   const place = h("div", { id: "sweeps" }, h("p", {}, "Asking …"));

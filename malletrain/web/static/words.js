@@ -30,7 +30,35 @@ export function duration(seconds) {
   return `${(seconds / 86400).toFixed(1)} d`;
 }
 
-export const hours = (value) => value.toFixed(value < 10 ? 2 : value < 1000 ? 1 : 0);
+/** Two digits behind the point for small numbers, none for large ones. */
+export const amount = (value) => value.toFixed(value < 10 ? 2 : value < 1000 ? 1 : 0);
+
+/** Node-hours, as people say them: 5 min, not 0.08 h. */
+export function nodeTime(hours) {
+  if (!hours) return "0";
+  return hours < 1 ? duration(hours * 3600) : `${hours.toFixed(hours < 1000 ? 1 : 0)} h`;
+}
+
+/** Names of nodes in short, n[1-3,07], as scavenger/slurm/hostlist.py writes them. */
+export function hosts(names) {
+  const groups = new Map();
+  for (const name of [...new Set(names)].sort(natural)) {
+    const [, prefix, digits] = name.match(/^(.*?)(\d*)$/);
+    const width = digits.length > 1 && digits.startsWith("0") ? digits.length : 0;
+    const key = `${prefix}/${digits ? width : ""}`;
+    if (!groups.has(key)) groups.set(key, { prefix, width, runs: [] });
+    if (!digits) continue;
+    const { runs } = groups.get(key);
+    const next = runs.length && runs.at(-1)[1] + 1 === Number(digits);
+    if (next && (width || String(runs.at(-1)[0]).length === digits.length)) runs.at(-1)[1] += 1;
+    else runs.push([Number(digits), Number(digits)]);
+  }
+  return [...groups.values()].map(({ prefix, width, runs }) => {
+    const texts = runs.map((ends) => [...new Set(ends)].map((end) => String(end).padStart(width, "0")).join("-"));
+    const single = texts.length === 1 && !texts[0].includes("-");
+    return runs.length ? `${prefix}${single ? texts[0] : `[${texts.join(",")}]`}` : prefix;
+  }).join(",");
+}
 
 export function clock(time) {
   return new Date(time * 1000).toLocaleTimeString([], { hour12: false });

@@ -37,6 +37,22 @@ def test_good(run, config, tmp_path):
     assert not (tmp_path / "state").exists()  # nothing was created
 
 
+def test_no_lease_of_an_embedded_cluster_is_tried(run, config, tmp_path):
+    result = run("check", "--lease", "--config", config())
+    assert result.exit_code == 0, result.stdout + result.stderr
+    assert "no lease of it was tried" in " ".join(result.stdout.split())
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_lease_that_cannot_be_tried_is_a_failure(run, config, tmp_path, monkeypatch):
+    """No command of Slurm is there."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = run("check", "--lease", "--json", "--config", config(scheduler='kind = "slurm"'))
+    assert result.exit_code == 1
+    found = [f for f in json.loads(result.stdout)["findings"] if f["what"] == "lease"]
+    assert [f["works"] for f in found] == [False], found
+
+
 def test_a_forward_looking_time_that_lets_no_job_start(run, config):
     path = config(rest='[allocation]\nt_fwd = "10 s"\nstart = "12 s"')
     result = run("check", "--config", path)

@@ -37,7 +37,7 @@ def chosen(fabric):
         ("ib0", BOTH, "ib0", "goes by ib0, as configured"),
         ("ib0", MIXED, None, "n3 has no ib0"),
         ("10.77.0.0/16", MIXED, "eth0", "goes by 10.77.0.0/16"),
-        ("10.9.0.0/16", BOTH, None, "n1, n2 have no 10.9.0.0/16"),
+        ("10.9.0.0/16", BOTH, None, "n[1-2] have no 10.9.0.0/16"),
         ("auto", {"n1": (LO,), "n2": (LO,)}, None, "No network is known that all 2"),
         ("auto", {"n1": (eth(1),), "n2": ()}, None, "No network is known"),
         # one machine: what all have is the same place

@@ -6,6 +6,7 @@ import pytest
 import structlog
 
 from malletrain.daemon import logs
+from tests.disks import fill, small_disk
 
 
 @pytest.fixture
@@ -114,3 +115,25 @@ def test_a_log_file_is_rotated_by_its_size(written, tmp_path):
     numbers = [entry["n"] for line in oldest_first if "n" in (entry := json.loads(line))]
     assert numbers == list(range(numbers[0], 100)), "no line is lost or torn between the files"
     assert written() == ""
+
+
+def test_lines_for_a_log_file_on_a_full_disk_go_to_standard_error_and_why_is_told_once(
+    written, tmp_path
+):
+    with small_disk(tmp_path):
+        fill(tmp_path)
+        file = logs.RotatedLog(tmp_path / "daemon.log", limit=1000)
+        logs.configure("info", "json", file)
+        for number in range(3):
+            logs.get_logger(n=number).info("a line")
+        (tmp_path / "full").unlink()
+        logs.get_logger(n=3).info("a line")
+        fill(tmp_path)
+        file.close()
+        reason, *lines = written().splitlines()
+        assert reason == (
+            f"malletraind: The log file {tmp_path}/daemon.log cannot be written: No space left on "
+            "device. Make room on its file system. Its lines go here meanwhile."
+        )
+        assert [json.loads(line)["n"] for line in lines] == [0, 1, 2]
+        assert json.loads((tmp_path / "daemon.log").read_text())["n"] == 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from malletrain.daemon.departures import RECLAIM_SENTENCE
@@ -126,6 +128,23 @@ def test_a_reclaimed_agent_that_says_hello_again_keeps_its_job_until_it_has_move
     assert daemon.service.leases.active[reclaimed.lease].end_reason == "recalled"
 
 
+def test_a_preemption_is_the_main_schedulers_and_a_reclaimed_node_is_none(start, agent):
+    machine = Imagined("n0")
+    daemon = start(machine)
+    _, reclaimed = reclaim_at_work(daemon, machine, agent, NEVER_S)
+    reclaimed.hear(messages.Drain)
+    with daemon.client() as client:
+        assert client.status().preemptions == 0
+    assert [e.node for e in daemon.events() if e.kind == "node-reclaimed"] == ["n0"]
+    reclaimed.say(messages.Leaving(30.0))
+    until(
+        lambda: [e for e in daemon.events() if e.kind == "node-leaving"],
+        "the main scheduler takes it first",
+    )
+    with daemon.client() as client:
+        assert client.status().preemptions == 1
+
+
 def test_an_agent_that_never_heard_its_goodbye_is_told_it_again(start, agent):
     """It was on its way over a connection that broke."""
     machine = Imagined("n0")
@@ -189,3 +208,34 @@ def test_a_user_whose_leases_are_refused_is_told_and_the_others_go_on(start):
     }
     daemon.submit("ann", max_nodes=2)
     lease_of(machine, "ann", 2)
+
+
+def test_a_suspended_job_has_no_throughput_and_no_nodes(start, agent):
+    """Nothing is reported any more that would say so."""
+    machine = Imagined("n0")
+    daemon = start(machine)
+    job = daemon.submit("ann")
+    [lease] = lease_of(machine, "ann")
+    made = agent(daemon, lease)
+    made.hello()
+    made.work(job)
+    now = time.time()
+    made.say(messages.Progress(job, 1, 0, 7, 8.0, 1, 8.0, now, now))
+    made.say(messages.Progress(job, 1, 0, 7, 800.0, 100, 8.0, now, now + 1))
+
+    def shown(name):
+        registry = daemon.service.core.metrics.registry
+        return registry.get_sample_value(f"malletrain_{name}", {"job": job})
+
+    until(lambda: shown("job_nodes") == 1 and shown("job_samples_per_second"), "it is at work")
+    made.say(messages.Leaving(30.0))
+    drain = made.hear(messages.Drain)
+    made.say(messages.Drained(job, drain.generation, True, "", drain.number))
+    made.hear(messages.Release)
+    made.say(messages.Released(job))
+    made.hear(messages.Goodbye)
+    until(lambda: daemon.job(job).state == "suspended", "the job is suspended")
+    view = daemon.job(job)
+    assert (view.nodes, view.rate) == ((), 0.0)
+    until(lambda: shown("job_nodes") == shown("job_samples_per_second") == 0, "the metrics say so")
+    assert shown("job_samples") == 800.0

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malletrain.identity import state_directory
+from malletrain.identity.keys import new_pair, write_key
 from malletrain.identity.state_directory import (
     DaemonInfo,
     StateDirError,
@@ -110,6 +111,12 @@ def test_a_full_disk_is_told_as_that(tmp_path):
         fill(tmp_path)
         with pytest.raises(StateDirError, match=r"No space left on device. Make room there\.$"):
             lock_state_dir(tmp_path / "state")
+        for writes in (
+            lambda: write_daemon_info(tmp_path / FILE, INFO),
+            lambda: write_key(tmp_path / "key", new_pair()),
+        ):
+            with pytest.raises(StateDirError, match=r"on device\. Make room on its file system\.$"):
+                writes()
 
 
 def test_where_the_default_is(monkeypatch):

@@ -118,7 +118,7 @@ def explained():
 def events():
     """Events as they are, with sentences long and short."""
     said = (
-        ("job-started", "Started on 2 nodes: n64, n65."),
+        ("job-started", "Started on 2 nodes: n[64-65]."),
         ("rescale-finished", "Grew from 1 to 2 nodes; the pause was 3.25 s."),
         ("node-leaving", "The main scheduler wants the node back within 30 s; its job moves off."),
         (

@@ -8,7 +8,6 @@ from malletrain.render.text import (
     figure,
     plain,
     rate,
-    shorten_nodes,
     since,
     span,
     spark,
@@ -70,11 +69,8 @@ def test_bar():
     assert bar(5, 1, 4) == "5/4"  # leaving nodes may stand beside the maximum for a moment
 
 
-def test_span_and_nodes():
+def test_span():
     assert (span(4, 4), span(1, 16)) == ("4", "1:16")
-    assert shorten_nodes([]) == "none"
-    assert shorten_nodes(["a", "b"]) == "a b"
-    assert shorten_nodes([f"n{k}" for k in range(1, 41)]) == "n1 n2 n3 n4 … n40 (40)"
 
 
 def test_since():

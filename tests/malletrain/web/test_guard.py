@@ -155,3 +155,37 @@ def test_websockets_are_not_spoken():
 )
 def test_names_of_hosts(host, name):
     assert host_name(host) == name
+
+
+def test_wrong_tokens_are_logged_with_their_address_and_answered_ever_later(caplog):
+    pauses, statuses = [], []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message):
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    guard = WebGuard(app, DOOR, sleep)
+
+    def come(headers, client=("10.0.0.7", 5), query=""):
+        raw = [(k.encode(), v.encode()) for k, v in {**HOST, **headers}.items()]
+        scope = {"type": "http", "method": "GET", "path": "/", "query_string": query.encode()}
+        asyncio.run(guard({**scope, "headers": raw, "client": client}, None, send))
+
+    come({})  # no token is no attempt
+    come({"authorization": "Bearer wrong"})
+    come({"cookie": "malletrain-web=wrong"})
+    come({}, query="token=wrong")
+    come(COOKIE)
+    come({"authorization": "Bearer wrong", "x-forwarded-for": "9.9.9.9, 10.0.0.8"}, client=None)
+    come({"authorization": "Bearer wrong", "x-forwarded-for": "\nforged line"}, client=None)
+    assert statuses == [401, 401, 401, 403, 200, 401, 401]
+    assert pauses == [0.25, 0.5, 1.0, 0.25, 0.25]
+    lines = [record.getMessage().partition(" ")[2] for record in caplog.records]
+    refused = "A login with a wrong token was refused. It came from"
+    assert lines == [f"{refused} {where}." for where in ("10.0.0.7", "10.0.0.8", "a Unix socket")]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
+
+import pytest
 
 from malletrain import web
 from malletrain.render.scaling import STANDS
+from scavenger.slurm.hostlist import expand, fold
 
 WORDS = Path(web.__file__).parent / "static" / "words.js"
 
@@ -16,6 +22,43 @@ def table(name):
     found = re.search(rf"export const {name} = {{(.*?)}};", WORDS.read_text(), re.DOTALL)
     assert found
     return dict(re.findall(r'^  (\w+): "(.*)",$', found[1], re.MULTILINE))
+
+
+def evaluated(module: str, expression: str):
+    """What an expression of the page's JavaScript comes to."""
+    if (node := shutil.which("node")) is None:
+        pytest.skip("node is not installed, so the page's JavaScript cannot be run by itself")
+    code = f"import * as page from '{WORDS.parent / module}';"
+    code += f"console.log(JSON.stringify({expression}))"
+    done = subprocess.run(
+        [node, "--input-type=module", "-e", code], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def test_times_of_nodes_are_said_as_people_say_them():
+    values = [0, 1 / 3600, 0.08, 0.5, 0.999, 1, 12.34, 4711.2]
+    assert evaluated("words.js", f"{values}.map(page.nodeTime)") == [
+        *("0", "1.0 s", "5 min", "30 min", "60 min", "1.0 h", "12.3 h", "4711 h")
+    ]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        *([], ["n1"], ["n2", "n1", "n3"], ["n01", "n02", "n10"], ["n8", "n9", "n10", "n11"]),
+        *(["login", "gpu-a", "n1"], ["n1", "n1", "n3"], ["r1n1", "r1n2", "r2n1"], ["c1-01.site"]),
+    ],
+)
+def test_names_of_nodes_are_those_of_the_command_line(names):
+    folded = evaluated("words.js", f"page.hosts({json.dumps(names)})")
+    assert sorted(folded) == sorted(fold(names)), "the same, whatever the order of the prefixes"
+    assert sorted(expand(folded)) == sorted(set(names))
+
+
+def test_columns_without_anything_in_them_are_left_out():
+    rows = [["a", "", 0, None], ["b", "", 1, None]]
+    assert evaluated("dom.js", f"page.filled([1, 2, 3, 4], {json.dumps(rows)})") == [0, 2]
 
 
 def test_how_a_profile_stands():

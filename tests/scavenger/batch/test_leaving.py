@@ -35,3 +35,19 @@ def test_who_must_leave(facts, why):
 def test_only_running_leases_of_known_nodes_are_asked():
     assert leaves(LeaseState.PENDING, drained="it is offline") is None
     assert must_leave([Lease("l1", "1", LeaseState.RUNNING, "gone")], {}, 60.0, NOW) == {}
+
+
+@pytest.mark.parametrize(
+    ("left_s", "why"),
+    [
+        (None, None),
+        (11.0, None),
+        (10.0, "leases are allowed for 10 s from now"),
+        (0.0, "no leases are allowed at this hour"),
+    ],
+)
+def test_leases_leave_by_the_end_of_the_hours(left_s, why):
+    lease = Lease("l1", "1", LeaseState.RUNNING, "n1")
+    node = NodeFacts("n1", "allocated", False)
+    leave = must_leave([lease], {"n1": node}, 60.0, NOW, hours_left_s=left_s, grace_s=10.0)
+    assert leave.get("l1") == why

@@ -201,6 +201,19 @@ def test_a_silent_cluster_is_an_error_and_the_request_is_withdrawn(cluster):
     assert scavenger.poll().leases == ()
 
 
+def test_a_poll_of_a_cluster_that_stands_still_fails(cluster):
+    """As that of a batch scheduler does: the daemon then counts the polls that it missed."""
+    running = cluster()
+    scavenger = LocalScavenger(running.directory, silent_s=0.0)
+    os.kill(running.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(SchedulerError, match=r"has not written its state for \d+ s: it stands"):
+            scavenger.poll()
+    finally:
+        os.kill(running.pid, signal.SIGCONT)
+    assert running.scavenger().poll().total_nodes == 2
+
+
 @pytest.mark.parametrize(("fraction", "expected"), [(0.0, 0), (0.25, 10), (0.75, 30), (1.0, 40)])
 def test_the_fraction_with_notice_is_exact_and_repeatable(fraction, expected):
     for seed in range(5):

@@ -13,6 +13,7 @@ from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 from scavenger.embedded.layout import Layout
 from scavenger.embedded.scavenger import LocalScavenger
 from scavenger.interface import LeaseRequest, LeaseState, SchedulerError
+from tests.disks import fill, small_disk
 from tests.scavenger.conftest import processes_of
 from tests.scavenger.embedded.leases import PARENT, PY, SLEEP, STUBBORN, lease_of, take, wait_ready
 from tests.waiting import PATIENCE_S, until
@@ -126,3 +127,10 @@ def test_a_cluster_ends_after_its_lifetime(cluster):
                 break
     until(lambda: not running.alive(), "the cluster to end by itself")
     assert json.loads(running.scavenger().layout.state.read_text())["state"] == "stopped"
+
+
+def test_a_cluster_on_a_full_disk_says_so(tmp_path):
+    with small_disk(tmp_path):
+        fill(tmp_path)
+        with pytest.raises(SchedulerError, match="No space left on device; make room on its file"):
+            start_cluster(tmp_path / "cluster", 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.slurm.due import claims, due_jobs
+from scavenger.slurm.due import claims, due_jobs, tasks_at_once
 from scavenger.slurm.parse import read_jobs, read_nodes
 from scavenger.slurm.site import read_site
 from scavenger.slurm.state import describe
@@ -84,6 +84,94 @@ def test_a_job_that_was_due_and_is_put_off_keeps_its_nodes():
     assert due_jobs(put_off, SITE, "preemptable", NOW) == []
     found = due_jobs(put_off, SITE, "preemptable", NOW, ("7",))
     assert kept(found, facts(idle="n[1-3]", allocated="n[4-8]"), {}) == ["n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now_called", "is_due"),
+    [
+        ("7_[0-3]", "7_0", True),  # Slurm gives the task that it collects nodes for a line
+        ("7_[0-3%2]", "7_[1-3%2]", True),  # the first has started
+        ("7_0", "7_0", True),
+        ("7_0", "7_1", False),  # another task, which was not due
+        ("7", "7_0", False),
+        ("7_[0-3]", "71_0", False),
+        ("7_[0-3]", "7_4", False),
+        ("7_[2,5,9]", "7_5", True),
+        ("7_[0,2,4,...]", "7_300", True),  # a long list is cut short
+        ("7_[0-8:4]", "7_4", True),
+    ],
+)
+def test_a_task_of_an_array_that_is_put_off_keeps_its_nodes(before, now_called, is_due):
+    """Before, it was one of those that Slurm shows in one line."""
+    found = due_jobs(waiting(now_called, 2, **OFF), SITE, "preemptable", NOW, (before,))
+    assert [job.id for job in found] == ([now_called] if is_due else [])
+
+
+def test_each_task_of_an_array_that_slurm_shows_alone_needs_nodes_of_its_own():
+    tasks = waiting("7_0", 2) + waiting("7_1", 2) + waiting("7_[2-3]", 2)
+    found = due_jobs(tasks, SITE, "preemptable", NOW)
+    assert [(job.id, job.nodes) for job in found] == [("7_0", 2), ("7_1", 2), ("7_[2-3]", 2)]
+    assert len(kept(found, facts(idle="n[1-8]"), {})) == 8  # a line stands for two
+
+
+@pytest.mark.parametrize(
+    ("name", "tasks"),
+    [
+        ("7", 1),
+        ("7_3", 1),
+        ("7+0", 1),
+        ("7_[3]", 1),
+        ("7_[0-3]", 4),
+        ("7_[0-3%2]", 2),
+        ("7_[0-3%0]", 4),
+        ("7_[0-8:4,20]", 4),
+        ("7_[1,3,5,...]", 3),
+    ],
+)
+def test_how_many_tasks_a_line_stands_for(name, tasks):
+    assert tasks_at_once(name) == tasks
+
+
+def test_slurm_takes_nodes_back_for_several_tasks_of_an_array_at_once():
+    """Seen with 22.05: four leases preempted for two tasks of two nodes, in one line of squeue."""
+    array = due(waiting("5_[0-1]", 2, planned="n[3-4]"))
+    assert kept(array, facts(idle="n[1-8]"), {}) == ["n1", "n2", "n3", "n4"]
+    assert kept(array, facts(idle="n[1-3]", allocated="n[4-8]"), {}) == ["n1", "n3"]
+    assert kept(array, facts(idle="n[1,3-4]", allocated="n2"), {"l2": "n2"}) == [
+        "n1",
+        "n3",
+        "n4",
+    ], "the fourth, a lease, is just being preempted"
+    leases = {"l3": "n3", "l4": "n4", "l5": "n5"}
+    found = claims(array, facts(idle="n1", allocated="n[2-8]"), leases, ())
+    assert (sorted(found.kept), found.lacked) == (["n1"], {"5_[0-1]": ["l3"]}), (
+        "leases leave for the first task only: for the others Slurm preempts them"
+    )
+
+
+@pytest.mark.skipif(not world.RECORDED.is_dir(), reason="no recordings of a real Slurm are at hand")
+def test_the_queue_of_a_real_slurm():
+    """A job for resources, one behind it, one that depends on another, a held array, a lease."""
+    head, *lines = (world.RECORDED / "squeue_all.txt").read_text().splitlines()
+    columns = head.split("|")
+    places = [columns.index(name) for name in ("STATE", "JOBID", "USER", "PARTITION", "NODES")]
+    places += [columns.index(n) for n in ("SUBMIT_TIME", "START_TIME", "END_TIME", "NODELIST")]
+    places += [columns.index(n) for n in ("REQ_NODES", "SCHEDNODES", "REASON", "ACCOUNT")]
+    places += [columns.index(n) for n in ("EXEC_HOST", "NAME")]
+    text = "".join(
+        "|".join(["MARK", *(line.split("|")[k] for k in places)]) + "\n" for line in lines
+    )
+    pending = read_jobs(text, "MARK", "malletrain-").pending
+    at = {job.id: job.start for job in pending}
+    assert {"12", "13", "14", "15_[0-3%2]"} <= at.keys()
+    first = min(start for start in at.values() if start is not None)
+    for now, ids in (
+        (first - 5, []),
+        (first, ["13"]),
+        (max(filter(None, at.values())), ["12", "13"]),
+    ):
+        found = due_jobs(pending, SITE, "preemptable", now)
+        assert sorted(job.id for job in found) == ids
 
 
 def test_where_qos_decide_the_partition_does_not():

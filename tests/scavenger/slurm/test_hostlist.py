@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.slurm.hostlist import HostlistError, expand, fold
+from scavenger.slurm.hostlist import HostlistError, expand, fold, named
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,11 @@ def test_fold_is_undone_by_expand(names):
 def test_fold_is_short():
     assert fold(f"n{i}" for i in range(1, 10_001)) == "n[1-9,10-99,100-999,1000-9999,10000]"
     assert fold(["n01", "n02", "n03", "m1"]) == "m1,n[01-03]"
+
+
+def test_names_in_a_sentence_are_folded_and_bounded():
+    assert named(["n2", "n1", "n10"]) == "n[1-2,10]"
+    assert named([f"n{k}" for k in range(1, 41)]) == "n[1-9,10-40]"
+    assert named([f"host-{k}-x" for k in (10, 2, 1, 30)], 24) == "host-1-x,host-2-x and 2 more"
+    assert named(["a-very-long-name-of-one-node"], 10) == "a-very-long-name-of-one-node"
+    assert named([]) == ""

@@ -1,5 +1,7 @@
 """Leases of an imitated Slurm: what is asked for, refused, withdrawn and given back."""
 
+from dataclasses import replace
+
 import pytest
 
 from scavenger.batch.hours import parse_hours
@@ -243,6 +245,22 @@ def test_leases_end_with_the_hours_and_the_duration_asked_for(slurm):
     calls = "\n".join(slurm.tools.calls("sbatch"))
     assert "--time=40 " in calls
     assert "--time=10 " in calls
+
+
+def test_hours_that_are_read_again_end_leases_that_run(slurm):
+    import time
+
+    slurm.now = time.mktime((2026, 6, 1, 6, 0, 0, 0, 0, -1))
+    scavenger = slurm.ready()
+    scavenger.take([request(1)])
+    slurm.queue(world.job("RUNNING", 7, f"{world.PREFIX}l1", partition="preemptable", nodes="n1"))
+    assert scavenger.poll().leases[0].leaving_by is None
+    rules = GapRules(hours=parse_hours(["22:00-05:00"]))
+    scavenger.settings = replace(scavenger.settings, rules=rules)
+    (lease,) = scavenger.poll().leases
+    assert lease.reason == "no leases are allowed at this hour"
+    assert lease.leaving_by is not None
+    assert len(slurm.tools.calls("scancel")) == 1
 
 
 def test_agents_run_as_a_step_where_preemption_would_not_reach_them(slurm):

@@ -1,0 +1,138 @@
+"""One lease taken to its end, to see that the site works: a poll, a submission, a start, an end.
+
+Everything is done by the scavenger, as the daemon does it. Decides how long each step may take, and
+what is told of it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from scavenger.batch.look import SiteT
+from scavenger.batch.scavenger import BatchScavenger
+from scavenger.batch.settings import OptionsT
+from scavenger.interface import (
+    Lease,
+    LeaseRequest,
+    LeaseState,
+    PollResult,
+    Scavenger,
+    SchedulerError,
+)
+
+ARGV = ("sleep", "3600")
+GAP_WITHIN_S, START_WITHIN_S, END_WITHIN_S = 180.0, 120.0, 120.0
+"""How long is waited at most for a node that is a gap, for the start, and for the end."""
+POLL_EVERY_S = 1.0
+
+Sleep = Callable[[float], None]
+
+
+class _TrialError(Exception):
+    """A step came to nothing; the message says why."""
+
+
+def with_name_of_its_own(scavenger: BatchScavenger[OptionsT, SiteT]) -> None:
+    """Have the scavenger name its leases as no daemon does: a daemon that runs must not take the
+    trial for a lease of its own that nobody wants, nor the trial those of the daemon.
+    """
+    scavenger.settings = replace(scavenger.settings, tag=f"check{secrets.token_hex(4)}")
+
+
+def try_lease(
+    scavenger: Scavenger,
+    owner: str | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Sleep = time.sleep,
+) -> Iterator[tuple[bool, str]]:
+    """(works, sentence) per step, up to the first that does not work. Whatever happens, the lease
+    is given back.
+
+    Args:
+        scavenger: with which the lease is taken; see :func:`with_name_of_its_own`.
+        owner: as whom; None: the daemon's own user.
+        clock: seconds, on any clock that does not go back.
+        sleep: waits between two polls.
+    """
+    lease: Lease | None = None
+    over = False
+    try:
+        began = clock()
+        node = _gap(scavenger, clock, sleep)
+        yield True, f"{node} became a gap after {clock() - began:.1f} s."
+        began = clock()
+        [lease] = scavenger.take([LeaseRequest("l1", node, ARGV, owner=owner)])
+        while lease.state is LeaseState.NOT_YET and clock() - began < START_WITHIN_S:
+            sleep(POLL_EVERY_S)
+            [lease] = scavenger.take([LeaseRequest("l1", node, ARGV, owner=owner)])
+        if lease.state in (LeaseState.ENDED, LeaseState.NOT_YET):
+            raise _TrialError(f"The lease on {node} was not taken: {lease.reason}.")
+        yield True, f"The lease on {node} was taken as job {lease.scheduler_id}."
+        _wait(scavenger, lease, LeaseState.RUNNING, START_WITHIN_S, clock, sleep)
+        yield True, f"It started within {clock() - began:.1f} s."
+        began = clock()
+        scavenger.give_back([lease])
+        _wait(scavenger, lease, LeaseState.ENDED, END_WITHIN_S, clock, sleep)
+        over = True
+        yield True, f"It ended within {clock() - began:.1f} s of being given back."
+    except (SchedulerError, _TrialError) as error:
+        yield False, str(error)
+    finally:
+        if lease is not None and lease.state is not LeaseState.ENDED and not over:
+            scavenger.give_back([lease])
+
+
+def _gap(scavenger: Scavenger, clock: Callable[[], float], sleep: Sleep) -> str:
+    """A node that is a gap. One that has just become idle is none before the main scheduler has had
+    its turn.
+    """
+    began = clock()
+    while True:
+        poll = scavenger.poll()
+        if poll.gaps:
+            return poll.gaps[0].node
+        if clock() - began >= GAP_WITHIN_S:
+            raise _TrialError(
+                f"No node became a gap within {GAP_WITHIN_S:g} s, so that no lease could be tried"
+                f"{_why(poll)}. Try again when nodes are idle."
+            )
+        sleep(POLL_EVERY_S)
+
+
+def _why(poll: PollResult) -> str:
+    """Why an idle node, or the first one, is no gap."""
+    for node in sorted(poll.explanations, key=lambda each: each.state != "idle")[:1]:
+        for _, passed, sentence in node.rules:
+            if not passed:
+                return f" ({node.node}: {sentence})"
+    return ""
+
+
+def _wait(
+    scavenger: Scavenger,
+    lease: Lease,
+    state: LeaseState,
+    within_s: float,
+    clock: Callable[[], float],
+    sleep: Sleep,
+) -> None:
+    """Poll until the lease is in this state. Raises _TrialError."""
+    began, reason = clock(), ""
+    while True:
+        found = next((each for each in scavenger.poll().leases if each.id == lease.id), None)
+        ended = found is None or found.state is LeaseState.ENDED
+        reason = found.reason if found is not None and found.reason else reason
+        if state is LeaseState.ENDED if ended else found is not None and found.state is state:
+            return
+        words = f": {reason}" if reason else ""
+        if ended:
+            raise _TrialError(f"The lease on {lease.node} ended before it was given back{words}.")
+        if clock() - began >= within_s:
+            step = "start" if state is LeaseState.RUNNING else "end"
+            raise _TrialError(
+                f"The lease on {lease.node} did not {step} within {within_s:g} s{words}."
+            )
+        sleep(POLL_EVERY_S)

@@ -1,0 +1,44 @@
+"""How long a node is left alone: what `rejected_for` in docs/configuration.md says."""
+
+import pytest
+
+from malletrain.core.gaps import Gaps
+from malletrain.core.pools import pool
+
+NODE, OWNER = "n1", ""
+
+
+def left_alone_s(gaps: Gaps, now: float) -> float:
+    """Seconds until the node may be asked for again, to the second."""
+    return next(s for s in range(1000) if gaps.fits(NODE, OWNER, now + s))
+
+
+def refused(gaps: Gaps, now: float) -> float:
+    """A lease on the node is asked for and comes to nothing."""
+    gaps.seen({NODE: (None, "default")}, now)
+    gaps.ask({pool("default", OWNER): 1}, gaps.open((), (OWNER,), now), now)
+    gaps.refused(NODE, OWNER, now)
+    return left_alone_s(gaps, now)
+
+
+def test_a_lease_that_comes_to_nothing_is_asked_for_more_and_more_rarely():
+    gaps = Gaps(rejected_s=300.0)
+    assert [refused(gaps, 1000.0 * k) for k in range(10)] == [
+        *(0, 4, 8, 16, 32, 64, 128, 256),
+        *(300, 300),
+    ]
+
+
+def test_a_lease_that_comes_up_ends_that():
+    gaps = Gaps(rejected_s=300.0)
+    for k in range(3):
+        refused(gaps, 1000.0 * k)
+    gaps.joined(NODE, OWNER)
+    assert refused(gaps, 5000.0) == 0
+
+
+@pytest.mark.parametrize("owner", ["", "ann"])
+def test_a_node_on_which_nothing_comes_up_is_left_alone_for_all_of_it(owner):
+    gaps = Gaps(rejected_s=300.0)
+    gaps.rejected(NODE, owner, 0.0)
+    assert left_alone_s(gaps, 0.0) == (0 if owner else 300), "other users may still use it"

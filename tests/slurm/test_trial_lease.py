@@ -1,0 +1,21 @@
+"""A lease on trial at a real Slurm, beside a lease of a daemon."""
+
+from scavenger.batch.trial_lease import try_lease, with_name_of_its_own
+from scavenger.interface import LeaseRequest, LeaseState
+from tests.slurm.test_leases import gaps, scavenger, states
+
+
+def test_a_lease_is_taken_to_its_end_and_those_of_a_daemon_stay(cluster):
+    slurm = cluster(2)
+    daemons = scavenger(slurm)
+    slurm.until(lambda: len(gaps(daemons)) == 2, "the nodes are gaps")
+    daemons.take([LeaseRequest("l1", "n1", ("sleep", "600"))])
+    slurm.until(lambda: states(daemons)["l1"] is LeaseState.RUNNING, "the daemon's lease runs")
+    trial = scavenger(slurm)
+    with_name_of_its_own(trial)
+    told = list(try_lease(trial))
+    assert [works for works, _ in told] == [True] * 4, told
+    assert told[1][1].startswith("The lease on n2 was taken as job ")
+    assert states(daemons) == {"l1": LeaseState.RUNNING}
+    daemons.give_back(daemons.poll().leases)
+    slurm.until(lambda: not slurm.leases(), "no lease is left")

@@ -41,7 +41,7 @@ from benchmarks.noharm_account import Harvest, MainRun, account, gaps_of, harves
 from malletrain.client import Connection
 from malletrain.demo.intervals import length, normal
 from malletrain.protocol import messages
-from scavenger.slurm.hostlist import expand
+from scavenger.hostlist import expand
 from tests.slurm.cluster import SlurmCluster, missing
 
 LONG_GAP_S = 60.0

@@ -18,7 +18,7 @@ from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.lease_script import PLACE
 from scavenger.batch.rules import GapRules
 from scavenger.batch.settings import BatchSettings
-from scavenger.slurm.hostlist import expand, fold
+from scavenger.hostlist import expand, fold
 from scavenger.slurm.job import SlurmLeaseOptions
 from scavenger.slurm.parse import (
     NodeTable,

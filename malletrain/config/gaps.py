@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from malletrain.config.base import Duration, MaybeDuration, Section, Words, key
 from scavenger.batch.hours import HoursError, parse_hours
-from scavenger.slurm.hostlist import HostlistError, expand
+from scavenger.hostlist import HostlistError, expand
 
 
 class GapsSection(Section):

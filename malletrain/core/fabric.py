@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from malletrain.protocol.payloads import NodeNetwork
-from scavenger.slurm.hostlist import named
+from scavenger.hostlist import named
 
 AUTO = "auto"
 _OF_THE_NODE_ALONE = (

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 
 import msgspec
 
-from scavenger.slurm.hostlist import named
+from scavenger.hostlist import named
 
 EVERY_NODE = "*"
 """Stands for all nodes, those that nobody has seen yet included."""

@@ -20,6 +20,7 @@ from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.hours import parse_hours
 from scavenger.batch.rules import GapRules
 from scavenger.batch.settings import BatchSettings, OptionsT
+from scavenger.hostlist import expand
 from scavenger.interface import SchedulerError
 from scavenger.pbs import job as pbs_job
 from scavenger.pbs import source as pbs_source
@@ -27,7 +28,6 @@ from scavenger.pbs.scavenger import PbsScavenger
 from scavenger.slurm import job as slurm_job
 from scavenger.slurm import source as slurm_source
 from scavenger.slurm.associations import Associations, read_associations
-from scavenger.slurm.hostlist import expand
 from scavenger.slurm.scavenger import SlurmScavenger
 
 LEASE_TAG = "lease-tag"

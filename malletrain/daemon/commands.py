@@ -27,7 +27,7 @@ from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.parts import Parts
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
-from scavenger.slurm.hostlist import named
+from scavenger.hostlist import named
 
 NO_CURVE = (
     "How the job scales could not be found out: {why} It is taken to speed up as "

@@ -25,7 +25,7 @@ from malletrain.protocol import env
 from malletrain.protocol.bounds import MAX_NODES
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.store.records import JobRow
-from scavenger.slurm.hostlist import HostlistError, expand, named
+from scavenger.hostlist import HostlistError, expand, named
 
 Operation = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 

@@ -47,7 +47,7 @@ from malletrain.rounds.actions import (
     SendView,
     WorkersDone,
 )
-from scavenger.slurm.hostlist import named
+from scavenger.hostlist import named
 
 NODES_TRIED = 3
 """A job whose software is on none of so many nodes fails; on fewer if there are no more."""

@@ -40,7 +40,7 @@ from malletrain.render.text import (
     since,
     span,
 )
-from scavenger.slurm.hostlist import named
+from scavenger.hostlist import named
 
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 ENDED = ("completed", "failed", "cancelled")

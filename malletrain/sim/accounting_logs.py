@@ -16,7 +16,7 @@ from pathlib import Path
 from malletrain.sim.logged_jobs import JobLog, LogJob, job_log
 from malletrain.sim.workload_files import read_text
 from malletrain.sim.workloads import WorkloadError
-from scavenger.slurm.hostlist import HostlistError, expand
+from scavenger.hostlist import HostlistError, expand
 
 SACCT = (
     "sacct --allusers --allocations --duplicates --parsable2 --starttime=FROM --endtime=TO "

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from scavenger.batch.rules import NodeFacts
-from scavenger.slurm.hostlist import expand
+from scavenger.hostlist import expand
 from scavenger.slurm.parse import SlurmJob
 from scavenger.slurm.site import SlurmSite
 

@@ -17,7 +17,7 @@ from scavenger.batch import lease_script
 from scavenger.batch.groups import name_of
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Dialect, Shrink, Wanted, printed_id
-from scavenger.slurm.hostlist import fold
+from scavenger.hostlist import fold
 
 Launch = Literal["auto", "batch", "step"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from scavenger.batch.groups import PartOf, leases_in, unknown
-from scavenger.slurm.hostlist import expand
+from scavenger.hostlist import expand
 from scavenger.slurm.parse import SlurmJob
 
 RUNNING_STATES = frozenset({"RUNNING", "SUSPENDED", "STOPPED"})

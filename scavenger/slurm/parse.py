@@ -18,8 +18,8 @@ from typing import NamedTuple
 from scavenger.batch.answers import whole
 from scavenger.batch.commands import shorten
 from scavenger.batch.groups import PartOf
+from scavenger.hostlist import HostlistError, expand
 from scavenger.interface import SchedulerError
-from scavenger.slurm.hostlist import HostlistError, expand
 
 SINFO_FIELDS = "%R|%a|%T|%f|%G|%N|%E"
 """Partition, whether it is up, state with flags, active features, GRES, nodes, reason. One line per

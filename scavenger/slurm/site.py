@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from scavenger.batch.answers import whole
 from scavenger.batch.commands import CommandError, Commands
+from scavenger.hostlist import HostlistError, expand
 from scavenger.interface import SchedulerError
-from scavenger.slurm.hostlist import HostlistError, expand
 from scavenger.slurm.parse import read_duration
 
 BF_INTERVAL_S = 30.0

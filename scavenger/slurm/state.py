@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from scavenger.batch.groups import is_unknown
 from scavenger.batch.lease_ledger import LeaseJob
 from scavenger.batch.rules import NodeFacts
+from scavenger.hostlist import HostlistError, expand
 from scavenger.interface import Lease, LeaseState, SchedulerError
-from scavenger.slurm.hostlist import HostlistError, expand
 from scavenger.slurm.parse import NodeTable, SlurmJob, SlurmReservation, planned_uses
 
 IDLE_STATES = frozenset({"idle", "planned", "reserved", "maint"})

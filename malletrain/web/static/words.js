@@ -39,7 +39,7 @@ export function nodeTime(hours) {
   return hours < 1 ? duration(hours * 3600) : `${hours.toFixed(hours < 1000 ? 1 : 0)} h`;
 }
 
-/** Names of nodes in short, n[1-3,07], as scavenger/slurm/hostlist.py writes them. */
+/** Names of nodes in short, n[1-3,07], as scavenger/hostlist.py writes them. */
 export function hosts(names) {
   const groups = new Map();
   for (const name of [...new Set(names)].sort(natural)) {

@@ -12,7 +12,7 @@ import pytest
 
 from malletrain import web
 from malletrain.render.scaling import STANDS
-from scavenger.slurm.hostlist import expand, fold
+from scavenger.hostlist import expand, fold
 
 WORDS = Path(web.__file__).parent / "static" / "words.js"
 

@@ -9,8 +9,8 @@ import pytest
 from scavenger.batch.commands import CommandResult, Commands
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.settings import BatchSettings
+from scavenger.hostlist import HostlistError
 from scavenger.interface import LeaseState, SchedulerError
-from scavenger.slurm.hostlist import HostlistError
 from scavenger.slurm.job import SlurmLeaseOptions
 from scavenger.slurm.parse import read_jobs, read_nodes, read_reservations, read_steps
 from scavenger.slurm.scavenger import SlurmScavenger

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.slurm.hostlist import HostlistError, expand, fold, named
+from scavenger.hostlist import HostlistError, expand, fold, named
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""Slurm's way to write many node names: ``n[1-3,07],login1`` (the scontrol(1) manual, "show
-hostnames").
+"""Lists of node names in the form of Slurm: ``n[1-3,07],login1`` (scontrol(1), "show hostnames").
 
-Pure text; a node name that means nothing to Slurm comes back as it is.
+Pure text. Slurm prints such lists; messages and commands of every scheduler use them too. A name
+that is not of this form is left as it is.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def row(size_kb: int, seconds: float, folder: Path) -> dict[str, Any]:
     most.stop()
     busy = cpu_s(process) - busy
     pipe.send("end")
-    mishaps, _, error = pipe.recv()
+    handler_failures, _, error = pipe.recv()
     target.join()
     return {
         "size_kb": size_kb,
@@ -103,7 +103,7 @@ def row(size_kb: int, seconds: float, folder: Path) -> dict[str, Any]:
         "sent": sent.value,
         "cpu_s": round(busy, 1),
         "alive": error is None,
-        "mishaps": mishaps,
+        "handler_failures": handler_failures,
         "grown_mb": round((most.rss - before) / 1e6, 1),
         "unanswered": meanwhile.failed,
         "quiet_p50_ms": round(quiet.quantile_ms(0.5), 1),

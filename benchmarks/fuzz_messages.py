@@ -78,8 +78,14 @@ def daemon_process(pipe: Pipe, folder: str) -> None:
             traceback.print_exception(running.error)
             os._exit(1)
     pipe.recv()
-    mishap = running.daemon.mishaps.last
-    pipe.send((running.daemon.mishaps.count, mishap.sentence if mishap else "", running.error))
+    handler_failure = running.daemon.handler_failures.last
+    pipe.send(
+        (
+            running.daemon.handler_failures.count,
+            handler_failure.sentence if handler_failure else "",
+            running.error,
+        )
+    )
     os._exit(0)
 
 
@@ -196,7 +202,7 @@ def fuzz_daemon(count: int, seed: int, folder: Path) -> dict[str, Any]:
     grown = (process.memory_info().rss - before) / 1e6
     busy = cpu_s(process) - busy
     pipe.send("end")
-    mishaps, last, error = pipe.recv()
+    handler_failures, last, error = pipe.recv()
     target.join()
     return {
         "target": "daemon",
@@ -204,7 +210,7 @@ def fuzz_daemon(count: int, seed: int, folder: Path) -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "cpu_s": round(busy, 1),
         "alive": error is None,
-        "mishaps": mishaps,
+        "handler_failures": handler_failures,
         "last_mishap": last,
         "grown_mb": round(grown, 1),
         "asked": len(ordinary.seconds),
@@ -269,7 +275,7 @@ def fuzz_agent(count: int, seed: int, folder: Path) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - begin, 1),
         "cpu_s": round(cpu_s(process), 1),
         "alive": agent.process.poll() is None,
-        "mishaps": agent.log.read_text(errors="replace").count("could not handle a"),
+        "handler_failures": agent.log.read_text(errors="replace").count("could not handle a"),
         "grown_mb": round((process.memory_info().rss - before) / 1e6, 1),
     }
     agent.kill()
@@ -349,7 +355,7 @@ def fuzz_launcher(count: int, seed: int, folder: Path) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - begin, 1),
         "cpu_s": round(cpu_s(process), 1),
         "alive": alive,
-        "mishaps": 0,
+        "handler_failures": 0,
         "grown_mb": round((process.memory_info().rss - before) / 1e6, 1),
     }
     target.terminate()
@@ -373,7 +379,7 @@ def main() -> int:
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     good = (
         all(
-            row["alive"] and not row["mishaps"] and row["grown_mb"] <= MOST_GROWTH_MB
+            row["alive"] and not row["handler_failures"] and row["grown_mb"] <= MOST_GROWTH_MB
             for row in rows
         )
         and rows[0]["p99_ms"] < MOST_P99_MS

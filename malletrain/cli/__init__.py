@@ -23,10 +23,10 @@ from malletrain.cli.events import events
 from malletrain.cli.export import export
 from malletrain.cli.goals import extend
 from malletrain.cli.key import key
-from malletrain.cli.levers import drain, exclude, pause, reload, resume
 from malletrain.cli.logs import logs
 from malletrain.cli.members import members
 from malletrain.cli.nodes import nodes
+from malletrain.cli.operator_actions import drain, exclude, pause, reload, resume
 from malletrain.cli.requeue import requeue
 from malletrain.cli.scale import scale
 from malletrain.cli.shipped import shipped

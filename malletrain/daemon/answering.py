@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
-from malletrain.daemon.in_turn import InTurn
+from malletrain.daemon.fair_queue import FairQueue
 
 ROUND_S = 0.005
 """Of the processor, for answers that begin in one round of the loop."""
@@ -22,7 +22,7 @@ class Answering:
     """Of one daemon. Used from its loop."""
 
     def __init__(self) -> None:
-        self._waiting: InTurn[str, tuple[asyncio.Future[None], float]] = InTurn()
+        self._waiting: FairQueue[str, tuple[asyncio.Future[None], float]] = FairQueue()
         self._left_s = ROUND_S
         """Of this round."""
         self._due = False

@@ -1,11 +1,11 @@
-"""What clients may ask: one function an operation, data in, data out.
+"""The operations of clients: one function for each, data in, data out.
 
-Decides what is done and what others may see of it. What a request must be like is decided in
-:mod:`malletrain.daemon.admission`, who sees what of a job in :mod:`malletrain.protocol.discretion`.
-Rendering is the command line's business.
+Decides what an operation does. :mod:`malletrain.daemon.admission` decides which requests are valid,
+:mod:`malletrain.protocol.discretion` who sees what of a job. The command line renders the answers.
 
-A request that fails costs its sender an error. A failed step (:class:`StepFailed`) leaves the
-core's memory and its store apart: see :mod:`malletrain.daemon.mishaps`.
+A request that fails is answered with an error. After a failed transaction
+(:class:`TransactionFailed`) memory and store may differ: see
+:mod:`malletrain.daemon.handler_failures`.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from malletrain.daemon.admission import (
 from malletrain.daemon.core import Core
 from malletrain.daemon.extension import wanted_of
 from malletrain.daemon.goals import goals_problem
-from malletrain.daemon.heap import unsearched
+from malletrain.daemon.handler_failures import HandlerFailures
 from malletrain.daemon.job_changes import (
     JobChanges,
     arrays_of,
     dependencies,
     jobs_of_array,
 )
+from malletrain.daemon.job_dependencies import JobDependencies
 from malletrain.daemon.job_repository import decode_spec, submitted_before
 from malletrain.daemon.job_views import JobViews
-from malletrain.daemon.leases import Leases
-from malletrain.daemon.levers import Levers
+from malletrain.daemon.lease_reconciler import LeaseReconciler
 from malletrain.daemon.logsink import LogSink
+from malletrain.daemon.memory_trim import collection_disabled
 from malletrain.daemon.metric_series import series_views
-from malletrain.daemon.mishaps import Mishaps
 from malletrain.daemon.node_views import natural, node_views
 from malletrain.daemon.notices import refused
+from malletrain.daemon.operator_actions import OperatorActions
 from malletrain.daemon.parts import Parts
-from malletrain.daemon.promises import Promises
 from malletrain.daemon.redaction import fitting, slim
 from malletrain.daemon.reload import Reload
 from malletrain.daemon.site_software import with_site_software
@@ -85,35 +85,48 @@ MOST_ENDED = 100_000
 LAST = 2**53
 
 
-class StepFailed(Exception):
-    """A step of the core did not come to its end; the cause is what happened."""
+class TransactionFailed(Exception):
+    """A transaction of the core failed; see the cause."""
 
 
 class Api:
-    """Answers requests. ``boot`` names this start of the daemon."""
+    """Answers the requests of clients.
+
+    Args:
+        core: the daemon's core.
+        parts: the daemon's state.
+        leases: what asks the main scheduler for leases.
+        dependencies: jobs that wait for others.
+        logs: the logs of jobs.
+        boot: names this start of the daemon.
+        scheduler: name of the main scheduler.
+        handler_failures: messages that could not be handled.
+        reload: reads the configuration again.
+        users_problems: what is wrong with the list of users, as sentences.
+    """
 
     def __init__(
         self,
         core: Core,
         parts: Parts,
-        leases: Leases,
-        promises: Promises,
+        leases: LeaseReconciler,
+        dependencies: JobDependencies,
         logs: LogSink,
         boot: str,
         scheduler: str,
-        mishaps: Mishaps,
+        handler_failures: HandlerFailures,
         reload: Reload,
         users_problems: Callable[[], tuple[str, ...]],
     ) -> None:
         self.core = core
-        self.promises = promises
+        self.dependencies = dependencies
         self.parts = parts
         self.views = JobViews(core, parts.refusals, parts.pending)
         self.leases = leases
         self.logs = logs
         self.boot = boot
         self.scheduler = scheduler
-        self.mishaps = mishaps
+        self.handler_failures = handler_failures
         self._users_problems = users_problems
         self.began = core.clock.now()
         self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
@@ -128,10 +141,10 @@ class Api:
             "metrics": self._metrics,
             "status": self._status,
             "usage": self._usage,
-            **JobChanges(core, self.views, self._find, self._step).operations,
+            **JobChanges(core, self.views, self._find, self._transaction).operations,
             **node_forecasts.operations(core),
             **watching.operations(core, boot),
-            **Levers(core, leases, self._find, self._step, reload).operations,
+            **OperatorActions(core, leases, self._find, self._transaction, reload).operations,
         }
 
     async def answer(self, user: str, request: messages.Request) -> messages.Reply:
@@ -144,7 +157,7 @@ class Api:
                     f"{', '.join(sorted(self.operations))}.",
                     "usage",
                 )
-            with unsearched():
+            with collection_disabled():
                 params = request.parameters()
             return messages.Reply(
                 request.id, True, msgspec.to_builtins(await operation(user, params))
@@ -160,12 +173,12 @@ class Api:
             )
 
     @contextmanager
-    def _step(self) -> Iterator[float]:
+    def _transaction(self) -> Iterator[float]:
         try:
-            with self.core.step() as now:
+            with self.core.transaction() as now:
                 yield now
         except Exception as error:
-            raise StepFailed(str(error)) from error
+            raise TransactionFailed(str(error)) from error
 
     # --- jobs ---
 
@@ -194,7 +207,7 @@ class Api:
         spec = msgspec.structs.replace(
             spec, after=dependencies(core, [self._find(name, user) for name in spec.after])
         )
-        with self._step() as now:
+        with self._transaction() as now:
             row = core.store.add_job(
                 JobRow(
                     core.store.new_job_id(),
@@ -212,7 +225,7 @@ class Api:
                 job=row.id,
                 name=spec.name,
             )
-            self.promises.submitted(row)
+            self.dependencies.submitted(row)
         reached(FaultPoint.DAEMON_SUBMITTED)
         return {"job": self.views.view(user, core.store.get_job(row.id) or row, spec)}
 
@@ -243,9 +256,9 @@ class Api:
                 results.append({"job": row.id, "ok": False, "sentence": sentence})
             else:
                 reason = cancelled(user, row.owner, why)
-                with self._step():
-                    if self.promises.waits(row.id):
-                        self.promises.cancel(row.id, reason)
+                with self._transaction():
+                    if self.dependencies.waits(row.id):
+                        self.dependencies.cancel(row.id, reason)
                     else:
                         self.core.feed(JobCancelled(row.id, reason))
                 sentence = f"Job {row.id} ({row.name}) is cancelled."
@@ -418,7 +431,7 @@ class Api:
             tuple(core.rounds.measured.values()),
             self.views.shares(user),
             self.leases.restraints.now.told(),
-            self.mishaps.told() if core.accounts.operates(user) else "",
+            self.handler_failures.summary() if core.accounts.operates(user) else "",
             trainer_views(core),
             self.views.late(user),
             self._users_problems() if core.accounts.operates(user) else (),

@@ -34,7 +34,7 @@ class AssociationWatch:
         except SchedulerError as error:
             log.warning("associations not read", reason=str(error))
             return
-        with self._core.step():
+        with self._core.transaction():
             self._parts.parties.learned(found)
             self._parts.controller.shares.told(self._parts.parties.weights())
 

@@ -59,7 +59,7 @@ class Bandwidth:
             rounds.measured[node_class] = NetworkView(
                 node_class, sentence, found.reached, found.mbit if found.reached else 0.0
             )
-            with self._core.step():
+            with self._core.transaction():
                 self._core.audit.record(
                     EventKind.BANDWIDTH_MEASURED,
                     sentence,

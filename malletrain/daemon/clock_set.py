@@ -43,7 +43,7 @@ def look_at_the_clock(core: Core, clock: Clock) -> None:
     too_often = clock.sets() >= MOST_SETS and slept_s < LEAST_S
     if abs(by_s) < LEAST_S or too_often or core.failed.done():
         return
-    with core.step() as now:
+    with core.transaction() as now:
         core.keep_shares(now)
         core.goals.keep(at_once=True)
         for run in core.runs.values():

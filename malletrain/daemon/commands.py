@@ -42,7 +42,7 @@ ENDINGS = {
 """What is told of a job that has ended."""
 
 
-class LeaseActions(Protocol):
+class LeaseCommands(Protocol):
     """Who takes and ends leases. All are called within a step."""
 
     def take(self, nodes: tuple[str, ...], owner: str) -> None:
@@ -60,7 +60,7 @@ class LeaseActions(Protocol):
 class CommandRunner:
     """Carries out what the controller commands."""
 
-    def __init__(self, parts: Parts, leases: LeaseActions) -> None:
+    def __init__(self, parts: Parts, leases: LeaseCommands) -> None:
         self._parts = parts
         self._leases = leases
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from malletrain.config.model import Config
 from malletrain.config.nodes import NodesSection
+from malletrain.daemon.agent_handlers import AgentHandlers
 from malletrain.daemon.agent_python import agent_program
 from malletrain.daemon.api import Api
 from malletrain.daemon.association_watch import AssociationWatch
@@ -18,20 +19,19 @@ from malletrain.daemon.batch import slurm_associations
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import Departures
-from malletrain.daemon.inbox import Inbox
-from malletrain.daemon.lease_actions import AgentCommand, LeaseDesk
-from malletrain.daemon.leases import Leases
+from malletrain.daemon.handler_failures import HandlerFailures
+from malletrain.daemon.job_dependencies import JobDependencies
+from malletrain.daemon.lease_actions import AgentCommand, LeaseActions
+from malletrain.daemon.lease_reconciler import LeaseReconciler
 from malletrain.daemon.login import Login
 from malletrain.daemon.logs import RotatedLog
 from malletrain.daemon.logsink import LogSink
+from malletrain.daemon.message_router import MessageRouter
 from malletrain.daemon.metrics import Metrics
-from malletrain.daemon.mishaps import Mishaps
 from malletrain.daemon.notices import Notices
 from malletrain.daemon.parts import Send, make_parts
-from malletrain.daemon.promises import Promises
 from malletrain.daemon.reload import Reload
 from malletrain.daemon.retention import Retention
-from malletrain.daemon.switchboard import Switchboard
 from malletrain.identity.keys import KeyPair, KeyRing
 from malletrain.identity.users import Munge
 from malletrain.protocol import env
@@ -45,12 +45,12 @@ class Service:
     """What the daemon's life needs of its parts."""
 
     core: Core
-    inbox: Inbox
-    leases: Leases
-    desk: LeaseDesk
+    agent_handlers: AgentHandlers
+    leases: LeaseReconciler
+    lease_actions: LeaseActions
     api: Api
-    switchboard: Switchboard
-    promises: Promises
+    message_router: MessageRouter
+    dependencies: JobDependencies
     notices: Notices
     associations: AssociationWatch
     reload: Reload
@@ -67,7 +67,7 @@ def compose(
     command: AgentCommand,
     send: Send,
     boot: str,
-    mishaps: Mishaps,
+    handler_failures: HandlerFailures,
     retention: Retention,
     path: Path | None,
     log_file: RotatedLog | None,
@@ -80,7 +80,7 @@ def compose(
         command: what an agent is started with.
         send: takes a message to a peer, and says whether it could be reached.
         boot: names this start of the daemon.
-        mishaps: outlives the parts.
+        handler_failures: outlives the parts.
         retention: what deletes what is too old.
         path: the configuration's file.
         log_file: where the log goes; None: to standard error.
@@ -89,25 +89,37 @@ def compose(
     parts = make_parts(config, store, clock, metrics, send, keys.job_key)
     logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
     departures = Departures(parts, logs)
-    desk = LeaseDesk(parts, departures, keys, command)
-    core = Core(parts, desk)
-    inbox = Inbox(core, parts, departures, desk, logs, boot)
-    leases = Leases(core, parts, desk, departures, keys, scavenger, endpoint)
+    lease_actions = LeaseActions(parts, departures, keys, command)
+    core = Core(parts, lease_actions)
+    agent_handlers = AgentHandlers(core, parts, departures, lease_actions, logs, boot)
+    leases = LeaseReconciler(core, parts, lease_actions, departures, keys, scavenger, endpoint)
     munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
-    promises = Promises(core)
+    dependencies = JobDependencies(core)
     notices = Notices(core, config.notify)
     reload = Reload(path, core, parts, scavenger, notices, retention, log_file)
-    named = boot, scavenger.name
-    api = Api(core, parts, leases, promises, logs, *named, mishaps, reload, users_problems)
+    api = Api(
+        core,
+        parts,
+        leases,
+        dependencies,
+        logs,
+        boot,
+        scavenger.name,
+        handler_failures,
+        reload,
+        users_problems,
+    )
     read = partial(slurm_associations, config) if config.shares.weights_from == "slurm" else None
     return Service(
         core,
-        inbox,
+        agent_handlers,
         leases,
-        desk,
+        lease_actions,
         api,
-        Switchboard(core, inbox, api, Login(keys, munge), mishaps, keys.identity),
-        promises,
+        MessageRouter(
+            core, agent_handlers, api, Login(keys, munge), handler_failures, keys.identity
+        ),
+        dependencies,
         notices,
         AssociationWatch(core, parts, read),
         reload,

@@ -1,11 +1,12 @@
 """The controller's shell: feeds it events, has its commands carried out, and saves everything
-before anybody hears of it.
+before anybody is told.
 
-One step is: something happened → controller and rounds decide → the store is written → messages go
-out. The steps of one turn share a transaction (:mod:`malletrain.daemon.steps`). A daemon that is
-killed between two turns has lost nothing; one killed within a turn has told nobody. A step that
-fails leaves memory and store apart: this core is over (:meth:`Core.fail`), and another one begins
-with what is stored, as after a restart. The jobs go on meanwhile.
+One transaction is: something happened → the controller and the rounds decide → the store is written
+→ messages are sent. The transactions of one batch are committed together
+(:mod:`malletrain.daemon.transactions`). A daemon that is killed between two batches loses nothing;
+one that is killed within a batch has told nobody. After a failed transaction memory and store may
+differ: this core ends (:meth:`Core.fail`), and another one starts from the store, as after a
+restart. The jobs go on meanwhile.
 """
 
 from __future__ import annotations
@@ -30,32 +31,32 @@ from malletrain.core.events import (
 from malletrain.core.goals import GoalsSoFar, OwnerGoals
 from malletrain.core.records import JobRecord
 from malletrain.core.trainers import Trainer
+from malletrain.daemon.agent_liveness import LivenessMonitor
 from malletrain.daemon.alarm import Alarm
-from malletrain.daemon.commands import CommandRunner, LeaseActions
-from malletrain.daemon.curves import Beginning
+from malletrain.daemon.commands import CommandRunner, LeaseCommands
+from malletrain.daemon.curves import StoredCurve
 from malletrain.daemon.gathering import GatheredReports, Gathering
-from malletrain.daemon.hearing import Hearing
 from malletrain.daemon.job_repository import ActiveJob, decode_spec, not_completed
 from malletrain.daemon.monitor import JobMonitor
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.settings import ROUNDS, round_settings
-from malletrain.daemon.steps import StepRunner
+from malletrain.daemon.transactions import TransactionRunner
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.rounds.interface import Rounds
 from malletrain.store.records import JobRow
 
 MEASURED_EVERY_S, OBSERVED_EVERY_S = 0.2, 1.0
-"""How often the controller hears of the progress of the job being profiled, and of the others."""
-GIVEN_UP_BEATS = 3
-"""Heartbeats without an answer after which agents take the daemon to be gone and connect anew
-(:mod:`malletrain.agent.link`).
+"""Interval at which the controller receives the progress of the job being profiled, and that of the
+other jobs.
 """
-HELD_S = 60.0
-"""How long nothing is planned at most after the last look of a daemon that hears nobody."""
+RECONNECT_HEARTBEATS = 3
+"""Unanswered heartbeats after which agents connect anew (:mod:`malletrain.agent.link`)."""
+PARTITION_HOLD_S = 60.0
+"""How long planning is suspended, counted from the last check that found a partition."""
 SERVICE_COST = RescaleCost(up_s=1.0, down_s=1.0, start_s=5.0)
-"""Of a service, in seconds of its value: nobody stops for a joiner, and leavers hand over what they
-hold. A little, so that no plan swaps nodes to and fro for nothing.
+"""Rescale costs of a service, seconds of its value: joiners stop nobody, and leavers hand over what
+they hold. They are above 0 so that plans do not swap nodes for nothing.
 """
 
 
@@ -63,11 +64,11 @@ class Core:
     """Steps, and the jobs in the daemon's hands. Make it within the loop that it is to run in.
 
     Args:
-        parts: what the steps work on; all of it is at hand here too.
-        leases: who takes and ends leases for the controller.
+        parts: the daemon's state; its fields are attributes here too.
+        leases: takes and ends leases for the controller.
     """
 
-    def __init__(self, parts: Parts, leases: LeaseActions) -> None:
+    def __init__(self, parts: Parts, leases: LeaseCommands) -> None:
         self._parts, self.store = parts, parts.store
         self.clock, self.metrics = parts.clock, parts.metrics
         self.accounts, self.controller = parts.accounts, parts.controller
@@ -78,11 +79,14 @@ class Core:
         self.sick = parts.sick
         self.agents, self.rounds, self.runs = parts.agents, parts.rounds, parts.runs
         self.transmit = parts.outbox.answer
-        """Answer somebody, now or after this turn."""
-        self._steps = steps = StepRunner(parts, self._begin, self._decide, self._told)
-        self.step, self.turn, self.failed = steps.step, steps.turn, steps.failed
-        self.guard, self.fail, self.task_ended = steps.guard, steps.fail, steps.task_ended
-        self.hearing = Hearing(parts.config.daemon.agent_timeout, parts.config.daemon.heartbeat)
+        """Answer a peer, now or after this batch."""
+        self._runner = runner = TransactionRunner(parts, self._begin, self._decide, self._sent)
+        self.transaction, self.batch = runner.transaction, runner.batch
+        self.failed = runner.failed
+        self.guard, self.fail, self.task_ended = runner.guard, runner.fail, runner.task_ended
+        self.liveness = LivenessMonitor(
+            parts.config.daemon.agent_timeout, parts.config.daemon.heartbeat
+        )
         self._events = parts.events
         self._commands = CommandRunner(parts, leases)
         self._alarm = Alarm(self.guard, self.clock.now, self._next, self.tick)
@@ -96,18 +100,18 @@ class Core:
 
     @property
     def torn(self) -> bool:
-        """A step has failed: memory and store may be apart."""
-        return self._steps.torn
+        """Whether a transaction has failed, so that memory and store may differ."""
+        return self._runner.torn
 
-    # --- steps ---
+    # --- transactions ---
 
     def _begin(self, now: float) -> None:
-        """A step begins."""
-        if unheard_s := self.hearing.unheard_s(now):
+        """Called at the beginning of a transaction."""
+        if unheard_s := self.liveness.unheard_s(now):
             self._unheard(unheard_s, now)
 
     def _decide(self, now: float) -> None:
-        """What follows from what has happened in a step."""
+        """Have the controller decide what follows from the events of a transaction."""
         while self._events:
             news = tuple(self._events)
             self._events.clear()
@@ -115,21 +119,21 @@ class Core:
                 self._commands.carry_out(command, now)
         self._shares.keep(now)
 
-    def _told(self, unreached: set[bytes]) -> None:
-        """A turn is saved, and everybody has been told."""
+    def _sent(self, unreached: set[bytes]) -> None:
+        """Called after a batch is saved and its messages are sent."""
         if unreached:
             self._not_reached(unreached)
         self._count()
         self._alarm.set()
 
     def feed(self, event: Event) -> None:
-        """Let the controller know, in this step or one of its own."""
-        with self.step():
+        """Pass an event to the controller, in this transaction or one of its own."""
+        with self.transaction():
             self._events.append(event)
 
     def tick(self) -> None:
         """Carry on wherever a time limit has passed."""
-        with self.step() as now:
+        with self.transaction() as now:
             self.feed(Tick())
             if (due := self.curves.tell_at()) is not None and now >= due:
                 self._events += self.curves.for_waiting(self._spec)
@@ -138,41 +142,41 @@ class Core:
                 if run.starting_until is not None and now >= run.starting_until:
                     self.rounds.rescale_over(run)
 
-    # --- its own trouble ---
+    # --- when agents cannot be heard ---
 
     def _unheard(self, unheard_s: float, now: float) -> None:
-        """The daemon can have heard nobody for so long: no time limit ran meanwhile."""
+        """Extend all time limits by the seconds in which the daemon cannot have heard anybody."""
         for run in self.runs.values():
             run.rounds.postpone(unheard_s)
             if run.starting_until is not None:
                 run.starting_until += unheard_s
-        if self.hearing.deaf_since is not None:
+        if self.liveness.partitioned_since is not None:
             return
         self.agents.heard(now)
-        if unheard_s > GIVEN_UP_BEATS * self.config.daemon.heartbeat and list(self.agents):
-            self.hear_again(f"The daemon stood still for {unheard_s:.3g} s", now)
+        if unheard_s > RECONNECT_HEARTBEATS * self.config.daemon.heartbeat and list(self.agents):
+            self.recovered(f"The daemon stood still for {unheard_s:.3g} s", now)
 
-    def deaf(self, now: float) -> None:
-        """Hardly anybody is heard. Call it again as long as that is so."""
-        if self.hearing.settling_until is None:
+    def partitioned(self, now: float) -> None:
+        """The daemon is cut off from its agents. Call it again while that lasts."""
+        if self.liveness.settling_until is None:
             count = len(list(self.agents))
-            self._tell_of(f"Most of the {count} agents fell silent at one moment", now)
-        self.hearing.settle(now + HELD_S)
-        self.controller.hold(now + HELD_S)
+            self._record_partition(f"Most of the {count} agents fell silent at one moment", now)
+        self.liveness.settle(now + PARTITION_HOLD_S)
+        self.controller.hold(now + PARTITION_HOLD_S)
 
-    def hear_again(self, sentence: str, now: float) -> None:
-        """The agents report again, or will in a moment: as after a restart, wait for them."""
-        self._tell_of(sentence, now)
+    def recovered(self, sentence: str, now: float) -> None:
+        """The agents report again, or will in a moment. Wait for them as after a restart."""
+        self._record_partition(sentence, now)
         back_by = now + self.config.daemon.adopt_wait  # they connect anew, one by one
         self.agents.heard(back_by)
-        self.hearing.settle(back_by, now)
+        self.liveness.settle(back_by, now)
         self.controller.hold(back_by)
 
-    def _tell_of(self, sentence: str, now: float) -> None:
+    def _record_partition(self, sentence: str, now: float) -> None:
         self.audit.record(
-            EventKind.DAEMON_DEAF,
-            f"{sentence}: its own trouble, not theirs. The jobs go on; it waits for the agents to "
-            "report again.",
+            EventKind.DAEMON_PARTITIONED,
+            f"{sentence}. The daemon was cut off from its agents, which are not lost. The jobs go "
+            "on; the daemon waits for the agents to report again.",
         )
 
     def close(self) -> None:
@@ -223,7 +227,7 @@ class Core:
         self,
         row: JobRow,
         spec: messages.JobSpec,
-        begins: Beginning,
+        begins: StoredCurve,
         goals: OwnerGoals,
         so_far: GoalsSoFar,
     ) -> ActiveJob:
@@ -323,8 +327,8 @@ class Core:
         self._gathered.save(run)
 
     def _take_gathered(self, reports: GatheredReports) -> None:
-        """One step for the reports of many jobs: a step looks at all of them."""
-        with self.step() as now:
+        """Handle the reports of many jobs in one transaction, because each looks at all jobs."""
+        with self.transaction() as now:
             self._events += reports.progress.values()
             for job, run in reports.to_save.items():
                 if self.runs.get(job) is not run:
@@ -336,7 +340,7 @@ class Core:
     def keep_rescales(self, run: ActiveJob) -> None:
         """Write the rescales that are over, and let the controller know what they cost."""
         for r in run.monitor.finished_rescales():
-            with self.step():
+            with self.transaction():
                 self.repository.rescale(run, r)
                 if r.kind in RESCALE_KINDS:
                     self.feed(RescaleCosted(run.row.id, r.kind, r.cost_s))
@@ -353,7 +357,7 @@ class Core:
         """Samples of the newest round have come in."""
         if run.starting_until is not None:
             self._parts.failing.works(run.spec.script, run.rounds.members)
-            with self.step():
+            with self.transaction():
                 self.rounds.rescale_over(run)
 
     # --- the end, and a restart ---
@@ -364,7 +368,7 @@ class Core:
 
     def restore(self) -> None:
         """Take in hand what the store knows; agents will report what runs."""
-        with self.step() as now:
+        with self.transaction() as now:
             self._shares.restore(now)
             rows = self.store.list_jobs([s.value for s in JobState if not s.ended])
             jobs = [(row, decode_spec(row.spec)) for row in rows]

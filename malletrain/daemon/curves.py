@@ -84,7 +84,7 @@ class _Stored:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class StoredCurve:
     """How a job begins."""
 
     scaling: ScalingModel | None
@@ -112,7 +112,7 @@ class Curves:
 
     def begin(
         self, jobs: Sequence[tuple[str, messages.JobSpec]], *, profiled: bool = True
-    ) -> list[Beginning]:
+    ) -> list[StoredCurve]:
         """How jobs (id and specification) begin, all read at once. ``profiled``: whether the site
         has jobs profiled.
         """
@@ -135,7 +135,7 @@ class Curves:
                 if model is None and (spec.parameters or spec.flops):
                     size = ModelSize(_positive(spec.parameters), _positive(spec.flops))
                     model = siblings.suggested(storage, row.key, size, self._costs)
-            found.append(Beginning(model, "" if _may_differ(spec) else row.key))
+            found.append(StoredCurve(model, "" if _may_differ(spec) else row.key))
         return found
 
     # --- a job goes on ---

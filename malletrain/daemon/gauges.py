@@ -34,7 +34,7 @@ def show_gauges(service: Service, metrics: Metrics, since_s: float) -> None:
             if watts := drawn_by.get(node_class):
                 drawn = count * (watts.busy if busy else watts.idle)
                 metrics.energy(node_class, drawn * since_s)
-    service.leases.notice()
+    service.leases.update_health()
     metrics.jobs(Counter(job.state.value for job in service.core.controller.jobs.values()))
     metrics.memory(service.core.agents.memory())
     now = service.core.clock.now()

@@ -214,7 +214,7 @@ class HungSteps:
             if again
             else " With --on-hang restart the workers would be started again."
         )
-        with core.step():
+        with core.transaction():
             core.audit.record(
                 EventKind.JOB_HUNG,
                 sentence + end,

@@ -15,9 +15,9 @@ from malletrain.core.events import JobState
 from malletrain.daemon.admission import RequestRefused, text, weighed
 from malletrain.daemon.core import Core
 from malletrain.daemon.extension import extend, extended
+from malletrain.daemon.job_dependencies import outcome
 from malletrain.daemon.job_repository import decode_spec, not_completed
 from malletrain.daemon.job_views import JobViews
-from malletrain.daemon.promises import was
 from malletrain.protocol import env
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import JobView
@@ -28,8 +28,10 @@ class JobChanges:
     """Operations on one unfinished job.
 
     Args:
-        find: the job that a user calls so, or RequestRefused.
-        step: a step of the core, with its time.
+        core: the daemon's core.
+        views: makes the answers.
+        find: (job, user) → the job that the user means. Raises RequestRefused.
+        transaction: a transaction of the core, as the API opens it.
     """
 
     def __init__(
@@ -37,12 +39,12 @@ class JobChanges:
         core: Core,
         views: JobViews,
         find: Callable[[str, str], JobRow],
-        step: Callable[[], AbstractContextManager[float]],
+        transaction: Callable[[], AbstractContextManager[float]],
     ) -> None:
         self._core = core
         self._views = views
         self._find = find
-        self._step = step
+        self._transaction = transaction
         self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
             "weigh": self._weigh,
             "extend": self._extend,
@@ -54,7 +56,7 @@ class JobChanges:
         if row.id not in self._core.runs:
             raise RequestRefused(f"Job {row.id} is {row.state} already.")
         spec = weighed(decode_spec(row.spec), params.get("weight"))
-        with self._step():
+        with self._transaction():
             self._core.reweigh(row.id, spec)
         return self._views.view(user, self._core.store.get_job(row.id) or row, spec)
 
@@ -64,7 +66,7 @@ class JobChanges:
             raise RequestRefused(f"Job {row.id} is {row.state} already.")
         changes = msgspec.convert(params["changes"], dict[str, float | None])
         wanted, stated = extended(self._core, row, changes)
-        with self._step():
+        with self._transaction():
             extend(self._core, row, wanted, stated)
         return {"job": self._views.view(user, self._core.store.get_job(row.id) or row)}
 
@@ -100,6 +102,6 @@ def dependencies(core: Core, found: Sequence[JobRow]) -> tuple[str, ...]:
     for row in not_completed(core.store, [row.id for row in found]):
         if JobState(row.state).ended:
             raise RequestRefused(
-                f"Job {row.id} ({row.name}) {was(row)}, so a job after it would never begin."
+                f"Job {row.id} ({row.name}) {outcome(row)}, so a job after it would never begin."
             )
     return tuple(dict.fromkeys(row.id for row in found))

@@ -1,8 +1,9 @@
-"""Taking, releasing and reclaiming leases, as the controller commands.
+"""Takes, releases and reclaims leases, as the controller commands.
 
-Decides what is stored and told before the main scheduler is asked: a lease is in the store first,
-so a daemon that is killed finds on its next start whatever came of it. All of it happens within a
-step of the core. The calls of the scheduler wait in a queue for :mod:`malletrain.daemon.leases`.
+Decides what is stored before the main scheduler is asked: a lease is in the store first, so that a
+daemon that is killed finds at its next start what became of it. Everything here runs within a
+transaction of the core. :mod:`malletrain.daemon.lease_reconciler` makes the calls of the scheduler,
+which wait for it in a queue.
 """
 
 from __future__ import annotations
@@ -29,55 +30,60 @@ from malletrain.protocol.messages import Goodbye
 from malletrain.store.records import LeaseRow
 from scavenger.interface import Lease, LeaseRequest, LeaseState
 
-GOES_S = 2.0
-"""An agent that was told to go has so long until the main scheduler is asked to end its lease: it
-is gone in less, and then there is nothing to ask, or nothing left to end. (OpenPBS 23.06 now and
-then never answers a ``qdel`` for a job that ends in the same moment.)
+EXIT_WAIT_S = 2.0
+"""How long a dismissed agent has to exit before the main scheduler is asked to end its lease. It
+usually exits sooner, and the lease with it. (OpenPBS 23.06 sometimes never answers a ``qdel`` for a
+job that ends at the same moment.)
 """
 
 AgentCommand = Callable[[str, KeyPair], tuple[Sequence[str], Mapping[str, str]]]
-"""Lease id and its key → argv and environment of the agent."""
+"""(lease id, its key) → (argv, environment) of the agent."""
 
 
 @dataclass(frozen=True)
 class TakeCall:
-    """The scheduler is to be asked for these leases."""
+    """Ask the main scheduler for these leases."""
 
     requests: tuple[LeaseRequest, ...]
 
 
 @dataclass(frozen=True)
 class ReleaseCall:
-    """The scheduler is to end these leases."""
+    """Have the main scheduler end these leases."""
 
     leases: tuple[Lease, ...]
 
 
 @dataclass(frozen=True)
-class ReclaimOver:
-    """The time is up in which the job was to move off the node of this lease. ``why``: it was
-    to, as a sentence.
-    """
+class ReclaimExpired:
+    """The time is over in which the job had to move off the node of this lease."""
 
     lease: str
     why: str = RECLAIM_SENTENCE
+    """Why it had to, as a sentence."""
 
 
 @dataclass(frozen=True)
-class SpareLook:
-    """It is time to see whether a spare node has been left. ``told``: at the last look its agent
-    had been told to let go of the job.
-    """
+class SpareCheck:
+    """Check whether the job has left a spare node."""
 
     lease: str
-    told: bool = False
+    releasing: bool = False
+    """Whether the agent had been told to release the job at the previous check."""
 
 
-Call = TakeCall | ReleaseCall | ReclaimOver | SpareLook
+Call = TakeCall | ReleaseCall | ReclaimExpired | SpareCheck
 
 
-class LeaseDesk:
-    """What the controller's commands do to leases."""
+class LeaseActions:
+    """Carries out the controller's commands about leases.
+
+    Args:
+        parts: the daemon's state.
+        departures: handles nodes that leave.
+        keys: makes the keys of leases.
+        command: makes the command of an agent.
+    """
 
     def __init__(
         self, parts: Parts, departures: Departures, keys: KeyRing, command: AgentCommand
@@ -88,13 +94,18 @@ class LeaseDesk:
         self._command = command
         self.calls: asyncio.Queue[Call] = asyncio.Queue()
         self.being_taken: set[str] = set()
-        """Leases stored of which the scheduler may not have heard yet."""
+        """Leases in the store for which the scheduler may not have been asked yet."""
 
     def take(self, nodes: tuple[str, ...], owner: str) -> None:
-        """Ask for a lease on each of these nodes, as ``owner``."""
+        """Request a lease on each of these nodes.
+
+        Args:
+            nodes: names of the nodes.
+            owner: user whose leases they are; empty for the daemon's user.
+        """
         parts = self._parts
         if owner and not parts.accounts.submits_as_others:
-            # A job from a time when others were served.
+            # The job was submitted when the daemon served several users.
             parts.events.extend(LeaseNotTaken(node, owner) for node in nodes)
             return
         requests, rows, account = [], [], parts.parties.account(owner or user_name())
@@ -128,19 +139,19 @@ class LeaseDesk:
         self.calls.put_nowait(TakeCall(tuple(requests)))
 
     def release(self, nodes: tuple[str, ...]) -> None:
-        """No job needs these nodes any more. One that a job has yet to leave, because its joiners
-        come up or it saves what is done, goes when it is free.
+        """Release nodes that no job needs any more. A node that its job has not left yet, because
+        its joiners are starting or it is saving, is released when the job has left.
         """
         agents = (self._parts.agents.on(node) for node in nodes)
-        busy = {a.node: a for a in agents if a is not None and self._is_being_left(a)}
+        busy = {a.node: a for a in agents if a is not None and self._job_is_leaving(a)}
         for agent in busy.values():
             agent.spare = True
-            self._look_in(SpareLook(agent.lease))
+            self._check_later(SpareCheck(agent.lease))
         self._end([n for n in nodes if n not in busy], SPARE_SENTENCE, RELEASED)
 
     def free(self, agent: LeasedAgent) -> None:
-        """The agent is free of its job: its lease ends if no other needs the node, or if the agent
-        is outdated. The node may be leased again at once.
+        """End the lease of an agent without a job if no other job needs the node, or if the agent's
+        version is outdated. The node may be leased again at once.
         """
         if agent.holds is not None or agent.gone_at is not None:
             return
@@ -149,40 +160,46 @@ class LeaseDesk:
         elif agent.spare:
             self._end((agent.node,), SPARE_SENTENCE, RELEASED)
 
-    def spare_look(self, look: SpareLook) -> None:
-        """A spare node whose agent was told to let go, and has not for so long that it hangs, or
-        its job's processes do, goes all the same; so does one whose agent is lost.
+    def check_spare(self, check: SpareCheck) -> None:
+        """Release a spare node although its job has not left it, if its agent is lost or has not
+        released the job since the previous check, so that it or the job's processes hang.
         """
-        agent = self._parts.agents.of_lease(look.lease)
-        row = self._parts.lease_rows.active.get(look.lease)
+        agent = self._parts.agents.of_lease(check.lease)
+        row = self._parts.lease_rows.active.get(check.lease)
         if agent is None:
             if row is not None and row.state is not LeaseStatus.LEAVING:
                 self._end((row.node,), SPARE_SENTENCE, RELEASED)
         elif agent.spare and agent.holds is not None and agent.gone_at is None:
-            if look.told and agent.releasing:
+            if check.releasing and agent.releasing:
                 self._end((agent.node,), f"{SPARE_SENTENCE} Its job does not leave it.", RELEASED)
             else:
-                self._look_in(SpareLook(look.lease, agent.releasing))
+                self._check_later(SpareCheck(check.lease, agent.releasing))
 
-    def _look_in(self, look: SpareLook) -> None:
+    def _check_later(self, check: SpareCheck) -> None:
         within_s = self._parts.controller.settings.reclaim_s
-        asyncio.get_running_loop().call_later(within_s, self.calls.put_nowait, look)
+        asyncio.get_running_loop().call_later(within_s, self.calls.put_nowait, check)
 
-    def _is_being_left(self, agent: LeasedAgent) -> bool:
+    def _job_is_leaving(self, agent: LeasedAgent) -> bool:
         run = self._parts.runs.get(agent.holds or "")
         return run is not None and not agent.releasing and agent.node not in run.rounds.target
 
     def _end(self, nodes: Collection[str], why: str, reason: str) -> None:
-        """Nothing is to run on these nodes any more. ``reason``: what is stored of it."""
+        """End the leases on these nodes.
+
+        Args:
+            nodes: names of the nodes.
+            why: a sentence for the audit log.
+            reason: the reason that is stored with the lease.
+        """
         parts, ending = self._parts, []
-        going: list[str] = []
+        exiting: list[str] = []
         active = parts.lease_rows.active
         for node in nodes:
             agent = parts.agents.on(node)
             lease = agent.lease if agent else parts.lease_rows.on(node)
             if agent is not None:
                 self.dismiss(agent, why)
-            # Nobody will say that the node is free of a job it was just released from.
+            # No agent will report that the node is free of the job.
             for run in parts.runs.values():
                 parts.rounds.act(run, run.rounds.gone(node, parts.clock.now()))
             if lease is not None and lease in active:
@@ -190,25 +207,30 @@ class LeaseDesk:
                 if agent is None:
                     ending.append(_lease(row))
                 elif parts.agents.dismissed(lease) is None:
-                    going.append(lease)
+                    exiting.append(lease)
                 parts.audit.record(EventKind.LEASE_RELEASED, why, node=node, lease=lease)
         if ending:
             self.calls.put_nowait(ReleaseCall(tuple(ending)))
-        if going:
-            self._is_going(tuple(going))
+        if exiting:
+            self._await_exit(tuple(exiting))
 
-    def _is_going(self, leases: tuple[str, ...]) -> None:
-        """Their agents end these leases, or the main scheduler is asked to."""
-        asyncio.get_running_loop().call_later(GOES_S, self._gone_by_now, leases)
+    def _await_exit(self, leases: tuple[str, ...]) -> None:
+        """Give the agents EXIT_WAIT_S to exit, which ends their leases."""
+        asyncio.get_running_loop().call_later(EXIT_WAIT_S, self._end_remaining, leases)
 
-    def _gone_by_now(self, leases: tuple[str, ...]) -> None:
-        """End those of these leases whose agents have not ended them by going."""
+    def _end_remaining(self, leases: tuple[str, ...]) -> None:
+        """Have the main scheduler end those of these leases that have not ended."""
         rows = map(self._parts.lease_rows.active.get, leases)
-        if left := tuple(_lease(row) for row in rows if row is not None):
-            self.calls.put_nowait(ReleaseCall(left))
+        if remaining := tuple(_lease(row) for row in rows if row is not None):
+            self.calls.put_nowait(ReleaseCall(remaining))
 
     def dismiss(self, agent: LeasedAgent, why: str) -> None:
-        """Have the agent go; one that has logs to send keeps its lease for that, for a while."""
+        """Tell the agent to exit. While it has logs to send it may keep its lease for a while.
+
+        Args:
+            agent: whose node is released.
+            why: a sentence for the agent's log.
+        """
         jobs, agents = self._parts.config.jobs, self._parts.agents
         if not agent.shipping:
             agents.reach(agent, Goodbye(why))
@@ -220,20 +242,20 @@ class LeaseDesk:
         asyncio.get_running_loop().call_later(within_s, self.let_go, agent.lease)
 
     def let_go(self, lease: str) -> None:
-        """The logs of a dismissed agent are here, or the time for them is up: end its lease."""
+        """End the lease of a dismissed agent whose logs have arrived or are not awaited any more."""
         agent, row = self._parts.agents.forget(lease), self._parts.lease_rows.active.get(lease)
         if agent is not None and row is not None:
-            self._is_going((lease,))
+            self._await_exit((lease,))
 
     def cancel_unheard(self, lease: str, sentence: str) -> None:
-        """The lease runs, and its agent does not report: end it."""
+        """End a running lease whose agent does not report."""
         row = self._parts.lease_rows.update(lease, state=LeaseStatus.LEAVING, end_reason=UNHEARD)
         self._parts.audit.record(EventKind.LEASE_UNHEARD, sentence, node=row.node, lease=lease)
         self._parts.events.append(LeaseUnheard(row.node, row.owner))
         self.calls.put_nowait(ReleaseCall((_lease(row),)))
 
     def end_lost(self, leases: Sequence[str], sentence: str) -> None:
-        """The agents of these leases do not find this daemon: end the leases."""
+        """End leases whose agents cannot reach this daemon; ``sentence`` says why."""
         rows = []
         for lease in leases:
             row = self._parts.lease_rows.update(
@@ -244,13 +266,17 @@ class LeaseDesk:
         self.calls.put_nowait(ReleaseCall(tuple(rows)))
 
     def release_again(self, lease: str) -> None:
-        """The lease was to leave, and is still there: ask for its end once more."""
+        """Ask once more for the end of a lease that should have ended."""
         row = self._parts.lease_rows.active[lease]
         self.calls.put_nowait(ReleaseCall((_lease(row),)))
 
     def reclaim(self, nodes: tuple[str, ...], within_s: float, why: str = RECLAIM_SENTENCE) -> None:
-        """Jobs of another owner need these nodes more, or an operator wants them back: end their
-        leases once their jobs have moved off.
+        """End the leases on these nodes after their jobs have moved off.
+
+        Args:
+            nodes: names of the nodes.
+            within_s: time that the jobs have for it, seconds.
+            why: because jobs of another owner need the nodes more, or an operator wants them back.
         """
         for node in nodes:
             agent = self._parts.agents.on(node)
@@ -258,15 +284,20 @@ class LeaseDesk:
                 self._take_back(node, why)
                 continue
             self._departures.reclaim(agent, within_s, why)
-            self._take_back_in(agent, within_s, why)
+            self._take_back_later(agent, within_s, why)
 
     def sick(self, agent: LeasedAgent, sentence: str, broken: bool) -> None:
-        """The node of this agent is not fit for jobs: it goes once its job has moved off, and is
-        left alone for a while. ``broken``: there is nothing to move any more.
+        """End the lease on a node that is not fit for jobs, after its job has moved off, and do not
+        use the node for a while.
+
+        Args:
+            agent: on the node.
+            sentence: what is wrong with the node.
+            broken: whether the job's workers have failed, so that nothing has to be moved.
         """
         parts, node, lease = self._parts, agent.node, agent.lease
         row = parts.lease_rows.active.get(lease)
-        if row is None or row.end_reason != SICK:  # else it says so again
+        if row is None or row.end_reason != SICK:  # it may report it repeatedly
             until = parts.sick.failed(node, sentence, parts.clock.now()).until
             job = agent.holds or ""
             parts.audit.record(
@@ -277,14 +308,14 @@ class LeaseDesk:
         elif agent.gone_at is None:
             within_s = parts.controller.settings.reclaim_s
             self._departures.sick(agent, within_s, sentence)
-            self._take_back_in(agent, within_s, sentence)
+            self._take_back_later(agent, within_s, sentence)
 
-    def _take_back_in(self, agent: LeasedAgent, within_s: float, why: str) -> None:
-        over = ReclaimOver(agent.lease, why)
-        asyncio.get_running_loop().call_later(within_s, self.calls.put_nowait, over)
+    def _take_back_later(self, agent: LeasedAgent, within_s: float, why: str) -> None:
+        call = ReclaimExpired(agent.lease, why)
+        asyncio.get_running_loop().call_later(within_s, self.calls.put_nowait, call)
 
-    def reclaim_over(self, lease: str, why: str = RECLAIM_SENTENCE) -> None:
-        """The time to move off is up."""
+    def reclaim_expired(self, lease: str, why: str = RECLAIM_SENTENCE) -> None:
+        """End the lease although its job may not have moved off."""
         agent, row = self._parts.agents.of_lease(lease), self._parts.lease_rows.active.get(lease)
         if agent is not None and row is not None and row.end_reason == SICK:
             self._take_back(agent.node, "Its node is not fit for jobs.", SICK)

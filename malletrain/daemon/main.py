@@ -26,19 +26,19 @@ from malletrain.daemon.advertise import AddressError
 from malletrain.daemon.backends import Backend, backend
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.clock_set import ClockWasSet, look_at_the_clock
+from malletrain.daemon.component_failure import ComponentFailure
 from malletrain.daemon.compose import Service, agent_command, compose
 from malletrain.daemon.core import Core
 from malletrain.daemon.descriptors import allow_many
-from malletrain.daemon.failed_parts import FailedParts
 from malletrain.daemon.gauges import show_gauges
-from malletrain.daemon.heap import Heap, rarely_searched, settle
+from malletrain.daemon.handler_failures import HandlerFailures
 from malletrain.daemon.known_database import remember_database
+from malletrain.daemon.memory_trim import MemoryTrim, freeze_objects, full_collections_rare
+from malletrain.daemon.message_router import MessageFailed
 from malletrain.daemon.metrics import Metrics, MetricsError
-from malletrain.daemon.mishaps import Mishaps
 from malletrain.daemon.origin import reached_at, settle_origin
 from malletrain.daemon.retention import Retention
 from malletrain.daemon.startup import refusals
-from malletrain.daemon.switchboard import MessageFailed
 from malletrain.daemon.transport import Transport
 from malletrain.identity.keys import KeyRing
 from malletrain.identity.state_directory import (
@@ -163,9 +163,9 @@ class Daemon:
         self._boot = str(store.boot())
         self._clock = Clock()
         self.metrics = Metrics()
-        self.mishaps = Mishaps(self.metrics, time.monotonic)
+        self.handler_failures = HandlerFailures(self.metrics, time.monotonic)
         self._retention = Retention(store, config.accounting.keep)
-        self._heap = Heap()
+        self._memory_trim = MemoryTrim()
         self._transport = Transport(self.keys.server, self.keys.identity)
 
     async def serve(self) -> int:
@@ -186,7 +186,7 @@ class Daemon:
             self.service = self._connect()
             self._serve_metrics()
             self.metrics.started(__version__)
-            with rarely_searched():
+            with full_collections_rare():
                 # Nothing here keeps the parts that have failed: the next ones leave their garbage
                 # out of Python's search for such.
                 failed = await self._live(self.service, stop, again)
@@ -216,8 +216,8 @@ class Daemon:
         service: Service,
         stop: asyncio.Event,
         again: asyncio.Event,
-        before: FailedParts | None = None,
-    ) -> FailedParts | None:
+        before: ComponentFailure | None = None,
+    ) -> ComponentFailure | None:
         """Serve with these parts until a signal asks to stop (None), or until they have failed in a
         way that others may go on after. ``again``: a signal asks for the configuration to be read
         again.
@@ -228,8 +228,8 @@ class Daemon:
             # First what was: agents may have called already, and speak of jobs known before.
             wait_s = self._restore(service, before)
             reached(FaultPoint.DAEMON_RESTORED)
-            settle()
-            self._transport.serve(service.switchboard)
+            freeze_objects()
+            self._transport.serve(service.message_router)
             for peer in before.peers if before is not None else ():
                 self._transport.send(peer, messages.WhoAreYou(self._boot))
             for work in (
@@ -250,7 +250,7 @@ class Daemon:
             failure = await self._until(stop, service)
         finally:
             self._transport.hold()
-            service.switchboard.close()
+            service.message_router.close()
             service.core.close()
             for task in tasks:
                 task.cancel()
@@ -260,7 +260,7 @@ class Daemon:
         await service.leases.quiet()
         self.config = service.core.config  # with what was reloaded
         self._boot = str(self._store.boot())
-        return FailedParts.of(failure, service)
+        return ComponentFailure.of(failure, service)
 
     def _connect(self) -> Service:
         return compose(
@@ -279,7 +279,7 @@ class Daemon:
             ),
             self._transport.send,
             self._boot,
-            self.mishaps,
+            self.handler_failures,
             self._retention,
             self._path,
             self._log_file,
@@ -298,12 +298,12 @@ class Daemon:
             if isinstance(error, StoreError) and not isinstance(error, StatementRefused):
                 raise error  # nothing can be kept: the service manager tries again
             known = isinstance(error, MessageFailed | ClockWasSet)
-            if not (known or self.mishaps.may_begin_anew(error)):
+            if not (known or self.handler_failures.may_begin_anew(error)):
                 raise error
             if isinstance(error, ClockWasSet):
                 self._clock.set()
             return error
-        with core.step() as now:
+        with core.transaction() as now:
             core.keep_shares(now)
             for run in core.runs.values():
                 core.repository.save(run)
@@ -318,7 +318,7 @@ class Daemon:
         )  # what was announced to the site stays: it is true again at the next start
         return None
 
-    def _restore(self, service: Service, before: FailedParts | None) -> float:
+    def _restore(self, service: Service, before: ComponentFailure | None) -> float:
         """Take in hand what was. Returns how long to wait for agents at most, seconds."""
         core, known = service.core, len(service.leases.active)
         wait = self.config.daemon.adopt_wait if known else 0.0
@@ -332,7 +332,7 @@ class Daemon:
             sentence = (
                 f"{before.sentence} It has taken {found} in hand anew; the jobs went on meanwhile."
             )
-        with core.step():
+        with core.transaction():
             core.audit.record(kind, sentence, boot=self._boot)
         return wait
 
@@ -346,7 +346,7 @@ class Daemon:
         if self._lost_agents:
             await self._end_lost(service)
         reached(FaultPoint.DAEMON_ADOPTS)
-        service.inbox.adopt()
+        service.agent_handlers.adopt()
         reached(FaultPoint.DAEMON_ADOPTED)
 
     async def _end_lost(self, service: Service) -> None:
@@ -354,7 +354,7 @@ class Daemon:
         their jobs are to run once, and not beside themselves.
         """
         core, sentence, self._lost_agents = service.core, self._lost_agents, ""
-        with core.step() as now:
+        with core.transaction() as now:
             lost = service.leases.end_lost(sentence)
             core.controller.hold(now + LOST_WAIT_S + 60.0)
         if not lost:
@@ -374,16 +374,16 @@ class Daemon:
             await asyncio.sleep(WATCH_EVERY_S)
             self.metrics.loop_lag(loop.time() - due)
             look_at_the_clock(service.core, self._clock)
-            service.inbox.watch()
-            service.promises.look()
+            service.agent_handlers.watch()
+            service.dependencies.check()
             self._look_at_users()
-            service.switchboard.end_waiting()
-            with service.core.step():
+            service.message_router.end_waiting()
+            with service.core.transaction():
                 service.core.goals.keep()
             self._retention.look(self._clock.now())
             kept = self._transport.kept_bytes
-            self._transport.end_unreadable(self._heap.swollen(kept))
-            self._heap.look(time.monotonic(), kept)
+            self._transport.end_unreadable(self._memory_trim.swollen(kept))
+            self._memory_trim.update(time.monotonic(), kept)
             show_gauges(service, self.metrics, WATCH_EVERY_S)
 
     def _look_at_users(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from malletrain.daemon.core import Core
-from malletrain.daemon.leases import Leases
+from malletrain.daemon.lease_reconciler import LeaseReconciler
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.sickbay import manner
 from malletrain.daemon.trainer_views import of_class
@@ -23,7 +23,7 @@ def natural(name: str) -> tuple[Any, ...]:
     )
 
 
-def node_views(core: Core, parts: Parts, leases: Leases, explain: bool) -> list[NodeView]:
+def node_views(core: Core, parts: Parts, leases: LeaseReconciler, explain: bool) -> list[NodeView]:
     """Every node that is idle or ours; with ``explain`` every node of the machine, with the rules
     that say whether it may be leased.
     """

@@ -141,7 +141,7 @@ class Notices:
             await asyncio.to_thread(deliver, one, facts, self.settings.sendmail)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             log.warning("not notified", job=row.id, to=one.to, reason=str(error))
-            with self._core.step():
+            with self._core.transaction():
                 self._core.audit.record(
                     EventKind.JOB_NOTICE,
                     f"{one.to} could not be told that the job {WORDS[event.kind]}: {error}",

@@ -1,7 +1,7 @@
-"""What one step of the daemon works on: the controller, the rows in the store, the agents, the
-events that wait and the messages that wait.
+"""The state that one transaction of the daemon works on: the controller, the rows in the store, the
+agents, pending events and pending messages.
 
-Decides nothing. A step (:mod:`malletrain.daemon.core`) opens and ends a transaction around it.
+Decides nothing. :mod:`malletrain.daemon.transactions` opens and ends transactions.
 """
 
 from __future__ import annotations
@@ -43,41 +43,43 @@ Send = Callable[[bytes, messages.Message], bool]
 """Send to a peer; False when it cannot be reached."""
 
 
-class StepOutbox:
-    """Messages of a turn wait here until its steps are saved, and answers in between; outside of
-    one they are sent at once.
+class TransactionOutbox:
+    """Holds the messages of a batch until its transactions are saved, in order with the answers to
+    requests. Outside of a batch messages are sent at once.
     """
 
     def __init__(self, send: Send) -> None:
         self.send = send
         self.open = False
-        """A turn is under way."""
+        """Whether a batch is open."""
         self._waiting: list[tuple[bytes, messages.Message, bool]] = []
 
     def post(self, peer: bytes, message: messages.Message) -> bool:
-        """Send, now or after the turn; False: the peer could not be reached."""
+        """Send now, or after the batch. Returns whether the peer was reached, True if that is not
+        known yet.
+        """
         if not self.open:
             return self.send(peer, message)
         self._waiting.append((peer, message, True))
         return True
 
     def answer(self, peer: bytes, message: messages.Message) -> None:
-        """The same, and whether it arrives does not matter: who wants it asks again."""
+        """Send an answer now, or after the batch. Its sender asks again if it does not arrive."""
         if self.open:
             self._waiting.append((peer, message, False))
         else:
             self.send(peer, message)
 
     def mark(self) -> int:
-        """How much waits, for :meth:`forget`."""
+        """The number of held messages, for :meth:`forget`."""
         return len(self._waiting)
 
     def forget(self, mark: int) -> None:
-        """What has come since ``mark`` is not sent."""
+        """Drop the messages that were added since ``mark``."""
         del self._waiting[mark:]
 
     def flush(self) -> list[bytes]:
-        """Send what waits; returns the peers that could not be reached, and should be."""
+        """Send the held messages. Returns the peers that no message of :meth:`post` reached."""
         waiting, self._waiting = self._waiting, []
         unreached = []
         for peer, message, matters in waiting:
@@ -90,7 +92,7 @@ class StepOutbox:
 
 @dataclass
 class Parts:
-    """The parts of one daemon that change within steps only."""
+    """The state of one daemon. It changes within transactions only."""
 
     config: Config
     """As it holds now: what a reload takes over is put here (:mod:`malletrain.daemon.reload`)."""
@@ -108,9 +110,9 @@ class Parts:
     shares: ShareKeeper
     agents: Agents
     rounds: RoundShell
-    outbox: StepOutbox
+    outbox: TransactionOutbox
     events: deque[Event]
-    """For the controller, in this step."""
+    """Events of the open transaction, for the controller."""
     sick: SickNodes
     """The nodes that failed a health check, or jobs one after another."""
     failing: FailingNodes
@@ -145,7 +147,7 @@ def make_parts(
         key_of: job → the secret that the processes of a service share.
     """
     events: deque[Event] = deque()
-    outbox = StepOutbox(send)
+    outbox = TransactionOutbox(send)
     accounts = Accounts(config)
     audit = AuditLog(store, clock)
     repository = JobRepository(store, clock, metrics, audit)

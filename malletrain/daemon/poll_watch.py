@@ -1,7 +1,7 @@
 """Whether the main scheduler answers: polls that failed in a row, and one that is late. Pure.
 
 Decides when a poll counts as missed, and what is told of it. When the next one is made is decided
-by :mod:`malletrain.daemon.leases`.
+by :mod:`malletrain.daemon.lease_reconciler`.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Reload:
             "next_jobs": _lines(found, found.keys() & NEXT_JOBS),
             "restart": _lines(found, found.keys() - taken),
         }
-        with self._core.step() as now:
+        with self._core.transaction() as now:
             if "jobs.max_running" in taken:
                 self._core.controller.state.plan_soon(now)
                 self._core.feed(Tick())

@@ -3,7 +3,7 @@ and onto the daemon's disk.
 
 Decides what of it is kept: of a metric so many names, of a log only what the owner's own agent says
 of its own node. The bounds of single fields are :mod:`malletrain.protocol.messages`'s; that an
-agent speaks of the job it holds is the inbox's.
+agent speaks of the job it holds is the agent_handlers's.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class AgentReports:
         """A number with a name. What is the same name in the store is one metric."""
         message = msgspec.structs.replace(message, name=stored_text(message.name))
         metrics = run.row.metrics
-        with self._core.step():
+        with self._core.transaction():
             if len(message.name) > LONGEST_METRIC or (
                 message.name not in metrics and len(metrics) >= MOST_METRICS
             ):
@@ -89,11 +89,11 @@ class AgentReports:
         try:
             spec = valued(run.spec, message.nodes)
         except RequestRefused as error:
-            with self._core.step():
+            with self._core.transaction():
                 self._core.repository.notice(run, f"What its process says of its worth: {error}")
             return
         if spec.curve != run.spec.curve:
-            with self._core.step():
+            with self._core.transaction():
                 self._core.revalue(run.row.id, spec)
 
     def _grow(self, run: ActiveJob, message: messages.Metric) -> None:
@@ -118,7 +118,7 @@ class AgentReports:
     def notice(self, agent: LeasedAgent, run: ActiveJob, message: messages.Notice) -> None:
         """A sentence for the owner, or a fact."""
         core = self._core
-        with core.step():
+        with core.transaction():
             if message.sentence:
                 core.repository.notice(run, message.sentence)
             if message.kind == "snapshot" and message.data:

@@ -14,7 +14,7 @@ from malletrain.core.events import JobState
 from malletrain.core.slow_links import LEAST_PARTNERS, SlowLink, SlowLinks, gap_s
 from malletrain.core.slow_nodes import SlowNode
 from malletrain.daemon.core import Core
-from malletrain.daemon.lease_actions import LeaseDesk
+from malletrain.daemon.lease_actions import LeaseActions
 from malletrain.daemon.probes import Probes, Results
 from malletrain.daemon.sickbay import manner
 from malletrain.protocol.event_kinds import EventKind
@@ -38,10 +38,10 @@ class _Class:
 class SlowLinkWatch:
     """Of all nodes of one daemon."""
 
-    def __init__(self, core: Core, desk: LeaseDesk, probes: Probes) -> None:
+    def __init__(self, core: Core, lease_actions: LeaseActions, probes: Probes) -> None:
         self._core = core
         self._slow = core.slow
-        self._desk = desk
+        self._lease_actions = lease_actions
         self._probes = probes
         self._classes: dict[str, _Class] = {}
 
@@ -126,7 +126,7 @@ class SlowLinkWatch:
     def _judge(
         self, links: SlowLinks, group: str, members: list[str], pair: tuple[str, str]
     ) -> None:
-        with self._core.step() as now:
+        with self._core.transaction() as now:
             known = self._slow.links(now)
             for node in pair:
                 if (was := known.get(node)) and links.well(node, was.link_mbit, was.since):
@@ -148,7 +148,9 @@ class SlowLinkWatch:
                 usual_mbit=round(link.usual, 1),
             )
             if group == NO_JOB and manner(self._core.config) == "swap":
-                self._desk.reclaim((node,), self._core.controller.settings.reclaim_s, sentence)
+                self._lease_actions.reclaim(
+                    (node,), self._core.controller.settings.reclaim_s, sentence
+                )
 
     def _well(self, node: str, usual: float) -> None:
         self._slow.link_well(node)

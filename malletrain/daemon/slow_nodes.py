@@ -24,7 +24,7 @@ from malletrain.core.slow_nodes import (
 )
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import ActiveJob
-from malletrain.daemon.lease_actions import LeaseDesk
+from malletrain.daemon.lease_actions import LeaseActions
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.sickbay import manner
 from malletrain.protocol.event_kinds import EventKind
@@ -99,10 +99,10 @@ class _Round:
 class SlowNodeWatch:
     """Of all jobs of one daemon."""
 
-    def __init__(self, core: Core, parts: Parts, desk: LeaseDesk) -> None:
+    def __init__(self, core: Core, parts: Parts, lease_actions: LeaseActions) -> None:
         self._core = core
         self._slow = parts.slow
-        self._desk = desk
+        self._lease_actions = lease_actions
         self._manner = manner(core.config)
         self._window_s = core.config.nodes.slow_after / KEPT
         self._rounds: dict[str, _Round] = {}
@@ -139,7 +139,7 @@ class SlowNodeWatch:
                 self._compare(run, window)
 
     def _compare(self, run: ActiveJob, window: StepWindow) -> None:
-        with self._core.step() as now:
+        with self._core.transaction() as now:
             found = self._slow.compare(window, now)
             self._say(run, found, now)
             job = self._core.controller.jobs[run.row.id]
@@ -198,4 +198,4 @@ class SlowNodeWatch:
         for node, known in slow.items():
             sentence = f"{known.sentence} The job does more without it."
             within_s = self._core.controller.settings.reclaim_s
-            self._desk.reclaim((node,), within_s, sentence)
+            self._lease_actions.reclaim((node,), within_s, sentence)

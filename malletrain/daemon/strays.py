@@ -4,7 +4,7 @@ A lease is stored before it is asked for, so one that is not among those that ha
 ended for the daemon: it was refused by a main scheduler that took it all the same and could not say
 so, or was missing from a poll. Its agent cannot report any more, and would hold its node to the end
 of its time. The scavenger remembers what it gave up, until the daemon starts again. Decides which
-are to be ended now; ending them is done by :mod:`malletrain.daemon.leases`. Pure.
+are to be ended now; ending them is done by :mod:`malletrain.daemon.lease_reconciler`. Pure.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class StuckRounds:
         shut = [(a, b, r.trouble) for (a, b), r in sorted(results.items()) if not r.reached]
         failed = f"The workers of round {run.rounds.generation} failed before their first step"
         why = f"{failed if barred else self._began(run)}: {blocked.sentence(shut)}"
-        with core.step():
+        with core.transaction():
             for node in blocked.left_out(run.rounds.members, [(a, b) for a, b, _ in shut]):
                 text = f"{why} The job goes on without {node}."
                 core.audit.record(EventKind.ROUND_STUCK, text, job=job, node=node)
@@ -135,7 +135,7 @@ class StuckRounds:
     def _open(self, run: ActiveJob, watch: _Watch, silent: float, known: bool) -> None:
         """No way was found blocked. ``known``: all were tried."""
         core, job, began = self._core, run.row.id, self._began(run)
-        with core.step():
+        with core.transaction():
             if not known:
                 text = (
                     f"{began}, and whether its nodes reach each other could not be found out: not "
@@ -182,5 +182,5 @@ def warn_of_silence(core: Core, run: ActiveJob, now: float) -> None:
             "script does not call malletrain.report(). "
             "Without it MalleTrain cannot know how the job scales."
         )
-        with core.step():
+        with core.transaction():
             core.repository.notice(run, sentence)

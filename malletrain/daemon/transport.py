@@ -2,8 +2,8 @@
 
 Decides who gets in (known keys only), what a message is (:mod:`malletrain.protocol.messages`), and
 what happens to one that is none: its sender is told, it is counted, nothing else. How much of a
-connection may wait is :mod:`malletrain.daemon.intake`'s decision. It does not know what messages
-mean.
+connection may wait is :mod:`malletrain.daemon.receive_queue`'s decision. It does not know what
+messages mean.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import structlog
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from malletrain.daemon.doorkeeper import Doorkeeper
-from malletrain.daemon.intake import Intake, most_bytes, sender_of
+from malletrain.daemon.receive_queue import ReceiveQueue, max_message_bytes, sender_of
 from malletrain.daemon.unread import Unread, end_connection
+from malletrain.daemon.zap_authenticator import ZapAuthenticator
 from malletrain.identity.keys import KeyPair
 from malletrain.protocol import messages, wire
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -80,7 +80,7 @@ class Came(NamedTuple):
 class Receiver(Protocol):
     """Who hears what comes in. Called from the loop."""
 
-    def turn(self) -> AbstractContextManager[None]:
+    def batch(self) -> AbstractContextManager[None]:
         """Around the messages that are taken in at one go."""
 
     def message(self, peer: bytes, who: str, message: Any, size: int, key: str) -> None:
@@ -116,7 +116,7 @@ class Transport:
         self._context = zmq.Context(io_threads=IO_THREADS)
         # On the loop, not in a thread of its own: while the loop is busy such a thread is let in
         # every 5 ms, several times for each agent, and thousands of agents come at once.
-        self._door = Doorkeeper(self._context, lookup)
+        self._door = ZapAuthenticator(self._context, lookup)
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.curve_secretkey = keys.secret.encode()
         self._socket.curve_publickey = keys.public.encode()
@@ -130,7 +130,7 @@ class Transport:
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._intake: Intake[Came] = Intake()
+        self._received: ReceiveQueue[Came] = ReceiveQueue()
         self._behind = False
         """The last turn was not long enough."""
         self._took_in = 0.0
@@ -238,20 +238,20 @@ class Transport:
         # The monitor wakes its reader once, whatever comes after: a wakeup lost would leave ends
         # unread, and ZeroMQ's thread stops for good when there is no room for more of them.
         self._watch()
-        with self._receiver.turn():
-            more = self._turn(self._receiver)
+        with self._receiver.batch():
+            more = self._read_batch(self._receiver)
         if more:
             self._soon()
 
-    def _turn(self, receiver: Receiver) -> bool:
+    def _read_batch(self, receiver: Receiver) -> bool:
         """Handle what is there, for a while; whether there may be more. What was too much for the
         turn before waits here meanwhile, and its senders take turns.
         """
         if self._behind:
             self._take_in(receiver)
-        until = time.monotonic() + (CROWDED_TURN_S if self._intake.crowded else TURN_S)
+        until = time.monotonic() + (CROWDED_TURN_S if self._received.crowded else TURN_S)
         while time.monotonic() < until:
-            came = self._intake.take() if self._intake else self._came(receiver)
+            came = self._received.take() if self._received else self._came(receiver)
             if came is None:
                 self._behind = False
                 return False
@@ -268,7 +268,7 @@ class Transport:
         let_go: Counter[str] = Counter()
         while time.monotonic() < until and (came := self._came(receiver)) is not None:
             who = self._lookup(came.key)
-            if not self._intake.put(sender_of(came.key, who), came, came.size):
+            if not self._received.put(sender_of(came.key, who), came, came.size):
                 let_go[who or ""] += 1
         for sender, number in let_go.items():
             receiver.dropped(sender, number)
@@ -312,7 +312,7 @@ class Transport:
             return
         try:
             frames = [frame.bytes for frame in came.frames[1:]]
-            message = wire.decode(frames, came.number - 1, most_bytes(who))
+            message = wire.decode(frames, came.number - 1, max_message_bytes(who))
         except wire.WireError as e:
             receiver.invalid(f"{who}: {e}")
             self.send(peer, messages.Error(str(e)))

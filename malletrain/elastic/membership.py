@@ -24,8 +24,8 @@ from malletrain.elastic.errors import Interrupted, is_peer_loss
 from malletrain.elastic.group import Group, library_collectives
 from malletrain.elastic.invited import Invited
 from malletrain.elastic.link import Place, connect
-from malletrain.elastic.manner import manner_of
 from malletrain.elastic.parallel import Parallel
+from malletrain.elastic.state_policy import manner_of
 from malletrain.elastic.training import Training
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached

@@ -1,9 +1,10 @@
 """Carries bytes between connections on this host and the one that serves a round's store.
 
 One thread, which waits on everything. On this host a caller comes in by a
-:class:`~malletrain.launch.doors.FrontDoor`; between hosts every connection is a numbered stream
-over one ZeroMQ socket under CURVE, both of whose keys follow from the job's secret: who does not
-have the secret is not heard at all. Decides neither who belongs to a round nor what the bytes mean.
+:class:`~malletrain.launch.listeners.PublicListener`; between hosts every connection is a numbered
+stream over one ZeroMQ socket under CURVE, both of whose keys follow from the job's secret: who does
+not have the secret is not heard at all. Decides neither who belongs to a round nor what the bytes
+mean.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from malletrain.launch.doors import BackDoor, FrontDoor
-from malletrain.protocol.host_door import HostDoor
+from malletrain.launch.listeners import PrivateListener, PublicListener
+from malletrain.protocol.host_listener import HostListener
 from malletrain.protocol.job_keys import ZAP
 from malletrain.protocol.job_keys import RoundKeys as RoundKeys
 
@@ -107,7 +108,7 @@ class _End:
 class _Relay:
     """The thread and what it waits on. One end of the way of a round's store."""
 
-    def __init__(self, front: FrontDoor) -> None:
+    def __init__(self, front: PublicListener) -> None:
         self._front = front
         self.local_port = front.port
         """Where processes of this user on this host reach the store."""
@@ -209,13 +210,15 @@ class ServingRelay(_Relay):
     """Where the store is: callers of this host and streams of others go in by the back door.
 
     Args:
-        doors: of the store.
+        listeners: of the store.
         keys: of the round.
         address: where the other hosts call, an address or a name of this host.
     """
 
-    def __init__(self, doors: tuple[FrontDoor, BackDoor], keys: RoundKeys, address: str) -> None:
-        front, self._back = doors
+    def __init__(
+        self, listeners: tuple[PublicListener, PrivateListener], keys: RoundKeys, address: str
+    ) -> None:
+        front, self._back = listeners
         super().__init__(front)
         self._keys = keys
         self._streams: dict[tuple[bytes, bytes], _End] = {}
@@ -227,7 +230,7 @@ class ServingRelay(_Relay):
         router.sndhwm = router.rcvhwm = 0  # the members are one program: what it keeps is its own
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.maxmsgsize = _MOST_BYTES
-        self._door = HostDoor(router, address)
+        self._door = HostListener(router, address)
         self.port = self._door.port
         """Where the relays of other hosts call."""
         self.watch(self._door.monitor, self._door.noticed)
@@ -304,7 +307,7 @@ class CallingRelay(_Relay):
     """
 
     def __init__(self, keys: RoundKeys, host: str, port: int) -> None:
-        super().__init__(FrontDoor())
+        super().__init__(PublicListener())
         self._numbers = itertools.count()
         self._streams: dict[bytes, _End] = {}
         self._mine, self._its = socket.socketpair()

@@ -29,7 +29,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from malletrain.launch import fabric
-from malletrain.launch.doors import FRONT
+from malletrain.launch.listeners import FRONT
 from malletrain.launch.round_store import ReachedStore, ServedStore, StoreClient, job_secret
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached

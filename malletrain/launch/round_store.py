@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from malletrain.launch.doors import FRONT, pair_of_doors
+from malletrain.launch.listeners import FRONT, listener_pair
 from malletrain.launch.relay import CallingRelay, RoundKeys, ServingRelay
 from malletrain.protocol.job_keys import job_secret as job_secret
 
@@ -44,11 +44,11 @@ class ServedStore:
             ValueError: This process does not know the job's secret.
         """
         keys = _keys(job, generation)
-        doors = pair_of_doors()
-        if not doors[1].closed:
+        listeners = listener_pair()
+        if not listeners[1].closed:
             print(_OPEN, flush=True)
-        inside = doors[1].taken()
-        self._relay = ServingRelay(doors, keys, host)
+        inside = listeners[1].taken()
+        self._relay = ServingRelay(listeners, keys, host)
         self.host = host
         self.port = self._relay.port
         """Where the launchers of other nodes call."""

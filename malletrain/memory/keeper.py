@@ -25,7 +25,7 @@ import zmq
 from malletrain.memory.folder import MemoryFolder, remove, unfinished
 from malletrain.memory.speech import PIECE, Answer, Ask, keys, unlimited
 from malletrain.protocol.fault_points import FaultPoint, reached
-from malletrain.protocol.host_door import HostDoor, listening
+from malletrain.protocol.host_listener import HostListener, listening
 from malletrain.protocol.job_keys import ZAP
 
 IDLE_S = 60.0
@@ -103,7 +103,7 @@ class Keeper:
             self._router = context.socket(zmq.ROUTER)
             self._keys.serve(self._router, b"memory")
             unlimited(self._router)
-            door = HostDoor(self._router, self._host, self._port)
+            door = HostListener(self._router, self._host, self._port)
             poller = zmq.Poller()
             for one in (zap, self._router, self._stop, door.monitor):
                 poller.register(one, zmq.POLLIN)

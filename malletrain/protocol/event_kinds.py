@@ -36,10 +36,10 @@ class EventKind(Word):
         "The daemon runs; it has read which jobs and leases there were.",
     )
     DAEMON_STOPPED = ("daemon-stopped", "The daemon was told to stop. Its jobs go on without it.")
-    DAEMON_DEAF = (
-        "daemon-deaf",
-        "The daemon stood still, or heard most agents no more from one moment on: its own trouble. "
-        "Nobody is lost and nothing is planned until they report again; the jobs go on.",
+    DAEMON_PARTITIONED = (
+        "daemon-partitioned",
+        "The daemon stood still, or was cut off from most agents at one moment. No agent is "
+        "declared lost and nothing is planned until they report again; the jobs go on.",
     )
     CLOCK_SET = (
         "clock-set",

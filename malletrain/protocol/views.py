@@ -318,7 +318,7 @@ class StatusView(View, frozen=True):
     """That of who asks; operators see all."""
     restraint: str = ""
     """What operators have told it to leave alone, as a sentence; empty: nothing."""
-    mishaps: str = ""
+    handler_failures: str = ""
     """For operators: which messages could not be handled since the daemon's start, as a sentence;
     empty: it handled all.
     """

@@ -127,8 +127,8 @@ def headline(status: StatusView) -> Text:
         line.append(f"\n{plain(status.restraint)}", "yellow")
     for problem in status.users_problems:
         line.append(f"\n{plain(problem)}", "red")
-    if status.mishaps:
-        line.append(f"\n{plain(status.mishaps)}", "red")
+    if status.handler_failures:
+        line.append(f"\n{plain(status.handler_failures)}", "red")
     if status.poll_error:
         line.append(f"\nThe main scheduler could not be asked: {plain(status.poll_error)}", "red")
     return line

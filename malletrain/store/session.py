@@ -90,25 +90,25 @@ class Session:
             raise self._refusal(error) from error
 
     @contextmanager
-    def part(self) -> Iterator[None]:
-        """A part of the transaction that is open: when an exception leaves the block, what was
-        called inside is undone and nothing else.
+    def savepoint(self) -> Iterator[None]:
+        """A savepoint of the open transaction: when an exception leaves the block, only what was
+        called inside is rolled back.
 
         Raises:
             StoreError: the database refuses.
         """
         if self._connection is None:
-            raise RuntimeError("No transaction is open of which this could be a part.")
-        # The driver is asked itself: SQLAlchemy's way there costs more than most steps change.
+            raise RuntimeError("No transaction is open that could have a savepoint.")
+        # The driver is called directly: SQLAlchemy's savepoints cost more than most changes.
         driver: Any = self._connection.connection.driver_connection
         try:
-            driver.execute("SAVEPOINT part")
+            driver.execute("SAVEPOINT malletrain")
             try:
                 yield
             except BaseException:
-                driver.execute("ROLLBACK TO SAVEPOINT part")
+                driver.execute("ROLLBACK TO SAVEPOINT malletrain")
                 raise
-            driver.execute("RELEASE SAVEPOINT part")
+            driver.execute("RELEASE SAVEPOINT malletrain")
         except (DBAPIError, self._engine.dialect.loaded_dbapi.Error) as error:
             raise self._refusal(error) from error
 
@@ -119,7 +119,7 @@ class Session:
         driver: Any = self._engine.dialect.loaded_dbapi
         statement = isinstance(cause, driver.DataError | driver.IntegrityError)
         return (StatementRefused if statement else StoreError)(
-            f"The database {self.url} refused: {said}. Nothing of this step was saved."
+            f"The database {self.url} refused: {said}. Nothing of this transaction was saved."
             f"{advice(said)}"
         )
 

@@ -115,11 +115,11 @@ class Store:
         """
         return self._db.transaction()
 
-    def part(self) -> AbstractContextManager[None]:
-        """A part of the transaction that is open, which is undone alone when an exception leaves
+    def savepoint(self) -> AbstractContextManager[None]:
+        """A savepoint of the open transaction, to which it is rolled back when an exception leaves
         the block.
         """
-        return self._db.part()
+        return self._db.savepoint()
 
     # --- the daemon itself ---
 

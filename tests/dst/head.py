@@ -164,7 +164,7 @@ class VirtualTransport:
         self._due = False
         if self._receiver is None:
             return
-        with contextlib.suppress(Killed), self._receiver.turn():
+        with contextlib.suppress(Killed), self._receiver.batch():
             for number in range(len(self._waiting)):
                 self._head.about_to_hear(number)
                 self._take(*self._waiting.pop(0))

@@ -24,7 +24,7 @@ UNTOLD_S = 6.0
 """What a fault may cost of the counts: the samples of so many seconds (docs/concepts.md)."""
 
 
-class Promises:
+class Invariants:
     """Of one world."""
 
     def __init__(self, world: World) -> None:
@@ -64,8 +64,8 @@ class Promises:
         daemon = world.head.daemon
         if daemon is None:
             return
-        if daemon.mishaps.count:
-            world.fail(daemon.mishaps.told())
+        if daemon.handler_failures.count:
+            world.fail(daemon.handler_failures.summary())
         if daemon.service is not None:
             core = daemon.service.core
             if world.profiles:

@@ -26,20 +26,20 @@ class _Waitable:
     """Something that a poller waits for."""
 
     def __init__(self) -> None:
-        self.inbox: deque[list[bytes]] = deque()
+        self.agent_handlers: deque[list[bytes]] = deque()
         self.wake: Callable[[], None] | None = None
         self.closed = False
 
     def push(self, frames: list[bytes]) -> None:
         if not self.closed:
-            self.inbox.append(frames)
+            self.agent_handlers.append(frames)
             if self.wake is not None:
                 self.wake()
 
     async def recv_multipart(self) -> list[bytes]:
-        while not self.inbox:
+        while not self.agent_handlers:
             await self._arrival()
-        return self.inbox.popleft()
+        return self.agent_handlers.popleft()
 
     def _arrival(self) -> asyncio.Future[None]:
         arrived = asyncio.get_running_loop().create_future()
@@ -204,7 +204,7 @@ class Poller:
         self._sockets.append(socket)
 
     async def poll(self, timeout_ms: int) -> list[tuple[_Waitable, int]]:
-        if not any(socket.inbox for socket in self._sockets):
+        if not any(socket.agent_handlers for socket in self._sockets):
             loop = asyncio.get_running_loop()
             ready = loop.create_future()
 
@@ -223,7 +223,7 @@ class Poller:
                     socket.wake = None
         else:
             await asyncio.sleep(0)
-        return [(socket, zmq.POLLIN) for socket in self._sockets if socket.inbox]
+        return [(socket, zmq.POLLIN) for socket in self._sockets if socket.agent_handlers]
 
 
 def virtual_zmq(make: Callable[[int], Any]) -> SimpleNamespace:

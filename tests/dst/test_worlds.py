@@ -16,7 +16,7 @@ from malletrain.core.records import NodeRecord
 from malletrain.core.state import ControllerState
 from malletrain.daemon.accounts import Accounts
 from malletrain.daemon.agents import LeasedAgent
-from malletrain.daemon.parts import StepOutbox
+from malletrain.daemon.parts import TransactionOutbox
 from malletrain.daemon.round_shell import RoundShell
 from malletrain.daemon.strays import Strays
 from malletrain.rounds.holdings import Holdings
@@ -146,7 +146,7 @@ PLANTED: dict[str, tuple[list[tuple[Any, str, Any]], str, tuple[str, ...], tuple
         BOTH,
     ),
     "what is decided is told before it is saved": (
-        [(StepOutbox, "post", _sent_at_once)],
+        [(TransactionOutbox, "post", _sent_at_once)],
         "is told before it is saved",
         ("daemon_killed",),
         BOTH,

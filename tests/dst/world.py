@@ -23,7 +23,7 @@ from tests.dst.head import Head
 from tests.dst.loop import Stuck, VirtualLoop
 from tests.dst.machine import Machine
 from tests.dst.network import Network
-from tests.dst.promises import Promises
+from tests.dst.promises import Invariants
 from tests.dst.site import Site
 from tests.dst.training import Trainings
 from tests.dst.truth import BATCH
@@ -50,7 +50,7 @@ class Outcome:
 
     seed: int
     broken: tuple[str, ...]
-    """Promises that did not hold, the first one first."""
+    """Invariants that did not hold, the first one first."""
     trace: str
     """The hash of everything that happened."""
     lasted_s: float
@@ -114,7 +114,7 @@ class World:
         ]
         self.profiles_begun = self.donated = 0
         """Profiles, and how often a job gave nodes to one."""
-        self.promises = Promises(self)
+        self.promises = Invariants(self)
         self._endless: list[str] = []
         """Submissions of services that go on until they are cancelled."""
         self.submitter: dict[str, User] = {}

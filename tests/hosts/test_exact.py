@@ -76,7 +76,7 @@ def test_the_heads_trouble_costs_no_step(boot, mode, trouble, seconds):
         site.bed.link(site.bed.head, up=True)
     else:
         site.signal(signal.SIGCONT)
-    site.until(lambda: site.events("daemon-deaf"), "the daemon knows whose trouble it is")
+    site.until(lambda: site.events("daemon-partitioned"), "the daemon knows whose trouble it is")
     training.trains(3)
     job = training.finish()
     assert not [e["sentence"] for e in site.events("node-lost", "node-vanished")], site.events()

@@ -102,7 +102,7 @@ def test_the_daemons_own_trouble_interrupts_nobody(boot, trouble):
         site.bed.link(head, up=True)
     else:
         site.signal(signal.SIGCONT)
-    site.until(lambda: site.events("daemon-deaf"), "the daemon knows whose trouble it is")
+    site.until(lambda: site.events("daemon-partitioned"), "the daemon knows whose trouble it is")
     steps = {name: len(s) for name, s in counts(site).items()}
     back = time.monotonic()
     site.until(lambda: time.monotonic() - back > 15.0, "every limit has passed")
@@ -121,4 +121,4 @@ def test_one_node_alone_that_is_cut_off_is_lost(boot):
     site.bed.link(site.bed.nodes[2], up=False)
     site.until(lambda: [e for e in site.events("node-lost") if e["node"] == "n3"], "n3 is lost")
     site.until(lambda: len(site.job(job)["nodes"]) == 2, "the job goes on with those left")
-    assert not site.events("daemon-deaf")
+    assert not site.events("daemon-partitioned")

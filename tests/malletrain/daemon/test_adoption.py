@@ -158,7 +158,7 @@ def test_a_job_that_is_cancelled_meanwhile_is_let_go_of(tmp_path):
         agent.hear(messages.Welcome)
         with second.client("ann") as client:
             client.cancel(job)
-        assert second.service.inbox.adopting is not None
+        assert second.service.agent_handlers.adopting is not None
         late.hello(assignment=Assignment(job, RUNNING, 1))
         for each in (agent, late):
             assert each.hear(Release).job == job

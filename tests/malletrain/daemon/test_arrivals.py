@@ -68,7 +68,7 @@ def test_a_node_to_which_the_word_did_not_come_is_told_again(start, agent, notic
     """The connection broke with the word on its way; the node must not be left waiting for that."""
     machine = Imagined("n0")
     daemon = start(machine)
-    arrivals = daemon.service.inbox.arrivals
+    arrivals = daemon.service.agent_handlers.arrivals
     if noticed:  # nothing is looked at but what the agent says
         daemon.call(lambda: setattr(arrivals, "look", lambda now: None))
     job = daemon.submit("ann", python="/env/bin/python")
@@ -146,7 +146,7 @@ def pair(start, agent):  # noqa: F811
     until(lambda: len(core.controller.nodes) == 2, "both have joined")
 
     def plan():
-        with core.step() as now:
+        with core.transaction() as now:
             core.controller.hold(now)
 
     daemon.call(plan)

@@ -101,7 +101,7 @@ def test_the_daemon_goes_by_the_new_time_and_the_job_goes_on(training, wall, hou
     assert (view.state, view.nodes, view.tries) == ("running", (agent.node,), 0)
     assert machine.of("ann") == [agent.lease]
     assert not told(daemon, "message-failed")
-    assert not daemon.daemon.mishaps.count
+    assert not daemon.daemon.handler_failures.count
 
 
 def test_a_clock_over_which_two_services_fight_is_followed_for_some_times_only(
@@ -134,13 +134,13 @@ def test_a_host_that_is_suspended_now_and_then_is_none_whose_clock_is_set(wall):
 
 def counted(service):
     """Grows with every look at the clock."""
-    looks, watch = [], service.inbox.watch
+    looks, watch = [], service.agent_handlers.watch
 
     def watched():
         looks.append(watch)
         watch()
 
-    service.inbox.watch = watched
+    service.agent_handlers.watch = watched
     return looks
 
 

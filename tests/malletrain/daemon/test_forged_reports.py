@@ -240,7 +240,7 @@ def test_names_that_are_the_same_in_the_store_are_one_metric(fresh):
     agent.hear(messages.Round)
     names = ("a\0", "a\N{REPLACEMENT CHARACTER}", "a\0")
     fresh.say(*(messages.Metric(job, 0, name, float(n)) for n, name in enumerate(names)))
-    assert not fresh.daemon.daemon.mishaps.count
+    assert not fresh.daemon.daemon.handler_failures.count
     with fresh.daemon.client("ann") as client:
         metrics = client.job(job).job.metrics
     assert metrics == {"a\N{REPLACEMENT CHARACTER}": 2.0}
@@ -319,7 +319,7 @@ def test_the_list_of_jobs_fits_into_one_answer_however_many_there_are(fresh):
     metrics = {f"{i:100}": 0.0 for i in range(100)}
 
     def fill():
-        with fresh.daemon.service.core.step():
+        with fresh.daemon.service.core.transaction():
             for _ in range(2000):
                 store.add_job(
                     JobRow(

@@ -51,7 +51,7 @@ def test_no_mutated_message_meets_a_defect(tmp_path, any_seed):
         agent.say(messages.Heartbeat("b"))
     assert running.alive()
     agent.hear(messages.Alive)
-    last = running.daemon.mishaps.last
+    last = running.daemon.handler_failures.last
     assert last is None, (seed, last.sentence)
     context.destroy(linger=0)
     agent.close()

@@ -58,8 +58,8 @@ def reclaim_at_work(daemon, machine, agent, within_s=30.0):
     until(lambda: daemon.job(job).nodes, "the job runs")
 
     def reclaim():
-        with daemon.service.core.step():
-            daemon.service.desk.reclaim(("n0",), within_s)
+        with daemon.service.core.transaction():
+            daemon.service.lease_actions.reclaim(("n0",), within_s)
 
     daemon.call(reclaim)
     return job, made

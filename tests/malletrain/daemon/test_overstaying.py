@@ -92,7 +92,7 @@ def test_nobody_asks_for_the_end_of_a_lease_that_its_agent_ended(tmp_path, monke
     """On PBS a ``qdel`` for a job that ended in the same moment was never answered. That it is
     asked for where the agent does not go is what the other tests wait for.
     """
-    monkeypatch.setattr(lease_actions, "GOES_S", NEVER_S)
+    monkeypatch.setattr(lease_actions, "EXIT_WAIT_S", NEVER_S)
     machine = Deaf("n0")
     daemon = RunningDaemon(tmp_path, machine, allocation=SOON)
     try:

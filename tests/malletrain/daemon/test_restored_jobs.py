@@ -93,7 +93,7 @@ def restored(folder, config, take):
 
 def one_by_one(core):
     """As it was done when each job had queries of its own."""
-    with core.step():
+    with core.transaction():
         for row in core.store.list_jobs(["queued", "suspended"]):
             spec = decode_spec(row.spec)
             before = [core.store.get_job(job) for job in spec.after]

@@ -78,7 +78,7 @@ def test_everybody_sees_the_own_share_and_operators_all(start):
     shares = daemon.service.core.controller.shares
 
     def behind():
-        with daemon.service.core.step() as now:
+        with daemon.service.core.transaction() as now:
             due = 100 * HOUR
             shares.restore(
                 {
@@ -133,5 +133,5 @@ def stored(daemon):
 
 
 def _keep(daemon):
-    with daemon.service.core.step() as now:
+    with daemon.service.core.transaction() as now:
         daemon.service.core.keep_shares(now)

@@ -71,8 +71,8 @@ class LinkSite:
             step=step,
         )
         self.address = lambda node: f"10.0.0.{ord(node)}"
-        desk = SimpleNamespace(reclaim=lambda nodes, s, why: self.reclaimed.extend(nodes))
-        self.watch = SlowLinkWatch(core, desk, self)
+        lease_actions = SimpleNamespace(reclaim=lambda nodes, s, why: self.reclaimed.extend(nodes))
+        self.watch = SlowLinkWatch(core, lease_actions, self)
 
     def begin(self, places, tries, now, done, seconds):
         """Stands where :class:`malletrain.daemon.probes.Probes` does."""

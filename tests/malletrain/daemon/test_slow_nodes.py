@@ -54,8 +54,8 @@ class SlowSite:
             step=step,
         )
         self.slow = SlowNodes(1.25, 3600.0)
-        desk = SimpleNamespace(reclaim=lambda nodes, s, why: self.reclaimed.extend(nodes))
-        self.watch = SlowNodeWatch(core, SimpleNamespace(slow=self.slow), desk)
+        lease_actions = SimpleNamespace(reclaim=lambda nodes, s, why: self.reclaimed.extend(nodes))
+        self.watch = SlowNodeWatch(core, SimpleNamespace(slow=self.slow), lease_actions)
         self.steps = dict.fromkeys(self.run.rounds.members, 0)
         self.busy = dict.fromkeys(self.run.rounds.members, 0.0)
 

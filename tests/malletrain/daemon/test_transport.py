@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from malletrain.daemon import transport
-from malletrain.daemon.intake import MOST_MESSAGES, Intake
+from malletrain.daemon.receive_queue import MOST_MESSAGES, ReceiveQueue
 from malletrain.daemon.transport import FRAMES, TURN_S, Transport
 from malletrain.identity.keys import new_pair
 from malletrain.protocol import messages
@@ -203,12 +203,12 @@ class Odd(Slow):
 def test_of_a_message_of_very_many_frames_only_the_first_are_kept(monkeypatch):
     server, own, receiver, kept = new_pair(), new_pair(), Odd(), []
 
-    class Watched(Intake):
+    class Watched(ReceiveQueue):
         def put(self, sender, message, size):
             kept.append(len(message.frames))
             return super().put(sender, message, size)
 
-    monkeypatch.setattr(transport, "Intake", Watched)
+    monkeypatch.setattr(transport, "ReceiveQueue", Watched)
     made = Transport(server, lambda key: "client:ann")
 
     async def busy():

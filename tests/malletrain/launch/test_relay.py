@@ -9,9 +9,9 @@ import pytest
 import zmq
 
 from malletrain.launch import relay
-from malletrain.launch.doors import FRONT, FrontDoor, pair_of_doors
+from malletrain.launch.listeners import FRONT, PublicListener, listener_pair
 from malletrain.launch.relay import RoundKeys, ServingRelay
-from malletrain.protocol import host_door
+from malletrain.protocol import host_listener as host_door
 from tests.waiting import NEVER_S, PATIENCE_S, until
 
 KEYS = RoundKeys(b"secret", "j1/1")
@@ -20,10 +20,10 @@ KEYS = RoundKeys(b"secret", "j1/1")
 @pytest.fixture
 def serving():
     """A relay, and the listener of what it serves."""
-    doors = pair_of_doors()
-    inside = socket.socket(fileno=doors[1].taken())
+    listeners = listener_pair()
+    inside = socket.socket(fileno=listeners[1].taken())
     inside.settimeout(PATIENCE_S)
-    made = ServingRelay(doors, KEYS, FRONT)
+    made = ServingRelay(listeners, KEYS, FRONT)
     yield made, inside
     made.close()
     inside.close()
@@ -41,7 +41,7 @@ def served(one, inside):
 
 def test_while_descriptors_lack_the_relay_rests_and_then_lets_in_who_waited(serving, monkeypatch):
     one, inside = serving
-    accept, tried, short = FrontDoor.accept, [], True
+    accept, tried, short = PublicListener.accept, [], True
 
     def accepted(door):
         tried.append(time.monotonic())
@@ -49,7 +49,7 @@ def test_while_descriptors_lack_the_relay_rests_and_then_lets_in_who_waited(serv
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return accept(door)
 
-    monkeypatch.setattr(FrontDoor, "accept", accepted)
+    monkeypatch.setattr(PublicListener, "accept", accepted)
     with socket.create_connection((FRONT, one.local_port)) as call:
         call.sendall(b"x")
         until(lambda: len(tried) >= 4, "it tries again")
@@ -102,7 +102,7 @@ def test_strangers_that_hold_the_port_are_sent_off_and_members_get_in(monkeypatc
     router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
     router.curve_server = True
     router.curve_secretkey, router.curve_publickey = KEYS.server_secret, KEYS.server_public
-    door = host_door.HostDoor(router, FRONT)
+    door = host_door.HostListener(router, FRONT)
     strangers, told = [], []
     parsed = host_door.parse_monitor_message
 

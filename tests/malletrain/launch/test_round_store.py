@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 from torch.distributed import TCPStore
 
-from malletrain.launch.doors import BACK, FRONT
+from malletrain.launch.listeners import BACK, FRONT
 from malletrain.launch.round_store import ReachedStore, ServedStore
 from tests.waiting import PATIENCE_S, readable, until
 

@@ -120,8 +120,8 @@ class FakeAgent:
         self.join()
 
     def exits(self):
-        self.world.mishaps += 1
-        if self.phase == "starting" and self.world.mishaps % 2:
+        self.world.handler_failures += 1
+        if self.phase == "starting" and self.world.handler_failures % 2:
             self.failures = (Failure(0, 78, self.world.now, cause="There is no such software."),)
         self.phase, self.drain = "exited", None
         self.report()
@@ -167,7 +167,7 @@ class RoundsWorld:
         self.wanted = ()
         self.plan_at = None
         self.losses = {}
-        self.mishaps = 0
+        self.handler_failures = 0
         self.saved = [(0, ())]
         self.stores = {}
         self.drained = set()
@@ -226,7 +226,7 @@ class RoundsWorld:
                 assert not self.finished
                 self.finished = True
             elif isinstance(action, NodesRejected):
-                assert self.mishaps or self.now >= 100.0 + min(
+                assert self.handler_failures or self.now >= 100.0 + min(
                     self.settings.warmup_s, self.settings.warmup_broken_s
                 )
                 self.rejected += action.nodes
@@ -235,7 +235,7 @@ class RoundsWorld:
             elif isinstance(action, Broke):
                 assert action.sentence != "There is no such software."
                 late = "in time" in action.sentence or "did not join" in action.sentence
-                assert self.mishaps or late, f"nothing happened, but: {action.sentence}"
+                assert self.handler_failures or late, f"nothing happened, but: {action.sentence}"
                 assert not any(
                     "Connection closed by peer" in f.tail for f in action.failures[:1]
                 ), "a consequence was taken for the cause"

@@ -55,7 +55,7 @@ class RoundsMachine(RuleBasedStateMachine):
         agent = data.draw(st.sampled_from([a for a in w.agents.values() if a.can()]))
         step = data.draw(st.sampled_from(agent.can()))
         if step == "fails":
-            w.mishaps += 1
+            w.handler_failures += 1
         getattr(agent, step)()
 
     @rule()

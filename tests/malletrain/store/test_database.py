@@ -79,7 +79,7 @@ def test_a_full_disk_is_told_and_changes_nothing(store):
     with store.transaction() as connection:
         pages = connection.execute(text("PRAGMA page_count")).scalar()
         connection.execute(text(f"PRAGMA max_page_count={pages}"))
-    with pytest.raises(StoreError, match=r"full.*Nothing of this step was saved"):
+    with pytest.raises(StoreError, match=r"full.*Nothing of this transaction was saved"):
         store.update_job(job.id, failure="x" * 1_000_000)
     assert store.get_job(job.id) == job
 

@@ -33,19 +33,19 @@ def test_many_are_what_each_is(store):
 
 def test_a_part_is_undone_alone(store):
     with store.transaction():
-        with store.part():
+        with store.savepoint():
             kept = new_job(store).id
-        with contextlib.suppress(ZeroDivisionError), store.part():
+        with contextlib.suppress(ZeroDivisionError), store.savepoint():
             undone = new_job(store).id
             1 / 0  # noqa: B018
-        with pytest.raises(StoreError, match="UNIQUE"), store.part():
+        with pytest.raises(StoreError, match="UNIQUE"), store.savepoint():
             store.add_job(store.get_job(kept))
-        with store.part():
+        with store.savepoint():
             last = new_job(store).id
     assert last == undone, "its number was not given"
     assert [job.id for job in store.list_jobs()] == [kept, last]
 
 
 def test_a_part_needs_a_transaction(store):
-    with pytest.raises(RuntimeError), store.part():
+    with pytest.raises(RuntimeError), store.savepoint():
         pass

@@ -185,7 +185,7 @@ def test_a_step_that_fails_leaves_nothing_behind(url):
         connection.execute(
             text("CREATE TABLE rescales (somebody_elses INTEGER)")
         )  # the last table of the first step
-    with pytest.raises(StoreError, match=r"already exists.*Nothing of this step was saved"):
+    with pytest.raises(StoreError, match=r"already exists.*Nothing of this transaction was saved"):
         Store.open(url)
     with engine.connect() as connection:
         tables = (

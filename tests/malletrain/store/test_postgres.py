@@ -59,7 +59,7 @@ def test_a_server_that_is_restarted_costs_the_transaction_under_way_and_no_other
         server.stop()
         server.start()
         assert store.get_job(job.id) == job, "between two transactions nobody notices"
-        with pytest.raises(StoreError, match="Nothing of this step was saved"):
+        with pytest.raises(StoreError, match="Nothing of this transaction was saved"):
             cut_short(store, server)
         with pytest.raises(StoreError, match=r"refused: .*Start its server"):
             store.list_jobs()

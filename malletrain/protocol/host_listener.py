@@ -26,7 +26,7 @@ _BACKLOG = 100
 
 
 def listening(address: str) -> socket.socket:
-    """A port at ``address``, or everywhere, as of a :class:`HostDoor` that is made later: until
+    """A port at ``address``, or everywhere, as of a :class:`HostListener` that is made later: until
     then who calls waits. Raises OSError.
     """
     one = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
@@ -45,7 +45,7 @@ def listening(address: str) -> socket.socket:
     return one
 
 
-class HostDoor:
+class HostListener:
     """Listens with ``router``, a socket under CURVE, at ``address``; where that is a name, or not
     one of this host's, everywhere. With ``at`` the port is that of :func:`listening`.
     """

@@ -11,13 +11,13 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from malletrain.client import ClientError
-from malletrain.daemon.promises import HOLDING, held_s
+from malletrain.daemon.job_dependencies import NODE_EVENTS, running_s
 from malletrain.protocol import messages
 from malletrain.store.records import EventRow
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon
 from tests.waiting import until
 
-STARTED, SUSPENDED = HOLDING
+STARTED, SUSPENDED = NODE_EVENTS
 
 
 def events(*told):
@@ -35,7 +35,7 @@ def events(*told):
     ],
 )
 def test_time_with_nodes_is_what_counts(told, held):
-    assert held_s(events(*told), now=100.0) == held
+    assert running_s(events(*told), now=100.0) == held
 
 
 class Machine:

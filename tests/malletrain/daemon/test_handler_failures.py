@@ -8,8 +8,13 @@ import weakref
 import pytest
 
 from malletrain.client import ClientError
+from malletrain.daemon.handler_failures import (
+    MAX_RESTARTS,
+    MEMORY_S,
+    REFUSAL_S,
+    HandlerFailures,
+)
 from malletrain.daemon.metrics import Metrics
-from malletrain.daemon.mishaps import MOST_OF_ITS_OWN, NOT_HEARD_S, REMEMBERED_S, Mishaps
 from malletrain.protocol import messages, wire
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
@@ -75,9 +80,9 @@ def test_a_message_that_tears_a_step_costs_itself_and_the_job_goes_on(world):
     assert len([e for e in world.daemon.events() if e.kind == "round-formed"]) == 1
     assert world.counted("agent") == 1
     with world.daemon.client("olga") as client:
-        assert "One message could not be handled" in client.status().mishaps
+        assert "One message could not be handled" in client.status().handler_failures
     with world.daemon.client("ann") as client:
-        assert not client.status().mishaps
+        assert not client.status().handler_failures
 
 
 def test_a_message_that_fails_outside_of_a_step_costs_nothing_else(world):
@@ -181,7 +186,7 @@ def test_leases_of_a_step_that_was_not_saved_are_not_asked_for(tmp_path):
     daemon = RunningDaemon(tmp_path, machine)
     service, commanded = daemon.service, []
     until(lambda: service.api.parts.gaps, "the idle node is seen")
-    take, keep = service.desk.take, service.api.parts.shares.keep
+    take, keep = service.lease_actions.take, service.api.parts.shares.keep
 
     def taken(nodes, owner):
         take(nodes, owner)
@@ -192,7 +197,7 @@ def test_leases_of_a_step_that_was_not_saved_are_not_asked_for(tmp_path):
         if commanded:
             broken()
 
-    service.desk.take, service.api.parts.shares.keep = taken, fails_then
+    service.lease_actions.take, service.api.parts.shares.keep = taken, fails_then
     with contextlib.suppress(ClientError):  # the step is that of the request, or a later one
         daemon.submit("ann", key="again")
     until(lambda: daemon.service is not service, "the daemon begins anew")
@@ -214,38 +219,38 @@ class Hands:
 
 def test_a_sender_is_heard_again_after_a_while_and_forgiven_after_a_longer_one():
     clock = Hands()
-    mishaps, error = Mishaps(Metrics(), clock), ValueError("x" * 5000)
-    assert len(mishaps.of_message("client:ann", "submit", error).sentence) < 500
-    assert not mishaps.refusal("client:ann", "submit")
-    mishaps.of_message("client:ann", "submit", error)
-    assert "for 60 s" in mishaps.refusal("client:ann", "submit")
-    assert not mishaps.refusal("client:bob", "submit")
-    assert not mishaps.refusal("client:ann", "cancel")
-    clock.now = NOT_HEARD_S
-    assert not mishaps.refusal("client:ann", "submit")
-    mishaps.of_message("client:ann", "submit", error)
-    clock.now += 2 * NOT_HEARD_S - 1.0
-    assert mishaps.refusal("client:ann", "submit")
-    clock.now += REMEMBERED_S + 2.0
-    mishaps.of_message("client:ann", "submit", error)
-    assert not mishaps.refusal("client:ann", "submit")
+    handler_failures, error = HandlerFailures(Metrics(), clock), ValueError("x" * 5000)
+    assert len(handler_failures.of_message("client:ann", "submit", error).sentence) < 500
+    assert not handler_failures.refusal("client:ann", "submit")
+    handler_failures.of_message("client:ann", "submit", error)
+    assert "for 60 s" in handler_failures.refusal("client:ann", "submit")
+    assert not handler_failures.refusal("client:bob", "submit")
+    assert not handler_failures.refusal("client:ann", "cancel")
+    clock.now = REFUSAL_S
+    assert not handler_failures.refusal("client:ann", "submit")
+    handler_failures.of_message("client:ann", "submit", error)
+    clock.now += 2 * REFUSAL_S - 1.0
+    assert handler_failures.refusal("client:ann", "submit")
+    clock.now += MEMORY_S + 2.0
+    handler_failures.of_message("client:ann", "submit", error)
+    assert not handler_failures.refusal("client:ann", "submit")
 
 
 def test_a_daemon_that_fails_by_itself_begins_anew_a_few_times_only():
     clock = Hands()
-    mishaps = Mishaps(Metrics(), clock)
-    for _ in range(MOST_OF_ITS_OWN):
-        assert mishaps.may_begin_anew(ValueError())
-    assert not mishaps.may_begin_anew(ValueError())
-    assert mishaps.doubtful()
-    clock.now = REMEMBERED_S
-    assert not mishaps.doubtful()
-    assert mishaps.may_begin_anew(ValueError())
+    handler_failures = HandlerFailures(Metrics(), clock)
+    for _ in range(MAX_RESTARTS):
+        assert handler_failures.may_begin_anew(ValueError())
+    assert not handler_failures.may_begin_anew(ValueError())
+    assert handler_failures.doubtful()
+    clock.now = MEMORY_S
+    assert not handler_failures.doubtful()
+    assert handler_failures.may_begin_anew(ValueError())
 
 
 def test_of_the_parts_that_a_message_tore_nothing_stays(world):
     service = world.daemon.service
-    before = [weakref.ref(part) for part in (service, service.core, service.inbox)]
+    before = [weakref.ref(part) for part in (service, service.core, service.agent_handlers)]
     service.core.runs[world.job].rounds.drained = broken
     del service  # the next ones leave out of the search for garbage what is there when they begin
     world.agent.say(messages.Drained(world.job, world.running.generation, True))

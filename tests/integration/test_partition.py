@@ -51,7 +51,7 @@ def test_a_daemon_that_was_stopped_for_longer_than_agents_may_be_silent_adopts_t
     )
     embedded.daemon.send_signal(signal.SIGCONT)
     embedded.until(
-        lambda: [e for e in embedded.events("daemon-deaf") if "stood still" in e.sentence],
+        lambda: [e for e in embedded.events("daemon-partitioned") if "stood still" in e.sentence],
         "the daemon knows that it stood still",
     )
     back = time.monotonic()

@@ -6,7 +6,7 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from malletrain.daemon.doorkeeper import ENDPOINT, Doorkeeper
+from malletrain.daemon.zap_authenticator import ENDPOINT, ZapAuthenticator
 from malletrain.identity.keys import new_pair
 from tests.waiting import PATIENCE_S
 
@@ -18,7 +18,7 @@ KEY = z85.decode(KNOWN)
 def asked():
     """Asks of frames what is answered to them."""
     with zmq.Context() as context, context.socket(zmq.REQ) as io_thread:
-        door = Doorkeeper(context, {KNOWN: "client:ann"}.get)
+        door = ZapAuthenticator(context, {KNOWN: "client:ann"}.get)
         io_thread.linger = 0
         io_thread.connect(ENDPOINT)
 
@@ -65,7 +65,7 @@ def test_a_question_that_is_none_is_answered_too(asked):
 
 def test_who_knocks_next_waits_when_the_time_is_over():
     with zmq.Context() as context, context.socket(zmq.REQ) as io_thread:
-        door = Doorkeeper(context, {}.get)
+        door = ZapAuthenticator(context, {}.get)
         io_thread.linger = 0
         io_thread.connect(ENDPOINT)
         io_thread.send_multipart(question())

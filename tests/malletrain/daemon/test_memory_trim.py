@@ -4,34 +4,40 @@ import subprocess
 import sys
 from itertools import pairwise
 
-from malletrain.daemon.heap import AT_LEAST_S, EVERY_S, GROWN_BYTES, SWOLLEN_BYTES, Heap
+from malletrain.daemon.memory_trim import (
+    GROWTH_BYTES,
+    MIN_TRIM_INTERVAL_S,
+    SWOLLEN_BYTES,
+    TRIM_INTERVAL_S,
+    MemoryTrim,
+)
 
 HOLES = """
 import os
-from malletrain.daemon.heap import Heap
+from malletrain.daemon.memory_trim import MemoryTrim
 
 def held():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-heap = Heap()
+trim = MemoryTrim()
 kept = [os.urandom(50_000) for _ in range(2000)]
 full = held()
 del kept[:-1]  # the last one stays above the holes
 freed = held()
-assert heap.look(0.0)
+assert trim.update(0.0)
 print(full - freed, full - held())
 """
 
 
 LARGE = """
 import os
-from malletrain.daemon.heap import LARGE_BYTES, Heap, resident_bytes
+from malletrain.daemon.memory_trim import MMAP_BYTES, MemoryTrim, resident_bytes
 
-Heap()
-first = [os.urandom(16 * LARGE_BYTES) for _ in range(20)]
+MemoryTrim()
+first = [os.urandom(16 * MMAP_BYTES) for _ in range(20)]
 del first  # glibc would take such from among the small things from now on
-kept = [os.urandom(2 * LARGE_BYTES) for _ in range(500)]
+kept = [os.urandom(2 * MMAP_BYTES) for _ in range(500)]
 full = resident_bytes()
 del kept[:-1]
 print(full - resident_bytes())
@@ -39,7 +45,13 @@ print(full - resident_bytes())
 
 SETTLED = """
 import gc
-from malletrain.daemon.heap import SEARCH_EVERY_S, Heap, rarely_searched, settle, unsearched
+from malletrain.daemon.memory_trim import (
+    COLLECT_INTERVAL_S,
+    MemoryTrim,
+    collection_disabled,
+    freeze_objects,
+    full_collections_rare,
+)
 
 class Ring:
     def __init__(self):
@@ -49,7 +61,7 @@ class Ring:
 
 ended = []
 kept, there = [[] for _ in range(100_000)], Ring()
-settle()
+freeze_objects()
 assert gc.get_freeze_count() > 100_000 > len(gc.get_objects())
 del there
 gc.collect()
@@ -57,25 +69,25 @@ assert not ended, "what was there is not looked at"
 Ring()
 gc.collect()
 assert len(ended) == 1, "what came later is"
-settle()
+freeze_objects()
 assert len(ended) == 2, "and all of it now"
 usual = gc.get_threshold()
 full = gc.get_stats()[2]["collections"]
-with rarely_searched():
+with full_collections_rare():
     kept = [[] for _ in range(3_000_000)]
     assert gc.get_stats()[2]["collections"] == full, "however much is new"
-    heap = Heap()
-    heap.look(0.0)
-    heap.look(SEARCH_EVERY_S - 1)
+    trim = MemoryTrim()
+    trim.update(0.0)
+    trim.update(COLLECT_INTERVAL_S - 1)
     assert gc.get_stats()[2]["collections"] == full
-    heap.look(SEARCH_EVERY_S)
+    trim.update(COLLECT_INTERVAL_S)
     assert gc.get_stats()[2]["collections"] == full + 1
 assert gc.get_threshold() == usual
-with unsearched():
+with collection_disabled():
     assert not gc.isenabled()
 assert gc.isenabled()
 gc.disable()
-with unsearched():
+with collection_disabled():
     pass
 assert not gc.isenabled(), "as it was before"
 """
@@ -91,8 +103,11 @@ def test_what_is_there_at_the_start_is_not_searched_for_garbage_again_and_again(
 
 
 def test_it_looks_once_a_minute():
-    heap = Heap(lambda: 100_000_000)
-    assert [heap.look(at) for at in (0.0, 1.0, EVERY_S - 1, EVERY_S, EVERY_S + 1)] == [
+    trim = MemoryTrim(lambda: 100_000_000)
+    assert [
+        trim.update(at)
+        for at in (0.0, 1.0, TRIM_INTERVAL_S - 1, TRIM_INTERVAL_S, TRIM_INTERVAL_S + 1)
+    ] == [
         True,
         False,
         False,
@@ -118,53 +133,53 @@ class Process:
 
 def test_it_looks_every_second_while_that_brings_much():
     process = Process(100_000_000)
-    heap = Heap(process)
-    assert heap.look(0.0)
+    trim = MemoryTrim(process)
+    assert trim.update(0.0)
     for second in (2, 3, 4):
-        process.held += GROWN_BYTES
-        assert heap.look(second), "also above what was left the last time"
+        process.held += GROWTH_BYTES
+        assert trim.update(second), "also above what was left the last time"
         assert process.held == process.needed
     process.asked = 0
-    process.held += GROWN_BYTES - 1
-    assert not heap.look(10.0)
+    process.held += GROWTH_BYTES - 1
+    assert not trim.update(10.0)
 
 
 def test_what_there_is_a_reason_for_does_not_count():
     held = [100_000_000]
-    heap = Heap(lambda: held[-1])
-    assert heap.look(0.0)
+    trim = MemoryTrim(lambda: held[-1])
+    assert trim.update(0.0)
     connections = 10 * SWOLLEN_BYTES
     held.append(held[0] + connections)
-    assert heap.swollen()
-    assert not heap.swollen(connections)
-    assert not heap.look(EVERY_S / 2, connections)
+    assert trim.swollen()
+    assert not trim.swollen(connections)
+    assert not trim.update(TRIM_INTERVAL_S / 2, connections)
     held.append(held[0] + connections + SWOLLEN_BYTES + 1)
-    assert heap.swollen(connections), "what comes beside it does"
-    assert heap.look(EVERY_S / 2, connections)
+    assert trim.swollen(connections), "what comes beside it does"
+    assert trim.update(TRIM_INTERVAL_S / 2, connections)
     held.append(held[0] + SWOLLEN_BYTES + 1)
-    assert heap.swollen(), "when they are gone they explain nothing"
+    assert trim.swollen(), "when they are gone they explain nothing"
 
 
 def test_what_is_in_use_is_looked_at_ever_more_rarely():
     process = Process(100_000_000)
-    heap = Heap(process)
-    assert heap.look(0.0)
+    trim = MemoryTrim(process)
+    assert trim.update(0.0)
     process.held = process.needed = 300_000_000  # of which nothing is free
     looks, at = [], 1.0
     while at < 300.0:
         process.asked = 0
-        if heap.look(at):
+        if trim.update(at):
             looks.append(at)
-        at += AT_LEAST_S
+        at += MIN_TRIM_INTERVAL_S
     waits = [b - a for a, b in pairwise(looks)]
     assert waits == sorted(waits)
-    assert waits[-1] == EVERY_S
+    assert waits[-1] == TRIM_INTERVAL_S
     process.needed = 100_000_000
     process.asked = 0
-    assert heap.look(at + EVERY_S)
-    process.held += GROWN_BYTES
+    assert trim.update(at + TRIM_INTERVAL_S)
+    process.held += GROWTH_BYTES
     process.asked = 0
-    assert heap.look(at + EVERY_S + AT_LEAST_S), "it was worth it again"
+    assert trim.update(at + TRIM_INTERVAL_S + MIN_TRIM_INTERVAL_S), "it was worth it again"
 
 
 def test_holes_go_back_to_the_machine():

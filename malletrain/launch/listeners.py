@@ -1,8 +1,8 @@
 """Two TCP ports on this host's loopback that are not open to the host's other users.
 
 Torch's store knows no other sockets than TCP, and everybody on a host may connect to its loopback.
-A :class:`FrontDoor` asks the kernel whose process called and hangs up on other users. A
-:class:`BackDoor` lets nobody in but connections of its own object: every segment carries a
+A :class:`PublicListener` asks the kernel whose process called and hangs up on other users. A
+:class:`PrivateListener` lets nobody in but connections of its own object: every segment carries a
 signature by a key that only this process knows (RFC 2385, TCP_MD5SIG of tcp(7), which takes no
 privilege), and the kernel drops all others before they are a connection. So torch may accept there
 itself. Decides nothing else.
@@ -29,7 +29,7 @@ _SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """What is wrong when a caller cannot be let in for want of something; who calls stays there."""
 
 
-class FrontDoor:
+class PublicListener:
     """A loopback port for processes of this user."""
 
     def __init__(self, port: int = 0) -> None:
@@ -90,7 +90,7 @@ def _signature(address: str, flags: int, key: bytes) -> bytes:
     return peer + struct.pack("=BBHi", flags, 0, len(key), 0) + key.ljust(80, b"\0")
 
 
-class BackDoor:
+class PrivateListener:
     """A loopback port at which nothing but :meth:`connect` arrives."""
 
     def __init__(self) -> None:
@@ -144,16 +144,16 @@ class BackDoor:
         self._listener.close()
 
 
-def pair_of_doors() -> tuple[FrontDoor, BackDoor]:
+def listener_pair() -> tuple[PublicListener, PrivateListener]:
     """A front and a back door with the same port number.
 
     Raises:
         OSError: There are none here.
     """
     for _ in range(_ATTEMPTS):
-        back = BackDoor()
+        back = PrivateListener()
         try:
-            return FrontDoor(back.port), back
+            return PublicListener(back.port), back
         except OSError as error:
             back.close()
             if error.errno != errno.EADDRINUSE:

@@ -1,4 +1,4 @@
-"""The steps of one turn: saved at once, told after that, and each undone alone."""
+"""The transactions of one batch: saved together, told after that, each rolled back alone."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from malletrain.config.model import parse_config
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.metrics import Metrics
 from malletrain.daemon.parts import make_parts
-from malletrain.daemon.steps import CoreOver, StepRunner
+from malletrain.daemon.transactions import CoreOver, TransactionRunner
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.store.database import StoreError
@@ -29,7 +29,9 @@ class Turns:
         self.sent, self.reached, self.seen, self.decided = [], True, [], []
         parts = make_parts(config, self.store, Clock(), Metrics(), self.send, str)
         self.audit, self.outbox = parts.audit, parts.outbox
-        self.steps = StepRunner(parts, self.seen.append, self.decided.append, self.seen.append)
+        self.runner = TransactionRunner(
+            parts, self.seen.append, self.decided.append, self.seen.append
+        )
 
     def send(self, peer, message):
         self.sent.append((peer, message, self.saved()))
@@ -42,7 +44,7 @@ class Turns:
 
     def take(self, node):
         """A message that has a step write something and tell its sender."""
-        with self.steps.step():
+        with self.runner.transaction():
             self.audit.record(EventKind.NODE_JOINED, "It is ours.", node=node)
             self.outbox.post(node.encode(), ANSWER)
 
@@ -61,13 +63,13 @@ def turns(tmp_path):
 
 def fails(turns, node):
     """A step that does what a message asks for, and fails then."""
-    with contextlib.suppress(ZeroDivisionError), turns.steps.step():
+    with contextlib.suppress(ZeroDivisionError), turns.runner.transaction():
         turns.take(node)
         1 / 0  # noqa: B018
 
 
 def test_whatever_is_told_in_a_turn_is_saved_whenever_it_ends(turns):
-    with turns.steps.turn():
+    with turns.runner.batch():
         for node in ("n1", "n2", "n3"):
             turns.outbox.answer(b"who", ANSWER)
             turns.take(node)
@@ -86,25 +88,25 @@ def test_a_step_outside_of_a_turn_is_one_of_its_own(turns):
     fails(turns, "n3")
     assert turns.saved() == ["n1", "n2"]
     assert len(turns.sent) == 2
-    assert turns.steps.torn
+    assert turns.runner.torn
 
 
 def test_what_fails_in_a_turn_costs_itself(turns):
-    with turns.steps.turn():
+    with turns.runner.batch():
         turns.take("n1")
         turns.outbox.answer(b"who", ANSWER)
         fails(turns, "n2")
-        turns.steps.fail(ZeroDivisionError())
+        turns.runner.fail(ZeroDivisionError())
         with pytest.raises(CoreOver):
             turns.take("n3")
-    assert isinstance(turns.steps.failed.exception(), ZeroDivisionError)
+    assert isinstance(turns.runner.failed.exception(), ZeroDivisionError)
     assert turns.saved() == ["n1"]
     assert [peer for peer, _, _ in turns.sent] == [b"n1", b"who"]
-    assert turns.steps.torn
+    assert turns.runner.torn
 
 
 def test_where_the_first_fails_nothing_is_left(turns):
-    with turns.steps.turn():
+    with turns.runner.batch():
         fails(turns, "n1")
     assert turns.saved() == []
     assert turns.sent == []
@@ -112,9 +114,9 @@ def test_where_the_first_fails_nothing_is_left(turns):
 
 def test_where_the_database_refuses_nothing_of_the_turn_is_told(turns):
     def turn():
-        with turns.steps.turn():
+        with turns.runner.batch():
             turns.take("n1")
-            with contextlib.suppress(StoreError), turns.steps.step():
+            with contextlib.suppress(StoreError), turns.runner.transaction():
                 turns.take("n2")
                 raise StoreError("The database is full.")
 
@@ -127,7 +129,7 @@ def test_where_the_database_refuses_nothing_of_the_turn_is_told(turns):
 def test_a_turn_without_a_step_writes_nothing(turns):
     with (
         contextlib.closing(sqlite3.connect(turns.file, isolation_level=None)) as other,
-        turns.steps.turn(),
+        turns.runner.batch(),
     ):
         other.execute("BEGIN IMMEDIATE")  # nobody else can write meanwhile
         turns.outbox.answer(b"who", ANSWER)
@@ -137,7 +139,7 @@ def test_a_turn_without_a_step_writes_nothing(turns):
 
 def test_who_is_not_reached_is_told_of_once_and_answers_may_be_lost(turns):
     turns.reached = False
-    with turns.steps.turn():
+    with turns.runner.batch():
         turns.take("n1")
         turns.take("n2")
         turns.outbox.answer(b"who", ANSWER)

@@ -1,7 +1,8 @@
-"""How the daemon and the main scheduler get on: counted for Prometheus, and told once when the
-scheduler has too much to do or cannot be asked, and once when it answers again.
+"""Whether the main scheduler answers: metrics for Prometheus, and an event when it becomes
+overloaded or unreachable and when it answers again.
 
-Decides the sentences. For how long the scheduler is left alone is decided where it is called.
+Decides the sentences. :mod:`scavenger.batch.calls` and :mod:`scavenger.batch.poll_pause` decide how
+long the scheduler is not asked.
 """
 
 from __future__ import annotations
@@ -12,26 +13,29 @@ from malletrain.protocol.event_kinds import EventKind
 from scavenger.interface import Contact
 
 
-class Manners:
-    """Of one daemon and its main scheduler."""
+class SchedulerHealth:
+    """The health of one daemon's main scheduler."""
 
     def __init__(self, core: Core, parts: Parts) -> None:
         self._core = core
         self._parts = parts
         self._busy = ""
 
-    def notice(self, contact: Contact, poll_error: str) -> None:
-        """How it stands now. Call it again and again. ``poll_error``: why the last poll failed, as
-        a sentence; empty: it did not.
+    def update(self, contact: Contact, poll_error: str) -> None:
+        """Update metrics and record a change. Call it regularly.
+
+        Args:
+            contact: calls of the scheduler and pauses between them.
+            poll_error: why the last poll failed, as a sentence; empty if it did not.
         """
         metrics, now = self._parts.metrics, self._parts.clock.now()
         metrics.scheduler_calls(contact.calls)
-        for cause, left_s in (
+        for cause, remaining_s in (
             ("busy", contact.busy_s),
             ("refused", contact.refused_s),
             ("nothing", self._parts.controller.gaps.backing_off_s(now)),
         ):
-            metrics.scheduler_backoff(cause, left_s)
+            metrics.scheduler_backoff(cause, remaining_s)
         busy = contact.busy or poll_error
         if bool(busy) == bool(self._busy):
             return
@@ -48,5 +52,5 @@ class Manners:
             self._record(EventKind.SCHEDULER_ANSWERS, sentence)
 
     def _record(self, kind: EventKind, sentence: str) -> None:
-        with self._core.step():
+        with self._core.transaction():
             self._parts.audit.record(kind, sentence)

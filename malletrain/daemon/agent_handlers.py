@@ -1,7 +1,7 @@
-"""What agents say, turned into events: who is there, who leaves, how their jobs stand.
+"""Handles the messages of agents: turns them into events for the controller and the rounds.
 
-Decides when an agent counts as lost and that an agent speaks only of the job it holds. What follows
-from the news is the controller's and the rounds' decision.
+Decides when an agent is lost, and that an agent reports only on the job that it holds. The
+controller and the rounds decide what follows.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from malletrain.core.events import RoundInterrupted
 from malletrain.core.fabric import with_addresses
 from malletrain.daemon import losses
 from malletrain.daemon.adoption import Adoption
+from malletrain.daemon.agent_liveness import AgentLiveness
 from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.arrivals import Arrivals
 from malletrain.daemon.bandwidth import Bandwidth
 from malletrain.daemon.core import Core
 from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, Departures
-from malletrain.daemon.hearing import Ear
 from malletrain.daemon.hung import HungSteps
 from malletrain.daemon.job_repository import ActiveJob
-from malletrain.daemon.lease_actions import LeaseDesk
+from malletrain.daemon.lease_actions import LeaseActions
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.parts import Parts
 from malletrain.daemon.probes import Probes
@@ -41,26 +41,35 @@ from malletrain.store.records import LeaseRow
 log = structlog.get_logger(__name__)
 
 
-class Inbox:
-    """Handles every message of every agent. ``boot`` names this start of the daemon."""
+class AgentHandlers:
+    """Handles every message of every agent.
+
+    Args:
+        core: applies what follows from a message, in a transaction.
+        parts: the daemon's state.
+        departures: handles nodes that leave or are lost.
+        lease_actions: releases and reclaims leases.
+        logs: receives the logs of jobs.
+        boot: names this start of the daemon.
+    """
 
     def __init__(
         self,
         core: Core,
         parts: Parts,
         departures: Departures,
-        desk: LeaseDesk,
+        lease_actions: LeaseActions,
         logs: LogSink,
         boot: str,
     ) -> None:
         self.core = core
         self.departures = departures
-        self.desk = desk
-        slow = SlowNodeWatch(core, parts, desk)
+        self.lease_actions = lease_actions
+        slow = SlowNodeWatch(core, parts, lease_actions)
         self.reports = AgentReports(core, logs, slow)
         self.boot = boot
         self.probes = Probes(core.agents)
-        self._hung, links = HungSteps(core), SlowLinkWatch(core, desk, self.probes)
+        self._hung, links = HungSteps(core), SlowLinkWatch(core, lease_actions, self.probes)
         stuck, bandwidth = StuckRounds(core, self.probes), Bandwidth(core, self.probes)
         self._watches = (stuck, self._hung, bandwidth, slow, links)
         self.arrivals = Arrivals(parts)
@@ -80,7 +89,13 @@ class Inbox:
         }
 
     def handle(self, peer: bytes, lease: str, message: Any) -> None:
-        """One message of the agent of ``lease``."""
+        """Handle a message.
+
+        Args:
+            peer: address of the connection.
+            lease: id of the lease whose key signed the message.
+            message: as decoded.
+        """
         core = self.core
         if isinstance(message, messages.Hello):
             self._hello(peer, lease, message)
@@ -92,16 +107,17 @@ class Inbox:
         self._seen(agent, peer)
         if isinstance(message, messages.Heartbeat):
             agent.beat(message)
-            core.transmit(peer, (messages.WhoAreYou, messages.Alive)[agent.welcomed](self.boot))
+            answer = messages.Alive if agent.welcomed else messages.WhoAreYou
+            core.transmit(peer, answer(self.boot))
         elif isinstance(message, messages.Warm):
-            with core.step() as now:
+            with core.transaction() as now:
                 self.arrivals.warm(agent, message.keys, now)
         elif isinstance(message, messages.Leaving):
-            with core.step():
+            with core.transaction():
                 self.departures.notice(agent, message.in_s, message.reason)
         elif isinstance(message, messages.Sick):
-            with core.step():
-                self.desk.sick(agent, message.sentence, message.broken)
+            with core.transaction():
+                self.lease_actions.sick(agent, message.sentence, message.broken)
         elif isinstance(message, messages.Released):
             self._released(agent, message.job)
         elif isinstance(message, messages.LogChunk):
@@ -113,21 +129,20 @@ class Inbox:
         elif isinstance(message, messages.Probed):
             self.probes.tried(agent.node, message)
         elif isinstance(message, messages.LogsShipped):
-            if agent.holds != message.job:  # else it is of the time before it got the job again
+            if agent.holds != message.job:  # else it is from before the agent got the job again
                 agent.shipping.discard(message.job)
         elif type(message) in self._table:
             job = message.assignment.job if isinstance(message, messages.Phase) else message.job
             run = core.runs.get(job)
-            heard = not agent.releasing or isinstance(
-                message, messages.Progress
-            )  # what was done before the release counts
-            if run is not None and agent.holds == job and heard:
+            # Progress that was made before the release counts.
+            valid = not agent.releasing or isinstance(message, messages.Progress)
+            if run is not None and agent.holds == job and valid:
                 self._table[type(message)](agent, run, message)
         else:
             core.transmit(peer, messages.Error(f"An agent may not send {type(message).__name__}."))
 
     def _last_words(self, peer: bytes, lease: str, message: Any) -> None:
-        """A message of an agent that has no node for jobs: it may send logs if it was dismissed."""
+        """Handle a message of an agent whose node takes no jobs; a dismissed one may send logs."""
         core = self.core
         agent = core.agents.dismissed(lease)
         if agent is None:
@@ -141,12 +156,12 @@ class Inbox:
         elif isinstance(message, messages.LogsShipped):
             agent.shipping.discard(message.job)
             if not agent.shipping:
-                self.desk.let_go(lease)
+                self.lease_actions.let_go(lease)
 
     def watch(self) -> None:
-        """Look for agents that have fallen silent; call it every half second or so."""
+        """Look for agents that have fallen silent. Call it about every half second."""
         core, limit = self.core, self.core.config.daemon.agent_timeout
-        if self.adopting is None and self._deaf():
+        if self.adopting is None and self._partitioned():
             return
         now = core.clock.now()
         for agent in self.core.agents:
@@ -156,29 +171,29 @@ class Inbox:
                 self._lost(agent, "the connection of its agent ended and did not come back")
         for run in list(core.runs.values()):
             warn_of_silence(core, run, now)
-        with core.step():
+        with core.transaction():
             self.arrivals.look(now)
         self.probes.tick(now)
         if self.adopting is None:
             for watch in self._watches:
                 watch.look(now)
 
-    def _deaf(self) -> bool:
-        """Whether the daemon hears hardly anybody now, which is its own trouble."""
+    def _partitioned(self) -> bool:
+        """Whether the daemon is cut off from its agents now."""
         core = self.core
-        with core.step() as now:
+        with core.transaction() as now:
             last_heard = [agent.last_seen for agent in core.agents]
-            ear = core.hearing.listen(last_heard, now)
-            if ear is Ear.DEAF:
-                core.deaf(now)
-            elif ear is Ear.BACK:
-                core.hear_again("The daemon hears its agents again", now)
-            elif core.hearing.settled(last_heard, now):
+            liveness = core.liveness.check(last_heard, now)
+            if liveness is AgentLiveness.PARTITIONED:
+                core.partitioned(now)
+            elif liveness is AgentLiveness.RECOVERED:
+                core.recovered("The daemon hears its agents again", now)
+            elif core.liveness.settled(last_heard, now):
                 core.controller.hold(now)
-        return ear is Ear.DEAF
+        return liveness is AgentLiveness.PARTITIONED
 
     def probe(self, peers: Collection[bytes]) -> None:
-        """The connections of these ended: see who cannot be reached."""
+        """Find out which agents cannot be reached. ``peers``: connections that ended."""
         for agent in self.core.agents:
             if agent.peer not in peers:
                 continue
@@ -188,14 +203,14 @@ class Inbox:
                 agent.unreachable_since = self.core.clock.now()
                 self.core.unreachable(agent.node)
                 self.poll_soon.set()
-        with self.core.step():
+        with self.core.transaction():
             self.departures.lost_to_peers(self.core.runs.values())
 
     def _lost(self, agent: LeasedAgent, why: str) -> None:
-        with self.core.step():
+        with self.core.transaction():
             self.departures.lost(agent, why)
 
-    # --- who is there ---
+    # --- joining ---
 
     def _seen(self, agent: LeasedAgent, peer: bytes) -> None:
         agent.last_seen = self.core.clock.now()
@@ -212,26 +227,26 @@ class Inbox:
             return
         if (
             row.owner and hello.node != row.node
-        ):  # the agent is another user's process: it may say much, but not that it is elsewhere
+        ):  # another user's process may not claim another node
             log.warning(
                 "agent refused", lease=lease, owner=row.owner, node=row.node, claimed=hello.node
             )
             core.transmit(peer, messages.Goodbye(f"This lease is for {row.node}."))
             return
-        taken_back = core.agents.of_lease(lease) is None and self.adopting is None
-        if row.end_reason == RELEASED or (row.end_reason == SICK and taken_back):
+        forgotten = core.agents.of_lease(lease) is None and self.adopting is None
+        if row.end_reason == RELEASED or (row.end_reason == SICK and forgotten):
             self._dismissed(peer, row, hello)
             return
         known = core.agents.of_lease(lease)
         if known is not None and known.welcomed_at(peer) and hello.again:
             self._seen(known, peer)  # the answer is on its way
             return
-        with core.step() as now:
+        with core.transaction() as now:
             agent = core.agents.of_lease(lease)
             new = agent is None
-            reclaimed = row.end_reason in (RECLAIMED, SICK)  # of which the agent knows nothing
+            reclaimed = row.end_reason in (RECLAIMED, SICK)  # the agent does not know it
             if row.state == LeaseStatus.LEAVING and hello.leaving_in_s is None and not reclaimed:
-                # Not the agent that was told to leave: its lease was requeued and has begun again.
+                # The lease was requeued and has started again, with another agent.
                 if agent is not None:
                     self.departures.lost(agent, "its lease has begun again")
                 core.transmit(peer, messages.Goodbye("This lease has left."))
@@ -261,28 +276,28 @@ class Inbox:
             agent.welcomed = True
             self._settle(agent, hello.assignment, new, now)
             if agent.gone_at is not None:
-                self.departures.may_go(agent)  # it may not have heard of it
+                self.departures.may_go(agent)  # the agent may not have received it
             elif hello.leaving_in_s is not None:
                 self.departures.notice(agent, hello.leaving_in_s, "")
             elif hello.sick:
-                self.desk.sick(agent, hello.sick, _broken(hello.assignment))
+                self.lease_actions.sick(agent, hello.sick, _broken(hello.assignment))
             elif reclaimed:  # before the daemon's last start
-                self.desk.reclaim((agent.node,), core.controller.settings.reclaim_s)
+                self.lease_actions.reclaim((agent.node,), core.controller.settings.reclaim_s)
             elif agent.outdated:
-                self.desk.free(agent)
+                self.lease_actions.free(agent)
 
     def _welcome(self) -> messages.Welcome:
         config = self.core.config
         return messages.Welcome(self.boot, config.daemon.heartbeat, config.jobs.log_limit)
 
     def _dismissed(self, peer: bytes, row: LeaseRow, hello: messages.Hello) -> None:
-        """An agent that does not know yet that its lease was given back, or whose connection broke
-        while it sent its logs.
+        """Answer an agent that does not know yet that its lease is released, or that was
+        disconnected while it sent its logs.
         """
         core, sentence = self.core, "This lease has ended."
         if not hello.shipping:
             core.transmit(peer, messages.Goodbye(sentence))
-            self.desk.let_go(row.id)
+            self.lease_actions.let_go(row.id)
             return
         core.transmit(peer, self._welcome())
         agent = core.agents.forget(row.id) or LeasedAgent(
@@ -290,12 +305,12 @@ class Inbox:
         )
         agent.peer, agent.shipping = peer, set(hello.shipping)
         agent.holds = hello.assignment.job if hello.assignment else None
-        self.desk.dismiss(agent, sentence)
+        self.lease_actions.dismiss(agent, sentence)
 
     def _settle(
         self, agent: LeasedAgent, held: messages.Assignment | None, new: bool, now: float
     ) -> None:
-        """Bring together what the agent holds and what the daemon thinks it should."""
+        """Reconcile the job that the agent holds with the one that it should hold."""
         core = self.core
         run = core.runs.get(held.job) if held else None
         if run is not None and core.accounts.of(run.spec.owner) != agent.owner:
@@ -322,22 +337,22 @@ class Inbox:
         elif run is None or held.job != agent.holds:
             agent.holds = held.job
             core.agents.release(agent.node, held.job, core.config.jobs.stop_grace)
-        elif agent.releasing:  # it has not heard of it
+        elif agent.releasing:  # the agent has not received it
             core.agents.release(agent.node, held.job, core.config.jobs.stop_grace)
         elif self.adopting is None or not self.adopting.changed(agent.node, held):
             core.rounds.act(run, run.rounds.phase(agent.node, held, now))
 
     def adopt(self) -> None:
-        """The time to wait after a restart is over: take over the rounds that are whole, have the
-        others formed anew.
+        """End the wait after a restart: take over the rounds that are whole, and have the others
+        formed anew.
         """
-        found, self.adopting = self.adopting or Adoption(self.core.agents), None
-        with self.core.step() as now:
+        adoption, self.adopting = self.adopting or Adoption(self.core.agents), None
+        with self.core.transaction() as now:
             self.core.controller.hold(now)
-            for node, job in found.over(self.core.runs):
+            for node, job in adoption.over(self.core.runs):
                 self.core.agents.release(node, job, self.core.config.jobs.stop_grace)
             for job, run in self.core.runs.items():
-                phases = found.of(job)
+                phases = adoption.of(job)
                 members = run.row.members or tuple(phases)
                 adopted = run.rounds.adopt(run.row.generation, members, phases, now)
                 self.core.rounds.act(run, adopted)
@@ -351,18 +366,18 @@ class Inbox:
                         f"The job went on meanwhile on {len(members)} nodes.",
                         job=job,
                     )
-                else:  # nothing happens to jobs without nodes by it
+                else:  # jobs without nodes are not affected
                     self.core.feed(RoundInterrupted(job))
 
-    # --- how their jobs stand ---
+    # --- state of jobs ---
 
     def _released(self, agent: LeasedAgent, job: str) -> None:
         core = self.core
-        with core.step() as now:
+        with core.transaction() as now:
             core.agents.released(agent, job)
             if (run := core.runs.get(job)) is not None:
                 core.rounds.act(run, run.rounds.released(agent.node, now))
-            self.desk.free(agent)
+            self.lease_actions.free(agent)
             self.departures.may_go(agent)
 
     def _phase(self, agent: LeasedAgent, run: ActiveJob, message: messages.Phase) -> None:
@@ -371,24 +386,24 @@ class Inbox:
         losses.note(run, agent.node, message.assignment)
         if self.adopting is not None and self.adopting.changed(agent.node, message.assignment):
             return
-        with self.core.step() as now:
+        with self.core.transaction() as now:
             self.core.rounds.act(run, run.rounds.phase(agent.node, message.assignment, now))
             self.departures.lost_to_peers([run])
 
     def _doubt(self, agent: LeasedAgent, run: ActiveJob, message: messages.Doubt) -> None:
-        with self.core.step():
+        with self.core.transaction():
             self.core.rounds.act(run, run.rounds.doubt(agent.node, message.over))
 
     def _store_up(self, agent: LeasedAgent, run: ActiveJob, message: messages.StoreUp) -> None:
-        with self.core.step():
+        with self.core.transaction():
             self.core.rounds.act(
                 run, run.rounds.store_up(agent.node, message.generation, message.host, message.port)
             )
 
     def _drained(self, agent: LeasedAgent, run: ActiveJob, message: messages.Drained) -> None:
-        with self.core.step() as now:
+        with self.core.transaction() as now:
             if message.sentence:
-                # Whoever wonders where samples went wants it: its workers may just be starting.
+                # It explains lost samples; the workers may just be starting.
                 self.core.audit.record(
                     EventKind.DRAIN_WITHOUT_SNAPSHOT,
                     message.sentence,
@@ -400,10 +415,10 @@ class Inbox:
 
 
 def _outdated(version: str | None) -> str:
-    """Why an agent of this version of malletrain is replaced; empty: it is of the daemon's. None:
-    it does not say which.
+    """Why an agent of another version is replaced, as a sentence; empty if it has the daemon's.
 
-    What this daemon says may have fields that it does not know. Jobs go on with it meanwhile.
+    Messages of this daemon may have fields that the agent does not know. Until it is replaced, jobs
+    go on with it. ``version``: as the agent states it; None if it states none.
     """
     if version == __version__:
         return ""
@@ -412,5 +427,5 @@ def _outdated(version: str | None) -> str:
 
 
 def _broken(held: messages.Assignment | None) -> bool:
-    """Whether the workers that an agent has have failed."""
+    """Whether the workers of an agent have failed."""
     return held is not None and held.phase in BROKEN

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from malletrain.launch.callers import Callers, in_table
-from malletrain.launch.doors import BACK, FRONT, BackDoor, FrontDoor, pair_of_doors
+from malletrain.launch.listeners import BACK, FRONT, PrivateListener, PublicListener, listener_pair
 from tests.strangers import SOMEBODY, as_somebody, only_root
 from tests.waiting import PATIENCE_S, readable, until
 
@@ -22,11 +22,11 @@ with socket.socket() as call:
 """
 """Hears nothing at the door: else it ends with 1."""
 TAKES = """
-door = doors.BackDoor()
+door = listeners.PrivateListener()
 listener = socket.socket(fileno=door.taken())
 stranger = socket.socket()
 stranger.setblocking(False)
-stranger.connect_ex((doors.BACK, door.port))
+stranger.connect_ex((listeners.BACK, door.port))
 let_in = door.connect()
 known, _ = listener.accept()
 sys.exit(int(known.getpeername() != let_in.getsockname() or not door.closed))
@@ -35,14 +35,14 @@ sys.exit(int(known.getpeername() != let_in.getsockname() or not door.closed))
 
 @pytest.fixture
 def front():
-    door = FrontDoor()
+    door = PublicListener()
     yield door
     door.close()
 
 
 @pytest.fixture
 def back():
-    door = BackDoor()
+    door = PrivateListener()
     yield door
     door.close()
 
@@ -90,7 +90,7 @@ def test_the_front_door_asks_the_kernel_who_calls(front, monkeypatch):
 
 def test_where_the_kernel_looks_nothing_up_its_table_is_read(monkeypatch):
     monkeypatch.setattr("malletrain.launch.callers._NETLINK_SOCK_DIAG", 4711)
-    door = FrontDoor()
+    door = PublicListener()
     with socket.create_connection((FRONT, door.port)):
         assert readable(door)
         own = door.accept()
@@ -206,13 +206,15 @@ def test_the_same_port_of_another_loopback_address_is_a_stranger(back):
 @only_root
 def test_the_back_door_takes_no_privilege():
     """What root may do in a test a user's job may not."""
-    with as_somebody("import socket, sys\nfrom malletrain.launch import doors\n", TAKES) as process:
+    with as_somebody(
+        "import socket, sys\nfrom malletrain.launch import listeners as listeners\n", TAKES
+    ) as process:
         pass
     assert process.returncode == 0
 
 
 def test_a_pair_of_doors_has_one_port():
-    front, back = pair_of_doors()
+    front, back = listener_pair()
     assert front.port == back.port
     front.close()
     back.close()

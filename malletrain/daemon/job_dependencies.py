@@ -1,8 +1,8 @@
-"""What a job's owner asked for besides nodes: that it begins after other jobs, and that it ends in
-time.
+"""Jobs that begin after others (``--after``), and jobs with a time limit (``--time-limit``).
 
-Decides when that is so; looked at every moment, so that a restarted daemon needs to remember
-nothing but the jobs themselves. Who is told of a job is :mod:`malletrain.daemon.notices`'s.
+Decides when such a job begins, is cancelled because a job before it did not complete, or reaches its
+limit. All of it follows from the stored jobs and events, so that a restarted daemon needs nothing
+else.
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ from malletrain.daemon.job_repository import decode_spec, not_completed
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.store.records import EventRow, JobRow
 
-HOLDING = (EventKind.JOB_STARTED, EventKind.JOB_SUSPENDED)
-"""Events between which a job has nodes, and between which it has none."""
+NODE_EVENTS = (EventKind.JOB_STARTED, EventKind.JOB_SUSPENDED)
+"""The events at which a job gets nodes, and at which it has none any more."""
 
 
-def held_s(events: Iterable[EventRow], now: float) -> float:
-    """How long a job has had nodes, by its events of :data:`HOLDING`, seconds."""
+def running_s(events: Iterable[EventRow], now: float) -> float:
+    """How long a job has had nodes.
+
+    Args:
+        events: those of :data:`NODE_EVENTS` of the job, oldest first.
+        now: epoch seconds.
+
+    Returns:
+        Seconds.
+    """
     total, since = 0.0, None
     for event in events:
         if event.kind == EventKind.JOB_STARTED:
@@ -31,47 +39,48 @@ def held_s(events: Iterable[EventRow], now: float) -> float:
     return total if since is None else total + max(0.0, now - since)
 
 
-class Promises:
-    """Jobs that wait for others, and jobs with a limit of time."""
+class JobDependencies:
+    """Looks after the jobs that wait for others and those with a time limit."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._waiting: set[str] | None = None
-        self._held: dict[str, float] = {}
-        self._looked = 0.0
+        self._running_s: dict[str, float] = {}
+        """How long each job with a time limit has had nodes, seconds."""
+        self._checked = 0.0
 
     def submitted(self, row: JobRow) -> None:
-        """A new job of the store, which is in nobody's hands yet. Call it within a step."""
+        """Begin a newly stored job, or have it wait for others. Call it within a transaction."""
         spec = decode_spec(row.spec)
         if open_jobs := not_completed(self._core.store, spec.after):
             named = ", ".join(f"{job.id} ({job.name})" for job in open_jobs)
             self._core.store.update_job(row.id, reason=f"begins when {named} completed")
-            self._others().add(row.id)
+            self._waiting_jobs().add(row.id)
         else:
             self._core.add(row, spec)
 
     def waits(self, job: str) -> bool:
-        """Whether the job waits for others."""
-        return job in self._others()
+        """Whether the job waits for others to complete."""
+        return job in self._waiting_jobs()
 
     def cancel(self, job: str, reason: str) -> None:
-        """End a job that waits for others. Call it within a step."""
+        """Cancel a job that waits for others. Call it within a transaction."""
         core, now = self._core, self._core.clock.now()
         state = JobState.CANCELLED.value
         core.store.update_job(job, state=state, reason=reason, ended=now)
         core.audit.record(EventKind.JOB_CANCELLED, f"The job was cancelled: {reason}.", job=job)
         core.metrics.job_ended(job, state)
         core.news.came(job)
-        self._others().discard(job)
+        self._waiting_jobs().discard(job)
 
-    def look(self) -> None:
-        """See to what has become due."""
-        for job in sorted(self._others()):
-            self._look_at(job)
-        self._look_at_limits()
+    def check(self) -> None:
+        """Begin or cancel the jobs for which it is time. Call it regularly."""
+        for job in sorted(self._waiting_jobs()):
+            self._check_job(job)
+        self._check_limits()
 
-    def _others(self) -> set[str]:
-        """Ids of the jobs that wait for others; after a restart those that nobody has in hand."""
+    def _waiting_jobs(self) -> set[str]:
+        """Ids of the jobs that wait for others, read from the store after a restart."""
         if self._waiting is None:
             self._waiting = {
                 row.id
@@ -80,40 +89,41 @@ class Promises:
             }
         return self._waiting
 
-    def _look_at(self, job: str) -> None:
+    def _check_job(self, job: str) -> None:
         core = self._core
         row = core.store.get_job(job)
         if row is None:
             return
         spec = decode_spec(row.spec)
         open_jobs = not_completed(core.store, spec.after)
-        over = [other for other in open_jobs if JobState(other.state).ended]
-        if over:
-            first = over[0]
-            with core.step():
+        ended = [other for other in open_jobs if JobState(other.state).ended]
+        if ended:
+            first = ended[0]
+            with core.transaction():
                 self.cancel(
-                    job, f"job {first.id} ({first.name}), after which it was to begin, {was(first)}"
+                    job,
+                    f"job {first.id} ({first.name}), after which it was to begin, {outcome(first)}",
                 )
         elif not open_jobs:
-            with core.step():
-                self._others().discard(job)
+            with core.transaction():
+                self._waiting_jobs().discard(job)
                 core.add(core.store.update_job(job, reason=""), spec)
 
-    def _look_at_limits(self) -> None:
+    def _check_limits(self) -> None:
         core, now = self._core, self._core.clock.now()
-        passed, self._looked = now - (self._looked or now), now
+        passed_s, self._checked = now - (self._checked or now), now
         limited = {job: run for job, run in core.runs.items() if run.spec.time_limit_s}
-        self._held = {job: held for job, held in self._held.items() if job in limited}
+        self._running_s = {job: time for job, time in self._running_s.items() if job in limited}
         for job, run in limited.items():
-            if job not in self._held:
-                self._held[job] = held_s(core.store.job_events(job, HOLDING), now)
+            if job not in self._running_s:
+                self._running_s[job] = running_s(core.store.job_events(job, NODE_EVENTS), now)
             elif run.row.planned_nodes:
-                self._held[job] += passed
-            if self._held[job] >= run.spec.time_limit_s:
+                self._running_s[job] += passed_s
+            if self._running_s[job] >= run.spec.time_limit_s:
                 limit = show_duration(run.spec.time_limit_s)
                 core.feed(JobCancelled(job, f"its time limit of {limit} is over"))
 
 
-def was(job: JobRow) -> str:
-    """What became of a job, in words."""
+def outcome(job: JobRow) -> str:
+    """How an ended job ended, as words of a sentence."""
     return "was cancelled" if job.state == JobState.CANCELLED.value else job.state

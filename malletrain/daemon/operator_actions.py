@@ -19,7 +19,7 @@ from malletrain.core.events import JobState, LimitsChanged
 from malletrain.core.restraint import EVERY_NODE, Restriction
 from malletrain.daemon.admission import MOST_TEXT, RequestRefused, number, problem_of, text, whole
 from malletrain.daemon.core import Core
-from malletrain.daemon.leases import Leases
+from malletrain.daemon.lease_reconciler import LeaseReconciler
 from malletrain.daemon.reload import Reload, sentence
 from malletrain.protocol import env
 from malletrain.protocol.bounds import MAX_NODES
@@ -30,20 +30,26 @@ from scavenger.hostlist import HostlistError, expand, named
 Operation = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 
 
-class Levers:
-    """The operations. ``find``: the job that a user means; ``step``: a step of the core, as the
-    API takes it.
+class OperatorActions:
+    """The operations by which people change what is running.
+
+    Args:
+        core: the daemon's core.
+        leases: what asks the main scheduler for leases.
+        find: (job, user) → the job that the user means. Raises RequestRefused.
+        transaction: a transaction of the core, as the API opens it.
+        reload: reads the configuration again.
     """
 
     def __init__(
         self,
         core: Core,
-        leases: Leases,
+        leases: LeaseReconciler,
         find: Callable[[str, str], JobRow],
-        step: Callable[[], AbstractContextManager[float]],
+        transaction: Callable[[], AbstractContextManager[float]],
         reload: Reload,
     ) -> None:
-        self._core, self._leases, self._find, self._step = core, leases, find, step
+        self._core, self._leases, self._find, self._transaction = core, leases, find, transaction
         self._reloader = reload
         self.operations: dict[str, Operation] = {
             "scale": self._scale,
@@ -94,7 +100,7 @@ class Levers:
             raise RequestRefused(problem, "usage")
         before = f"{run.spec.min_nodes}:{run.spec.max_nodes}"
         sentence = f"Job {row.id} ({row.name}) may use {low}:{high} nodes, not {before}."
-        with self._step():
+        with self._transaction():
             core.repository.save(run, spec=msgspec.json.encode(spec).decode())
             run.spec, run.rounds.min_nodes = spec, low
             core.audit.record(
@@ -112,7 +118,7 @@ class Levers:
         sentence = "Nothing new is leased until 'malletrain resume'. " + (
             _given_back(len(held)) if release else "What is held stays."
         )
-        with self._step():
+        with self._transaction():
             restraint = self._leases.restraints.now.pausing(hold)
             self._core.audit.record(
                 EventKind.LEASING_PAUSED, f"{sentence} By {user}.", by=user, release=release
@@ -140,7 +146,7 @@ class Levers:
             sentence = f"The pause {word}.{f' Still so: {more}' if more else ''}"
         if after == before and not sick:
             raise RequestRefused(sentence)
-        with self._step():
+        with self._transaction():
             for node in sick:
                 self._core.sick.forget(node)
             if not nodes:
@@ -157,7 +163,7 @@ class Levers:
         held = [node for node in self._held() if EVERY_NODE in nodes or node in nodes]
         restraint = self._leases.restraints.now.draining(nodes, hold)
         told = restraint.refusal(nodes[0])
-        with self._step():
+        with self._transaction():
             self._record(EventKind.NODE_DRAINED, nodes, told, user, until=hold.until)
             self._leases.restrain(restraint, held, told)
         return {"sentence": f"{_named(nodes)}: {told} {_given_back(len(held))}"}
@@ -169,7 +175,7 @@ class Levers:
             raise RequestRefused("Name the nodes to exclude; 'pause' is for all of them.", "usage")
         restraint = self._leases.restraints.now.excluding(nodes, hold)
         told = restraint.refusal(nodes[0])
-        with self._step():
+        with self._transaction():
             self._record(EventKind.NODE_EXCLUDED, nodes, told, user)
             self._leases.restrain(restraint, (), "")
         return {"sentence": f"{_named(nodes)}: {told} A lease that is held there stays."}
@@ -182,7 +188,7 @@ class Levers:
         except ConfigError as error:
             self._reloader.failed(str(error), user)
             raise RequestRefused(f"Nothing has changed. {error}") from None
-        with self._step():
+        with self._transaction():
             told = self._reloader.apply(config, user)
         return {"sentence": sentence(told), **told}
 

@@ -1,0 +1,141 @@
+"""Returns freed memory to the operating system and keeps long-lived objects out of garbage
+collection. Decides when to do either.
+
+Messages of all sizes leave holes between objects that stay, and glibc keeps the holes: after 48,000
+mutated messages a daemon held 270 MB, of which it used 100.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+TRIM_INTERVAL_S = 60.0
+MIN_TRIM_INTERVAL_S = 1.0
+"""Least time between two trims; a trim of 600 MB takes 25 ms."""
+GROWTH_BYTES = 16 * 1024 * 1024
+"""A process that has grown by so much since one of the last trims is trimmed before the interval is
+over. A trim that frees less than WORTHWHILE_BYTES doubles the wait for the next one.
+"""
+HISTORY = 10
+"""Number of trims whose result is remembered; memory held for longer is in use."""
+SWOLLEN_BYTES = 4 * GROWTH_BYTES
+WORTHWHILE_BYTES = GROWTH_BYTES // 2
+MMAP_BYTES = 64 * 1024
+"""Allocations of this size get pages of their own, which are returned when they are freed
+(mallopt(3), M_MMAP_THRESHOLD). By default glibc raises the threshold up to 32 MB, and holes of
+megabytes stay between small objects.
+"""
+_MMAP_THRESHOLD = -3
+COLLECT_INTERVAL_S = 600.0
+_NEVER = 2**30
+"""Threshold of Python's full collections that is never reached."""
+
+_STATM = Path("/proc/self/statm")
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process, bytes (proc(5)); 0 if it is unknown."""
+    try:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+@contextmanager
+def full_collections_rare() -> Iterator[None]:
+    """Have full garbage collections run every COLLECT_INTERVAL_S only, in
+    :meth:`MemoryTrim.update`. With 10,000 agents a full collection blocks the event loop for
+    200 ms, and by default ran every other second. Young generations are collected as usual.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(*before[:2], _NEVER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def freeze_objects() -> None:
+    """Exclude all present objects (modules, restored state) from garbage collection. A further call
+    collects what has become garbage, and freezes the rest again.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
+@contextmanager
+def collection_disabled() -> Iterator[None]:
+    """Disable garbage collection, for code that makes many objects and no cycles. Decoding a
+    message of half a million lists takes 19 ms then, and 125 ms otherwise.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class MemoryTrim:
+    """Trims the memory of this process. ``resident``: returns its resident memory, bytes."""
+
+    def __init__(self, resident: Callable[[], int] = resident_bytes) -> None:
+        self._resident = resident
+        self._last = float("-inf")
+        self._collected = float("inf")
+        self._after_trims: deque[int] = deque(maxlen=HISTORY)
+        """Resident bytes after each of the last trims, less those accounted for."""
+        self._wait_s = MIN_TRIM_INTERVAL_S
+        # malloc_trim(3) exists in glibc only
+        library = ctypes.CDLL(None)
+        self._trim = getattr(library, "malloc_trim", None)
+        if self._trim is not None:
+            library.mallopt(_MMAP_THRESHOLD, MMAP_BYTES)
+
+    def swollen(self, accounted: int = 0) -> bool:
+        """Whether the process holds far more than after the last trims. ``accounted``: bytes that
+        are known to be in use, as for :meth:`update`.
+        """
+        if not self._after_trims:
+            return False
+        return self._resident() - accounted - min(self._after_trims) > SWOLLEN_BYTES
+
+    def update(self, now: float, accounted: int = 0) -> bool:
+        """Collect garbage and trim the heap, if it is time to. Call it regularly.
+
+        Args:
+            now: seconds.
+            accounted: bytes that are known to be in use, such as those of connections.
+
+        Returns:
+            Whether the heap was trimmed.
+        """
+        self._collected = min(self._collected, now)
+        if now - self._collected >= COLLECT_INTERVAL_S:
+            self._collected = now
+            gc.collect()
+        since = now - self._last
+        if since < self._wait_s:
+            return False
+        before = self._resident()
+        growth = before - accounted - min(self._after_trims, default=0)
+        if since < TRIM_INTERVAL_S and growth < GROWTH_BYTES:
+            return False
+        self._last = now
+        if self._trim is not None:
+            self._trim(0)
+        after = self._resident()
+        self._after_trims.append(after - accounted)
+        worthwhile = before - after >= WORTHWHILE_BYTES
+        self._wait_s = (
+            MIN_TRIM_INTERVAL_S if worthwhile else min(2.0 * self._wait_s, TRIM_INTERVAL_S)
+        )
+        return True

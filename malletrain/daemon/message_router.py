@@ -1,0 +1,303 @@
+"""Routes incoming messages: those of agents to their handlers, those of clients to the API, those
+of unauthenticated peers to the login. Answers are sent when they are ready. A message whose handler
+fails costs only itself (:mod:`malletrain.daemon.handler_failures`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any, NamedTuple
+
+import structlog
+
+from malletrain.daemon.agent_handlers import AgentHandlers
+from malletrain.daemon.answering import Answering
+from malletrain.daemon.api import Api, TransactionFailed
+from malletrain.daemon.core import Core
+from malletrain.daemon.handler_failures import HandlerFailure, HandlerFailures
+from malletrain.daemon.login import Login
+from malletrain.daemon.rates import Rates, Turn
+from malletrain.daemon.timed import TimedCall
+from malletrain.daemon.transactions import CoreOver
+from malletrain.protocol import messages
+from malletrain.protocol.event_kinds import EventKind
+from malletrain.store.database import StatementRefused, StoreError
+
+log = structlog.get_logger(__name__)
+
+
+LOG_LINES_PER_S = 0.1
+"""Lines of the log per second about invalid messages of one kind of sender."""
+PROBES_S = (0.02, 0.2)
+"""Delays after the end of a connection at which the daemon probes the peer."""
+LONG_POLLS = frozenset({"events", "news"})
+"""Operations that may wait for news; they change nothing."""
+RESTARTING = "The daemon is beginning anew; ask again in a moment."
+
+
+class MessageFailed(Exception):
+    """The handler of a message failed within a transaction, so that the daemon's components have to
+    be made anew. Its ``__cause__`` is the exception.
+    """
+
+    def __init__(self, handler_failure: HandlerFailure) -> None:
+        super().__init__(handler_failure.sentence)
+        self.handler_failure = handler_failure
+
+
+class ClientRequest(NamedTuple):
+    """A request of a client."""
+
+    peer: bytes
+    key: str
+    user: str
+    request: messages.Request
+
+
+class MessageRouter:
+    """Receives from the transport, see :class:`malletrain.daemon.transport.Receiver`.
+
+    Args:
+        core: the daemon's core.
+        agent_handlers: handles messages of agents.
+        api: answers requests of clients.
+        login: answers unauthenticated peers.
+        handler_failures: records messages whose handler failed.
+        identity: public key → its owner, as the key ring names it.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        agent_handlers: AgentHandlers,
+        api: Api,
+        login: Login,
+        handler_failures: HandlerFailures,
+        identity: Callable[[str], str | None],
+    ) -> None:
+        self._core = core
+        self._handler_failures = handler_failures
+        self._rates = Rates(core.config.daemon.request_rate, core.accounts.operates, monotonic)
+        self._answering = Answering()
+        self._log_rate = Rates(LOG_LINES_PER_S, lambda sender: False, monotonic)
+        self._agent_handlers = agent_handlers
+        self._api = api
+        self._login = login
+        self._identity = identity
+        self.long_polls: dict[asyncio.Task[None], ClientRequest] = {}
+        """Requests that wait for news."""
+        self._answers: set[asyncio.Task[None]] = set()
+        self._disconnected: set[bytes] = set()
+        """Peers whose connections have just ended."""
+        self._probes: list[asyncio.TimerHandle] = []
+        """Timers of the probes that are due for them."""
+        self._table: dict[str, Callable[[bytes, str, Any, int, str], None]] = {
+            "lease": lambda peer, name, message, size, key: agent_handlers.handle(
+                peer, name, message
+            ),
+            "client": self._client,
+            "stranger": lambda peer, name, message, size, key: self._unauthenticated(
+                peer, name, message
+            ),
+        }
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """A context for the messages that are read at one go: their changes are saved together, and
+        answers are sent after that. If the daemon has failed lately for an unknown reason, messages
+        are handled one by one, so that a message that makes it fail is found.
+        """
+        if self._handler_failures.doubtful():
+            yield
+            return
+        try:
+            with self._core.batch():
+                yield
+        except Exception as error:
+            self._core.fail(error)
+
+    def message(self, peer: bytes, who: str, message: Any, size: int, key: str) -> None:
+        """Handle a valid message.
+
+        Args:
+            peer: address of the connection.
+            who: owner of the key, as the key ring names it.
+            message: as decoded.
+            size: of the message, bytes.
+            key: public key of the sender, z85.
+        """
+        if self._core.failed.done():  # the next core asks agents who they are
+            if isinstance(message, messages.Request):
+                self._core.transmit(peer, _failure(message, RESTARTING))
+            return
+        request = isinstance(message, messages.Request)
+        kind = message.op if request else type(message).__name__
+        if refusal := self._handler_failures.refusal(who, kind):
+            answer = _failure(message, refusal) if request else messages.Error(refusal)
+            self._core.transmit(peer, answer)
+            return
+        role, _, name = who.partition(":")
+        try:
+            self._table[role](peer, name, message, size, key)
+        except Exception as error:
+            self._failed(who, kind, error)
+
+    def invalid(self, sentence: str) -> None:
+        """Count and log bytes that are not a message; ``sentence`` says why."""
+        sender = _sender(sentence)
+        self._core.metrics.invalid_message(sender)
+        if self._log_rate.at_once(sender):
+            log.warning("message refused", reason=sentence)
+
+    def withdrawn(self, peer: bytes) -> None:
+        """Answer a peer whose lease has ended. It is told so, because otherwise it would stay for
+        ever (its node may have lost contact with the main scheduler). The answer waits for the
+        batch to be saved, in which the lease may have ended.
+        """
+        self.invalid("A message came from a peer whose key is not valid any more.")
+        self._core.transmit(peer, messages.Goodbye("The lease has ended."))
+
+    def dropped(self, who: str, number: int) -> None:
+        """Count and log messages that were dropped unread, because too many of their sender
+        wait.
+        """
+        sender = _sender(who)
+        self._core.metrics.dropped_messages(sender, number)
+        if self._log_rate.at_once(f"dropped {sender}"):
+            log.warning("messages dropped: too many of one sender wait", sender=who)
+
+    def disconnected(self, peer: bytes) -> None:
+        """Schedule probes of a peer whose connection ended: only a moment later does it show that
+        nothing reaches the peer. Connections that end at about the same time share the probes.
+        """
+        if not self._disconnected:
+            loop, probe = asyncio.get_running_loop(), self._core.guard(self._agent_handlers.probe)
+            gone: set[bytes] = set()
+            self._disconnected = gone
+            self._probes = [due for due in self._probes if due.when() > loop.time()]
+            self._probes.append(loop.call_later(PROBES_S[0], self._probe, gone, probe))
+            self._probes += [loop.call_later(delay, probe, gone) for delay in PROBES_S[1:]]
+        self._disconnected.add(peer)
+
+    def close(self) -> None:
+        """Cancel all timers."""
+        for due in self._probes:
+            due.cancel()
+
+    def _probe(self, gone: set[bytes], probe: Callable[[set[bytes]], None]) -> None:
+        self._disconnected = set()
+        probe(gone)
+
+    def end_waiting(self) -> None:
+        """Answer the long polls whose key has been withdrawn. Call it twice a second."""
+        for task, request in list(self.long_polls.items()):
+            if self._is_withdrawn(request):
+                task.cancel()
+                self._unauthenticated(request.peer, request.key, request.request)
+
+    def _is_withdrawn(self, request: ClientRequest) -> bool:
+        return self._identity(request.key) != f"client:{request.user}"
+
+    def _client(self, peer: bytes, user: str, message: Any, size: int, key: str) -> None:
+        if not isinstance(message, messages.Request):
+            sentence = f"A client may not send {type(message).__name__}."
+            self._core.transmit(peer, messages.Error(sentence))
+        elif (turn := self._rates.next(user, size)) is not None:
+            request = ClientRequest(peer, key, user, message)
+            task = self._reply(peer, f"client:{user}", message, self._in_turn(request, turn))
+            if message.op in LONG_POLLS:
+                self.long_polls[task] = request
+                task.add_done_callback(self.long_polls.pop)
+        else:  # a flood of requests gets no task for each
+            rate = self._core.config.daemon.request_rate
+            sentence = (
+                f"Too many of your requests wait; {rate:g} a second are answered. Wait for the "
+                "answers."
+            )
+            reply = messages.Reply(message.id, False, error=sentence, code="busy")
+            self._core.transmit(peer, reply)
+
+    async def _in_turn(self, client: ClientRequest, turn: Turn) -> messages.Reply:
+        user, request, answer = client.user, client.request, None
+        try:
+            if turn.wait_s:
+                await asyncio.sleep(turn.wait_s)
+            if turn.taken_s:  # operators do not wait
+                await self._answering.turn(user, turn.taken_s)
+            if self._is_withdrawn(client):  # while it waited
+                return await self._login.answer(client.key, request)
+            answer = TimedCall(self._api.answer(user, request))
+            return await answer
+        finally:
+            self._rates.took(user, turn, answer.seconds if answer is not None else 0.0)
+
+    def _unauthenticated(self, peer: bytes, key: str, message: Any) -> None:
+        if isinstance(message, messages.Request):
+            self._reply(peer, f"stranger:{key}", message, self._login.answer(key, message))
+        else:
+            self._core.transmit(peer, messages.Goodbye("The lease has ended."))
+
+    def _failed(self, who: str, kind: str, error: BaseException) -> None:
+        """Record a message whose handler failed. Unless memory and store differ, that is all."""
+        core = self._core
+        if core.failed.done():
+            return
+        if isinstance(error, StoreError) and not isinstance(error, StatementRefused):
+            core.fail(error)  # the database's fault, not the message's
+            return
+        handler_failure = self._handler_failures.of_message(who, kind, error)
+        if core.torn:
+            failure = MessageFailed(handler_failure)
+            failure.__cause__ = error
+            core.fail(failure)
+            return
+        try:
+            with core.transaction():
+                core.audit.record(
+                    EventKind.MESSAGE_FAILED, f"{handler_failure.sentence} Nothing else came of it."
+                )
+        except Exception as again:
+            core.fail(again)
+
+    def _reply(
+        self,
+        peer: bytes,
+        who: str,
+        request: messages.Request,
+        answer: Coroutine[Any, Any, messages.Reply],
+    ) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._answer(peer, who, request, answer))
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+        return task
+
+    async def _answer(
+        self,
+        peer: bytes,
+        who: str,
+        request: messages.Request,
+        answer: Coroutine[Any, Any, messages.Reply],
+    ) -> None:
+        try:
+            reply = await answer
+        except Exception as error:
+            cause = (error.__cause__ or error) if isinstance(error, TransactionFailed) else error
+            sentence = "The daemon failed at this request; its log says how."
+            if isinstance(cause, CoreOver):
+                sentence = RESTARTING
+            else:
+                self._failed(who, request.op, cause)
+            reply = _failure(request, sentence)
+        self._core.transmit(peer, reply)
+
+
+def _sender(words: str) -> str:
+    """The kind of sender; ``words`` begin with its role."""
+    return {"lease": "agent", "client": "client"}.get(words.partition(":")[0], "unknown")
+
+
+def _failure(request: messages.Request, sentence: str) -> messages.Reply:
+    return messages.Reply(request.id, False, error=sentence, code="internal")

@@ -1,0 +1,134 @@
+"""The queue of messages that are received and not handled yet; senders are served in turn. Pure.
+
+Decides how many messages and bytes of one sender may wait, and which message is next. A sender is a
+key, over any number of connections; all unauthenticated peers are one sender. The daemon moves
+everything from its socket into this queue, so that this bound holds instead of ZeroMQ's, which
+counts messages of any size; and libzmq fails when a connection ends while its own queue is full
+(zeromq/libzmq#3937).
+
+All senders share a number of bytes. A sender may use as much as is free: one alone uses a half,
+each of seven an eighth, and a new sender finds as much again (the dynamic thresholds of Choudhury
+and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from malletrain.daemon.fair_queue import FairQueue
+from malletrain.protocol import wire
+
+T = TypeVar("T")
+
+MAX_MESSAGES = 2000
+"""Messages of one sender. Agents send a few a second, and all of a minute wait after the daemon
+stood still.
+"""
+CAPACITY_BYTES = 24 * 1024 * 1024
+"""Bytes of all senders together, except the first GUARANTEED_BYTES of each."""
+GUARANTEED_BYTES = 64 * 1024
+"""Bytes that every sender may use, however full the queue is."""
+MESSAGE_OVERHEAD_BYTES = 1024
+"""Memory that a message takes beside its content."""
+CROWDING_MESSAGES, CROWDING_BYTES = 64, 1024 * 1024
+"""A sender with more of either waiting crowds the others."""
+
+
+UNAUTHENTICATED = "stranger"
+"""The role of keys that have proved nothing yet, see :mod:`malletrain.identity.keys`."""
+_MAX_BYTES = {"client": wire.MAX_REQUEST_BYTES, UNAUTHENTICATED: wire.MAX_LOGIN_BYTES}
+
+
+def sender_of(key: str, who: str | None) -> str:
+    """The sender to whom messages count. All unauthenticated keys are one sender, because a new key
+    costs nothing.
+
+    Args:
+        key: public key of the connection, z85.
+        who: owner of the key, ``role:name``; None if it has none any more.
+    """
+    if who is None or who.partition(":")[0] == UNAUTHENTICATED:
+        return UNAUTHENTICATED
+    return key
+
+
+def max_message_bytes(who: str) -> int:
+    """The largest message of ``who`` (``role:name``), bytes. Agents send logs and counts, which are
+    as large in memory; the others send requests.
+    """
+    role = who.partition(":")[0]
+    return _MAX_BYTES.get(role, wire.MAX_MESSAGE_BYTES)
+
+
+@dataclass
+class _Usage:
+    """Number and bytes of the messages of one sender that wait."""
+
+    number: int = 0
+    size: int = 0
+
+    @property
+    def crowds(self) -> bool:
+        return self.number > CROWDING_MESSAGES or self.size > CROWDING_BYTES
+
+
+class ReceiveQueue(Generic[T]):
+    """See the module.
+
+    Args:
+        max_messages: of one sender.
+        capacity: bytes of all senders together.
+        guaranteed: bytes that each sender may use in any case.
+    """
+
+    def __init__(
+        self,
+        max_messages: int = MAX_MESSAGES,
+        capacity: int = CAPACITY_BYTES,
+        guaranteed: int = GUARANTEED_BYTES,
+    ) -> None:
+        self._max_messages, self._free, self._guaranteed = max_messages, capacity, guaranteed
+        self._usage: dict[Hashable, _Usage] = {}
+        self._waiting: FairQueue[Hashable, tuple[Hashable, T, int]] = FairQueue()
+        self._crowds = 0
+        """Number of senders that crowd the others."""
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a sender sends more than is handled."""
+        return self._crowds > 0
+
+    def put(self, sender: Hashable, message: T, size: int) -> bool:
+        """Add a message of ``size`` bytes. Returns False, and does not, if the sender has as much
+        waiting as it may.
+        """
+        size += MESSAGE_OVERHEAD_BYTES
+        usage = self._usage.get(sender) or _Usage()
+        limit = max(self._guaranteed, self._free - size)
+        if usage.number >= self._max_messages or usage.size + size > limit:
+            return False
+        self._usage[sender] = usage
+        self._waiting.put(sender, (sender, message, size))
+        self._change(usage, 1, size)
+        return True
+
+    def take(self) -> T:
+        """Remove and return the next message. Raises IndexError if the queue is empty."""
+        sender, message, size = self._waiting.take()
+        usage = self._usage[sender]
+        self._change(usage, -1, -size)
+        if not usage.number:
+            del self._usage[sender]
+        return message
+
+    def _change(self, usage: _Usage, number: int, size: int) -> None:
+        self._crowds -= usage.crowds
+        usage.number += number
+        usage.size += size
+        self._crowds += usage.crowds
+        self._free -= size

@@ -71,7 +71,7 @@ dist.destroy_process_group()
 class Slowed:
     """What came of one run."""
 
-    manner: str
+    policy: str
     before: float
     """Steps/s."""
     slowed: float
@@ -84,10 +84,10 @@ class Slowed:
     load: float
 
 
-def run(manner: str, o: argparse.Namespace) -> Slowed:
+def run(policy: str, o: argparse.Namespace) -> Slowed:
     """One job with a slow node."""
     load = os.getloadavg()[0]
-    section = f'\n[nodes]\nslow_nodes = "{manner}"\nslow_after = "{o.after:g} s"\n'
+    section = f'\n[nodes]\nslow_nodes = "{policy}"\nslow_after = "{o.after:g} s"\n'
     with (
         tempfile.TemporaryDirectory() as folder,
         site(Path(folder) / "site", nodes=o.nodes, config=section) as made,
@@ -110,8 +110,8 @@ def run(manner: str, o: argparse.Namespace) -> Slowed:
         (made.work / "stop").touch()
         made.until_state(job, "completed", "failed")
     return Slowed(
-        *(manner, before, slowed, last, named.get(victim)),
-        (rescales[0].ended or 0.0) - began if rescales and manner == "swap" else None,
+        *(policy, before, slowed, last, named.get(victim)),
+        (rescales[0].ended or 0.0) - began if rescales and policy == "swap" else None,
         len(named.keys() - {victim}),
         load,
     )
@@ -158,16 +158,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--slow-link", type=float, metavar="MBIT", help="of one node's cable")
     parser.add_argument("--every", type=float, default=5.0, help="link_every, seconds")
-    manners = ["name", "swap"]
-    parser.add_argument("--manners", nargs="+", choices=manners, default=manners)
+    policies = ["name", "swap"]
+    parser.add_argument("--policy", nargs="+", choices=policies, default=policies)
     o = parser.parse_args()
     once = slow_links.run if o.slow_link else run
-    rows = [once(manner, o) for manner in o.manners]
+    rows = [once(policy, o) for policy in o.policy]
     print("slow_nodes  steps/s before  slowed   last  named after  without it after  others  load")
     for r in rows:
         named, gone = ("never" if s is None else f"{s:.0f} s" for s in (r.named_s, r.swapped_s))
         print(
-            f"{r.manner:10}  {r.before:14.1f}  {r.slowed:6.1f}  {r.last:5.1f}  {named:>11}  "
+            f"{r.policy:10}  {r.before:14.1f}  {r.slowed:6.1f}  {r.last:5.1f}  {named:>11}  "
             f"{gone:>16}  {r.others_named:6}  {r.load:.1f}"
         )
     if o.json:

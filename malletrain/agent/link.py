@@ -60,7 +60,7 @@ def pause(attempt: int, chance: float) -> float:
 
 def first_answer_s(attempt: int) -> float:
     """Seconds for which attempt number ``attempt`` (from 0) waits for its first answer: longer each
-    time, so that a daemon with thousands of agents at its door is not left by those whose turn is
+    time, so that a daemon with thousands of waiting agents is not left by those whose turn is
     about to come. What it has done for them by then would be in vain.
     """
     return min(FIRST_ANSWER_S[1], FIRST_ANSWER_S[0] * 2.0 ** min(attempt, 16))

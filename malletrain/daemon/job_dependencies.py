@@ -1,8 +1,8 @@
 """Jobs that begin after others (``--after``), and jobs with a time limit (``--time-limit``).
 
-Decides when such a job begins, is cancelled because a job before it did not complete, or reaches its
-limit. All of it follows from the stored jobs and events, so that a restarted daemon needs nothing
-else.
+Decides when such a job begins, is cancelled because a job before it did not complete, or reaches
+its limit. All of it follows from the stored jobs and events, so that a restarted daemon needs
+nothing else.
 """
 
 from __future__ import annotations

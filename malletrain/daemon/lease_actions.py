@@ -242,7 +242,7 @@ class LeaseActions:
         asyncio.get_running_loop().call_later(within_s, self.let_go, agent.lease)
 
     def let_go(self, lease: str) -> None:
-        """End the lease of a dismissed agent whose logs have arrived or are not awaited any more."""
+        """End the lease of a dismissed agent: its logs have arrived, or took too long."""
         agent, row = self._parts.agents.forget(lease), self._parts.lease_rows.active.get(lease)
         if agent is not None and row is not None:
             self._await_exit((lease,))

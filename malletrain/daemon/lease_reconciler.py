@@ -25,7 +25,7 @@ from malletrain.daemon.parts import Parts
 from malletrain.daemon.poll_watch import PollWatch
 from malletrain.daemon.restraints import Restraints
 from malletrain.daemon.scheduler_health import SchedulerHealth
-from malletrain.daemon.sickbay import manner
+from malletrain.daemon.sickbay import slow_node_policy
 from malletrain.daemon.strays import Strays
 from malletrain.daemon.transactions import CoreOver
 from malletrain.daemon.unheard import Unheard, last_words, likely_cause, trouble_of
@@ -271,7 +271,7 @@ class LeaseReconciler:
     def _report_gaps(self, poll: PollResult, now: float) -> None:
         sick = self._parts.sick.now(now)
         self._parts.metrics.sick(len(sick))
-        slow = self._parts.slow.known(now) if manner(self._parts.config) == "swap" else {}
+        slow = self._parts.slow.known(now) if slow_node_policy(self._parts.config) == "swap" else {}
         avoided = {*sick, *slow}
         restraint = self.restraints.now
         gaps = {

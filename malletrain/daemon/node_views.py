@@ -10,7 +10,7 @@ import msgspec
 from malletrain.daemon.core import Core
 from malletrain.daemon.lease_reconciler import LeaseReconciler
 from malletrain.daemon.parts import Parts
-from malletrain.daemon.sickbay import manner
+from malletrain.daemon.sickbay import slow_node_policy
 from malletrain.daemon.trainer_views import of_class
 from malletrain.protocol.views import NodeView
 from scavenger.batch.rules import span
@@ -43,7 +43,7 @@ def node_views(core: Core, parts: Parts, leases: LeaseReconciler, explain: bool)
         views[node] = NodeView(node, "sick", "", "", found.since)
     for node, known in parts.slow.known(now).items():
         alone = f" It is left alone for another {span(parts.slow.until(node) - now)}."
-        free = core.agents.on(node) is None and manner(core.config) == "swap"
+        free = core.agents.on(node) is None and slow_node_policy(core.config) == "swap"
         answer = f"{known.sentence}{alone if free else ''}"
         rules[node] = (*rules.get(node, ()), ("pace", not free, answer))
         views.setdefault(node, NodeView(node, "slow", "", "", known.since))

@@ -33,7 +33,7 @@ def slow_nodes(config: Config, store: Store, now: float) -> SlowNodes:
     """What is known of slow nodes at ``now``, seconds since the epoch."""
     nodes = config.nodes
     found = SlowNodes(nodes.slow_factor, nodes.slow_half_life, nodes.slow_after)
-    if manner(config) == "off":
+    if slow_node_policy(config) == "off":
         return found
     since = now - _HALF_LIVES * nodes.slow_half_life
     cleared = {
@@ -48,7 +48,7 @@ def slow_nodes(config: Config, store: Store, now: float) -> SlowNodes:
     return found
 
 
-def manner(config: Config) -> str:
+def slow_node_policy(config: Config) -> str:
     """What is done about slow nodes: ``off``, ``name`` or ``swap``."""
     if config.nodes.slow_nodes == "auto":
         return "off" if config.scheduler.kind == "local" else "swap"

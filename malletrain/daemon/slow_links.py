@@ -16,7 +16,7 @@ from malletrain.core.slow_nodes import SlowNode
 from malletrain.daemon.core import Core
 from malletrain.daemon.lease_actions import LeaseActions
 from malletrain.daemon.probes import Probes, Results
-from malletrain.daemon.sickbay import manner
+from malletrain.daemon.sickbay import slow_node_policy
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.rounds.interface import RoundStage
 
@@ -48,7 +48,7 @@ class SlowLinkWatch:
     def look(self, now: float) -> None:
         """Begin what is due. Call it every half second or so."""
         config = self._core.config
-        if manner(config) == "off" or not config.nodes.link_every:
+        if slow_node_policy(config) == "off" or not config.nodes.link_every:
             return
         present: dict[str, list[str]] = {}
         for agent in self._core.agents:
@@ -147,7 +147,7 @@ class SlowLinkWatch:
                 mbit=round(link.mbit, 1),
                 usual_mbit=round(link.usual, 1),
             )
-            if group == NO_JOB and manner(self._core.config) == "swap":
+            if group == NO_JOB and slow_node_policy(self._core.config) == "swap":
                 self._lease_actions.reclaim(
                     (node,), self._core.controller.settings.reclaim_s, sentence
                 )

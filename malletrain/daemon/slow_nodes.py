@@ -26,7 +26,7 @@ from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.lease_actions import LeaseActions
 from malletrain.daemon.parts import Parts
-from malletrain.daemon.sickbay import manner
+from malletrain.daemon.sickbay import slow_node_policy
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import Progress
 from malletrain.rounds.interface import RoundStage
@@ -103,14 +103,14 @@ class SlowNodeWatch:
         self._core = core
         self._slow = parts.slow
         self._lease_actions = lease_actions
-        self._manner = manner(core.config)
+        self._policy = slow_node_policy(core.config)
         self._window_s = core.config.nodes.slow_after / KEPT
         self._rounds: dict[str, _Round] = {}
 
     def heard(self, node: str, run: ActiveJob, record: Progress) -> None:
         """Counts of one worker."""
         generation = run.rounds.generation
-        if self._manner == "off" or record.busy is None or record.generation != generation:
+        if self._policy == "off" or record.busy is None or record.generation != generation:
             return
         job = run.row.id
         found = self._rounds.get(job)
@@ -150,7 +150,7 @@ class SlowNodeWatch:
                 frozenset(slow), max((s.slowdown for s in links.values()), default=1.0)
             )
             worth = bool(slow) and saved_s >= LEAST_SHARE * window.step_s
-            if worth and self._manner == "swap" and self._pays(job, window, slow, saved_s, known):
+            if worth and self._policy == "swap" and self._pays(job, window, slow, saved_s, known):
                 self._swap(slow)
 
     def _say(self, run: ActiveJob, found: Compared, now: float) -> None:

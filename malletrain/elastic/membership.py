@@ -25,7 +25,7 @@ from malletrain.elastic.group import Group, library_collectives
 from malletrain.elastic.invited import Invited
 from malletrain.elastic.link import Place, connect
 from malletrain.elastic.parallel import Parallel
-from malletrain.elastic.state_policy import manner_of
+from malletrain.elastic.state_policy import state_policy
 from malletrain.elastic.training import Training
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -57,7 +57,7 @@ class GroupMembership:
         self.stepping = False
         """A step is under way."""
         self._trainer = threading.get_ident()
-        self._manner = manner_of(training)
+        self._policy = state_policy(training)
         self._changed = changed
         self._group: Group | None = None
         self._check_in: CheckIn | None = None
@@ -70,7 +70,7 @@ class GroupMembership:
         self._link.on_round = self._round_came
         self._link.on_abort = self._abort_came
         if self.live:
-            self._manner.rehearse()
+            self._policy.rehearse()
         self._link.start()
         self._link.say("ready")
 
@@ -105,9 +105,9 @@ class GroupMembership:
             self._signature,
             self.training,
             lambda: self._say_lost(place.generation),
-            self._manner.held(),
-            self._manner.order,
-            lambda: self._manner.joins,
+            self._policy.held(),
+            self._policy.order,
+            lambda: self._policy.joins,
         )
 
     def _abort_came(self, generation: int) -> None:
@@ -174,11 +174,11 @@ class GroupMembership:
         all.
         """
         old = self._group
-        if old is None or old.broken or not (self.live and self._manner.sharded):
+        if old is None or old.broken or not (self.live and self._policy.sharded):
             return True
         try:
             with library_collectives():
-                return self._manner.hand_over(
+                return self._policy.hand_over(
                     old, lambda generation: self._invited(old, generation)
                 )
         except RuntimeError as error:
@@ -208,7 +208,7 @@ class GroupMembership:
     @property
     def wrapped(self) -> bool:
         """Whether gradients are exchanged by torch itself."""
-        return bool(self.parallels) or self._manner.sharded
+        return bool(self.parallels) or self._policy.sharded
 
     def join(self) -> None:
         """Become part of the next round, however many attempts that takes.
@@ -261,23 +261,23 @@ class GroupMembership:
             assert check_in is not None
             if check_in.place != place:
                 raise Interrupted("This round is void; a newer one has just come.")
-            if self._manner.joins:
-                check_in.rehearse(self._manner.rehearse_at, lambda: self._void(place))
+            if self._policy.joins:
+                check_in.rehearse(self._policy.rehearse_at, lambda: self._void(place))
             store = check_in.store(lambda: self._void(place))
         if old is not None:
             old.leave()
         marks.append(time.time())
         joins = not self.training.has_state
-        manner, cuda = self._manner, self.training.device.type == "cuda"
+        policy, cuda = self._policy, self.training.device.type == "cuda"
         ranked = place if check_in is None else check_in.ranked
         self._store = store
-        self._group = group = Group(ranked, store, cuda, manner.backend, manner.sharded)
+        self._group = group = Group(ranked, store, cuda, policy.backend, policy.sharded)
         if self._void(place):
             raise Interrupted("This round is void; a newer one follows.")
         report.entered(place.generation, place.rank, place.size)
         marks.append(time.time())
         reached(FaultPoint.WORKER_SHARES)
-        manner.share(group)
+        policy.share(group)
         reached(FaultPoint.WORKER_SHARED)
         if joins and self.training.between_epochs:
             # They have lost a peer there. They go on with code of which this process has not run

@@ -1,8 +1,6 @@
-"""What differs between a state that every rank holds whole and one in shards, when the group
-changes.
-
-Decides nothing itself: the first is :mod:`malletrain.elastic.sharing`'s, the second
-:mod:`malletrain.elastic.sharded.sharing`'s.
+"""What a change of the group does with the state: one policy for a state that every rank holds as a
+whole, one for a state in shards. :mod:`malletrain.elastic.sharing` and
+:mod:`malletrain.elastic.sharded.sharing` carry them out.
 """
 
 from __future__ import annotations
@@ -72,7 +70,7 @@ class WholeState:
         sharing.share(self._training, group)
 
 
-class StateInShards(WholeState):
+class ShardedState(WholeState):
     """Every rank holds its shards."""
 
     sharded = True
@@ -96,15 +94,15 @@ class StateInShards(WholeState):
         rehearsal.rehearse_at(self._sharded, place)
 
     def held(self) -> str:
-        found = self._sharded.held()
-        return json.dumps(None if found is None else [found.part, found.parts, found.rows])
+        held = self._sharded.held()
+        return json.dumps(None if held is None else [held.part, held.parts, held.rows])
 
     def order(self, held: list[str]) -> list[int]:
-        told = [json.loads(one) for one in held]
+        holdings = [json.loads(one) for one in held]
         return best_order(
             [
                 None if one is None else Held(one[0], one[1], tuple((n, b) for n, b in one[2]))
-                for one in told
+                for one in holdings
             ]
         )
 
@@ -117,8 +115,8 @@ class StateInShards(WholeState):
         shards.share_shards(self._sharded, group, in_node if self._sharded.in_nodes else size)
 
 
-def manner_of(training: Training) -> WholeState:
-    """The manner of ``training``."""
+def state_policy(training: Training) -> WholeState:
+    """The policy for the state of ``training``."""
     if isinstance(training, ShardedTraining):
-        return StateInShards(training)
+        return ShardedState(training)
     return WholeState(training)

@@ -1,7 +1,7 @@
 """Carries bytes between connections on this host and the one that serves a round's store.
 
 One thread, which waits on everything. On this host a caller comes in by a
-:class:`~malletrain.launch.listeners.PublicListener`; between hosts every connection is a numbered
+:class:`~malletrain.launch.listeners.UserListener`; between hosts every connection is a numbered
 stream over one ZeroMQ socket under CURVE, both of whose keys follow from the job's secret: who does
 not have the secret is not heard at all. Decides neither who belongs to a round nor what the bytes
 mean.
@@ -22,7 +22,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from malletrain.launch.listeners import PrivateListener, PublicListener
+from malletrain.launch.listeners import SignedListener, UserListener
 from malletrain.protocol.host_listener import HostListener
 from malletrain.protocol.job_keys import ZAP
 from malletrain.protocol.job_keys import RoundKeys as RoundKeys
@@ -108,9 +108,9 @@ class _End:
 class _Relay:
     """The thread and what it waits on. One end of the way of a round's store."""
 
-    def __init__(self, front: PublicListener) -> None:
-        self._front = front
-        self.local_port = front.port
+    def __init__(self, listener: UserListener) -> None:
+        self._listener = listener
+        self.local_port = listener.port
         """Where processes of this user on this host reach the store."""
         self._context = zmq.Context()
         self._poller = zmq.Poller()
@@ -122,7 +122,7 @@ class _Relay:
         """When callers are let in again; None: they are."""
         self._lock = threading.Lock()
         self.watch(self._stop, self._ending)
-        self.watch(front.fileno(), self._called)
+        self.watch(listener.fileno(), self._called)
         self._thread = threading.Thread(target=self._run, name="malletrain-store", daemon=True)
 
     def watch(self, one: Any, ready: Callable[[int], None], writing: bool = False) -> None:
@@ -159,7 +159,7 @@ class _Relay:
                     if handler := self._handlers.get(one):
                         handler(events)
         finally:
-            self._front.close()
+            self._listener.close()
             for end in list(self._ends):
                 end.close()
             self._over()
@@ -177,8 +177,8 @@ class _Relay:
 
     def _called(self, _: int) -> None:
         try:
-            own = self._front.accept()
-        except OSError:  # who calls waits at the door, which can be read all the time
+            own = self._listener.accept()
+        except OSError:  # the connection waits, and the listener stays readable
             self._rest()
             return
         if own is not None:
@@ -189,14 +189,14 @@ class _Relay:
     def _rest(self) -> None:
         """Let nobody in for a moment."""
         self._rests_until = time.monotonic() + _REST_MS / 1000
-        self.unwatch(self._front.fileno())
+        self.unwatch(self._listener.fileno())
 
     def _rest_over(self) -> None:
         if self._rests_until is None or time.monotonic() < self._rests_until:
             return
         if len(self._ends) < MOST_ENDS:
             self._rests_until = None
-            self.watch(self._front.fileno(), self._called)
+            self.watch(self._listener.fileno(), self._called)
 
     def _opened(self, end: _End) -> None:
         """A process on this host has called."""
@@ -207,7 +207,7 @@ class _Relay:
 
 
 class ServingRelay(_Relay):
-    """Where the store is: callers of this host and streams of others go in by the back door.
+    """Where the store is: callers of this host and streams of others connect to the signed listener.
 
     Args:
         listeners: of the store.
@@ -216,10 +216,10 @@ class ServingRelay(_Relay):
     """
 
     def __init__(
-        self, listeners: tuple[PublicListener, PrivateListener], keys: RoundKeys, address: str
+        self, listeners: tuple[UserListener, SignedListener], keys: RoundKeys, address: str
     ) -> None:
-        front, self._back = listeners
-        super().__init__(front)
+        user_listener, self._signed_listener = listeners
+        super().__init__(user_listener)
         self._keys = keys
         self._streams: dict[tuple[bytes, bytes], _End] = {}
         zap = self._context.socket(zmq.REP)
@@ -233,7 +233,7 @@ class ServingRelay(_Relay):
         self._door = HostListener(router, address)
         self.port = self._door.port
         """Where the relays of other hosts call."""
-        self.watch(self._door.monitor, self._door.noticed)
+        self.watch(self._door.monitor, self._door.read_monitor)
         self.watch(zap, self._asked)
         self.watch(router, self._heard)
         self._thread.start()
@@ -250,7 +250,9 @@ class ServingRelay(_Relay):
     def _inner(self, back: Callable[[bytes], None]) -> _End | None:
         """A connection to the store, whose bytes go ``back``."""
         try:
-            inner = self._end(self._back.connect()) if len(self._ends) < MOST_ENDS else None
+            inner = (
+                self._end(self._signed_listener.connect()) if len(self._ends) < MOST_ENDS else None
+            )
         except OSError:
             inner = None
         if inner is None:
@@ -294,7 +296,7 @@ class ServingRelay(_Relay):
             # the host is gone; what of it is connected here goes with the round
 
     def _over(self) -> None:
-        self._back.close()
+        self._signed_listener.close()
         self._door.close()
 
 
@@ -307,7 +309,7 @@ class CallingRelay(_Relay):
     """
 
     def __init__(self, keys: RoundKeys, host: str, port: int) -> None:
-        super().__init__(PublicListener())
+        super().__init__(UserListener())
         self._numbers = itertools.count()
         self._streams: dict[bytes, _End] = {}
         self._mine, self._its = socket.socketpair()

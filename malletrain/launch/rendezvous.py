@@ -29,7 +29,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from malletrain.launch import fabric
-from malletrain.launch.listeners import FRONT
+from malletrain.launch.listeners import USER_ADDRESS
 from malletrain.launch.round_store import ReachedStore, ServedStore, StoreClient, job_secret
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -255,7 +255,7 @@ class DaemonRendezvous(RendezvousHandler):
         os.environ[env.GENERATION] = str(pending.generation)
         fabric.put(os.environ, pending.interface)
         self._say(AssignmentPhase.RUNNING)
-        where = RendezvousStoreInfo(FRONT, store.local_port)
+        where = RendezvousStoreInfo(USER_ADDRESS, store.local_port)
         return RendezvousInfo(store.store, pending.group_rank, pending.group_size, where)
 
     def _connect(self, pending: Round) -> ReachedStore | None:

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from malletrain.launch.listeners import FRONT, listener_pair
+from malletrain.launch.listeners import USER_ADDRESS, listener_pair
 from malletrain.launch.relay import CallingRelay, RoundKeys, ServingRelay
 from malletrain.protocol.job_keys import job_secret as job_secret
 
@@ -45,20 +45,20 @@ class ServedStore:
         """
         keys = _keys(job, generation)
         listeners = listener_pair()
-        if not listeners[1].closed:
+        if not listeners[1].enforced:
             print(_OPEN, flush=True)
-        inside = listeners[1].taken()
+        inside = listeners[1].duplicate()
         self._relay = ServingRelay(listeners, keys, host)
         self.host = host
         self.port = self._relay.port
         """Where the launchers of other nodes call."""
         self.local_port = self._relay.local_port
         """Where the processes of this node call."""
-        # Its own client comes in by the front door, too: hence one port number for both.
+        # Its own client comes in by the user listener, too: hence one port number for both.
         self.store: TCPStore | None = None
         try:
             self.store = TCPStore(
-                FRONT,
+                USER_ADDRESS,
                 self.local_port,
                 is_master=True,
                 wait_for_workers=False,
@@ -141,7 +141,7 @@ class StoreClient(threading.Thread):
     def run(self) -> None:
         try:
             self.store = TCPStore(
-                FRONT, self._port, is_master=False, wait_for_workers=False, timeout=TIMEOUT
+                USER_ADDRESS, self._port, is_master=False, wait_for_workers=False, timeout=TIMEOUT
             )
         except (OSError, RuntimeError) as error:
             self.error = error

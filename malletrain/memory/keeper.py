@@ -103,21 +103,21 @@ class Keeper:
             self._router = context.socket(zmq.ROUTER)
             self._keys.serve(self._router, b"memory")
             unlimited(self._router)
-            door = HostListener(self._router, self._host, self._port)
+            listener = HostListener(self._router, self._host, self._port)
             poller = zmq.Poller()
-            for one in (zap, self._router, self._stop, door.monitor):
+            for one in (zap, self._router, self._stop, listener.monitor):
                 poller.register(one, zmq.POLLIN)
             while self._stop not in (
                 ready := dict(poller.poll(_LOOK_MS if self._arriving else None))
             ):
                 if zap in ready:
                     zap.send_multipart(self._keys.answered(zap.recv_multipart()))
-                if door.monitor in ready:
-                    door.noticed()
+                if listener.monitor in ready:
+                    listener.noticed()
                 if self._router in ready:
                     self._heard(self._router.recv_multipart())
                 self._give_up_idle()
-            door.close()
+            listener.close()
         except zmq.ZMQError as error:  # who calls finds nobody
             log.warning("no snapshots of other nodes can be taken or given: %s", error)
         finally:

@@ -1,8 +1,9 @@
-"""The port at which the relays of other hosts call, and how many strangers may stand before it.
+"""The port to which relays of other hosts connect, and how many unauthenticated connections it may
+have.
 
-Everybody can connect to it, and who does not have the round's key is hung up on within a few
-seconds; until then each holds a descriptor of this process. While too many do, nobody is let in;
-those that have the key try again many times a second. Decides nothing of what comes in.
+Anybody can connect to it. A connection that does not prove the round's key is closed within seconds
+and holds a descriptor until then. While there are too many of them, no connection is accepted;
+relays with the key retry many times a second.
 """
 
 from __future__ import annotations
@@ -15,19 +16,23 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-MOST_STRANGERS = 128
-"""Connections at one moment that have not shown the key."""
-_SHOW_KEY_MS = 10_000
-"""How long a connection has for that."""
-
-
+MAX_UNAUTHENTICATED = 128
+"""Connections at one moment that have not proved the key."""
+_HANDSHAKE_MS = 10_000
+"""How long a connection has to prove the key."""
 _BACKLOG = 100
-"""Connections that wait to be taken; ZeroMQ's own number."""
+"""Connections that may wait to be accepted; ZeroMQ's default."""
 
 
 def listening(address: str) -> socket.socket:
-    """A port at ``address``, or everywhere, as of a :class:`HostListener` that is made later: until
-    then who calls waits. Raises OSError.
+    """A listening socket for a :class:`HostListener` that is created later; connections wait until
+    then.
+
+    Args:
+        address: to listen at; all addresses if it is a name or not one of this host's.
+
+    Raises:
+        OSError: no port can be opened.
     """
     one = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
@@ -46,32 +51,36 @@ def listening(address: str) -> socket.socket:
 
 
 class HostListener:
-    """Listens with ``router``, a socket under CURVE, at ``address``; where that is a name, or not
-    one of this host's, everywhere. With ``at`` the port is that of :func:`listening`.
+    """Listens for the relays of other hosts.
+
+    Args:
+        router: a ROUTER socket under CURVE.
+        address: to listen at; all addresses if it is a name or not one of this host's.
+        at: a socket of :func:`listening` whose port is used.
     """
 
     def __init__(self, router: Any, address: str, at: socket.socket | None = None) -> None:
-        router.handshake_ivl = _SHOW_KEY_MS
+        router.handshake_ivl = _HANDSHAKE_MS
         self.monitor = router.get_monitor_socket()
-        """Can be read when :meth:`noticed` should be called."""
+        """Becomes readable when :meth:`read_monitor` should be called."""
         self._router = router
-        self._came: dict[int, float] = {}
-        """Connection, by its descriptor → when it was made."""
-        self._shown: deque[float] = deque()
-        """When a connection showed the key; which one did is not told."""
+        self._accepted: dict[int, float] = {}
+        """Descriptor of a connection → when it was accepted."""
+        self._authenticated: deque[float] = deque()
+        """When connections proved the key; ZeroMQ does not say which ones."""
         router.ipv6 = ":" in address
         if at is not None:
             name, port = at.getsockname()[:2]
             router.use_fd = at.detach()
             router.bind(f"tcp://[{name}]:{port}" if ":" in name else f"tcp://{name}:{port}")
-            router.use_fd = -1  # the next time it makes one itself
+            router.use_fd = -1  # a later bind makes a socket of its own
         else:
             self._bind(router, address)
         self._endpoint = router.get_string(zmq.LAST_ENDPOINT)
         self.open = True
-        """Whether somebody can connect."""
+        """Whether connections are accepted."""
         self.port = int(self._endpoint.rpartition(":")[2])
-        """Where it listens."""
+        """The port on which it listens."""
 
     @staticmethod
     def _bind(router: Any, address: str) -> None:
@@ -82,35 +91,35 @@ class HostListener:
         except (OSError, zmq.ZMQError):
             router.bind("tcp://*:*")
 
-    def noticed(self, _: int = 0) -> None:
-        """Somebody came, showed the key, or went."""
+    def read_monitor(self, _: int = 0) -> None:
+        """Read the socket's monitor: connections that were accepted, authenticated or closed."""
         now = time.monotonic()
         while self.monitor.poll(0):
-            told = parse_monitor_message(self.monitor.recv_multipart())
-            if told["event"] == zmq.EVENT_ACCEPTED:
-                self._came[told["value"]] = now
-            elif told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._shown.append(now)
-            elif told["event"] == zmq.EVENT_DISCONNECTED:
-                self._came.pop(told["value"], None)
-        strangers = self._strangers(now)
-        if self.open and strangers >= MOST_STRANGERS:
+            event = parse_monitor_message(self.monitor.recv_multipart())
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._accepted[event["value"]] = now
+            elif event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._authenticated.append(now)
+            elif event["event"] == zmq.EVENT_DISCONNECTED:
+                self._accepted.pop(event["value"], None)
+        unauthenticated = self._unauthenticated(now)
+        if self.open and unauthenticated >= MAX_UNAUTHENTICATED:
             self._router.unbind(self._endpoint)
             self.open = False
-        elif not self.open and strangers <= MOST_STRANGERS // 2:
+        elif not self.open and unauthenticated <= MAX_UNAUTHENTICATED // 2:
             try:
                 self._router.bind(self._endpoint)
                 self.open = True
             except zmq.ZMQError:
-                pass  # somebody has the port; those that are in stay
+                pass  # another process has the port; accepted connections stay
 
-    def _strangers(self, now: float) -> int:
-        """How many have not shown the key, at most: who is there for longer has."""
-        since = now - 1.1e-3 * _SHOW_KEY_MS
-        while self._shown and self._shown[0] < since:
-            self._shown.popleft()
-        return sum(at >= since for at in self._came.values()) - len(self._shown)
+    def _unauthenticated(self, now: float) -> int:
+        """An upper bound on the connections that have not proved the key; older ones have."""
+        since = now - 1.1e-3 * _HANDSHAKE_MS
+        while self._authenticated and self._authenticated[0] < since:
+            self._authenticated.popleft()
+        return sum(at >= since for at in self._accepted.values()) - len(self._authenticated)
 
     def close(self) -> None:
-        """Notice nothing any more."""
+        """Stop monitoring."""
         self._router.disable_monitor()

@@ -8,47 +8,53 @@ import struct
 import pytest
 
 from malletrain.launch.callers import Callers, in_table
-from malletrain.launch.listeners import BACK, FRONT, PrivateListener, PublicListener, listener_pair
+from malletrain.launch.listeners import (
+    SIGNED_ADDRESS,
+    USER_ADDRESS,
+    SignedListener,
+    UserListener,
+    listener_pair,
+)
 from tests.strangers import SOMEBODY, as_somebody, only_root
 from tests.waiting import PATIENCE_S, readable, until
 
 CALLS = f"""
 with socket.socket() as call:
-    call.connect(({FRONT!r}, int(sys.argv[1])))
+    call.connect(({USER_ADDRESS!r}, int(sys.argv[1])))
     try:
         sys.exit(int(call.recv(10) != b""))
     except ConnectionResetError:
         pass
 """
-"""Hears nothing at the door: else it ends with 1."""
+"""Hears nothing at the listener: else it ends with 1."""
 TAKES = """
-door = listeners.PrivateListener()
-listener = socket.socket(fileno=door.taken())
+listener_ = listeners.SignedListener()
+listener = socket.socket(fileno=listener_.duplicate())
 stranger = socket.socket()
 stranger.setblocking(False)
-stranger.connect_ex((listeners.BACK, door.port))
-let_in = door.connect()
+stranger.connect_ex((listeners.SIGNED_ADDRESS, listener_.port))
+let_in = listener_.connect()
 known, _ = listener.accept()
-sys.exit(int(known.getpeername() != let_in.getsockname() or not door.closed))
+sys.exit(int(known.getpeername() != let_in.getsockname() or not listener_.enforced))
 """
 
 
 @pytest.fixture
 def front():
-    door = PublicListener()
-    yield door
-    door.close()
+    listener_ = UserListener()
+    yield listener_
+    listener_.close()
 
 
 @pytest.fixture
 def back():
-    door = PrivateListener()
-    yield door
-    door.close()
+    listener_ = SignedListener()
+    yield listener_
+    listener_.close()
 
 
 def accepted(listener, patience_s=PATIENCE_S):
-    """Who has come in at a back door, if anybody has."""
+    """Who has come in at a signed listener, if anybody has."""
     if not readable(listener, patience_s):
         return None
     listener.setblocking(False)
@@ -66,9 +72,11 @@ def owner_of(caller, called):
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_the_front_door_lets_a_process_of_this_user_in(front, family):
+def test_the_user_listener_accepts_a_process_of_this_user(front, family):
     with socket.socket(family) as call:
-        call.connect((FRONT if family == socket.AF_INET else f"::ffff:{FRONT}", front.port))
+        call.connect(
+            (USER_ADDRESS if family == socket.AF_INET else f"::ffff:{USER_ADDRESS}", front.port)
+        )
         assert readable(front)
         own = front.accept()
         assert own is not None
@@ -77,12 +85,12 @@ def test_the_front_door_lets_a_process_of_this_user_in(front, family):
         own.sendall(b"come in")
         assert call.recv(10) == b"come in"
         own.close()
-    assert owner_of(caller, (FRONT, front.port)) is None, "the caller has gone"
+    assert owner_of(caller, (USER_ADDRESS, front.port)) is None, "the caller has gone"
 
 
-def test_the_front_door_asks_the_kernel_who_calls(front, monkeypatch):
+def test_the_user_listener_asks_the_kernel_who_connects(front, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
-    with socket.create_connection((FRONT, front.port)) as call:
+    with socket.create_connection((USER_ADDRESS, front.port)) as call:
         assert readable(front)
         assert front.accept() is None
         assert call.recv(1) == b"", "hung up on"
@@ -90,13 +98,13 @@ def test_the_front_door_asks_the_kernel_who_calls(front, monkeypatch):
 
 def test_where_the_kernel_looks_nothing_up_its_table_is_read(monkeypatch):
     monkeypatch.setattr("malletrain.launch.callers._NETLINK_SOCK_DIAG", 4711)
-    door = PublicListener()
-    with socket.create_connection((FRONT, door.port)):
-        assert readable(door)
-        own = door.accept()
+    listener_ = UserListener()
+    with socket.create_connection((USER_ADDRESS, listener_.port)):
+        assert readable(listener_)
+        own = listener_.accept()
         assert own is not None
         own.close()
-    door.close()
+    listener_.close()
 
 
 def fill(taken):
@@ -106,7 +114,7 @@ def fill(taken):
 
 
 def test_a_caller_for_whom_there_is_no_descriptor_waits_and_comes_in_later(front):
-    with socket.create_connection((FRONT, front.port)) as call:
+    with socket.create_connection((USER_ADDRESS, front.port)) as call:
         assert readable(front)
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (call.fileno() + 1, before[1]))
@@ -131,23 +139,23 @@ def test_a_caller_for_whom_there_is_no_descriptor_waits_and_comes_in_later(front
 def test_a_listener_at_the_callers_port_is_no_caller(front):
     """It is what the kernel shows when the connection is gone."""
     with socket.socket() as listener:
-        listener.bind((FRONT, 0))
+        listener.bind((USER_ADDRESS, 0))
         listener.listen()
-        assert owner_of(listener.getsockname(), (FRONT, front.port)) is None
+        assert owner_of(listener.getsockname(), (USER_ADDRESS, front.port)) is None
 
 
 @only_root
-def test_the_front_door_hangs_up_on_another_user(front):
+def test_the_user_listener_closes_connections_of_others(front):
     with as_somebody("import socket, sys\n", CALLS, front.port) as caller:
         assert readable(front)
         assert front.accept() is None
     assert caller.returncode == 0
 
 
-def test_nothing_comes_in_at_the_back_door_but_what_is_let_in(back):
+def test_the_signed_listener_accepts_its_own_connections_only(back):
     with socket.socket(fileno=back.taken()) as listener, socket.socket() as stranger:
         stranger.setblocking(False)
-        stranger.connect_ex((BACK, back.port))
+        stranger.connect_ex((SIGNED_ADDRESS, back.port))
         let_in = back.connect()
         known = accepted(listener)
         assert known.getpeername() == let_in.getsockname()
@@ -173,7 +181,7 @@ def at_a_port_that_was_let_in(back, listener):
     there.close()
     stranger = socket.socket()
     try:
-        stranger.bind((FRONT, port))
+        stranger.bind((USER_ADDRESS, port))
     except OSError:
         stranger.close()
         return None
@@ -185,7 +193,7 @@ def test_a_port_that_was_let_in_is_a_stranger_afterwards(back):
         free = "a port that was let in is free"
         with until(lambda: at_a_port_that_was_let_in(back, listener), free) as stranger:
             stranger.setblocking(False)
-            stranger.connect_ex((BACK, back.port))
+            stranger.connect_ex((SIGNED_ADDRESS, back.port))
             following = back.connect()
             assert accepted(listener).getpeername() == following.getsockname()
             assert accepted(listener, 0.0) is None
@@ -197,14 +205,14 @@ def test_the_same_port_of_another_loopback_address_is_a_stranger(back):
         accepted(listener).close()
         stranger.bind(("127.0.0.3", let_in.getsockname()[1]))
         stranger.setblocking(False)
-        stranger.connect_ex((BACK, back.port))
+        stranger.connect_ex((SIGNED_ADDRESS, back.port))
         following = back.connect()
         assert accepted(listener).getpeername() == following.getsockname()
         assert accepted(listener, 0.0) is None
 
 
 @only_root
-def test_the_back_door_takes_no_privilege():
+def test_the_signed_listener_needs_no_privilege():
     """What root may do in a test a user's job may not."""
     with as_somebody(
         "import socket, sys\nfrom malletrain.launch import listeners as listeners\n", TAKES
@@ -213,7 +221,7 @@ def test_the_back_door_takes_no_privilege():
     assert process.returncode == 0
 
 
-def test_a_pair_of_doors_has_one_port():
+def test_a_pair_of_listeners_has_one_port():
     front, back = listener_pair()
     assert front.port == back.port
     front.close()

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from malletrain.launch import relay
-from malletrain.launch.listeners import FRONT, PublicListener, listener_pair
+from malletrain.launch.listeners import USER_ADDRESS, UserListener, listener_pair
 from malletrain.launch.relay import RoundKeys, ServingRelay
 from malletrain.protocol import host_listener as host_door
 from tests.waiting import NEVER_S, PATIENCE_S, until
@@ -23,7 +23,7 @@ def serving():
     listeners = listener_pair()
     inside = socket.socket(fileno=listeners[1].taken())
     inside.settimeout(PATIENCE_S)
-    made = ServingRelay(listeners, KEYS, FRONT)
+    made = ServingRelay(listeners, KEYS, USER_ADDRESS)
     yield made, inside
     made.close()
     inside.close()
@@ -31,7 +31,7 @@ def serving():
 
 def served(one, inside):
     """A caller is let in and its bytes arrive."""
-    with socket.create_connection((FRONT, one.local_port)) as call:
+    with socket.create_connection((USER_ADDRESS, one.local_port)) as call:
         call.sendall(b"x")
         own = inside.accept()[0]
         own.settimeout(PATIENCE_S)
@@ -41,7 +41,7 @@ def served(one, inside):
 
 def test_while_descriptors_lack_the_relay_rests_and_then_lets_in_who_waited(serving, monkeypatch):
     one, inside = serving
-    accept, tried, short = PublicListener.accept, [], True
+    accept, tried, short = UserListener.accept, [], True
 
     def accepted(door):
         tried.append(time.monotonic())
@@ -49,8 +49,8 @@ def test_while_descriptors_lack_the_relay_rests_and_then_lets_in_who_waited(serv
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return accept(door)
 
-    monkeypatch.setattr(PublicListener, "accept", accepted)
-    with socket.create_connection((FRONT, one.local_port)) as call:
+    monkeypatch.setattr(UserListener, "accept", accepted)
+    with socket.create_connection((USER_ADDRESS, one.local_port)) as call:
         call.sendall(b"x")
         until(lambda: len(tried) >= 4, "it tries again")
         assert tried[3] - tried[0] >= 0.29, "and rests in between, however slow this machine is"
@@ -64,7 +64,7 @@ def test_while_descriptors_lack_the_relay_rests_and_then_lets_in_who_waited(serv
 def test_no_more_connections_than_any_job_has(serving, monkeypatch):
     one, inside = serving
     monkeypatch.setattr(relay, "MOST_ENDS", 6)  # two for each caller
-    calls = [socket.create_connection((FRONT, one.local_port)) for _ in range(5)]
+    calls = [socket.create_connection((USER_ADDRESS, one.local_port)) for _ in range(5)]
     try:
         own = [inside.accept()[0] for _ in range(3)]
         inside.settimeout(0.3)
@@ -95,14 +95,14 @@ class Clock:
 
 def test_strangers_that_hold_the_port_are_sent_off_and_members_get_in(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(host_door, "MOST_STRANGERS", 6)
-    monkeypatch.setattr(host_door, "_SHOW_KEY_MS", int(NEVER_S * 1000))
+    monkeypatch.setattr(host_door, "MAX_UNAUTHENTICATED", 6)
+    monkeypatch.setattr(host_door, "_HANDSHAKE_MS", int(NEVER_S * 1000))
     monkeypatch.setattr(host_door, "time", clock)
     context = zmq.Context()
     router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
     router.curve_server = True
     router.curve_secretkey, router.curve_publickey = KEYS.server_secret, KEYS.server_public
-    door = host_door.HostListener(router, FRONT)
+    door = host_door.HostListener(router, USER_ADDRESS)
     strangers, told = [], []
     parsed = host_door.parse_monitor_message
 
@@ -113,19 +113,19 @@ def test_strangers_that_hold_the_port_are_sent_off_and_members_get_in(monkeypatc
     monkeypatch.setattr(host_door, "parse_monitor_message", tapped)
 
     def known(event):
-        door.noticed()
+        door.read_monitor()
         return told.count(event)
 
     def come_in(count):
         """So many strangers more, of whom the door knows."""
         before = known(zmq.EVENT_ACCEPTED)
         for _ in range(count):
-            strangers.append(socket.create_connection((FRONT, door.port)))
+            strangers.append(socket.create_connection((USER_ADDRESS, door.port)))
         until(lambda: known(zmq.EVENT_ACCEPTED) == before + count, "they are noticed")
 
     def refused():
         try:
-            socket.create_connection((FRONT, door.port)).close()
+            socket.create_connection((USER_ADDRESS, door.port)).close()
         except ConnectionRefusedError:
             return True
         return False
@@ -139,7 +139,7 @@ def test_strangers_that_hold_the_port_are_sent_off_and_members_get_in(monkeypatc
         clock.now_s = 2 * NEVER_S
         dealer.curve_serverkey = KEYS.server_public
         dealer.curve_secretkey, dealer.curve_publickey = KEYS.client_secret, KEYS.client_public
-        dealer.connect(f"tcp://{FRONT}:{door.port}")
+        dealer.connect(f"tcp://{USER_ADDRESS}:{door.port}")
         dealer.send(b"hello")
         until(
             lambda: known(zmq.EVENT_HANDSHAKE_SUCCEEDED) and router.poll(0),

@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous import (  # noqa: E402
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler  # noqa: E402
 
-from malletrain.launch.listeners import PrivateListener, PublicListener  # noqa: E402
+from malletrain.launch.listeners import SignedListener, UserListener  # noqa: E402
 from malletrain.launch.relay import RoundKeys, ServingRelay  # noqa: E402
 from malletrain.launch.rendezvous import DaemonRendezvous  # noqa: E402
 from malletrain.launch.round_store import ReachedStore  # noqa: E402
@@ -234,15 +234,13 @@ def test_a_newer_round_makes_one_void_whose_store_dies_while_it_is_connected_to(
     agent.hear()
     called = threading.Event()
 
-    class Door(PrivateListener):
+    class Door(SignedListener):
         def connect(self):
             called.set()  # TCPStore's client is there; nobody accepts it
             return super().connect()
 
     back = Door()
-    relay = ServingRelay(
-        (PublicListener(), back), RoundKeys(bytes.fromhex(KEY), "j1/1"), "127.0.0.1"
-    )
+    relay = ServingRelay((UserListener(), back), RoundKeys(bytes.fromhex(KEY), "j1/1"), "127.0.0.1")
     agent.say(messages.Round("j1", 1, 1, 2, "127.0.0.1", relay.port))
     assert called.wait(PATIENCE_S)
     if answers == "goodbye":

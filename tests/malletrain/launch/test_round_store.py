@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 from torch.distributed import TCPStore
 
-from malletrain.launch.listeners import BACK, FRONT
+from malletrain.launch.listeners import SIGNED_ADDRESS, USER_ADDRESS
 from malletrain.launch.round_store import ReachedStore, ServedStore
 from tests.waiting import PATIENCE_S, readable, until
 
@@ -29,7 +29,7 @@ CHUNK = b"\x00\x00\x00\x01k" * 4096
 @pytest.fixture
 def served(monkeypatch):
     monkeypatch.setenv("MALLETRAIN_JOB_KEY", KEY)
-    store = ServedStore("j1", 1, FRONT)
+    store = ServedStore("j1", 1, USER_ADDRESS)
     yield store
     store.close()
 
@@ -40,7 +40,7 @@ def reach(served):
     made = []
 
     def connect(job="j1", generation=1):
-        made.append(ReachedStore(job, generation, FRONT, served.port))
+        made.append(ReachedStore(job, generation, USER_ADDRESS, served.port))
         return made[-1]
 
     yield connect
@@ -55,7 +55,7 @@ def connected(one):
 
 
 def client(port):
-    return TCPStore(FRONT, port, is_master=False, wait_for_workers=False)
+    return TCPStore(USER_ADDRESS, port, is_master=False, wait_for_workers=False)
 
 
 def resident():
@@ -123,7 +123,7 @@ def test_a_client_whose_own_key_is_not_the_rounds_is_turned_away(served):
         stranger.curve_publickey, stranger.curve_secretkey = public, secret
         refused = zmq.EVENT_HANDSHAKE_FAILED_AUTH
         monitor = stranger.get_monitor_socket(refused | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        stranger.connect(f"tcp://{FRONT}:{served.port}")
+        stranger.connect(f"tcp://{USER_ADDRESS}:{served.port}")
         assert monitor.poll(int(PATIENCE_S * 1000))
         event = int.from_bytes(monitor.recv_multipart()[0][:2], "little")
         assert event == refused
@@ -137,11 +137,11 @@ def test_a_stranger_can_neither_list_nor_grow_nor_spoil_the_store(served, reach)
     before, grown = served.store.num_keys(), resident()
     limit = timedelta(seconds=1)
     with pytest.raises(RuntimeError):
-        TCPStore(FRONT, served.port, is_master=False, wait_for_workers=False, timeout=limit)
+        TCPStore(USER_ADDRESS, served.port, is_master=False, wait_for_workers=False, timeout=limit)
     strangers = []
     try:
         for number in range(MANY):
-            call = socket.create_connection((FRONT, served.port))
+            call = socket.create_connection((USER_ADDRESS, served.port))
             strangers.append(call)
             call.setblocking(False)
             try:  # as a client of a TCPStore, as one of ZeroMQ, as nobody
@@ -171,7 +171,7 @@ def test_a_stranger_who_announces_a_large_frame_is_hung_up_on(served, reach):
         for _ in range(2 * LIMIT // len(part)):
             stranger.sendall(part)
 
-    with socket.create_connection((FRONT, served.port)) as stranger:
+    with socket.create_connection((USER_ADDRESS, served.port)) as stranger:
         stranger.settimeout(PATIENCE_S)
         stranger.sendall(GREETING + LARGE)
         with pytest.raises(ConnectionError):
@@ -191,7 +191,7 @@ def said(call):
 def test_the_store_itself_takes_no_connection_of_another_process(served):
     with socket.socket() as stranger:
         stranger.setblocking(False)
-        stranger.connect_ex((BACK, served.local_port))
+        stranger.connect_ex((SIGNED_ADDRESS, served.local_port))
         for _ in range(3):  # those that are let in pass it by
             client(served.local_port).add("n", 1)
         poll = select.poll()
@@ -203,4 +203,4 @@ def test_without_the_jobs_secret_there_is_a_sentence(monkeypatch):
     for value in ("", "no hexadecimal"):
         monkeypatch.setenv("MALLETRAIN_JOB_KEY", value)
         with pytest.raises(ValueError, match=r"MALLETRAIN_JOB_KEY .* same version"):
-            ServedStore("j1", 1, FRONT)
+            ServedStore("j1", 1, USER_ADDRESS)

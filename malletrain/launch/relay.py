@@ -207,7 +207,8 @@ class _Relay:
 
 
 class ServingRelay(_Relay):
-    """Where the store is: callers of this host and streams of others connect to the signed listener.
+    """The relay beside the store: connections of this host and streams of other hosts reach the
+    store through the signed listener.
 
     Args:
         listeners: of the store.

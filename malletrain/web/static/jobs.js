@@ -9,13 +9,13 @@ const FILTERS = [["", "all"], ["unfinished", "not ended"], ["running", "running"
 const COLUMNS = [
   ["id", "Job", (job) => job.id, (job) => link(`job/${job.id}`, job.id)],
   ["name", "Name", (job) => job.name, (job) => link(`job/${job.id}`, job.name)],
-  ["owner", "Owner", (job) => job.owner, (job) => job.owner],
+  ["owner", "Owner", (job) => job.owner, (job) => job.owner, "wide"],
   ["state", "State", (job) => job.state, (job) => h("span", { class: `state ${job.state}` }, job.state)],
   ["nodes", "Nodes", (job) => job.nodes.length, (job) => `${job.nodes.length || "-"} of ${job.min_nodes}:${job.max_nodes}`, "number"],
   ["rate", "Samples/s", (job) => job.rate, (job) => rate(job.rate), "number"],
-  ["samples", "Samples", (job) => job.samples, (job) => count(job.samples), "number"],
-  ["rescales", "Rescales", (job) => job.rescales, (job) => job.rescales, "number"],
-  ["age", "Submitted", (job) => job.submitted, (job) => moment(job.submitted)],
+  ["samples", "Samples", (job) => job.samples, (job) => count(job.samples), "number wide"],
+  ["rescales", "Rescales", (job) => job.rescales, (job) => job.rescales, "number wide"],
+  ["age", "Submitted", (job) => job.submitted, (job) => moment(job.submitted), "wide"],
   ["took", "Time", (job) => took(job), (job) => duration(took(job)), "number"],
   ["metrics", "Metrics and notes", (job) => job.reason, (job) => [job.reason, metrics(job)].filter(Boolean).join(" · ")],
 ];

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import functools
 import gc
 import importlib.machinery
 import io
@@ -26,6 +27,7 @@ import sys
 import threading
 import traceback
 import types
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
@@ -34,6 +36,9 @@ INTERRUPTED = -signal.SIGINT
 """The code of a script that ended by a KeyboardInterrupt: the process ends by that signal."""
 _FILE: Any = io.IOBase.__mro__[1]
 """What all file objects derive from; asking ``io.IOBase`` would ask an abstract class."""
+_C10D = "torch.distributed.distributed_c10d"
+_groups: deque[Any] = deque(maxlen=32)
+"""Process groups that the script has destroyed, see :func:`_keep_groups`."""
 _PLAIN_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.FileIO)
 
 
@@ -72,6 +77,7 @@ def run(argv: Sequence[str]) -> int:
     Returns:
         The exit code that Python would end with; INTERRUPTED after a KeyboardInterrupt.
     """
+    _keep_groups()
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __spec__=None)
     sys.modules["__main__"] = main
@@ -107,6 +113,32 @@ def run(argv: Sequence[str]) -> int:
         sys.excepthook(type(error), error, error.__traceback__)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _keep_groups() -> None:
+    """Have the groups that the script destroys stay until its process ends.
+
+    A model in DistributedDataParallel that outlives ``destroy_process_group()`` has the last
+    reference to its group. Its end then waits for a thread of gloo without releasing the
+    interpreter, for which that thread may be waiting: the script would never end. Torch releases
+    the interpreter only where the last reference is Python's own. Where torch is not imported
+    before the script, as without a warm interpreter, nothing is changed; nor in live mode, which
+    keeps its groups itself (:mod:`malletrain.elastic.group`).
+    """
+    c10d: Any = sys.modules.get(_C10D)
+    if c10d is None or hasattr(c10d.destroy_process_group, "keeps_groups"):
+        return
+    destroy = c10d.destroy_process_group
+
+    @functools.wraps(destroy)
+    def keeping(*args: Any, **kwargs: Any) -> None:
+        if "malletrain.elastic" not in sys.modules:
+            groups = getattr(getattr(c10d, "_world", None), "pg_map", ())
+            _groups.extend(group for group in groups if group not in _groups)
+        destroy(*args, **kwargs)
+
+    keeping.keeps_groups = True  # type: ignore[attr-defined]
+    c10d.destroy_process_group = sys.modules["torch.distributed"].destroy_process_group = keeping  # type: ignore[attr-defined]
 
 
 def _as_module(name: str) -> None:

@@ -157,3 +157,34 @@ def test_a_thread_in_cpp_does_not_fail_a_script_that_is_done(tmp_path):
     (tmp_path / "script.py").write_text(WAITS_IN_CPP)
     code, said, _ = outcome([*WAYS["cold"], "script.py"], tmp_path)
     assert (code, said) == (0, b"trained to the end\n")
+
+
+OUTLIVES = """
+import gc, torch
+import torch.distributed as dist
+from pathlib import Path
+
+def train():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    model(torch.ones(1, 1)).sum().backward()
+    dist.destroy_process_group()
+
+for _ in range(3):  # torch itself keeps the newest one
+    train()
+    gc.collect()
+names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+print(sum("gloo_runloop" in name for name in names) // 2, dist.is_initialized())
+"""
+
+
+def test_a_group_that_a_model_outlives_stays(tmp_path):
+    """The end of such a group would hold the interpreter while it waits for a thread of gloo, which
+    may be waiting for the interpreter. A group has two of these threads.
+    """
+    (tmp_path / "script.py").write_text(OUTLIVES)
+    warm = f"import torch.distributed; {FORKED}"
+    result = subprocess.run(
+        [sys.executable, "-c", warm, "script.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (result.returncode, result.stdout) == (0, "3 False\n"), result.stderr

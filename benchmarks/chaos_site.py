@@ -18,7 +18,7 @@ from tests.integration.faults import FaultySite
 from tests.ports import free_ports
 
 CONFIG = """
-give_back_after = "0 s"
+release_after = "0 s"
 rejected_for = "{rejected_for} s"
 """
 OUTER, INNER = "127.0.0.2", "127.0.0.1"

@@ -201,7 +201,7 @@ class Site:
             [jobs]
             max_running = {running}
             [allocation]
-            settle = "{settle_s:g} s"
+            debounce = "{settle_s:g} s"
             t_fwd = "600 s"
             {config}
             """

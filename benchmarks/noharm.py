@@ -69,12 +69,12 @@ use_planned = true
 stop_grace = "1 s"
 drain_timeout = "1 s"
 [allocation]
-settle = "0.5 s"
+debounce = "0.5 s"
 min_interval = "5 s"
 rescale_up = "1 s"
 rescale_down = "1 s"
 start = "1 s"
-give_back_after = "1 h"
+release_after = "1 h"
 [profiling]
 enabled = false
 """

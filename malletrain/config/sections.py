@@ -255,7 +255,7 @@ class AllocationSection(Section):
         description="Forward-looking time: a rescale is made when it pays within this time. "
         "About a typical idle gap.",
     )
-    settle: Duration = _key(
+    debounce: Duration = _key(
         format_duration(defaults.DEBOUNCE_S),
         description="Debounce time: node events this close together are handled as one, with one "
         "plan.",
@@ -283,7 +283,7 @@ class AllocationSection(Section):
         gt=0,
         description="Longest time to search for a better plan; the best one found is used.",
     )
-    give_back_after: Duration = _key(
+    release_after: Duration = _key(
         format_duration(defaults.RELEASE_AFTER_S),
         description="A leased node that no job uses for this long is given back.",
     )
@@ -296,7 +296,7 @@ class AllocationSection(Section):
         format_duration(defaults.MIN_HORIZON_S),
         description="Gaps expected to last less than this are not taken.",
     )
-    recall_every: Duration = _key(
+    reclaim_every: Duration = _key(
         format_duration(defaults.RECLAIM_EVERY_S),
         gt=0,
         description="Nodes are reclaimed from the jobs of one user for those of another no more "

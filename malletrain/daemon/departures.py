@@ -18,7 +18,7 @@ from malletrain.daemon.parts import Parts
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.messages import Goodbye
 
-RELEASED, RECLAIMED, UNHEARD = "given back", "recalled", "nothing was heard of its agent"
+RELEASED, RECLAIMED, UNHEARD = "released", "reclaimed", "nothing was heard of its agent"
 SICK = "its node is not fit for jobs"
 """The stored end reasons of a lease that MalleTrain itself gave up: no job needs the node; another
 owner's job needs it more; its agent does not report; the node failed a health check.

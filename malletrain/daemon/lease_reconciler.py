@@ -393,8 +393,8 @@ class LeaseReconciler:
         reason = UNHEARD if row.end_reason == UNHEARD else reason
         self._keys.drop_lease(lease_id)
         words = {
-            RELEASED: "given-back",
-            RECLAIMED: "recalled",
+            RELEASED: "released",
+            RECLAIMED: "reclaimed",
             SICK: "sick",
             "preempted": "preempted",
         }

@@ -122,12 +122,12 @@ turns_apart = 1.0
 
 [allocation]
 t_fwd = "30 s"
-settle = "500 ms"
+debounce = "500 ms"
 min_interval = "4 s"
 rescale_up = "2 s"
 rescale_down = "2 s"
 start = "4 s"
-give_back_after = "10 s"
+release_after = "10 s"
 
 [profiling]
 when_worth = false

@@ -49,7 +49,7 @@ log_wait = "3 s"
 max_tries = 3
 [allocation]
 min_interval = "3 s"
-give_back_after = "{give_back}"
+release_after = "{give_back}"
 lease_wait = "15 s"
 [nodes]
 keep_warm = "0 s"

@@ -32,7 +32,7 @@ warmup_timeout = "1 h"
 hang_after = "1 h"
 
 [allocation]
-settle = "300 ms"
+debounce = "300 ms"
 min_interval = "0 s"
 """
 """The quickstart's configuration, for somebody impatient, whose machine may stand still."""

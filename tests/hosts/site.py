@@ -33,7 +33,7 @@ max_tries = 1
 [nodes]
 {fabric}
 [allocation]
-settle = "0.3 s"
+debounce = "0.3 s"
 min_interval = "0 s"
 {allocation}
 [profiling]

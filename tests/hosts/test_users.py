@@ -87,7 +87,7 @@ def made(hosts, rule_text, submit_as, more=lambda etc: None):
         daemon=f'munge = true\nannounce = "{ANNOUNCED}"',
         slurm=submit_as,
         # what a move costs must not decide: on a busy machine it is much
-        allocation='recall_every = "1 s"\nt_fwd = "1 h"\nobjective = "efficiency"',
+        allocation='reclaim_every = "1 s"\nt_fwd = "1 h"\nobjective = "efficiency"',
     ).start()
 
 
@@ -104,7 +104,7 @@ def test_each_users_processes_are_that_users_on_every_node(site, mode):
     first.trains(4)
     assert leases(site) == dict.fromkeys(("n1", "n2", "n3", "n4"), "ann")
     second = Training(bob, mode, "2:2")
-    site.until(lambda: bob.job(second.id)["nodes"], "nodes are recalled for bob")
+    site.until(lambda: bob.job(second.id)["nodes"], "nodes are reclaimed for bob")
     second.trains(2)
     first.trains(2)
     owners = leases(site)

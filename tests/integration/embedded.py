@@ -95,7 +95,7 @@ class Site:
             [jobs]
             {self.limits}
             [allocation]
-            settle = "0.3 s"
+            debounce = "0.3 s"
             min_interval = "0 s"
             """
             + ("" if "lease_wait" in config else 'lease_wait = "1 h"\n')

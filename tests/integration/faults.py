@@ -19,7 +19,7 @@ from malletrain.protocol.fault_points import STRUCK, FaultPoint
 from scavenger.interface import LeaseState
 from tests.integration.embedded import Site, gone
 
-CONFIG = 'give_back_after = "0 s"\nrejected_for = "2 s"\n[nodes]\nwarm_wait = "0 s"\n'
+CONFIG = 'release_after = "0 s"\nrejected_for = "2 s"\n[nodes]\nwarm_wait = "0 s"\n'
 SERVICE = """
 import os
 from malletrain import membership

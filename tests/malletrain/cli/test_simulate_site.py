@@ -14,12 +14,12 @@ SITE = """
 kind = "local"
 [allocation]
 t_fwd = "200 s"
-settle = "7 s"
+debounce = "7 s"
 min_interval = "44 s"
 rescale_up = "6 s"
 rescale_down = "5 s"
 start = "9 s"
-give_back_after = "77 s"
+release_after = "77 s"
 time_limit = "3 s"
 prior_exponent = 0.8
 [jobs]

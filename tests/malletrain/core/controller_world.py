@@ -297,7 +297,7 @@ class World:
             assert not (record.state.ended and record.nodes)
         assert set(c.nodes) == set(self.leased)
         assert all(n.job is None or name in c.jobs[n.job].nodes for name, n in c.nodes.items())
-        recalled = {
+        reclaimed = {
             node for x in commands if isinstance(x, ReclaimNodes) for node in x.nodes
         }  # after the plan
         if any(isinstance(x, Start | Rescale | Suspend) for x in commands):
@@ -308,4 +308,4 @@ class World:
                     "a job under its minimum is suspended"
                 )
                 assert record.state in (JobState.RUNNING, JobState.PROFILING)
-                assert not any(n in self.leaving and n not in recalled for n in record.nodes)
+                assert not any(n in self.leaving and n not in reclaimed for n in record.nodes)

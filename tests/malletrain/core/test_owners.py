@@ -130,7 +130,7 @@ def holding_all(**settings):
     return site
 
 
-def test_nodes_are_recalled_from_one_owner_for_another_and_asked_for_again_as_that_one():
+def test_nodes_are_reclaimed_from_one_owner_for_another_and_asked_for_again_as_that_one():
     site = holding_all(reclaim_s=20.0)
     said = site.do(job("b", 1, 6, owner="bob")) + site.gaps()
     (recall,) = of(ReclaimNodes, said)
@@ -142,7 +142,7 @@ def test_nodes_are_recalled_from_one_owner_for_another_and_asked_for_again_as_th
     assert rescale.within_s is not None, "the job is told by when the nodes are gone"
     assert rescale.within_s <= 20.0
 
-    # On their way: nothing more is recalled while they are the main scheduler's.
+    # On their way: nothing more is reclaimed while they are the main scheduler's.
     site.do(*(NodeLost(n) for n in recall.nodes), after=5.0)
     assert not of(ReclaimNodes, site.gaps(after=90.0))
     assert asked(site.gaps(*recall.nodes)) == {"bob": sorted(recall.nodes)}
@@ -159,7 +159,7 @@ def test_a_node_that_the_main_scheduler_keeps_is_not_counted_on_for_ever():
     assert of(ReclaimNodes, site.gaps(after=60.0)), "three nodes are left for two jobs"
 
 
-def test_idle_nodes_are_recalled_before_those_at_work():
+def test_idle_nodes_are_reclaimed_before_those_at_work():
     site = Site(release_after_s=1000.0)
     site.do(job("a", 1, 4, owner="alice"))
     site.joins("alice", *NODES)
@@ -170,7 +170,7 @@ def test_idle_nodes_are_recalled_before_those_at_work():
     assert len(site.nodes("a")) == 4
 
 
-def test_gaps_are_taken_before_anything_is_recalled():
+def test_gaps_are_taken_before_anything_is_reclaimed():
     site = holding_all()
     assert not asked(site.gaps("n6", "n7"))
     said = site.do(job("b", 1, 2, owner="bob"))
@@ -178,7 +178,7 @@ def test_gaps_are_taken_before_anything_is_recalled():
     assert not of(ReclaimNodes, said)
 
 
-def test_nodes_are_not_recalled_from_a_job_that_was_rescaled_a_moment_ago():
+def test_nodes_are_not_reclaimed_from_a_job_that_was_rescaled_a_moment_ago():
     site = Site(min_interval_s=60.0)
     site.do(job("a", 1, 6, owner="alice"))
     site.joins("alice", *NODES)
@@ -198,7 +198,7 @@ def test_the_way_is_not_held_against_who_has_no_node_at_all(way_s):
 
 
 @pytest.mark.parametrize(("way_s", "taken"), [(0.0, [2]), (45.0, [2]), (100.0, [])])
-def test_nodes_are_not_recalled_where_the_way_takes_what_they_would_bring(way_s, taken):
+def test_nodes_are_not_reclaimed_where_the_way_takes_what_they_would_bring(way_s, taken):
     site = Site(reclaim_s=20.0, reclaim_way_s=way_s)
     site.do(job("a", 1, 6, owner="alice"), job("b", 1, 1, owner="bob"))
     site.joins("alice", *NODES[1:])
@@ -229,8 +229,8 @@ def unknown(name, low, high, owner):
 
 
 @pytest.mark.parametrize(("low", "taken"), [(1, [1]), (2, [2])])
-def test_for_a_job_that_is_to_be_measured_only_its_smallest_size_is_recalled(low, taken):
-    # Found on PBS: four nodes were recalled for a job of 1:4 that then turned out to be slow; three
+def test_for_a_job_that_is_to_be_measured_only_its_smallest_size_is_reclaimed(low, taken):
+    # Found on PBS: four nodes were reclaimed for a job of 1:4 that then turned out to be slow; three
     # of them went back to the first user.
     slow = ScalingCurve.of((k, 10 * k**0.3) for k in range(1, 7))
     for profiling, count in ((ProfilingSettings(), taken), (None, [4])):
@@ -247,9 +247,9 @@ def test_for_a_job_that_is_to_be_measured_only_its_smallest_size_is_recalled(low
     ("seen", "taken"),
     [({}, [1]), ({1: 10.0}, [2]), ({1: 10.0, 2: 20.0}, [4]), ({1: 10.0, 2: 10.5}, [1])],
 )
-def test_no_more_than_twice_the_size_is_recalled_that_a_job_was_seen_at(seen, taken):
+def test_no_more_than_twice_the_size_is_reclaimed_that_a_job_was_seen_at(seen, taken):
     # Found in random scenes of two users: as soon as a job had told of its steps on one node, all
-    # the others were recalled for it, on what is believed of every job.
+    # the others were reclaimed for it, on what is believed of every job.
     curve = MeasuredCurve()
     for nodes, rate in seen.items():
         curve = curve.with_measurement(nodes, rate, 0.1, 0.0)
@@ -264,7 +264,7 @@ def test_no_more_than_twice_the_size_is_recalled_that_a_job_was_seen_at(seen, ta
     assert [len(r.nodes) for r in of(ReclaimNodes, site.do(b) + site.gaps())] == taken
 
 
-def test_one_user_alone_never_has_a_node_recalled():
+def test_one_user_alone_never_has_a_node_reclaimed():
     site = Site(starvation_s=5.0)
     site.do(job("a", 1, 6, owner="alice"), JobSubmitted("b", 6, 6, owner="alice"))
     site.joins("alice", *NODES)

@@ -41,7 +41,7 @@ kind = "slurm"
 [scheduler.slurm]
 {lines}
 [allocation]
-settle = "50 ms"
+debounce = "50 ms"
 {allocation}
 [profiling]
 enabled = false

@@ -125,7 +125,7 @@ def test_a_reclaimed_agent_that_says_hello_again_keeps_its_job_until_it_has_move
     reclaimed.say(messages.Released(job))
     assert reclaimed.hear(messages.Goodbye).reason
     assert RECLAIM_SENTENCE in {e.sentence for e in daemon.events()}
-    assert daemon.service.leases.active[reclaimed.lease].end_reason == "recalled"
+    assert daemon.service.leases.active[reclaimed.lease].end_reason == "reclaimed"
 
 
 def test_a_preemption_is_the_main_schedulers_and_a_reclaimed_node_is_none(start, agent):

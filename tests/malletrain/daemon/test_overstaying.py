@@ -12,7 +12,7 @@ from scavenger.interface import LeaseState, SchedulerError
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 from tests.waiting import NEVER_S
 
-SOON = 'give_back_after = "0 s"\n'
+SOON = 'release_after = "0 s"\n'
 WAIT = SOON + 'lease_wait = "1 s"'
 
 

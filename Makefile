@@ -57,6 +57,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.words
 
 docs: $(VENV)/.installed-test
 	$(BIN)/mkdocs build --strict

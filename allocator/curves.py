@@ -192,9 +192,9 @@ class CurveTable:
         """
         # Points are at whole sizes, so the whole part of a size determines its segment.
         whole = np.minimum(sizes, self._stride - 1).astype(np.int64)
-        left = self._keys.searchsorted(whole + self._stride * curve_index, side="right") - 1
+        segment = self._keys.searchsorted(whole + self._stride * curve_index, side="right") - 1
         rates: npt.NDArray[np.float64] = (
-            self._slopes[left] * (sizes - self._sizes[left]) + self._rates[left]
+            self._slopes[segment] * (sizes - self._sizes[segment]) + self._rates[segment]
         )
         return rates
 

@@ -16,7 +16,7 @@ from malletrain.core.commands import Command, ReclaimNodes, ReleaseLeases, TakeL
 from malletrain.core.gaps import Gaps
 from malletrain.core.planning import Plan, Planner
 from malletrain.core.pools import by_class, class_of, owner_of, pool
-from malletrain.core.recall import LeaseWay, worth_taking
+from malletrain.core.reclaim import LeaseWay, worth_taking
 from malletrain.core.records import NodeRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.state import ControllerState

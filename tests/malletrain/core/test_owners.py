@@ -133,28 +133,28 @@ def holding_all(**settings):
 def test_nodes_are_reclaimed_from_one_owner_for_another_and_asked_for_again_as_that_one():
     site = holding_all(reclaim_s=20.0)
     said = site.do(job("b", 1, 6, owner="bob")) + site.gaps()
-    (recall,) = of(ReclaimNodes, said)
-    assert len(recall.nodes) == 3
-    assert recall.within_s == 20.0
+    (reclaim,) = of(ReclaimNodes, said)
+    assert len(reclaim.nodes) == 3
+    assert reclaim.within_s == 20.0
     site.do(Tick(), after=1.0)
-    assert set(site.nodes("a")) == set(NODES) - set(recall.nodes)
+    assert set(site.nodes("a")) == set(NODES) - set(reclaim.nodes)
     rescale = of(Rescale, site.said)[-1]
     assert rescale.within_s is not None, "the job is told by when the nodes are gone"
     assert rescale.within_s <= 20.0
 
     # On their way: nothing more is reclaimed while they are the main scheduler's.
-    site.do(*(NodeLost(n) for n in recall.nodes), after=5.0)
+    site.do(*(NodeLost(n) for n in reclaim.nodes), after=5.0)
     assert not of(ReclaimNodes, site.gaps(after=90.0))
-    assert asked(site.gaps(*recall.nodes)) == {"bob": sorted(recall.nodes)}
-    site.joins("bob", *recall.nodes)
-    assert set(site.nodes("b")) == set(recall.nodes)
+    assert asked(site.gaps(*reclaim.nodes)) == {"bob": sorted(reclaim.nodes)}
+    site.joins("bob", *reclaim.nodes)
+    assert set(site.nodes("b")) == set(reclaim.nodes)
     assert not of(ReclaimNodes, site.gaps(after=200.0)), "they have an equal share"
 
 
 def test_a_node_that_the_main_scheduler_keeps_is_not_counted_on_for_ever():
     site = holding_all(reclaim_s=20.0, lease_wait_s=50.0)
-    (recall,) = of(ReclaimNodes, site.do(job("b", 1, 6, owner="bob")) + site.gaps())
-    site.do(*(NodeLost(n) for n in recall.nodes), after=2.0)
+    (reclaim,) = of(ReclaimNodes, site.do(job("b", 1, 6, owner="bob")) + site.gaps())
+    site.do(*(NodeLost(n) for n in reclaim.nodes), after=2.0)
     assert not of(ReclaimNodes, site.gaps(after=40.0))
     assert of(ReclaimNodes, site.gaps(after=60.0)), "three nodes are left for two jobs"
 
@@ -165,8 +165,8 @@ def test_idle_nodes_are_reclaimed_before_those_at_work():
     site.joins("alice", *NODES)
     assert len(site.nodes("a")) == 4
     idle = set(NODES) - set(site.nodes("a"))
-    (recall,) = of(ReclaimNodes, site.do(job("b", 1, 2, owner="bob"), after=100.0) + site.gaps())
-    assert set(recall.nodes) == idle
+    (reclaim,) = of(ReclaimNodes, site.do(job("b", 1, 2, owner="bob"), after=100.0) + site.gaps())
+    assert set(reclaim.nodes) == idle
     assert len(site.nodes("a")) == 4
 
 

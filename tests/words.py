@@ -1,0 +1,81 @@
+"""``python -m tests.words``: names that this project does not use, part of ``make lint``.
+
+Names of data are nouns: what a value is, and not that it was found, told or kept. Metaphors have
+given way to the field's terms (docs/glossary.md). A room is in FINISHED once all of its names are
+nouns.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("allocator", "jpa", "malletrain", "scavenger")
+GONE = frozenset(
+    (
+        *("Ear", "Hearing", "LeaseDesk", "Inbox", "Switchboard", "Doorkeeper", "Intake", "InTurn"),
+        *("Mishap", "Mishaps", "FailedParts", "Manner", "Manners", "Levers", "Promises", "Heap"),
+        *("ApartPlanner", "Lasting", "Bound", "GapMoment", "StepRunner", "FrontDoor", "BackDoor"),
+        *("give_back_after", "recall_every", "settle_s"),
+    )
+)
+"""Names that have a successor."""
+GONE_MODULES = frozenset(
+    (
+        *("hearing", "inbox", "switchboard", "doorkeeper", "intake", "in_turn", "mishaps"),
+        *("failed_parts", "promises", "promise", "manners", "manner", "heap", "levers", "apart"),
+        *("homes", "lasting", "said_times", "verdict", "bound", "doors", "recall"),
+    )
+)
+PARTICIPLES = frozenset(
+    ("asked", "found", "given", "held", "kept", "known", "left", "said", "told", "wanted")
+)
+FINISHED = ("allocator", "jpa")
+"""Rooms without names of PARTICIPLES."""
+
+
+def names(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """The names that a module gives, with their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, node.lineno
+
+
+def problems(path: Path) -> Iterator[str]:
+    """What is wrong in one file, as sentences."""
+    place = path.relative_to(ROOT)
+    if path.stem in GONE_MODULES:
+        yield f"{place}: the name of this module has a successor, see docs/glossary.md."
+    finished = place.parts[0] in FINISHED
+    for name, line in names(ast.parse(path.read_text("utf-8"))):
+        bare = name.strip("_")
+        if bare in GONE:
+            yield f"{place}:{line}: {name} has a successor, see docs/glossary.md."
+        elif finished and bare in PARTICIPLES:
+            yield f"{place}:{line}: {name} says what was done; name what the value is."
+
+
+def main() -> int:
+    """Print all problems; 1 if there are any."""
+    sentences = [
+        problem
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if "shipped" not in path.parts
+        for problem in problems(path)
+    ]
+    print("\n".join(sentences), end="\n" if sentences else "")
+    return 1 if sentences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

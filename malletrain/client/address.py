@@ -57,9 +57,9 @@ class Address:
 
     def stranger(self, why: str) -> ClientError:
         """Says what else can be done where MUNGE does not help."""
-        told = f" MUNGE could not tell it who you are: {why}" if why else ""
+        reason = f" MUNGE could not tell it who you are: {why}" if why else ""
         return ClientError(
-            f"The daemon at {self.endpoint} does not know your key.{told} Give its operators "
+            f"The daemon at {self.endpoint} does not know your key.{reason} Give its operators "
             "this line for their list of users: "
             f"{user_name()} {self.public_key.decode('ascii')}"
         )

@@ -47,14 +47,14 @@ class AsyncConnection:
         """Carry out one operation. Raises ClientError when the daemon refuses and Unreachable when
         there is none.
         """
-        asked = (operation.op, operation.params, operation.wait_s, operation.changes)
+        request = (operation.op, operation.params, operation.wait_s, operation.changes)
         try:
-            data = await self._ask(*asked)
+            data = await self._ask(*request)
         except ClientError as error:
             if error.code != STRANGER:
                 raise
             await self._introduce(isinstance(error.data, dict) and error.data.get("munge") is True)
-            data = await self._ask(*asked)
+            data = await self._ask(*request)
         return operation.read(data, self.address.endpoint)
 
     async def _introduce(self, munge: bool) -> None:

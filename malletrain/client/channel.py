@@ -130,8 +130,8 @@ class Channel:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
-        while (left := deadline - time.monotonic()) > 0:
-            ready = dict(poller.poll(max(1, int(left * 1000))))
+        while (remaining_s := deadline - time.monotonic()) > 0:
+            ready = dict(poller.poll(max(1, int(remaining_s * 1000))))
             if socket in ready:
                 return
             if self._monitor in ready and _event(self._monitor) in BROKEN:

@@ -18,12 +18,12 @@ from malletrain.client.errors import ClientError, Unreachable
 from malletrain.protocol import env, messages, wire
 
 
-def timeout_of(given: str) -> float:
+def timeout_of(text: str) -> float:
     """Seconds that an answer may take, by what the user has set: a second to a day. What is no
     number counts as not set.
     """
     try:
-        return min(max(1.0, float(given)), 86400.0)
+        return min(max(1.0, float(text)), 86400.0)
     except ValueError:
         return 10.0
 

@@ -73,8 +73,8 @@ def cancel(jobs: Sequence[str], why: str = "") -> Operation[list[dict[str, Any]]
     """Jobs by id or name: one ``{"job", "ok", "sentence"}`` for each. ``why``: what is said of them
     after who cancelled them, such as "its trial was pruned".
     """
-    asked: dict[str, Any] = {"jobs": list(jobs)} | ({"why": why} if why else {})
-    return Operation("cancel", list[dict[str, Any]], asked, changes=True, part="results")
+    params: dict[str, Any] = {"jobs": list(jobs)} | ({"why": why} if why else {})
+    return Operation("cancel", list[dict[str, Any]], params, changes=True, part="results")
 
 
 def weigh(job: str, weight: float) -> Operation[JobView]:

@@ -71,5 +71,5 @@ class AccountingSection(Section):
     @property
     def watts_by_class(self) -> dict[str, Watts]:
         """Node class → what its nodes draw."""
-        found = (_WATTS.fullmatch(text) for text in self.watts)
-        return {m[1]: Watts(float(m[2]), float(m[3])) for m in found if m}
+        matches = (_WATTS.fullmatch(text) for text in self.watts)
+        return {m[1]: Watts(float(m[2]), float(m[3])) for m in matches if m}

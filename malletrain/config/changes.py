@@ -30,20 +30,20 @@ def with_changes(before: Config, after: Config, names: Collection[str]) -> Confi
     sections: dict[str, Any] = {}
     for name in names:
         section, _, key = name.partition(".")
-        kept = sections.get(section, getattr(before, section))
+        new_section = sections.get(section, getattr(before, section))
         value = getattr(getattr(after, section), key)
-        sections[section] = kept.model_copy(update={key: value})
+        sections[section] = new_section.model_copy(update={key: value})
     return before.model_copy(update=sections)
 
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict):
-            found |= _leaves(value, f"{prefix}{key}.")
+            leaves |= _leaves(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            leaves[f"{prefix}{key}"] = value
+    return leaves
 
 
 def _shown(value: Any) -> str:

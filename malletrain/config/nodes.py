@@ -139,12 +139,12 @@ class NodesSection(Section):
     @classmethod
     def _by_class(cls, value: Words) -> Words:
         for text in value:
-            name, equals, wanted = text.partition("=")
+            name, equals, network = text.partition("=")
             if not name or not equals:
                 raise PydanticCustomError(
                     "interface", '"{text}" is not of the form CLASS=INTERFACE', {"text": text}
                 )
-            _checked(wanted)
+            _checked(network)
         return value
 
     def wanted(self, node_class: str) -> str:
@@ -153,8 +153,8 @@ class NodesSection(Section):
         return of.get(node_class, self.interface)
 
 
-def _checked(wanted: str) -> str:
+def _checked(network: str) -> str:
     try:
-        return checked(wanted)
+        return checked(network)
     except NetworkNameError as error:
         raise PydanticCustomError("interface", "{sentence}", {"sentence": str(error)}) from None

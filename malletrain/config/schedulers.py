@@ -348,8 +348,8 @@ class SchedulerSection(Section):
     @property
     def table(self) -> SchedulerTable:
         """The table of the kind that is used."""
-        found: SchedulerTable = getattr(self, self.kind)
-        return found
+        table: SchedulerTable = getattr(self, self.kind)
+        return table
 
     @field_validator("kind")
     @classmethod

@@ -175,5 +175,5 @@ def _most(number: int) -> float:
 
 
 def _numbers(texts: Words) -> dict[str, float]:
-    found = (_WEIGHT.fullmatch(text) for text in texts)
-    return {m[1]: float(m[2]) for m in found if m}
+    matches = (_WEIGHT.fullmatch(text) for text in texts)
+    return {m[1]: float(m[2]) for m in matches if m}

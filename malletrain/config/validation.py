@@ -46,13 +46,13 @@ def _problem(details: ErrorDetails, toml: TomlText, model: type[BaseModel]) -> P
     loc = tuple(str(part) for part in details["loc"])
     kind, ctx = details["type"], details.get("ctx", {})
     quantity = _quantity_at(loc, model)
-    given = _value_at(loc, toml.data, details["input"])
+    value = _value_at(loc, toml.data, details["input"])
     shown = (
-        f'"{given}"'
-        if isinstance(given, str)
-        else str(given).lower()
-        if isinstance(given, bool)
-        else repr(given)
+        f'"{value}"'
+        if isinstance(value, str)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else repr(value)
     )
 
     def bound(name: str) -> str:
@@ -77,7 +77,7 @@ def _problem(details: ErrorDetails, toml: TomlText, model: type[BaseModel]) -> P
         "bool_type": lambda: f"{shown} is not accepted; accepted is true or false, without quotes.",
         "list_type": lambda: (
             f"this is a section that may be there several times; write [[{key}]] above its keys."
-            if isinstance(given, dict)
+            if isinstance(value, dict)
             else f'{shown} is not a list; accepted is a list of texts, such as ["a", "b"].'
         ),
         "string_pattern_mismatch": lambda: f"{shown} is not accepted; see its description.",
@@ -128,14 +128,14 @@ def _missing(loc: tuple[str, ...], model: type[BaseModel]) -> str:
 
 def _homes_of(name: str, table: type[BaseModel], prefix: str = "") -> list[str]:
     """Full names of every key called ``name``, for a key that was put into the wrong section."""
-    found = []
+    homes = []
     for field, info in table.model_fields.items():
         inner = table_of(info.annotation)
         if inner is not None:
-            found += _homes_of(name, inner, f"{prefix}{field}.")
+            homes += _homes_of(name, inner, f"{prefix}{field}.")
         elif field == name:
-            found.append(prefix + field)
-    return found
+            homes.append(prefix + field)
+    return homes
 
 
 def _quantity_at(loc: tuple[str, ...], model: type[BaseModel]) -> Quantity | None:

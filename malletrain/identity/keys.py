@@ -209,8 +209,8 @@ class KeyRing:
     def identity(self, public: str | bytes) -> str | None:
         """Whom this public key (z85) stands for; ``None`` for one that may not connect."""
         key = public.decode("ascii", "replace") if isinstance(public, bytes) else public
-        if known := self._identities.get(key):
-            return known
+        if identity := self._identities.get(key):
+            return identity
         if user := self._lookup(key):
             return f"client:{user}"
         login, until = self._logins.get(key, ("", 0.0))

@@ -50,7 +50,7 @@ def parse_users(text: str, where: str = "list of users") -> UserList:
     """The users in ``text``: ``NAME KEY`` a line, ``#`` begins a comment; a user may have several
     keys. A wrong line is left out and told, and the others hold.
     """
-    found: dict[str, str] = {}
+    users: dict[str, str] = {}
     problems: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -67,11 +67,11 @@ def parse_users(text: str, where: str = "list of users") -> UserList:
                 f"{place}, is left out: '{words[0]}' is no user name. It begins with a letter, a "
                 "digit or _, and has only such and . @ \\ + - in it."
             )
-        elif found.setdefault(words[1], words[0]) != words[0]:
+        elif users.setdefault(words[1], words[0]) != words[0]:
             problems.append(
-                f"{place}, is left out: the key of {words[0]} is that of {found[words[1]]} already."
+                f"{place}, is left out: the key of {words[0]} is that of {users[words[1]]} already."
             )
-    return UserList(found, tuple(problems))
+    return UserList(users, tuple(problems))
 
 
 def read_users(path: Path) -> UserList:
@@ -166,8 +166,8 @@ class Munge:
             or len(credential) > 8192
         ):
             raise UsersError("What was given is no credential of MUNGE.")
-        said = self._run(["unmunge", *self._socket, "--numeric", "--keys=STATUS,UID"], credential)
-        head, _, content = said.partition("\n\n")
+        output = self._run(["unmunge", *self._socket, "--numeric", "--keys=STATUS,UID"], credential)
+        head, _, content = output.partition("\n\n")
         facts = dict(line.split(":", 1) for line in head.splitlines() if ":" in line)
         if facts.get("STATUS", "").strip() != "0" or content != payload:
             raise UsersError("The credential was made for another purpose.")
@@ -178,11 +178,11 @@ class Munge:
                 f"The daemon's host knows no user of id {facts.get('UID', '?').strip()}."
             ) from None
 
-    def _run(self, argv: list[str], given: str) -> str:
+    def _run(self, argv: list[str], stdin: str) -> str:
         try:
             done = subprocess.run(
                 argv,
-                input=given,
+                input=stdin,
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",

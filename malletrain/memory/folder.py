@@ -76,8 +76,8 @@ class MemoryFolder:
                 f"this node ({shown(self.limit)}, of which {shown(used)} are taken). Raise "
                 "[jobs] snapshot_memory."
             )
-        found = os.statvfs(self.path)
-        free = min(found.f_bavail * found.f_frsize, _available())
+        stats = os.statvfs(self.path)
+        free = min(stats.f_bavail * stats.f_frsize, _available())
         if needed > free:
             raise NoRoomError(
                 f"A snapshot of {shown(needed)} does not fit into the memory that is free on this "
@@ -87,8 +87,8 @@ class MemoryFolder:
     def remove_unfinished(self) -> None:
         """Remove what dead processes had begun to write."""
         for path in (*self.path.glob("*/.arriving-*"), *self.path.glob(f"{VIEW}*")):
-            found = _BEGUN.match(path.name)
-            if found and not os.path.exists(f"/proc/{found[1]}"):
+            match = _BEGUN.match(path.name)
+            if match and not os.path.exists(f"/proc/{match[1]}"):
                 remove(path)
 
 
@@ -152,8 +152,8 @@ def sweep(stem: str, base: Path) -> None:
     """Remove the folders of this user, named ``stem``, whose agents are dead."""
     made_by = re.compile(re.escape(stem) + r"-(\d+)-(\d+)-[^-]+")
     for old in base.glob(f"{stem}-*"):
-        found = made_by.fullmatch(old.name)
-        dead = found and _born(int(found[1])) != int(found[2]) and _is_ours(old)
+        match = made_by.fullmatch(old.name)
+        dead = match and _born(int(match[1])) != int(match[2]) and _is_ours(old)
         if dead and not is_held(old):
             shutil.rmtree(old, ignore_errors=True)
 
@@ -169,10 +169,10 @@ def _born(pid: int) -> int:
 
 def _is_ours(path: Path) -> bool:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def bound(share: float) -> int:

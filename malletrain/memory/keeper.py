@@ -137,9 +137,9 @@ class Keeper:
         except (OSError, ValueError) as error:
             trouble = str(error)
             self._give_up((peer, ask.name))
-        said = msgspec.msgpack.encode(Answer(ask.number, trouble))
+        answer = msgspec.msgpack.encode(Answer(ask.number, trouble))
         with contextlib.suppress(zmq.ZMQError):
-            self._router.send_multipart([peer, said, data], zmq.DONTWAIT, copy=False)
+            self._router.send_multipart([peer, answer, data], zmq.DONTWAIT, copy=False)
 
     def _answer(self, peer: bytes, ask: Ask, data: bytes) -> bytes:
         final = self._folder.file(ask.name)

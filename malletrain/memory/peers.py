@@ -142,19 +142,19 @@ class RemoteKeeper:
                 waiting[number], number = ask, number + 1
             if waiting:
                 answer, data = self._hear()
-                asked = waiting.pop(answer.number, None)
+                request = waiting.pop(answer.number, None)
                 if answer.trouble:
                     raise PeerError(answer.trouble)
-                if asked is not None:
-                    yield asked, data
+                if request is not None:
+                    yield request, data
 
     def _hear(self) -> tuple[Answer, bytes]:
         deadline = time.monotonic() + self._silence_s
-        while (left := deadline - time.monotonic()) > 0:
-            ready = dict(self._poller.poll(int(left * 1000) + 1))
+        while (remaining_s := deadline - time.monotonic()) > 0:
+            ready = dict(self._poller.poll(int(remaining_s * 1000) + 1))
             if self._dealer in ready:
-                said, data = self._dealer.recv_multipart()
-                return msgspec.msgpack.decode(said, type=Answer), data
+                header, data = self._dealer.recv_multipart()
+                return msgspec.msgpack.decode(header, type=Answer), data
             if self._monitor in ready:
                 event = parse_monitor_message(self._monitor.recv_multipart())["event"]
                 if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:

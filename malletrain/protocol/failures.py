@@ -38,10 +38,10 @@ sysexits.h); its last words are one sentence."""
 NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 
 
-def unfit(said: Assignment) -> bool:
+def unfit(assignment: Assignment) -> bool:
     """Whether the launcher found that the job's software cannot be had on the node."""
-    began = said.generation > 0 or said.phase is not AssignmentPhase.EXITED
-    return not began and any(f.exitcode == UNFIT and f.cause for f in said.failures)
+    began = assignment.generation > 0 or assignment.phase is not AssignmentPhase.EXITED
+    return not began and any(f.exitcode == UNFIT and f.cause for f in assignment.failures)
 
 
 def no_way(text: str) -> bool:

@@ -120,10 +120,10 @@ class FlagsReader:
         """Who has the state after the drain ``number``: see :meth:`FlagsWriter.request_drain`."""
         try:
             with open(self.path + _HEIRS, encoding="utf-8") as file:
-                said, *heirs = json.load(file)
+                request, *heirs = json.load(file)
         except (OSError, ValueError, TypeError):
             return ()
-        return tuple(map(str, heirs)) if said == number else ()
+        return tuple(map(str, heirs)) if request == number else ()
 
     def close(self) -> None:
         """Unmap the file."""

@@ -55,10 +55,10 @@ class RoundKeys:
 
     def answered(self, frames: list[bytes]) -> list[bytes]:
         """The answer to ZAP's question: may who has this key come in? (rfc.zeromq.org/spec/27)"""
-        version, request, _domain, _address, _identity, mechanism, given = frames
+        version, request, _domain, _address, _identity, mechanism, key = frames
         own = z85.decode(self.client_public)
-        known = mechanism == b"CURVE" and hmac.compare_digest(given, own)
-        answer = (b"200", b"OK") if known else (b"400", b"no key of this round")
+        valid = mechanism == b"CURVE" and hmac.compare_digest(key, own)
+        answer = (b"200", b"OK") if valid else (b"400", b"no key of this round")
         return [version, request, *answer, b"", b""]
 
     def serve(self, router: Any, domain: bytes) -> None:

@@ -37,7 +37,7 @@ _CHAINED = ("During handling of the above", "The above exception was the direct 
 
 def without_noise(text: str) -> str:
     """``text`` without the lines that say nothing of the script; all of it if nothing is left."""
-    kept, ignoring = [], False
+    lines, ignoring = [], False
     for line in text.splitlines():
         line = _RANK.sub("", line, count=1) if line.startswith("[rank") else line
         if line.startswith(IGNORED):
@@ -45,8 +45,8 @@ def without_noise(text: str) -> str:
         elif ignoring:
             ignoring = line.startswith((" ", _TRACEBACK)) or not line
         elif not _NOISE.match(line):
-            kept.append(line)
-    return "\n".join(kept).strip("\n") or text.strip("\n")
+            lines.append(line)
+    return "\n".join(lines).strip("\n") or text.strip("\n")
 
 
 _FRAME = re.compile(r'\s+File "(.+)", line (\d+), in (.+)')
@@ -73,13 +73,13 @@ def first_error(text: str) -> str:
     chain; else the last line. Empty if there is none.
     """
     lines = without_noise(text).splitlines()
-    found = ""
+    error = ""
     for index, line in enumerate(lines):
         if _USAGE.match(line):
-            return found or line
+            return error or line
         if _ERROR.match(line):
-            found = line
+            error = line
             rest = [later for later in lines[index + 1 :] if later.strip()]
             if not (rest and rest[0].startswith(_CHAINED)):
-                return found
-    return found or next((line.strip() for line in reversed(lines) if line.strip()), "")
+                return error
+    return error or next((line.strip() for line in reversed(lines) if line.strip()), "")

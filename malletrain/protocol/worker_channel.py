@@ -330,10 +330,10 @@ def _checked(cls: type[Any], kind: str, body: dict[str, Any], sender: Sender | N
                 raise ValueError(f"A {kind} datagram without the field {field.name!r}.")
             continue
         value = body[field.name]
-        test, wanted = _CHECKS[str(field.type)]
+        test, expected = _CHECKS[str(field.type)]
         if not test(value):
             raise ValueError(
-                f"A {kind} datagram whose {field.name} is {_shown(value)}; it must be {wanted}."
+                f"A {kind} datagram whose {field.name} is {_shown(value)}; it must be {expected}."
             )
         if _is_number(value) and value < 0 and (cls, field.name) not in _MAY_BE_NEGATIVE:
             raise ValueError(

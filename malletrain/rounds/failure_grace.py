@@ -22,9 +22,9 @@ LAST_RESORT_CODE = 75
 """A worker that ends with it was lost with its peers (malletrain.elastic.membership)."""
 
 
-def _by_itself(said: Assignment) -> bool:
+def _by_itself(assignment: Assignment) -> bool:
     """Whether the script ended by itself there. A node that is being taken kills its processes."""
-    codes = [f.exitcode for f in said.failures]
+    codes = [f.exitcode for f in assignment.failures]
     return any(code > 0 for code in codes) and all(code > 0 or code == -15 for code in codes)
 
 
@@ -53,15 +53,15 @@ class FailureGrace:
         """Workers that hang were told of as a failure, and are to end."""
         self.hung = dict.fromkeys(members, generation)
 
-    def answer(self, said: Mapping[str, Assignment]) -> None:
+    def answer(self, assignments: Mapping[str, Assignment]) -> None:
         """A round was formed of nodes that have said this."""
         self.clear()
-        self.answered = {node: one for node, one in said.items() if one.phase in BROKEN}
+        self.answered = {node: one for node, one in assignments.items() if one.phase in BROKEN}
         self.hung = {n: number for n, number in self.hung.items() if n not in self.answered}
 
     def newly(self, broken: Mapping[str, Assignment]) -> dict[str, Assignment]:
         """Those of the failures that no round has answered."""
-        return {node: said for node, said in broken.items() if self.answered.get(node) != said}
+        return {node: a for node, a in broken.items() if self.answered.get(node) != a}
 
     def postpone(self, by_s: float) -> None:
         """Nobody could be heard for so long."""
@@ -70,10 +70,10 @@ class FailureGrace:
         if self.due is not None:
             self.due += by_s
 
-    def _starts_again(self, said: Assignment) -> bool:
+    def _starts_again(self, assignment: Assignment) -> bool:
         """Whether workers ended because a node of their round was lost."""
-        codes = {failure.exitcode for failure in said.failures}
-        return said.generation <= self.node_lost_in and codes == {LAST_RESORT_CODE}
+        codes = {failure.exitcode for failure in assignment.failures}
+        return assignment.generation <= self.node_lost_in and codes == {LAST_RESORT_CODE}
 
     def look(
         self,
@@ -98,14 +98,14 @@ class FailureGrace:
         """
         if self.first_at is None:
             self.first_at, self.due = now, now + grace_s
-        failures = by_cause(f for said in broken.values() for f in said.failures)
-        known = all(
-            said.generation <= self.hung.get(n, -1) or self._starts_again(said)
-            for n, said in broken.items()
+        failures = by_cause(f for assignment in broken.values() for f in assignment.failures)
+        expected = all(
+            assignment.generation <= self.hung.get(n, -1) or self._starts_again(assignment)
+            for n, assignment in broken.items()
         )
         clear = len(broken) == members and all(map(_by_itself, broken.values()))
         if clear and not news_to_come and not secondary(failures[0]):
-            return Broke(failures, describe(failures), known)
+            return Broke(failures, describe(failures), expected)
         if self.due is None or now < self.due:
             return None
         if news_to_come:
@@ -115,19 +115,19 @@ class FailureGrace:
         if failures and secondary(failures[0]) and now < patience:
             self.due = patience
             return None
-        exited = all(said.phase is AssignmentPhase.EXITED for said in broken.values())
+        exited = all(assignment.phase is AssignmentPhase.EXITED for assignment in broken.values())
         what = "launcher ended" if exited else "workers failed"
         sentence = f"The {what} on {', '.join(broken)}."
-        return Broke(failures, describe(failures) if failures else sentence, known)
+        return Broke(failures, describe(failures) if failures else sentence, expected)
 
 
-def own_fault(said: Assignment) -> list[Action]:
+def own_fault(assignment: Assignment) -> list[Action]:
     """What is told of workers that failed while others go on: nothing, unless a script failed by
     itself, which uses up one of the job's tries each time.
     """
     failures = by_cause(
         f
-        for f in said.failures
+        for f in assignment.failures
         if f.exitcode > 0 and f.exitcode != LAST_RESORT_CODE and not secondary(f)
     )
     return [Broke(failures, describe(failures))] if failures else []
@@ -143,7 +143,7 @@ def launchers_ended(ended: dict[str, Assignment]) -> tuple[Broke, bool]:
         What to tell, and whether it was for want of the job's software on all of them, which is
         the nodes' fault unless it is so everywhere.
     """
-    failures = by_cause(f for said in ended.values() for f in said.failures)
+    failures = by_cause(f for assignment in ended.values() for f in assignment.failures)
     sentence = f"The launcher ended at once on {', '.join(ended)}."
     broke = Broke(failures, describe(failures) if failures else sentence)
-    return broke, all(unfit(said) for said in ended.values())
+    return broke, all(unfit(assignment) for assignment in ended.values())

@@ -32,15 +32,15 @@ class Holdings:
 
     def is_in(self, node: str, *phases: AssignmentPhase) -> bool:
         """Whether ``node`` said one of ``phases`` last, of whatever round."""
-        said = self.phases.get(node)
-        return said is not None and said.phase in phases
+        assignment = self.phases.get(node)
+        return assignment is not None and assignment.phase in phases
 
     def is_in_round(self, node: str, generation: int, *phases: AssignmentPhase) -> bool:
         """As :meth:`is_in`, of the round ``generation`` where the phase is of one."""
-        said = self.phases.get(node)
-        if said is None or said.phase not in phases:
+        assignment = self.phases.get(node)
+        if assignment is None or assignment.phase not in phases:
             return False
-        return said.phase in OF_NO_ROUND or said.generation == generation
+        return assignment.phase in OF_NO_ROUND or assignment.generation == generation
 
     def belongs(self, node: str, generation: int) -> bool:
         """Whether the workers on ``node`` are of that round, whatever became of them. None are of
@@ -54,14 +54,14 @@ class Holdings:
 
     def keepers(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Where those of ``nodes`` that keep snapshots in memory can be reached."""
-        said = (self.phases.get(node) for node in nodes)
-        return tuple(a.address for a in said if a is not None and a.address)
+        assignments = (self.phases.get(node) for node in nodes)
+        return tuple(a.address for a in assignments if a is not None and a.address)
 
-    def note(self, node: str, said: Assignment) -> None:
+    def note(self, node: str, assignment: Assignment) -> None:
         """``node`` holds the job and says so."""
         self.assigned.add(node)
         self.occupied.discard(node)
-        self.phases[node] = said
+        self.phases[node] = assignment
 
     def adopt(self, phases: dict[str, Assignment], generation: int) -> list[Action]:
         """Take over what nodes hold after a restart of the daemon; those in a newer round than
@@ -94,10 +94,10 @@ class Holdings:
                 actions.append(SendRelease(node))
         return actions
 
-    def take_back(self, node: str, said: Assignment) -> None:
+    def take_back(self, node: str, assignment: Assignment) -> None:
         """``node`` has not been told yet that it is to let go: it is in one round more."""
         self.releasing.discard(node)
-        self.note(node, said)
+        self.note(node, assignment)
         self.givers = (*self.givers, node)
 
     def forget(self, node: str) -> None:

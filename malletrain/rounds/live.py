@@ -185,25 +185,25 @@ class LiveRounds:
     def _take_back(self) -> None:
         """Leavers that hold the state give it to those that stay, and leave after that."""
         for node in sorted(self._leavers.keys() - self._held.unreachable):
-            said = self._leavers[node]
-            if said and said.phase in HOLDING and said.generation:
+            gone_at = self._leavers[node]
+            if gone_at and gone_at.phase in HOLDING and gone_at.generation:
                 del self._leavers[node]
-                self._held.take_back(node, said)
+                self._held.take_back(node, gone_at)
 
     def release(self, nodes: Iterable[str]) -> list[Action]:
         """At once, or when the others have left the group that the nodes are in."""
-        said = dict(self._held.phases)
+        assignments = dict(self._held.phases)
         actions = self.job.release(nodes)
         if self.lost_member or not self.survivors():
             return actions
         # They finish the step with the others, who would lose it otherwise.
-        held = [a.node for a in actions if isinstance(a, SendRelease) and a.node in self._group]
-        self._leavers.update((node, said.get(node)) for node in held)
-        return [a for a in actions if not (isinstance(a, SendRelease) and a.node in held)]
+        released = [a.node for a in actions if isinstance(a, SendRelease) and a.node in self._group]
+        self._leavers.update((node, assignments.get(node)) for node in released)
+        return [a for a in actions if not (isinstance(a, SendRelease) and a.node in released)]
 
     def _let_go(self, but: Iterable[str] = ()) -> list[Action]:
         leavers = self._leavers
-        self._leavers = {node: said for node, said in leavers.items() if node in but}
+        self._leavers = {node: gone_at for node, gone_at in leavers.items() if node in but}
         return [SendRelease(node) for node in leavers if node not in but]
 
     def _abort(self, lost: Collection[str]) -> list[Action]:
@@ -411,15 +411,15 @@ class LiveRounds:
 
     def _old_group_done(self) -> list[Action]:
         """The workers were done before they came to the change that was planned."""
-        left = [
+        remaining = [
             self._leavers[n] if n in self._leavers else self._held.phases.get(n)
             for n in self._group
             if n in self._leavers or n not in self._held.releasing
         ]
         if (
             self.stage is not RoundStage.FORMING
-            or not left
-            or not all(a is not None and a.phase is AssignmentPhase.SUCCEEDED for a in left)
+            or not remaining
+            or not all(a is not None and a.phase is AssignmentPhase.SUCCEEDED for a in remaining)
         ):
             return []
         return self.job.complete()

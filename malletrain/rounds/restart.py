@@ -130,8 +130,8 @@ class JobRounds:
         others = (n for n in sorted(self.held.phases) if n not in self.members)
         self.target = (*(n for n in self.members if n in self.held.phases), *others)
         self.lost_member = any(n not in self.held.phases for n in self.members)
-        for node, said in self.held.phases.items():
-            self.ends.note(node, said)
+        for node, assignment in self.held.phases.items():
+            self.ends.note(node, assignment)
         if done := self._finished():
             return [*strange, *done]
         whole = all(self.held.belongs(n, self.generation) for n in self.members)
@@ -193,12 +193,12 @@ class JobRounds:
 
     def released(self, node: str, now: float) -> list[Action]:
         """No process of the job is left on ``node``."""
-        asked = node in self.held.releasing
+        expected = node in self.held.releasing
         self.held.forget(node)
         if self.stage in (RoundStage.IDLE, RoundStage.COMPLETED) or node not in self.target:
             return []
         actions = self.held.assign(node)
-        if node not in self.members or asked or self.ends.on(node, self.generation):
+        if node not in self.members or expected or self.ends.on(node, self.generation):
             return actions
         self.lost_member = True  # its agent began anew: a new round is needed, the job did not fail
         again = self._policy.form if self.stage is RoundStage.DRAINING else self._await_joiners
@@ -348,8 +348,8 @@ class JobRounds:
             changes = set(self.target) != set(self.members) and not self.lost_member
             return self._policy.form(now) if changes else self._look_at_failures(now)
         self.stage, self.deadline = RoundStage.RUNNING, None
-        left = None if self._end_by is None else max(0.0, self._end_by - now)
-        return self.move(self.target, now, left)
+        remaining_s = None if self._end_by is None else max(0.0, self._end_by - now)
+        return self.move(self.target, now, remaining_s)
 
     def _await_joiners(self, now: float) -> list[Action]:
         """Wait for the target's launchers: briefly while those that could train cannot."""

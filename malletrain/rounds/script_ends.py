@@ -20,10 +20,10 @@ class ScriptEnds:
     _sizes: dict[int, dict[str, int]] = field(default_factory=dict)
     """Round → node → nodes of that round, as the node knows; 0: it does not."""
 
-    def note(self, node: str, said: Assignment) -> None:
+    def note(self, node: str, assignment: Assignment) -> None:
         """``node`` says how far the job is there."""
-        if said.phase is AssignmentPhase.SUCCEEDED and said.generation:
-            self._sizes.setdefault(said.generation, {})[node] = said.size
+        if assignment.phase is AssignmentPhase.SUCCEEDED and assignment.generation:
+            self._sizes.setdefault(assignment.generation, {})[node] = assignment.size
 
     def on(self, node: str, generation: int) -> bool:
         """Whether every worker of round ``generation`` on ``node`` has ended with code 0."""

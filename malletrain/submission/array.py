@@ -25,7 +25,7 @@ def indices(text: str) -> tuple[int, ...]:
     Raises:
         SpecError: they are none, or too many.
     """
-    found: dict[int, None] = {}
+    indices_: dict[int, None] = {}
     for part in text.split(","):
         match = _PART.fullmatch(part)
         if match is None:
@@ -36,10 +36,10 @@ def indices(text: str) -> tuple[int, ...]:
             raise SpecError(
                 f'"{part.strip()}" goes from no index to none; accepted is {ARRAY_HELP}.', "array"
             )
-        if len(found) + (last - first) // step >= MOST_JOBS:
+        if len(indices_) + (last - first) // step >= MOST_JOBS:
             raise SpecError(f'"{text}" is more than {MOST_JOBS:,} jobs.', "array")
-        found.update(dict.fromkeys(range(first, last + 1, step)))
-    return tuple(found)
+        indices_.update(dict.fromkeys(range(first, last + 1, step)))
+    return tuple(indices_)
 
 
 def one_of(spec: JobSpec, index: int) -> JobSpec:

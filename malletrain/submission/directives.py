@@ -38,7 +38,7 @@ def directives(text: str, where: str) -> tuple[list[Directive], list[int]]:
     Raises:
         SpecError: a line whose quotes do not match.
     """
-    found: list[Directive] = []
+    directives_: list[Directive] = []
     late: list[int] = []
     head = True
     for number, line in enumerate(text.splitlines(), start=1):
@@ -56,5 +56,5 @@ def directives(text: str, where: str) -> tuple[list[Directive], list[int]]:
             raise SpecError(
                 f"{where} line {number}: a quotation mark has no second one: {line.strip()[:80]}"
             ) from None
-        found.append(Directive(number, words))
-    return found, late
+        directives_.append(Directive(number, words))
+    return directives_, late

@@ -48,10 +48,10 @@ def output_folders(script: str, args: Sequence[str], workdir: str) -> set[str]:
         workdir: the folder it runs in.
     """
     read = _read(script)
-    found = {*_in_arguments(args, read, workdir), *read.folders}
-    given = {arg.partition("=")[0] for arg in args}
-    found |= {default for options, default in read.defaults if not given.intersection(options)}
-    return {_absolute(path, workdir) for path in found if path}
+    folders = {*_in_arguments(args, read, workdir), *read.folders}
+    options_used = {arg.partition("=")[0] for arg in args}
+    folders |= {path for options, path in read.defaults if not options_used.intersection(options)}
+    return {_absolute(path, workdir) for path in folders if path}
 
 
 def _absolute(path: str, workdir: str) -> str:
@@ -105,9 +105,9 @@ def _read(script: str) -> _Script:
     }
 
     def text(value: ast.expr | None) -> str:
-        found = constants.get(value.id) if isinstance(value, ast.Name) else None
-        found = value.value if isinstance(value, ast.Constant) else found
-        return found if isinstance(found, str) else ""
+        constant = constants.get(value.id) if isinstance(value, ast.Name) else None
+        constant = value.value if isinstance(value, ast.Constant) else constant
+        return constant if isinstance(constant, str) else ""
 
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call):

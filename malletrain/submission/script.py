@@ -71,15 +71,15 @@ def module_of(name: str, workdir: str | None, own_python: bool = True) -> Path:
     where: Sequence[str] | None = [directory, *(sys.path if own_python else ())]
     parts = name.split(".")
     for number, part in enumerate((*parts, "__main__")):
-        found = PathFinder.find_spec(part, where) if where is not None else None
-        where = found.submodule_search_locations if found is not None else None
+        module = PathFinder.find_spec(part, where) if where is not None else None
+        where = module.submodule_search_locations if module is not None else None
         if number < len(parts) - 1 and where is not None:
             continue
-        if found is None:
+        if module is None:
             break
         if where is None:
-            if found.origin and found.origin.endswith(".py"):
-                return Path(found.origin)
+            if module.origin and module.origin.endswith(".py"):
+                return Path(module.origin)
             break
     python = f" or in {sys.executable}" if own_python else ""
     raise SpecError(

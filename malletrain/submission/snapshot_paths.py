@@ -24,8 +24,8 @@ def snapshot_paths(script: str, args: Sequence[str], workdir: str) -> set[str]:
         args: the script's arguments.
         workdir: the folder it runs in.
     """
-    found = {*_in_arguments(args), *_in_script(script)}
-    return {os.path.normpath(os.path.join(workdir, os.path.expanduser(path))) for path in found}
+    paths = {*_in_arguments(args), *_in_script(script)}
+    return {os.path.normpath(os.path.join(workdir, os.path.expanduser(path))) for path in paths}
 
 
 def _in_arguments(args: Sequence[str]) -> Iterator[str]:

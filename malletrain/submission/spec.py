@@ -138,16 +138,16 @@ def _python_of(environment: SoftwareEnvironment | None) -> str:
 def parse_model_size(text: str) -> tuple[float, float | None]:
     """Parameters, and FLOPs per sample where they are said, of ``--model-size``."""
     try:
-        found = [float(word) for word in text.split(",")]
+        numbers = [float(word) for word in text.split(",")]
     except ValueError:
-        found = []
-    if not 1 <= len(found) <= 2 or not all(0 < x < math.inf for x in found):
+        numbers = []
+    if not 1 <= len(numbers) <= 2 or not all(0 < x < math.inf for x in numbers):
         raise SpecError(
             f'"{text}" is no size of a model; accepted are its parameters, and after a comma its '
             "FLOPs per sample (forward and backward), such as 25.6e6 or 25.6e6,1.2e10.",
             "model_size",
         )
-    return found[0], found[1] if len(found) == 2 else None
+    return numbers[0], numbers[1] if len(numbers) == 2 else None
 
 
 def build(
@@ -253,7 +253,7 @@ def build(
     with about("time_limit"):
         limit_s = time_limit_of(time_limit)
     with about("notify"):
-        told = tuple(notification(text) for text in notify)
+        notifications = tuple(notification(text) for text in notify)
     with about("profile_sizes"):
         sizes = None if profile_sizes is None else parse_sizes(profile_sizes, low, high)
     with about("deadline"):
@@ -275,9 +275,9 @@ def build(
             f'What is done at a hang is "tell" or "restart", not "{on_hang}".', "on_hang"
         )
     with about("curve"):
-        known = worth or (read_curve(curve) if curve else None)
+        rates = worth or (read_curve(curve) if curve else None)
     if worth == {}:  # until its process has seen what it is used for
-        known = {str(low): 1.0}
+        rates = {str(low): 1.0}
     return JobSpec(
         name=name,
         owner=user_name(),
@@ -292,7 +292,7 @@ def build(
         nproc_per_node=1 if service else nproc_per_node or 0,
         weight=weight,
         goal="throughput" if service else goal or "",
-        curve=known,
+        curve=rates,
         launcher=launcher,
         mode="service" if service else "live" if live else "restart",
         profile=profile and not service,
@@ -301,7 +301,7 @@ def build(
         software=environment,
         after=tuple(after),
         time_limit_s=limit_s,
-        notify=told,
+        notify=notifications,
         deadline=due,
         budget_nh=hours,
         work=samples,

@@ -51,7 +51,7 @@ def read_value(path: Path) -> dict[str, float]:
     points = _from_toml(text, path) if first.startswith("[") else _from_csv(text, path)
     if not points:
         raise SpecError(f"The value file {path} lists no size; accepted is {VALUE_HELP}.")
-    found: dict[int, float] = {}
+    values: dict[int, float] = {}
     for where, nodes, value in points:
         if not nodes.is_integer() or not 1 <= nodes <= MAX_NODES:
             raise SpecError(
@@ -60,15 +60,15 @@ def read_value(path: Path) -> dict[str, float]:
             )
         if not math.isfinite(value) or value < 0:
             raise SpecError(f"{where}: {value:g} is not a value; it is a finite number, 0 or more.")
-        if int(nodes) in found:
+        if int(nodes) in values:
             raise SpecError(f"{where}: {nodes:g} nodes are listed twice; name each size once.")
-        found[int(nodes)] = value
-    if not any(found.values()):
+        values[int(nodes)] = value
+    if not any(values.values()):
         raise SpecError(
             f"{path}: Every size is worth 0, so the service would never get a node; give values "
             "above 0."
         )
-    return {str(nodes): found[nodes] for nodes in sorted(found)}
+    return {str(nodes): values[nodes] for nodes in sorted(values)}
 
 
 def span(value: dict[str, float]) -> str:

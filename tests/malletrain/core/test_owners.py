@@ -230,7 +230,7 @@ def unknown(name, low, high, owner):
 
 @pytest.mark.parametrize(("low", "taken"), [(1, [1]), (2, [2])])
 def test_for_a_job_that_is_to_be_measured_only_its_smallest_size_is_reclaimed(low, taken):
-    # Found on PBS: four nodes were reclaimed for a job of 1:4 that then turned out to be slow; three
+    # Seen on PBS: four nodes were reclaimed for a job of 1:4 that then turned out to be slow; three
     # of them went back to the first user.
     slow = ScalingCurve.of((k, 10 * k**0.3) for k in range(1, 7))
     for profiling, count in ((ProfilingSettings(), taken), (None, [4])):

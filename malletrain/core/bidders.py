@@ -78,14 +78,14 @@ class Bidders:
         candidates: dict[str, Candidate] = {}
         fitting: dict[str, int | None] = {}
         for job in self._queue.admitted(free, shared=True):
-            spec, held = job.submitted, len(job.nodes)
+            spec, current_nodes = job.submitted, len(job.nodes)
             if spec.owner not in fitting:
                 fitting[spec.owner] = self._fitting(nodes, spec.owner, now)
             more, c = fitting[spec.owner], _candidate(job, self._trainer(job), shared=True)
             if more is None:
                 candidates[spec.job] = c
-            elif held or more >= spec.min_nodes:
-                most = min(spec.max_nodes, max(spec.min_nodes, held + more))
+            elif current_nodes or more >= spec.min_nodes:
+                most = min(spec.max_nodes, max(spec.min_nodes, current_nodes + more))
                 candidates[spec.job] = c.but(max_nodes=most)
         return self._guaranteed(candidates, [], free, nodes, now)
 
@@ -117,17 +117,17 @@ class Bidders:
         now: float,
     ) -> list[Candidate]:
         starving = self._queue.starving(candidates, now)
-        left = self._goals.left_for_turns(candidates.values(), free, nodes)
+        remaining_nodes = self._goals.left_for_turns(candidates.values(), free, nodes)
         newcomers = self._newcomers(candidates, nodes)
-        chosen = guarantees(holders, [*starving, *newcomers], left, nodes)
+        chosen = guarantees(holders, [*starving, *newcomers], remaining_nodes, nodes)
         bidders = [c.but(must_run=True) if name in chosen else c for name, c in candidates.items()]
         # A goal goes by the weight that its job has in the end, beside jobs of its trainer only.
         weighed = self._shares.weigh(self._sweeps_as_one(bidders, len(nodes)))
-        found = []
+        bids = []
         for trainer in self._trainers:
             mine = [c for c in weighed if c.trainer is trainer]
-            found += self._goals.bids(mine, now, trainer.deadline_weight if trainer else None)
-        return self._quotas.within(found)
+            bids += self._goals.bids(mine, now, trainer.deadline_weight if trainer else None)
+        return self._quotas.within(bids)
 
     def _newcomers(
         self, candidates: Mapping[str, Candidate], nodes: Mapping[str, NodeInfo]

@@ -15,12 +15,12 @@ def left_out(members: Sequence[str], blocked: Iterable[tuple[str, str]]) -> tupl
         members: in rank order; of equals the later goes.
         blocked: (from, to) of ways that are not open.
     """
-    left, gone = {pair for pair in blocked if set(pair) <= set(members)}, []
-    while left:
-        ends = Counter(node for pair in left for node in pair)
+    pairs, gone = {pair for pair in blocked if set(pair) <= set(members)}, []
+    while pairs:
+        ends = Counter(node for pair in pairs for node in pair)
         worst = max(members, key=lambda node: (ends[node], members.index(node)))
         gone.append(worst)
-        left = {pair for pair in left if worst not in pair}
+        pairs = {pair for pair in pairs if worst not in pair}
     return tuple(gone)
 
 

@@ -27,18 +27,18 @@ _KIND = attrgetter("node_class", "cohort")
 
 
 def cohorts(
-    told: Mapping[str, tuple[float, tuple[tuple[float, ...], tuple[float, ...]]]],
+    forecasts: Mapping[str, tuple[float, tuple[tuple[float, ...], tuple[float, ...]]]],
 ) -> dict[str, tuple[float, Cohort]]:
     """Node → (expected seconds, cohort), of node → (expected seconds, (times, survival)). Nodes of
     which the very same is told are one cohort.
     """
     made: dict[int, Cohort] = {}
-    found = {}
-    for node, (left, together) in told.items():
+    cohort_of = {}
+    for node, (remaining_s, together) in forecasts.items():
         if id(together) not in made:
             made[id(together)] = Cohort(*together)
-        found[node] = (left, made[id(together)])
-    return found
+        cohort_of[node] = (remaining_s, made[id(together)])
+    return cohort_of
 
 
 class ExpectedNodeLife:
@@ -54,7 +54,7 @@ class ExpectedNodeLife:
     def __init__(
         self,
         nodes: Mapping[str, NodeInfo],
-        held: Sequence[Collection[str]],
+        nodes_of_jobs: Sequence[Collection[str]],
         window_s: float,
         work_s: float,
     ) -> None:
@@ -81,17 +81,19 @@ class ExpectedNodeLife:
         counts = np.zeros(len(pools) * len(every), np.int64)
         counts[[places[kind] for kind in kinds]] = list(kinds.values())
         # A number each pool, job and cohort, in this order; how many nodes there are of each.
-        mine = map(nodes.__getitem__, chain.from_iterable(held))
-        sizes = np.array([len(names) for names in held], dtype=np.int64)
+        mine = map(nodes.__getitem__, chain.from_iterable(nodes_of_jobs))
+        sizes = np.array([len(names) for names in nodes_of_jobs], dtype=np.int64)
         kind_of = map(_COHORT if len(pools) == 1 else _KIND, mine)
         at = np.fromiter(map(places.__getitem__, kind_of), np.int64, int(sizes.sum()))
         pool_of, cohort_of = np.divmod(at, max(1, len(every)))
-        keys = (pool_of * len(held) + np.arange(len(held)).repeat(sizes)) * len(every) + cohort_of
+        keys = (pool_of * len(nodes_of_jobs) + np.arange(len(nodes_of_jobs)).repeat(sizes)) * len(
+            every
+        ) + cohort_of
         self._keys, self._held = np.unique(keys, return_counts=True)
         shape = len(pools), len(every)
         taken = np.bincount(at, minlength=len(counts))
         self._taken, self._free = taken.reshape(shape), (counts - taken).reshape(shape)
-        self._shape = len(held), len(every)
+        self._shape = len(nodes_of_jobs), len(every)
 
     def in_pool(self, pool: str, jobs: Sequence[int], most: Sequence[int]) -> list[LossForecast]:
         """What each of these jobs (their numbers, ascending), which may have ``most`` nodes, can
@@ -101,12 +103,12 @@ class ExpectedNodeLife:
         if number is None:
             return [LossForecast([], self._window_s, self._work_s) for _ in jobs]
         job, cohort, count = self._of(number, jobs)
-        held = np.bincount(job, count, len(jobs)).astype(np.int64)
-        room = np.array(most, dtype=np.int64) - held
+        own_nodes = np.bincount(job, count, len(jobs)).astype(np.int64)
+        room = np.array(most, dtype=np.int64) - own_nodes
         widest = max(0, int(room.max(initial=0)))
         free, taken = self._free[number], self._taken[number]
         first = _first(free, free.nonzero()[0], widest)
-        last = _first(taken, taken.nonzero()[0][::-1], widest + int(held.max(initial=0)))
+        last = _first(taken, taken.nonzero()[0][::-1], widest + int(own_nodes.max(initial=0)))
         # Those of the others are all that jobs have but for the job's own.
         place = np.full(len(taken), -1)
         place[last] = np.arange(len(last))

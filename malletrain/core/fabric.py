@@ -38,25 +38,25 @@ class Fabric:
     """Member → its interface and address there; empty: every node's usual one is taken."""
 
 
-def checked(wanted: str) -> str:
-    """``wanted``, if it is the name of an interface, a network, ``auto`` or nothing.
+def checked(name: str) -> str:
+    """``name``, if it is the name of an interface, a network, ``auto`` or nothing.
 
     Raises:
         NetworkNameError: It is not.
     """
-    if "/" in wanted:
+    if "/" in name:
         try:
-            ipaddress.ip_network(wanted)
+            ipaddress.ip_network(name)
         except ValueError as error:
             raise NetworkNameError(
-                f'"{wanted}" is no network such as "10.1.0.0/16": {error}'
+                f'"{name}" is no network such as "10.1.0.0/16": {error}'
             ) from None
-    elif wanted and (len(wanted) > 15 or not wanted.isprintable() or " " in wanted):
+    elif name and (len(name) > 15 or not name.isprintable() or " " in name):
         raise NetworkNameError(
-            f'"{wanted}" is neither the name of an interface ("ib0"), nor a network '
+            f'"{name}" is neither the name of an interface ("ib0"), nor a network '
             '("10.1.0.0/16"), nor "auto"'
         )
-    return wanted
+    return name
 
 
 def subnet(network: NodeNetwork) -> _Subnet:
@@ -78,32 +78,32 @@ def _has_address(network: NodeNetwork) -> bool:
     return True
 
 
-def choose(wanted: str, members: Mapping[str, Sequence[NodeNetwork]]) -> Fabric | None:
+def choose(name: str, members: Mapping[str, Sequence[NodeNetwork]]) -> Fabric | None:
     """The network for a round; None where none is wanted.
 
     Args:
         wanted: an interface, a network in CIDR form, ``auto``, or empty.
         members: node → its networks.
     """
-    if not wanted:
+    if not name:
         return None
-    if wanted == AUTO:
+    if name == AUTO:
         return _fastest(members)
-    places = {node: _named(wanted, has) for node, has in members.items()}
+    places = {node: _named(name, has) for node, has in members.items()}
     lacks = sorted(node for node, place in places.items() if place is None)
     if lacks:
         return Fabric(
-            f"{named(lacks)} {'has' if len(lacks) == 1 else 'have'} no {wanted}: the round goes by "
+            f"{named(lacks)} {'has' if len(lacks) == 1 else 'have'} no {name}: the round goes by "
             "the network on which the nodes reach the daemon."
         )
-    found = {node: place for node, place in places.items() if place is not None}
-    return Fabric(f"The round goes by {wanted}, as configured.", found)
+    chosen = {node: place for node, place in places.items() if place is not None}
+    return Fabric(f"The round goes by {name}, as configured.", chosen)
 
 
-def _named(wanted: str, has: Sequence[NodeNetwork]) -> NodeNetwork | None:
-    if "/" not in wanted:
-        return next((n for n in has if n.interface == wanted), None)
-    inside = ipaddress.ip_network(wanted)
+def _named(name: str, has: Sequence[NodeNetwork]) -> NodeNetwork | None:
+    if "/" not in name:
+        return next((n for n in has if n.interface == name), None)
+    inside = ipaddress.ip_network(name)
     return next((n for n in has if ipaddress.ip_address(n.address) in inside), None)
 
 
@@ -135,12 +135,12 @@ def _shared(members: Mapping[str, Sequence[NodeNetwork]]) -> Iterator[dict[str, 
     """The networks that every member is in, each under an address of its own."""
     if not members:
         return
-    known = {
+    networks = {
         node: {subnet(place): place for place in reversed(has) if _leads_out(place)}
         for node, has in members.items()
     }
-    for where in reversed(next(iter(known.values()))):
-        places = {node: has[where] for node, has in known.items() if where in has}
+    for where in reversed(next(iter(networks.values()))):
+        places = {node: has[where] for node, has in networks.items() if where in has}
         # who has the same address as another is in a network of that name, not in the same one
         distinct = len({p.address for p in places.values()}) == len(members)
         if len(places) == len(members) and distinct:

@@ -34,12 +34,12 @@ class FailingNodes:
 
     def works(self, script: str, nodes: Iterable[str]) -> None:
         """A job of this script makes steps on these nodes."""
-        known = self._works.pop(script, set())
+        worked_on = self._works.pop(script, set())
         for node in nodes:
-            if len(known) == ENOUGH:
+            if len(worked_on) == ENOUGH:
                 break
-            known.add(node)
-        self._works[script] = known
+            worked_on.add(node)
+        self._works[script] = worked_on
         while len(self._works) > MOST_SCRIPTS:
             del self._works[next(iter(self._works))]
 

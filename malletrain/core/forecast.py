@@ -52,8 +52,8 @@ class Claim:
 
     def of(self, nodes: Floats) -> Floats:
         """The job's part of so many nodes."""
-        found: Floats = np.minimum(nodes, np.maximum(self.share * nodes, self.floor))
-        return found
+        job_nodes: Floats = np.minimum(nodes, np.maximum(self.share * nodes, self.floor))
+        return job_nodes
 
     def speed(self, rates: Floats, nodes: Floats) -> Floats:
         """Samples/s where there are so many nodes; ``rates``: at 0, 1, 2, … of its own."""
@@ -61,9 +61,9 @@ class Claim:
             return speeds(rates, self.of(nodes))
         turns, at = rates.copy(), np.arange(len(rates))
         turns[: self.least] = rates[self.least] * at[: self.least] / self.least
-        found: Floats = np.interp(self.of(nodes), at, turns)
+        throughput: Floats = np.interp(self.of(nodes), at, turns)
         # A mean of 3.2 nodes may have been four for a while; one of 3 was not.
-        return np.where(np.ceil(nodes - 1e-9) >= self.least, found, 0.0)
+        return np.where(np.ceil(nodes - 1e-9) >= self.least, throughput, 0.0)
 
 
 def fair_share(most: Iterable[int], nodes: float) -> float:
@@ -71,12 +71,12 @@ def fair_share(most: Iterable[int], nodes: float) -> float:
     and leave what they cannot use to the others.
     """
     sizes = sorted(most)
-    left = nodes
+    remaining = nodes
     for taken, size in enumerate(sizes):
-        level = left / (len(sizes) - taken)
+        level = remaining / (len(sizes) - taken)
         if size >= level:
             return level / nodes if nodes > 0 else 1.0
-        left -= size
+        remaining -= size
     return 1.0
 
 
@@ -90,8 +90,8 @@ def like_now(past: Floats, now: float) -> npt.NDArray[np.int64]:
 def speeds(rates: Floats, nodes: Floats) -> Floats:
     """Samples/s on so many nodes; ``rates``: at 0, 1, 2, … nodes, the last for all beyond."""
     at = np.minimum(np.rint(nodes).astype(np.int64), len(rates) - 1)
-    found: Floats = rates[at]
-    return found
+    throughput: Floats = rates[at]
+    return throughput
 
 
 def seconds_for(work: Floats, speed: Floats, starts: npt.NDArray[np.int64]) -> Floats:
@@ -107,8 +107,8 @@ def seconds_for(work: Floats, speed: Floats, starts: npt.NDArray[np.int64]) -> F
     rounds, rest = np.divmod(target, whole)
     at = np.minimum(np.searchsorted(sums, rest, side="right"), len(speed)) - 1
     within = np.clip((rest - sums[at]) / np.maximum(speed[at] * SPAN_S, 1e-300), 0.0, 1.0)
-    found: Floats = (rounds * len(speed) + at + within - starts) * SPAN_S
-    return found
+    seconds: Floats = (rounds * len(speed) + at + within - starts) * SPAN_S
+    return seconds
 
 
 def forecast(

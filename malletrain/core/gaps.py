@@ -72,7 +72,9 @@ class Gaps:
             if horizon is None or horizon >= self.min_horizon_s
         }
         self._asked = {
-            name: asked for name, asked in self._asked.items() if now < asked[0] + self.lease_wait_s
+            name: request
+            for name, request in self._asked.items()
+            if now < request[0] + self.lease_wait_s
         }
         # A node that was reclaimed is the main scheduler's now. As soon as it is a gap it is asked
         # for like any other.
@@ -107,9 +109,9 @@ class Gaps:
 
     def _class(self, node: str) -> str:
         """The class of a node that is open or coming; empty: it is neither."""
-        for held in (self._asked, self._promised):
-            if node in held:
-                return held[node][1].node_class
+        for requests in (self._asked, self._promised):
+            if node in requests:
+                return requests[node][1].node_class
         return self._seen[node].node_class if node in self._seen else ""
 
     def joined(self, node: str, owner: str) -> None:
@@ -163,21 +165,21 @@ class Gaps:
         self._rejected_until[node, owner] = now + self.rejected_s
 
     def open(
-        self, held: Collection[str], owners: Collection[str], now: float
+        self, leased: Collection[str], owners: Collection[str], now: float
     ) -> dict[str, NodeInfo]:
-        """The gaps that may be asked for now as one of the owners; ``held`` are leased already."""
-        found = {
+        """The gaps that may be requested now for one of ``owners``, without the ``leased`` nodes."""
+        gaps = {
             name: info
             for name, info in self._seen.items()
-            if name not in held and name not in self._asked
+            if name not in leased and name not in self._asked
         }
         if self._rejected_until:
-            found = {
+            gaps = {
                 name: info
-                for name, info in found.items()
+                for name, info in gaps.items()
                 if any(self.fits(name, owner, now) for owner in owners)
             }
-        return found
+        return gaps
 
     @property
     def choosy(self) -> bool:
@@ -209,25 +211,26 @@ class Gaps:
         self._promised[node] = (until, info, owner)
         self._by_class = None
 
-    def coming(self, held: Collection[str]) -> dict[str, tuple[NodeInfo, str]]:
+    def coming(self, leased: Collection[str]) -> dict[str, tuple[NodeInfo, str]]:
         """The nodes on their way, each with the user it will be of: leases asked for that are not
         up yet (a poll need not show them: the node is being given to us), and nodes reclaimed.
         """
-        asked = {
+        requested = {
             name: (info, owner)
             for name, (_, info, owner) in self._asked.items()
-            if name not in held
+            if name not in leased
         }
         return {
             **{name: (info, owner) for name, (_, info, owner) in self._promised.items()},
-            **asked,
+            **requested,
         }
 
-    def comes(self, held: Collection[str], owner: str | None = None) -> bool:
+    def comes(self, leased: Collection[str], owner: str | None = None) -> bool:
         """Whether a node is on its way, as :meth:`coming` tells; one of this owner's, if given."""
         reclaimed = any(owner in (None, mine) for _, _, mine in self._promised.values())
         return reclaimed or any(
-            owner in (None, mine) and name not in held for name, (_, _, mine) in self._asked.items()
+            owner in (None, mine) and name not in leased
+            for name, (_, _, mine) in self._asked.items()
         )
 
     def by_class(self) -> Counter[str]:
@@ -243,21 +246,21 @@ class Gaps:
             self._by_class = Counter(info.node_class for info in nodes.values())
         return self._by_class
 
-    def ask(self, wanted: Mapping[str, int], offers: Mapping[str, NodeInfo], now: float) -> Asked:
-        """Choose ``wanted`` (pool → how many) of ``offers``, the longest horizons first, and
+    def ask(self, counts: Mapping[str, int], offers: Mapping[str, NodeInfo], now: float) -> Asked:
+        """Choose ``counts`` (pool → how many) of ``offers``, the longest horizons first, and
         remember those that are asked for. Where several owners want nodes of one class, they take
         one each in turn.
         """
-        left: dict[str, dict[str, int]] = {}
-        for name, count in sorted(wanted.items()):
-            left.setdefault(class_of(name), {})[owner_of(name)] = count
+        waiting: dict[str, dict[str, int]] = {}
+        for name, count in sorted(counts.items()):
+            waiting.setdefault(class_of(name), {})[owner_of(name)] = count
         chosen: dict[str, list[str]] = {}
         later: Counter[str] = Counter()
         for name, info in sorted(
             offers.items(),
             key=lambda o: (o[1].horizon_s is not None, -(o[1].horizon_s or 0.0), o[0]),
         ):
-            wishes = left.get(info.node_class, {})
+            wishes = waiting.get(info.node_class, {})
             owner = next(
                 (
                     each

@@ -138,9 +138,9 @@ def worth(
 
 def payable(candidate: Candidate, curve: ScalingCurve | None, purse: Purse) -> tuple[int, ...]:
     """The sizes that a job with a budget offers."""
-    held = len(candidate.nodes)
+    current_size = len(candidate.nodes)
     sizes = _allowed(candidate.min_nodes, candidate.max_nodes, candidate.sizes)
-    sizes = sizes[(sizes <= purse.most_nodes) | (sizes == held)]
+    sizes = sizes[(sizes <= purse.most_nodes) | (sizes == current_size)]
     if curve is not None and len(sizes):
         brings = curve.rates(sizes) / sizes
         most = float(brings.max())
@@ -148,7 +148,7 @@ def payable(candidate: Candidate, curve: ScalingCurve | None, purse: Purse) -> t
             least = UNKNOWN_WORK * most
         else:
             least = purse.least_yield if purse.least_yield <= most else NO_WORSE * most
-        sizes = sizes[brings >= np.where(sizes == held, HELD * least, least)]
+        sizes = sizes[brings >= np.where(sizes == current_size, HELD * least, least)]
     return tuple(sizes.tolist())
 
 
@@ -177,7 +177,7 @@ def with_goals(
     if not terms:
         return list(candidates)
     price = price_of_a_node(candidates)
-    found = []
+    candidates_ = []
     for c in candidates:
         term = terms.get(c.job)
         if term is not None and term.purse is not None:
@@ -190,8 +190,8 @@ def with_goals(
             c = _in_time(
                 c, c.curve or term.curve, term.need, term.before, price, deadline_weight, ahead
             )
-        found.append(c)
-    return found
+        candidates_.append(c)
+    return candidates_
 
 
 def _in_time(

@@ -224,8 +224,8 @@ class GoalKeeper:
         if record.goals.budget_s is None:
             return math.inf
         ahead_s = self.least_budget_s(1)
-        left = record.goals.budget_s - record.account.charged(now)
-        return math.inf if ahead_s <= 0 else math.floor(left / ahead_s * (1 + 1e-9))
+        remaining_s = record.goals.budget_s - record.account.charged(now)
+        return math.inf if ahead_s <= 0 else math.floor(remaining_s / ahead_s * (1 + 1e-9))
 
     def _spent(self, record: GoalRecord, now: float) -> list[Command]:
         """It can stay no longer on the nodes it has: the next plan suspends it."""
@@ -251,39 +251,47 @@ class GoalKeeper:
         record.review_at = now + min(most, max(least, part))
         record.look(now)
         self._charge(record, now)
-        rates, deadline, left = record.rates(), record.goals.deadline, record.left
+        rates, deadline, remaining_work = record.rates(), record.goals.deadline, record.left
         record.forecast = record.need = None
         if deadline is None or deadline <= now:
             return
-        if left is not None and rates is not None:
-            self._look_ahead(record, left, rates, now)
+        if remaining_work is not None and rates is not None:
+            self._look_ahead(record, remaining_work, rates, now)
         elif rates is None:
             # Its speed has still to be seen: it has to run for that.
             record.need, record.node_s = Need(min(record.sizes(), default=1), 1.0), 0.0
 
-    def _look_ahead(self, record: GoalRecord, left: float, rates: Floats, now: float) -> None:
+    def _look_ahead(
+        self, record: GoalRecord, remaining_work: float, rates: Floats, now: float
+    ) -> None:
         """Say what its deadline needs."""
         node_class, within = self._places.class_of(record.job), (record.goals.deadline or now) - now
         past, nodes = self.history.nodes(node_class), self.history.now(node_class)
-        reach = forecast(left, rates, past, nodes, Claim(), now)
+        reach = forecast(remaining_work, rates, past, nodes, Claim(), now)
         if reach.low <= now + within:
-            least = least_floor(left, IN_TIME * within, rates, past, nodes, record.sizes())
+            least = least_floor(
+                remaining_work, IN_TIME * within, rates, past, nodes, record.sizes()
+            )
             tight = min(1.0, (reach.high - now) / within)
             record.need = Need(least, tight, record.useful())
-            record.node_s = left / max(1e-300, float(rates[least])) * least
+            record.node_s = remaining_work / max(1e-300, float(rates[least])) * least
 
     def _foresee(self, record: GoalRecord, rivals: dict[str, list[int]], now: float) -> None:
         """Make the job's forecast; the admitted deadlines must be known. ``rivals``: node class →
         the most nodes of each unfinished job that may use it; classes are added when needed.
         """
-        node_class, left, rates = self._places.class_of(record.job), record.left, record.rates()
-        if left is None or rates is None:
+        node_class, remaining_work, rates = (
+            self._places.class_of(record.job),
+            record.left,
+            record.rates(),
+        )
+        if remaining_work is None or rates is None:
             return
         past, nodes = self.history.nodes(node_class), self.history.now(node_class)
-        held, sizes = len(record.job.nodes), record.sizes()
-        if nodes > 0 and (held or record.share is not None):
-            share = record.share if record.share is not None else held / nodes
-            record.share = share + OF_LATE * (min(1.0, held / nodes) - share)
+        current_nodes, sizes = len(record.job.nodes), record.sizes()
+        if nodes > 0 and (current_nodes or record.share is not None):
+            share = record.share if record.share is not None else current_nodes / nodes
+            record.share = share + OF_LATE * (min(1.0, current_nodes / nodes) - share)
         floor = 0.0
         if record.admitted and record.need is not None:
             floor = max(record.need.nodes, self._room.get(node_class, 1.0) * record.need.useful)
@@ -291,7 +299,7 @@ class GoalKeeper:
             rivals[node_class] = self._places.rivals(node_class)
         share = max(fair_share(rivals[node_class], nodes), record.share or 0.0)
         claim = Claim(share, floor, min(sizes, default=1))
-        by_model = forecast(left, rates, past, nodes, claim, now)
+        by_model = forecast(remaining_work, rates, past, nodes, claim, now)
         if record.goals.budget_s is None:  # else the budget may end it
             self.past.note(record.job.submitted.job, by_model, now)
         record.forecast = self.past.corrected(by_model, now)
@@ -384,23 +392,27 @@ class GoalKeeper:
         """Of the nodes of each pool, those that no pressing deadline needs: of these, jobs that
         starve are guaranteed their minimum.
         """
-        left = dict(free)
+        remaining_nodes = dict(free)
         for c in candidates:
             record = self.records.get(c.job)
             if record is None or record.need is None or not record.job.pressing or c.fixed:
                 continue
             mine = next((nodes[n].node_class for n in c.nodes if n in nodes), "")
-            if mine not in left:
-                mine = max(filter(c.may_use, left), key=lambda name: left[name], default="")
-            if mine in left:
-                left[mine] = max(0, left[mine] - record.need.nodes)
-        return left
+            if mine not in remaining_nodes:
+                mine = max(
+                    filter(c.may_use, remaining_nodes),
+                    key=lambda name: remaining_nodes[name],
+                    default="",
+                )
+            if mine in remaining_nodes:
+                remaining_nodes[mine] = max(0, remaining_nodes[mine] - record.need.nodes)
+        return remaining_nodes
 
     def _purse(self, record: GoalRecord, now: float) -> Purse | None:
         if record.goals.budget_s is None:
             return None
-        asked = least_yield(record, self._settings.charge_factor, now)
+        required_yield = least_yield(record, self._settings.charge_factor, now)
         pace = record.pace
-        if asked is not None and pace is not None and record.job.curve is not None:
-            asked = rounded(asked / pace, up=True)
-        return Purse(asked, self._most_payable(record, now))
+        if required_yield is not None and pace is not None and record.job.curve is not None:
+            required_yield = rounded(required_yield / pace, up=True)
+        return Purse(required_yield, self._most_payable(record, now))

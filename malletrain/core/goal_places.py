@@ -24,9 +24,11 @@ class GoalPlaces:
     def class_of(self, job: JobRecord) -> str:
         """That of its nodes, else the one it is likely to have."""
         nodes = self._state.nodes
-        held = (nodes[n].info.node_class for n in job.nodes if n in nodes)
+        own_classes = (nodes[n].info.node_class for n in job.nodes if n in nodes)
         trainer = self._trainers.of(job.submitted.trainer)
-        return next(held, None) or self._history.usual_class(trainer.may_use if trainer else None)
+        return next(own_classes, None) or self._history.usual_class(
+            trainer.may_use if trainer else None
+        )
 
     def rivals(self, node_class: str) -> list[int]:
         """The most nodes of every unfinished job that may use the class, ascending."""

@@ -164,6 +164,6 @@ def _rates(curve: ScalingCurve, low: int, high: int, sizes: tuple[int, ...] | No
     usable: npt.NDArray[np.bool_] = every >= low
     if sizes is not None:
         usable &= np.isin(every, sizes)
-    found: Floats = np.maximum.accumulate(np.where(usable, curve.rates(every), 0.0))
-    found.flags.writeable = False
-    return found
+    best_rates: Floats = np.maximum.accumulate(np.where(usable, curve.rates(every), 0.0))
+    best_rates.flags.writeable = False
+    return best_rates

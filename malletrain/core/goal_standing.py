@@ -32,16 +32,16 @@ def judged(record: GoalRecord, charge_factor: float, now: float) -> GoalStanding
     deadline, seen = record.goals.deadline, record.forecast
     if deadline is not None and now > deadline:
         return GoalStanding.MISSED
-    found = [_by_budget(record, charge_factor, now)]
+    standings = [_by_budget(record, charge_factor, now)]
     if deadline is not None and seen is not None:
         slack = BACK_ON_TRACK if record.standing is GoalStanding.AT_RISK else 0.0
         late = seen.high > deadline - slack * (deadline - now)
         if record.need is None:
-            found.append(GoalStanding.INFEASIBLE)
+            standings.append(GoalStanding.INFEASIBLE)
         else:
-            found.append(GoalStanding.AT_RISK if late else GoalStanding.ON_TRACK)
+            standings.append(GoalStanding.AT_RISK if late else GoalStanding.ON_TRACK)
     order = (GoalStanding.INFEASIBLE, GoalStanding.AT_RISK, GoalStanding.ON_TRACK)
-    return next((each for each in order if each in found), None)
+    return next((each for each in order if each in standings), None)
 
 
 def _by_budget(record: GoalRecord, charge_factor: float, now: float) -> GoalStanding | None:
@@ -49,13 +49,13 @@ def _by_budget(record: GoalRecord, charge_factor: float, now: float) -> GoalStan
         return None
     if record.job.halted:
         return GoalStanding.INFEASIBLE
-    asked, pace = least_yield(record, charge_factor, now), record.pace
-    if asked is None or pace is None:
+    required_yield, pace = least_yield(record, charge_factor, now), record.pace
+    if required_yield is None or pace is None:
         return None
     best = record.curve.best_rate_per_node * pace
-    if best < asked:
+    if best < required_yield:
         return GoalStanding.INFEASIBLE
-    return GoalStanding.AT_RISK if best < UNSURE * asked else GoalStanding.ON_TRACK
+    return GoalStanding.AT_RISK if best < UNSURE * required_yield else GoalStanding.ON_TRACK
 
 
 def more_nodes_help(record: GoalRecord, now: float) -> bool:
@@ -69,14 +69,18 @@ def more_nodes_help(record: GoalRecord, now: float) -> bool:
         return False
     if len(record.job.nodes) >= sizes[-1]:
         return False
-    left, rates = record.left, record.rates()
-    return left is None or rates is None or left <= float(max(rates)) * (deadline - now)
+    remaining_work, rates = record.left, record.rates()
+    return (
+        remaining_work is None
+        or rates is None
+        or remaining_work <= float(max(rates)) * (deadline - now)
+    )
 
 
 def least_yield(record: GoalRecord, charge_factor: float, now: float) -> float | None:
     """Samples that a node-second has to bring for the budget to be enough; None: not known."""
-    left, budget_s = record.left, record.goals.budget_s
-    if left is None or budget_s is None or charge_factor <= 0:
+    remaining_work, budget_s = record.left, record.goals.budget_s
+    if remaining_work is None or budget_s is None or charge_factor <= 0:
         return None
     seconds = (budget_s - record.account.charged(now)) / charge_factor
-    return left / seconds if seconds > 0 else math.inf
+    return remaining_work / seconds if seconds > 0 else math.inf

@@ -85,35 +85,37 @@ class LeasePlanner:
             if nodes:  # all of one class
                 node_class = everything[nodes[0]].node_class
                 used[pool(node_class, state.jobs[job].submitted.owner)] += len(nodes)
-        held = state.usable_by_pool
-        spare = held - used
-        wanted = used - held - Counter(pool(i.node_class, owner) for i, owner in coming.values())
+        leased = state.usable_by_pool
+        spare = leased - used
+        shortage = (
+            used - leased - Counter(pool(i.node_class, owner) for i, owner in coming.values())
+        )
         commands: list[Command] = []
         if back := self._release(due, spare, now):
             commands.append(ReleaseLeases(back))
-        wanted = self._allowed(wanted, Counter(owner for _, owner in coming.values()))
-        asked = gaps.ask(wanted, offers, now)
-        wanted -= asked.later
-        for owner, names in asked.now.items():
+        shortage = self._allowed(shortage, Counter(owner for _, owner in coming.values()))
+        requests = gaps.ask(shortage, offers, now)
+        shortage -= requests.later
+        for owner, names in requests.now.items():
             commands.append(TakeLeases(names, owner))
-            wanted -= Counter(pool(offers[name].node_class, owner) for name in names)
-        if may_reclaim and +wanted:
-            wanted = self._worth_taking(wanted, everything, now)
-            commands += self._reclaim(wanted, spare, imagined, now)
+            shortage -= Counter(pool(offers[name].node_class, owner) for name in names)
+        if may_reclaim and +shortage:
+            shortage = self._worth_taking(shortage, everything, now)
+            commands += self._reclaim(shortage, spare, imagined, now)
         return commands
 
-    def _allowed(self, wanted: Counter[str], coming: Counter[str]) -> Counter[str]:
-        """As many of ``wanted`` (pool → how many) as each owner may have beside the leases that are
-        held and ``coming`` (owner → how many).
+    def _allowed(self, shortage: Counter[str], coming: Counter[str]) -> Counter[str]:
+        """As much of ``shortage`` (pool → nodes) as each owner may have beside its present leases
+        and those ``coming`` (owner → nodes).
         """
         most = self._settings.max_leases_per_owner
         if not most:
-            return wanted
+            return shortage
         room = {owner: most - count for owner, count in coming.items()}
         for node in self._state.nodes.values():
             room[node.owner] = room.get(node.owner, most) - 1
         allowed: Counter[str] = Counter()
-        for name, count in sorted(wanted.items()):
+        for name, count in sorted(shortage.items()):
             owner = owner_of(name)
             allowed[name] = min(count, max(0, room.get(owner, most)))
             room[owner] = room.get(owner, most) - allowed[name]
@@ -165,8 +167,8 @@ class LeasePlanner:
         """
         record = self._state.jobs[job]
         scaling = record.scaling
-        wanted = self._settings.profiling is not None and record.submitted.profile
-        if not wanted or scaling.profiled or scaling.curve.current.prior is not None:
+        profile_due = self._settings.profiling is not None and record.submitted.profile
+        if not profile_due or scaling.profiled or scaling.curve.current.prior is not None:
             return None
         if record.curve is not None and not scaling.known:
             return None  # its owner states it

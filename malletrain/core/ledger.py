@@ -71,18 +71,18 @@ class JobAccount:
         """From when on it costs more than ``budget_s`` if it stays on the nodes it has; infinite
         without nodes.
         """
-        left = budget_s - self.charged(now)
-        if self.holds and left > 0 and now >= self._paid_until:
-            return now + left / (self.factor * len(self.holds))
+        remaining_s = budget_s - self.charged(now)
+        if self.holds and remaining_s > 0 and now >= self._paid_until:
+            return now + remaining_s / (self.factor * len(self.holds))
         ends = sorted(max(now, hold.paid_until) for hold in self.holds.values())
         if not ends:
             return math.inf
         at, paying = ends[0], 0
-        if left <= 0:
+        if remaining_s <= 0:
             return at
         for end in [*ends, math.inf]:
-            if paying and self.factor * paying * (end - at) >= left:
-                return at + left / (self.factor * paying)
-            left -= self.factor * paying * (end - at) if paying else 0.0
+            if paying and self.factor * paying * (end - at) >= remaining_s:
+                return at + remaining_s / (self.factor * paying)
+            remaining_s -= self.factor * paying * (end - at) if paying else 0.0
             at, paying = end, paying + 1
         return math.inf

@@ -42,7 +42,7 @@ class Losses:
         jobs = [job for job in self._state.at_work.values() if job.nodes]
         names = {job.submitted.job for job in jobs}
         self._said = {name: in_s for name, in_s in self._said.items() if name in names}
-        found = []
+        news = []
         cohorts = {job.submitted.job: self._cohorts(job) for job in jobs}
         stays = self._stays(cohorts.values())
         for job in jobs:
@@ -50,8 +50,8 @@ class Losses:
             before = self._said.get(job.submitted.job, math.inf)
             changed = in_s != before and not before / CHANGE < in_s < before * CHANGE
             if changed and not job.rescaling:
-                found.append(self._say(job, in_s))
-        return found
+                news.append(self._say(job, in_s))
+        return news
 
     def resumed(self, job: JobRecord) -> list[LossExpected]:
         """What there is to say of a job whose newest round processes samples; its first node, which
@@ -75,11 +75,13 @@ class Losses:
             return dict.fromkeys(usable[n].cohort for n in job.nodes if n in usable)
         return dict.fromkeys(map(_COHORT, map(usable.__getitem__, job.nodes)))
 
-    def _stays(self, found: Iterable[Iterable[Cohort | None]]) -> dict[Cohort | None, float]:
+    def _stays(
+        self, cohorts_of_jobs: Iterable[Iterable[Cohort | None]]
+    ) -> dict[Cohort | None, float]:
         """Cohort → the probability that its nodes are there still at the end of the time that
         plans look ahead.
         """
-        every = list(dict.fromkeys(chain.from_iterable(found)))
+        every = list(dict.fromkeys(chain.from_iterable(cohorts_of_jobs)))
         rows = survival_matrix(every, self._ahead_s or 0.0)
         return dict(zip(every, rows[:, -1].tolist(), strict=True))
 

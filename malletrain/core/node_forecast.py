@@ -25,5 +25,5 @@ def nodes_ahead(past: Floats, now: float, spans: int) -> Floats:
     """
     starts = like_now(past, now)
     later = (starts[None, :] + np.arange(1, spans + 1)[:, None]) % len(past)
-    found: Floats = np.quantile(past[later], QUANTILES, axis=1).T
-    return found
+    quantiles: Floats = np.quantile(past[later], QUANTILES, axis=1).T
+    return quantiles

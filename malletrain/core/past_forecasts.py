@@ -87,26 +87,26 @@ class PastForecasts:
         """The forecast as it would have had to be to come out right so far."""
         if not (math.isfinite(forecast.high) and forecast.low > now):
             return forecast
-        said = (forecast.low, forecast.end, forecast.high)
-        each = [now + f * (at - now) for f, at in zip(self._factors(now), said, strict=True)]
+        bounds = (forecast.low, forecast.end, forecast.high)
+        each = [now + f * (at - now) for f, at in zip(self._factors(now), bounds, strict=True)]
         low, end, high = sorted(each)
         return replace(forecast, low=low, end=end, high=high)
 
     def _factors(self, now: float) -> tuple[float, ...]:
         """Of the time to the low end of an interval, to the forecast, and to the high end."""
         seen = [*self._over, *(Ended(made, now, False) for made in self._open.values())]
-        known = sum(each.done for each in seen)
-        if not known:
+        ended = sum(each.done for each in seen)
+        if not ended:
             return UNSEEN
         took = np.log([max(1.0, each.at - each.made.at) for each in seen])
         done = np.array([each.done for each in seen])
-        trust = known / (known + TRUSTED)
-        found = []
+        trust = ended / (ended + TRUSTED)
+        factors = []
         for bound, (part, unseen) in enumerate(zip(PARTS, UNSEEN, strict=True), start=1):
-            asked = np.log([max(1.0, each.made[bound] - each.made.at) for each in seen])
-            off = reached(took - asked, done, part)
-            found.append(math.exp(trust * off + (1.0 - trust) * math.log(unseen)))
-        return tuple(found)
+            forecast_s = np.log([max(1.0, each.made[bound] - each.made.at) for each in seen])
+            off = reached(took - forecast_s, done, part)
+            factors.append(math.exp(trust * off + (1.0 - trust) * math.log(unseen)))
+        return tuple(factors)
 
 
 def reached(values: Floats, done: npt.NDArray[np.bool_], part: float) -> float:
@@ -120,6 +120,6 @@ def reached(values: Floats, done: npt.NDArray[np.bool_], part: float) -> float:
     order = np.lexsort((~done, values))
     values, done = values[order], done[order]
     there = len(values) - np.arange(len(values))
-    left = np.cumprod(np.where(done, 1.0 - 1.0 / there, 1.0))
-    at = int(np.searchsorted(-left, part - 1.0 - 1e-12))
+    survival = np.cumprod(np.where(done, 1.0 - 1.0 / there, 1.0))
+    at = int(np.searchsorted(-survival, part - 1.0 - 1e-12))
     return float(values[min(at, len(values) - 1)])

@@ -149,30 +149,33 @@ def guarantees(
     can, else goes where most nodes are left. Nobody overtakes in the queue of its trainer: else
     small jobs, one after the other, would keep a large one out for ever.
     """
-    left = dict(free)
-    found = set()
+    remaining_nodes = dict(free)
+    chosen = set()
 
     def granted(c: Candidate) -> bool:
         need = c.smallest
         mine = next((nodes[n].node_class for n in c.nodes if n in nodes), "")
         best = max(
-            filter(c.may_use, left),
-            key=lambda name: (left[name] >= (need or 0) and name == mine, left[name]),
+            filter(c.may_use, remaining_nodes),
+            key=lambda name: (
+                remaining_nodes[name] >= (need or 0) and name == mine,
+                remaining_nodes[name],
+            ),
             default=None,
         )
-        if need is None or best is None or left[best] < need:
+        if need is None or best is None or remaining_nodes[best] < need:
             return False
-        left[best] -= need
-        found.add(c.job)
+        remaining_nodes[best] -= need
+        chosen.add(c.job)
         return True
 
     for c in holders:
         granted(c)
     behind: set[Trainer | None] = set()
     for c in queue:
-        if c.job not in found and c.trainer not in behind and not granted(c):
+        if c.job not in chosen and c.trainer not in behind and not granted(c):
             behind.add(c.trainer)
-    return found
+    return chosen
 
 
 def neutral_curve(largest: int, exponent: float, rate_one: float) -> ScalingCurve:
@@ -202,8 +205,8 @@ def make_plan(
     of the result, with ``()`` where it gets none. ``favoured``: classes that win a tie. ``solver``:
     who decides the sizes.
     """
-    kept = {c.job: tuple(filter(nodes.__contains__, c.nodes)) for c in candidates}
-    staying = {c.job: kept[c.job] for c in candidates if c.fixed}
+    current_nodes = {c.job: tuple(filter(nodes.__contains__, c.nodes)) for c in candidates}
+    staying = {c.job: current_nodes[c.job] for c in candidates if c.fixed}
     taken = {n for held in staying.values() for n in held}
     open_nodes = (
         {name: info for name, info in nodes.items() if name not in taken} if taken else nodes
@@ -213,13 +216,17 @@ def make_plan(
     bidders = [c for c in candidates if not c.fixed and _fits(c, capacity)]
     if not bidders:
         return Plan({**nothing, **staying}, 0.0, 0.0, 0.0)
-    known = [c.curve.at(1) for c in bidders if c.curve is not None and c.curve.at(1) > 0]
-    rate_one = median(known) if known else 1.0
-    bids = make_bids(_requests(bidders, kept, open_nodes, capacity, settings, favoured, rate_one))
+    single_node_rates = [
+        c.curve.at(1) for c in bidders if c.curve is not None and c.curve.at(1) > 0
+    ]
+    rate_one = median(single_node_rates) if single_node_rates else 1.0
+    bids = make_bids(
+        _requests(bidders, current_nodes, open_nodes, capacity, settings, favoured, rate_one)
+    )
     allocation = solver(bids, capacity, settings)
     placed = place(
         allocation.sizes,
-        {job: held for job, held in kept.items() if job not in staying},
+        {job: held for job, held in current_nodes.items() if job not in staying},
         open_nodes,
     )
     result = {c.job: tuple(placed.get(c.job, ())) for c in bidders}
@@ -230,22 +237,25 @@ def make_plan(
 
 def _requests(
     bidders: Sequence[Candidate],
-    kept: Mapping[str, tuple[str, ...]],
+    current_nodes: Mapping[str, tuple[str, ...]],
     nodes: Mapping[str, NodeInfo],
     capacity: Mapping[str, int],
     settings: PlanningSettings,
     favoured: Collection[str],
     rate_one: float,
 ) -> list[BidRequest]:
-    """What each of the bidders asks for, with what is foretold of the nodes where plans heed it.
-    ``kept``: job → the nodes that it has still; ``rate_one``: what an unmeasured job is taken to
-    process on one node, samples/s.
+    """The request of each bidder, with the forecast losses of nodes if plans use them.
+
+    ``current_nodes``: job → the nodes that it still has; ``rate_one``: throughput that an unmeasured
+    job is taken to have on one node, samples/s.
     """
     pools = [[name for name in capacity if c.may_use(name)] for c in bidders]
     outlooks: list[dict[str, LossForecast]] = [{} for _ in bidders]
     if settings.look_ahead_s and settings.heed_lifetimes:
-        held = [kept[c.job] for c in bidders]
-        lasting = ExpectedNodeLife(nodes, held, settings.look_ahead_s, settings.lost_work_s)
+        nodes_of_bidders = [current_nodes[c.job] for c in bidders]
+        lasting = ExpectedNodeLife(
+            nodes, nodes_of_bidders, settings.look_ahead_s, settings.lost_work_s
+        )
         for name in capacity:
             jobs = [number for number, mine in enumerate(pools) if name in mine]
             most = [bidders[number].max_nodes for number in jobs]
@@ -254,7 +264,7 @@ def _requests(
     requests = []
     for c, mine, foretold in zip(bidders, pools, outlooks, strict=True):
         curve = c.curve or neutral_curve(c.max_nodes, settings.prior_exponent, rate_one)
-        current = kept[c.job]
+        current = current_nodes[c.job]
         curves = {
             name: _better(curve) if name in favoured and len(capacity) > 1 else curve
             for name in mine

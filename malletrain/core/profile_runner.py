@@ -228,12 +228,12 @@ class ProfileRunner:
         old = tuple(n for n in job.nodes if n in state.usable)
         node_class = state.usable[old[0]].node_class if old else self.profiler.class_of(answer.job)
         donor = state.jobs[answer.donor] if answer.donor else None
-        given = self._gift(donor, answer.take) if donor is not None else ()
+        donated = self._gift(donor, answer.take) if donor is not None else ()
         idle = sorted(
             (n for n in state.idle if state.usable[n].node_class == node_class),
             key=self._longest_first,
         )
-        new = (*old, *idle, *given)[: answer.nodes]
+        new = (*old, *idle, *donated)[: answer.nodes]
         if len(new) < answer.nodes:
             return [], self.profiler.lacks(answer.job, len(old), now)
         commands: list[Command] = []
@@ -243,20 +243,20 @@ class ProfileRunner:
                 "nodes": answer.nodes,
                 "before": len(old),
                 "donor": answer.donor or "",
-                "taken": len(given),
+                "taken": len(donated),
             }
             commands.append(Announce(answer.job, EventKind.PROFILE_STARTED, answer.reason, data))
             state.profile_begins(job)
-        if donor is not None and given:
-            name, left = donor.submitted.job, donor.nodes[: -len(given)]
+        if donor is not None and donated:
+            name, remaining = donor.submitted.job, donor.nodes[: -len(donated)]
             sentence = (
-                f"It gives {len(given)} of its {len(donor.nodes)} nodes to the profile "
+                f"It gives {len(donated)} of its {len(donor.nodes)} nodes to the profile "
                 f"of job {answer.job}."
             )
-            data = {"by": answer.job, "before": len(donor.nodes), "nodes": len(left)}
+            data = {"by": answer.job, "before": len(donor.nodes), "nodes": len(remaining)}
             commands.append(Announce(name, EventKind.NODES_DONATED, sentence, data))
             state.interrupted(donor, now)
-            changes[name] = left
+            changes[name] = remaining
         if new == job.nodes and not job.broken:
             commands += state.assign(changes, now) if changes else []
             return commands, [] if job.rescaling else self.profiler.scaled(
@@ -288,14 +288,14 @@ class ProfileRunner:
         m = answer.measurement
         self.profiler.worth.seen(job.scaling.curve, m.nodes, m.rate)
         self._state.forgive(job)
-        known = math.isfinite(m.half_width)
-        spread = f"± {m.half_width:.2g}" if known else "± unknown"
+        has_interval = math.isfinite(m.half_width)
+        spread = f"± {m.half_width:.2g}" if has_interval else "± unknown"
         many = f"{m.nodes} node{'s' if m.nodes != 1 else ''}"
         sentence = f"{many}: {m.rate:.4g} {spread} samples/s, from {m.seconds:.1f} s."
         data = {
             "nodes": m.nodes,
             "rate": m.rate,
-            "spread": m.half_width if known else None,
+            "spread": m.half_width if has_interval else None,
             "seconds": m.seconds,
             "stable": m.stable,
         }

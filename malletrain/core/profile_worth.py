@@ -60,12 +60,12 @@ class _Beside:
         self.of_use: dict[tuple[str, int], float] = {}
         """Kind and visits → for how long a profile would be of use, seconds, once it was asked."""
         for job in jobs:
-            spec, held = job.submitted, len(job.nodes)
+            spec, current_nodes = job.submitted, len(job.nodes)
             if spec.kind:
                 self.kinds.setdefault(spec.kind, []).append(spec.job)
-            if held and job.curve is not None:
-                whole = spec.weight * job.curve.at(held)
-                self.brings[spec.job] = whole / held, whole
+            if current_nodes and job.curve is not None:
+                whole = spec.weight * job.curve.at(current_nodes)
+                self.brings[spec.job] = whole / current_nodes, whole
 
     def elsewhere(self, job: JobRecord) -> tuple[float, float]:
         """What a node brings elsewhere, and what another job does with all of its nodes: of the
@@ -174,17 +174,17 @@ class ProfileWorth:
         when something was learned; of :data:`_AT_ONCE` jobs at one moment, others are told what was
         found before.
         """
-        name, known = job.submitted.job, (job.scaling.curve, len(job.nodes))
-        found = self._found.get(name)
-        if found is None or found.known != known or now >= found.until:
+        name, situation = job.submitted.job, (job.scaling.curve, len(job.nodes))
+        estimate = self._found.get(name)
+        if estimate is None or estimate.known != situation or now >= estimate.until:
             if self._beside is None or self._beside.now != now:
                 self._beside, self._asked = _Beside(others, now), 0
             if self._asked >= _AT_ONCE:
-                return found is not None and found.pays
+                return estimate is not None and estimate.pays
             self._asked += 1
-            found = _Found(known, now + 60.0, self._pays(job, self._beside))
-            self._found[name] = found
-        return found.pays
+            estimate = _Found(situation, now + 60.0, self._pays(job, self._beside))
+            self._found[name] = estimate
+        return estimate.pays
 
     def asked(self, job: str) -> bool:
         """Whether it was looked at whether a profile of the job pays."""

@@ -247,9 +247,9 @@ class Profiler:
         self._told.pop(job, None)
         self._since.pop(job, None)
 
-    def lacks(self, job: str, held: int, now: float) -> list[AdvisorAnswer]:
-        """The nodes asked for are not there any more: the job holds only ``held``."""
-        return self.advisor.handle(NodesChanged({}, (), {job: held}), now)
+    def lacks(self, job: str, current_nodes: int, now: float) -> list[AdvisorAnswer]:
+        """The nodes asked for are not there any more: the job holds only ``current_nodes``."""
+        return self.advisor.handle(NodesChanged({}, (), {job: current_nodes}), now)
 
     def class_of(self, job: str) -> str:
         """The class of nodes that the job was put forward for."""
@@ -274,8 +274,8 @@ class Profiler:
         for more.
         """
         largest = max(job.sizes or (job.submitted.max_nodes,))
-        held = self._held(job, machine)
-        enough = held + free.get(self._class_of(job, machine, free), 0) >= largest
+        current_nodes = self._held(job, machine)
+        enough = current_nodes + free.get(self._class_of(job, machine, free), 0) >= largest
         if self._incomplete(job):
             return enough and now - (job.scaling.ended or 0.0) >= self.settings.again_s
         if enough:
@@ -318,18 +318,18 @@ class Profiler:
         """Who has what. A profile takes no node that a job before it in the queue, or a starving
         one, needs to run at all; and while one starves nobody is interrupted.
         """
-        left = Counter(free)
+        remaining = Counter(free)
         ahead = True
         for job in jobs:
             waits = self.wants(job) and not self.settings.when_worth
             ahead = ahead and not waits
             if not job.nodes and (ahead or job.starving) and not waits:
                 node_class = self._class_of(job, machine, free)
-                left[node_class] = max(0, left[node_class] - int(job.smallest))
+                remaining[node_class] = max(0, remaining[node_class] - int(job.smallest))
         starving = any(job.starving and not job.nodes for job in jobs)
-        held = {job.submitted.job: self._held(job, machine) for job in jobs}
+        nodes_of_jobs = {job.submitted.job: self._held(job, machine) for job in jobs}
         if self.profiling is not None:
-            held.setdefault(self.profiling, 0)
+            nodes_of_jobs.setdefault(self.profiling, 0)
         donors = (
             ()
             if starving
@@ -337,7 +337,7 @@ class Profiler:
                 self._donor(job, machine) for job in jobs if self._may_give(job, machine, now)
             )
         )
-        return NodesChanged(dict(left), donors, held)
+        return NodesChanged(dict(remaining), donors, nodes_of_jobs)
 
     def _may_give(self, job: JobRecord, machine: Machine, now: float) -> bool:
         return (
@@ -368,11 +368,13 @@ class Profiler:
         """The pool the job is, or would be, profiled in: its own, the one it waits for, or that of
         which most nodes are free.
         """
-        held = next((machine.usable[n].node_class for n in job.nodes if n in machine.usable), None)
+        own_class = next(
+            (machine.usable[n].node_class for n in job.nodes if n in machine.usable), None
+        )
         owner = job.submitted.owner
         mine = (name for name in free if owner_of(name) == owner)
         return (
-            held
+            own_class
             or self._told.get(job.submitted.job)
             or max(mine, key=lambda c: (free[c], c), default=pool("default", owner))
         )

@@ -168,11 +168,11 @@ class AdmissionQueue:
             before = 0.0  # places, or where shares are counted the nodes that they could use
             for place, entry in groupby(mine, lambda job: job.place):
                 turn = (1.0, before / weight) if before else (0.0, load)
-                wanted = 0
+                usable_nodes = 0
                 for job in entry:
                     keys[job.submitted.job] = (*turn, place)
-                    wanted += job.submitted.max_nodes
-                before += 1.0 if self._turns is None else min(wanted, most)
+                    usable_nodes += job.submitted.max_nodes
+                before += 1.0 if self._turns is None else min(usable_nodes, most)
         return sorted(jobs, key=lambda job: keys[job.submitted.job])
 
     def all_awaited(self, owner: str) -> bool:
@@ -241,8 +241,12 @@ class AdmissionQueue:
     def _starves_at(self, job: JobRecord) -> float:
         patience = 1.0 if self._turns is None else self._turns.patience(job.submitted.party)
         if (job.state is JobState.SUSPENDED or job.sweep_served) and self._start_pays(job.cost):
-            left = min(1.0, job.turn_left_s / self._starvation_s) if self._starvation_s else 0.0
-            patience = max(patience, self._turns_apart + left * (1.0 - self._turns_apart))
+            remaining_share = (
+                min(1.0, job.turn_left_s / self._starvation_s) if self._starvation_s else 0.0
+            )
+            patience = max(
+                patience, self._turns_apart + remaining_share * (1.0 - self._turns_apart)
+            )
         return (job.idle_since or 0.0) + self._starvation_s * patience
 
     def starving(self, candidates: Mapping[str, Candidate], now: float) -> list[Candidate]:

@@ -44,24 +44,24 @@ class Quotas:
         have.
         """
         for quota in job.submitted.quotas:
-            held = sum(
+            used_nodes = sum(
                 len(other.nodes)
                 for other in self._state.at_work.values()
                 if other is not job and quota in other.submitted.quotas
             )
-            if held + job.submitted.max_nodes > quota.nodes:
+            if used_nodes + job.submitted.max_nodes > quota.nodes:
                 return False
         return True
 
     def full(self, job: JobRecord) -> Quota | None:
         """The limit that keeps a job without nodes from running; None: none does."""
         for quota in job.submitted.quotas:
-            held = sum(
+            used_nodes = sum(
                 len(other.nodes)
                 for other in self._state.at_work.values()
                 if quota in other.submitted.quotas
             )
-            if held + job.smallest > quota.nodes:
+            if used_nodes + job.smallest > quota.nodes:
                 return quota
         return None
 
@@ -77,7 +77,7 @@ def _parts(candidates: Sequence[Candidate], jobs: Sequence[JobRecord]) -> dict[s
         for quota in quotas[name]:
             room[quota] -= more
 
-    def left(name: str) -> int:
+    def remaining(name: str) -> int:
         return min(room[quota] for quota in quotas[name])
 
     for c, job in zip(candidates, jobs, strict=True):
@@ -89,12 +89,14 @@ def _parts(candidates: Sequence[Candidate], jobs: Sequence[JobRecord]) -> dict[s
     )
     for c in rest:
         least = c.smallest
-        give(c.job, least if least is not None and least <= left(c.job) else 0)
+        give(c.job, least if least is not None and least <= remaining(c.job) else 0)
     growing = [c for c in rest if parts[c.job]]
-    while growing := [c for c in growing if parts[c.job] < c.max_nodes and left(c.job) > 0]:
+    while growing := [c for c in growing if parts[c.job] < c.max_nodes and remaining(c.job) > 0]:
         sharing = Counter(quota for c in growing for quota in quotas[c.job])
         for c in growing:
             beside = max(sharing[quota] for quota in quotas[c.job])
-            more = min(c.max_nodes - parts[c.job], left(c.job), max(1, left(c.job) // beside))
+            more = min(
+                c.max_nodes - parts[c.job], remaining(c.job), max(1, remaining(c.job) // beside)
+            )
             give(c.job, max(0, more))
     return parts

@@ -53,8 +53,8 @@ class LeaseWay:
 
     def joined(self, node: str, owner: str, now: float) -> None:
         """A lease of ``owner`` on ``node`` is up."""
-        began, wanted = self._began.pop(node, (now, ""))
-        if wanted and wanted == owner and now - began <= self._longest_s:
+        began, requester = self._began.pop(node, (now, ""))
+        if requester and requester == owner and now - began <= self._longest_s:
             self._seen.append(now - began)
 
 
@@ -90,11 +90,11 @@ def worth_taking(
     late = [c.but(late_s=way_s) if owners[c.job] in grow else c for c in careful]
     pays = _lacking(imagine(late), everything, owners, had)
     if careful == list(candidates):
-        found = Counter(lacking)
+        lack = Counter(lacking)
     else:
-        found = _lacking(imagine(careful), everything, owners, had)
+        lack = _lacking(imagine(careful), everything, owners, had)
     return Counter(
-        {name: min(lacking[name], found[name]) for name in lacking if min(pays[name], found[name])}
+        {name: min(lacking[name], lack[name]) for name in lacking if min(pays[name], lack[name])}
     )
 
 

@@ -78,8 +78,8 @@ class JobRecord:
     @property
     def smallest(self) -> float:
         """The fewest nodes it can run on; infinite when its sizes, limits or budget leave none."""
-        found = smallest_size(self.submitted.min_nodes, self.submitted.max_nodes, self.sizes)
-        return math.inf if found is None or self.halted else found
+        smallest_ = smallest_size(self.submitted.min_nodes, self.submitted.max_nodes, self.sizes)
+        return math.inf if smallest_ is None or self.halted else smallest_
 
     def accepts(self, size: int) -> bool:
         """Whether it may run on ``size`` nodes."""

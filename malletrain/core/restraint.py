@@ -52,15 +52,15 @@ class Restraint(msgspec.Struct, frozen=True):
 
     def told(self) -> str:
         """All of it as a sentence; empty: nothing."""
-        said = []
+        sentences = []
         if self.paused is not None:
-            said.append(f"Paused{_by(self.paused)}: nothing new is leased.")
+            sentences.append(f"Paused{_by(self.paused)}: nothing new is leased.")
         if EVERY_NODE in self.drained:
-            said.append(f"All nodes are drained{_by(self.drained[EVERY_NODE])}.")
-        for word, held in (("Drained", self.drained), ("Excluded", self.excluded)):
-            if names := sorted(name for name in held if name != EVERY_NODE):
-                said.append(f"{word}: {named(names)}.")
-        return " ".join(said)
+            sentences.append(f"All nodes are drained{_by(self.drained[EVERY_NODE])}.")
+        for word, restrictions in (("Drained", self.drained), ("Excluded", self.excluded)):
+            if names := sorted(name for name in restrictions if name != EVERY_NODE):
+                sentences.append(f"{word}: {named(names)}.")
+        return " ".join(sentences)
 
     def pausing(self, hold: Restriction | None) -> Restraint:
         """With a pause, or without one."""

@@ -60,9 +60,9 @@ class PartyService(NamedTuple):
         """
         return self.seconds * (1.0 - self.served / self.due) if self.due > EVEN else 0.0
 
-    def later(self, kept: float) -> PartyService:
-        """After some time, of which this much is ``kept``."""
-        return PartyService(self.served * kept, self.due * kept, self.seconds * kept)
+    def later(self, factor: float) -> PartyService:
+        """After some time, of which this much is ``factor``."""
+        return PartyService(self.served * factor, self.due * factor, self.seconds * factor)
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,14 @@ def fair_parts(
         total: what is there to share out; not more than the demands together is given.
     """
     parts: dict[str, float] = {}
-    left, weight = total, sum(weights[party] for party in demands)
+    remaining, weight = total, sum(weights[party] for party in demands)
     # In the order in which their demands are met while the level of the water rises.
     for party in sorted(demands, key=lambda p: (demands[p] / weights[p], p)):
         mine = weights[party]
-        parts[party] = min(demands[party], left * mine / weight if weight > EVEN else left)
-        left, weight = left - parts[party], weight - mine
+        parts[party] = min(
+            demands[party], remaining * mine / weight if weight > EVEN else remaining
+        )
+        remaining, weight = remaining - parts[party], weight - mine
     return parts
 
 
@@ -141,9 +143,9 @@ class Shares:
         self._wanting = len(demands)
         weights = {party: self.settings.weight(party) for party in demands}
         due = fair_parts(demands, weights, sum(served.values()))
-        kept = 0.5 ** (seconds / self.settings.half_life_s)
+        factor = 0.5 ** (seconds / self.settings.half_life_s)
         for party in {*self._service, *demands}:
-            before = self._service.get(party, PartyService()).later(kept)
+            before = self._service.get(party, PartyService()).later(factor)
             if party not in demands and before.served + before.due < FORGOTTEN:
                 del self._service[party]
                 continue
@@ -227,7 +229,7 @@ class Shares:
         jobs = self._state.jobs
         factors = {p: self.factor(p) for p in {jobs[c.job].submitted.party for c in candidates}}
         top = max(factors.values())
-        found = []
+        standings = []
         for c in candidates:
             job = jobs[c.job]
             factor = factors[job.submitted.party]
@@ -238,8 +240,8 @@ class Shares:
             else:
                 curve = kept(c.curve, len(c.nodes), rounded(factor / top))
                 c = c.but(weight=c.weight * top, curve=curve)
-            found.append(c)
-        return found
+            standings.append(c)
+        return standings
 
     # --- for the shells ---
 
@@ -269,8 +271,8 @@ class Shares:
 
     def standings(self) -> list[PartyStanding]:
         """How all parties that have had jobs stand, by name."""
-        found = (self.standing(party) for party in sorted(self._service))
-        return [each for each in found if each is not None]
+        standings = (self.standing(party) for party in sorted(self._service))
+        return [each for each in standings if each is not None]
 
 
 @lru_cache(maxsize=4096)

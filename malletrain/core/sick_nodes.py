@@ -52,9 +52,9 @@ class SickNodes:
         """Somebody says that the node is well."""
         self._nodes.pop(node, None)
 
-    def remember(self, node: str, known: SickNode) -> None:
+    def remember(self, node: str, sick_node: SickNode) -> None:
         """What was known before this process began."""
-        self._nodes[node] = known
+        self._nodes[node] = sick_node
 
     def now(self, now: float) -> dict[str, SickNode]:
         """The nodes that are left alone at this time."""

@@ -46,14 +46,14 @@ def suggestions(
         most: so many waiting jobs of each owner are looked at, the first.
         sized: what is known of a job beforehand; None where its owner said nothing.
     """
-    found = []
+    suggestions_ = []
     for name in _next_ones(unfinished, most):
         job = sized(name)
         if job is not None:
             model = siblings.suggested(job.storage, job.key, job.size, job.costs)
             if model is not None:
-                found.append(PriorSuggested(name, model))
-    return found
+                suggestions_.append(PriorSuggested(name, model))
+    return suggestions_
 
 
 def _next_ones(unfinished: Iterable[JobRecord], most: int) -> Iterator[str]:

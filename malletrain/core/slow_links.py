@@ -98,13 +98,13 @@ class SlowLinks:
         usual = median_low(best.values())
         fine = {node for node, mbit in best.items() if mbit * LEAST_TIMES >= usual}
         slowest = min(best[node] for node in fine)
-        found = {}
+        slow = {}
         for node in best.keys() - fine:
             partners = len(fine & {r.partner for r in rates[node]})
             apart = best[node] * LEAST_TIMES <= slowest
             if apart and partners >= LEAST_PARTNERS and len(rates[node]) == KEPT:
-                found[node] = SlowLink(best[node], usual, partners)
-        return found
+                slow[node] = SlowLink(best[node], usual, partners)
+        return slow
 
     def well(self, node: str, usual: float, since: float) -> bool:
         """Whether a slow node's newest measurements, made after it was last found slow, come near
@@ -128,11 +128,11 @@ class SlowLinks:
         if not due:
             return None
         _, _, group, node = min(due)
-        known = {r.partner: r.at for r in self._rates.get(node, ())}
+        last_measured = {r.partner: r.at for r in self._rates.get(node, ())}
 
         def order(k: int) -> tuple[float, float, int]:
             other = groups[group][k]
-            return (known.get(other, -math.inf), self._last(other), k)
+            return (last_measured.get(other, -math.inf), self._last(other), k)
 
         others = [k for k, other in enumerate(groups[group]) if other != node]
         return group, node, groups[group][min(others, key=order)]

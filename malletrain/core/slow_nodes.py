@@ -161,9 +161,9 @@ class SlowNodes:
         self._forget(now)
         return Compared(slow, fresh)
 
-    def remember(self, node: str, known: SlowNode) -> None:
+    def remember(self, node: str, slow_node: SlowNode) -> None:
         """What was known before this process began, or of the node's link."""
-        (self._links if known.link_mbit else self._nodes)[node] = known
+        (self._links if slow_node.link_mbit else self._nodes)[node] = slow_node
 
     def known(self, now: float) -> dict[str, SlowNode]:
         """The nodes that are believed to be slow at this time."""
@@ -179,8 +179,8 @@ class SlowNodes:
 
     def until(self, node: str) -> float:
         """Until when that is believed of a known node."""
-        found = [of[node] for of in (self._nodes, self._links) if node in of]
-        return max(one.until(self._least, self._half_life_s) for one in found)
+        records = [of[node] for of in (self._nodes, self._links) if node in of]
+        return max(one.until(self._least, self._half_life_s) for one in records)
 
     def ended(self, job: str) -> None:
         """The job is over."""
@@ -252,10 +252,10 @@ class Swap:
         """
         keep = self.ahead_s * rate(self.size)
         faster = self.step_s / (self.step_s - self.saved_s)
-        left = self.size - self.slow
-        for size in range(left + min(self.spare, self.slow), left - 1, -1):
+        remaining = self.size - self.slow
+        for size in range(remaining + min(self.spare, self.slow), remaining - 1, -1):
             if size > 0 and accepts(size):
-                cost = self.up_s if size > left else self.down_s
+                cost = self.up_s if size > remaining else self.down_s
                 if (self.ahead_s - cost) * rate(size) * faster > keep:
                     return True
         return False

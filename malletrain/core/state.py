@@ -104,8 +104,8 @@ class ControllerState:
         """How long a leased node is expected to last still, where that is foretold at every
         poll.
         """
-        known = self.nodes.get(node)
-        return known.info.horizon_s if known is not None and known.info.cohort else None
+        record = self.nodes.get(node)
+        return record.info.horizon_s if record is not None and record.info.cohort else None
 
     def foretold(self, nodes: Mapping[str, tuple[float, Cohort]]) -> None:
         """How long nodes are expected to last still; those that are not ours may be among them."""

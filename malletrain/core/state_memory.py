@@ -95,8 +95,8 @@ def late(newest: Mapping[str, Any], notice: HandOverTime) -> str:
 
 def _number(newest: Mapping[str, Any], name: str) -> float:
     """What a job's own processes say: 0 for whatever is no size."""
-    said = newest.get(name)
-    return float(said) if isinstance(said, int | float) and 0 <= said < math.inf else 0.0
+    size = newest.get(name)
+    return float(size) if isinstance(size, int | float) and 0 <= size < math.inf else 0.0
 
 
 def in_memory(taken: Sequence[int], newest: Mapping[str, Any], notice: HandOverTime) -> str:
@@ -110,5 +110,7 @@ def in_memory(taken: Sequence[int], newest: Mapping[str, Any], notice: HandOverT
     if not taken:
         return ""
     nodes = "1 node" if len(taken) == 1 else f"{len(taken)} nodes"
-    said = f"Its snapshots take {shown(sum(taken))} on {nodes}, {shown(max(taken))} at most on one."
-    return f"{said} {late(newest, notice)}".strip()
+    sentence = (
+        f"Its snapshots take {shown(sum(taken))} on {nodes}, {shown(max(taken))} at most on one."
+    )
+    return f"{sentence} {late(newest, notice)}".strip()

@@ -46,12 +46,12 @@ def factor(trials: Sequence[Candidate], nodes: int, exponent: float) -> float:
     """What is left of each trial's weight: the mean of what a node brings each of them as one of so
     many of one job, against a node of its smallest size.
     """
-    found = []
+    bids = []
     for c in trials:
         least = c.smallest or c.min_nodes
         count = max(1, min(len(trials), nodes // least))
-        found.append(_per_node(c, count * least, exponent) / _per_node(c, least, exponent))
-    return round(min(1.0, sum(found) / len(found)), _ROUNDED)
+        bids.append(_per_node(c, count * least, exponent) / _per_node(c, least, exponent))
+    return round(min(1.0, sum(bids) / len(bids)), _ROUNDED)
 
 
 def _per_node(c: Candidate, nodes: int, exponent: float) -> float:
@@ -59,6 +59,6 @@ def _per_node(c: Candidate, nodes: int, exponent: float) -> float:
     if c.curve is None:
         return float(nodes ** (exponent - 1.0))
     most = max(c.max_nodes, 1)
-    known = min(nodes, most)
-    rate = max(c.curve.at(known), 1e-300) / known
-    return float(rate * (nodes / known) ** (exponent - 1.0))
+    usable = min(nodes, most)
+    rate = max(c.curve.at(usable), 1e-300) / usable
+    return float(rate * (nodes / usable) ** (exponent - 1.0))

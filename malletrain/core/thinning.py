@@ -56,13 +56,13 @@ def thinned(points: Sequence[N], count: int, most: int = MOST_KEPT) -> list[N]:
     buckets: dict[int, list[N]] = {}
     for point in points:
         buckets.setdefault(point.number // wide, []).append(point)
-    kept: dict[int, N] = {p.number: p for p in points[-1:]}
+    selected: dict[int, N] = {p.number: p for p in points[-1:]}
     if points and not points[0].number:
-        kept[0] = points[0]
+        selected[0] = points[0]
     for bucket in buckets.values():
         for point in (min(bucket, key=_value), max(bucket, key=_value)):
-            kept[point.number] = point
-    return [kept[number] for number in sorted(kept)]
+            selected[point.number] = point
+    return [selected[number] for number in sorted(selected)]
 
 
 def _value(point: Numbered) -> float:

@@ -167,7 +167,9 @@ class Gaps:
     def open(
         self, leased: Collection[str], owners: Collection[str], now: float
     ) -> dict[str, NodeInfo]:
-        """The gaps that may be requested now for one of ``owners``, without the ``leased`` nodes."""
+        """The gaps that may be requested now for one of ``owners``; ``leased`` nodes are left
+        out.
+        """
         gaps = {
             name: info
             for name, info in self._seen.items()

@@ -246,8 +246,8 @@ def _requests(
 ) -> list[BidRequest]:
     """The request of each bidder, with the forecast losses of nodes if plans use them.
 
-    ``current_nodes``: job → the nodes that it still has; ``rate_one``: throughput that an unmeasured
-    job is taken to have on one node, samples/s.
+    ``current_nodes``: job → the nodes that it still has; ``rate_one``: throughput that an
+    unmeasured job is taken to have on one node, samples/s.
     """
     pools = [[name for name in capacity if c.may_use(name)] for c in bidders]
     outlooks: list[dict[str, LossForecast]] = [{} for _ in bidders]

@@ -147,13 +147,13 @@ def for_trainer(spec: messages.JobSpec, trainer: Trainer | None, usual: str) -> 
     """The job with the goal of its trainer, or ``usual`` where there is none, if it says none."""
     if trainer is None:
         return msgspec.structs.replace(spec, goal=spec.goal or usual)
-    wanted = trainer.goal.value
-    if spec.goal not in ("", wanted) and spec.mode != "service":
+    goal = trainer.goal.value
+    if spec.goal not in ("", goal) and spec.mode != "service":
         raise RequestRefused(
             f"The job's goal is '{spec.goal}', and jobs of {spec.owner} are of trainer "
-            f"{trainer.name}, which plans for {wanted}; leave the goal out."
+            f"{trainer.name}, which plans for {goal}; leave the goal out."
         )
-    return msgspec.structs.replace(spec, goal=wanted)
+    return msgspec.structs.replace(spec, goal=goal)
 
 
 def _size_problem(spec: messages.JobSpec) -> str:

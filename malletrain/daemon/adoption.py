@@ -19,23 +19,23 @@ class Adoption:
         self._agents = agents
         self._found: dict[str, dict[str, Assignment]] = {}
 
-    def reported(self, node: str, held: Assignment) -> None:
+    def reported(self, node: str, assignment: Assignment) -> None:
         """An agent has said Hello, and that it holds this."""
-        self._found.setdefault(held.job, {})[node] = held
+        self._found.setdefault(assignment.job, {})[node] = assignment
 
-    def changed(self, node: str, held: Assignment) -> bool:
+    def changed(self, node: str, assignment: Assignment) -> bool:
         """One that had said so says how it stands now. False: it had not."""
-        known = node in self._found.get(held.job, {})
-        if known:
-            self._found[held.job][node] = held
-        return known
+        reported = node in self._found.get(assignment.job, {})
+        if reported:
+            self._found[assignment.job][node] = assignment
+        return reported
 
     def of(self, job: str) -> dict[str, Assignment]:
         """Node → what it holds of the job: those that hold it yet, and were not lost meanwhile."""
-        found = self._found.get(job, {})
-        agents = {node: self._agents.on(node) for node in found}
+        assignments = self._found.get(job, {})
+        agents = {node: self._agents.on(node) for node in assignments}
         return {
-            node: found[node]
+            node: assignments[node]
             for node, agent in agents.items()
             if agent is not None and agent.holds == job and not agent.releasing
         }

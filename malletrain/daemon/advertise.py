@@ -49,14 +49,14 @@ def advertised(listen: str, advertise: str, nodes: Iterable[str], *, all_here: b
     Raises:
         AddressError: the nodes could not reach the daemon there.
     """
-    said = host_of(listen)
+    host = host_of(listen)
     if advertise:
         return _checked(advertise, "advertise", nodes)
-    if said not in EVERYWHERE:
-        return bracketed(said) if all_here else _checked(said, "listen", nodes)
+    if host not in EVERYWHERE:
+        return bracketed(host) if all_here else _checked(host, "listen", nodes)
     if all_here:
         return "127.0.0.1"  # a socket on [::] takes connections of IPv4 too
-    return _by_route(nodes, v6=said == "::")
+    return _by_route(nodes, v6=host == "::")
 
 
 def _checked(host: str, key: str, nodes: Iterable[str]) -> str:
@@ -118,10 +118,10 @@ def _by_route(nodes: Iterable[str], *, v6: bool) -> str:
 
 
 def _source_to(node: str, *, v6: bool) -> str:
-    found = socket.getaddrinfo(node, 9, type=socket.SOCK_DGRAM)
+    infos = socket.getaddrinfo(node, 9, type=socket.SOCK_DGRAM)
     families = [socket.AF_INET, *([socket.AF_INET6] if v6 else [])]
     for family in families:
-        for each, _, _, _, where in found:
+        for each, _, _, _, where in infos:
             if each == family:
                 return _source(family, str(where[0]))
     raise OSError(f"{node} has no address of the family that the daemon listens on")
@@ -140,13 +140,13 @@ def _addresses(host: str) -> list[str]:
 
 def _all_loopback(nodes: Iterable[str]) -> bool:
     """Whether every node is this machine, as far as they can be looked up."""
-    known: list[str] = []
+    addresses: list[str] = []
     for node in list(nodes)[:_ASKED]:
         try:
-            known += _addresses(node)
+            addresses += _addresses(node)
         except OSError:
             continue
-    return bool(known) and all(is_loopback(address) for address in known)
+    return bool(addresses) and all(is_loopback(address) for address in addresses)
 
 
 def is_loopback(host: str) -> bool:

@@ -85,7 +85,7 @@ class AgentHandlers:
             messages.Metric: self.reports.metric,
             messages.Notice: self.reports.notice,
             messages.Doubt: self._doubt,
-            messages.Stacks: self._hung.said,
+            messages.Stacks: self._hung.receive_stacks,
         }
 
     def handle(self, peer: bytes, lease: str, message: Any) -> None:
@@ -237,9 +237,9 @@ class AgentHandlers:
         if row.end_reason == RELEASED or (row.end_reason == SICK and forgotten):
             self._dismissed(peer, row, hello)
             return
-        known = core.agents.of_lease(lease)
-        if known is not None and known.welcomed_at(peer) and hello.again:
-            self._seen(known, peer)  # the answer is on its way
+        registered = core.agents.of_lease(lease)
+        if registered is not None and registered.welcomed_at(peer) and hello.again:
+            self._seen(registered, peer)  # the answer is on its way
             return
         with core.transaction() as now:
             agent = core.agents.of_lease(lease)
@@ -308,11 +308,11 @@ class AgentHandlers:
         self.lease_actions.dismiss(agent, sentence)
 
     def _settle(
-        self, agent: LeasedAgent, held: messages.Assignment | None, new: bool, now: float
+        self, agent: LeasedAgent, assignment: messages.Assignment | None, new: bool, now: float
     ) -> None:
         """Reconcile the job that the agent holds with the one that it should hold."""
         core = self.core
-        run = core.runs.get(held.job) if held else None
+        run = core.runs.get(assignment.job) if assignment else None
         if run is not None and core.accounts.of(run.spec.owner) != agent.owner:
             log.warning(
                 "agent speaks for a job of another user",
@@ -323,24 +323,24 @@ class AgentHandlers:
             run = None
         if new:
             adopted = run is not None and self.adopting is not None
-            if held is not None:
-                agent.holds = held.job
+            if assignment is not None:
+                agent.holds = assignment.job
                 if adopted and self.adopting is not None:
-                    self.adopting.reported(agent.node, held)
+                    self.adopting.reported(agent.node, assignment)
                 else:
-                    core.agents.release(agent.node, held.job, core.config.jobs.stop_grace)
-            job = held.job if held and adopted else None
+                    core.agents.release(agent.node, assignment.job, core.config.jobs.stop_grace)
+            job = assignment.job if assignment and adopted else None
             self.arrivals.reported(agent, job, job or "", now)
-        elif held is None:
+        elif assignment is None:
             if agent.holds is not None:
                 self._released(agent, agent.holds)
-        elif run is None or held.job != agent.holds:
-            agent.holds = held.job
-            core.agents.release(agent.node, held.job, core.config.jobs.stop_grace)
+        elif run is None or assignment.job != agent.holds:
+            agent.holds = assignment.job
+            core.agents.release(agent.node, assignment.job, core.config.jobs.stop_grace)
         elif agent.releasing:  # the agent has not received it
-            core.agents.release(agent.node, held.job, core.config.jobs.stop_grace)
-        elif self.adopting is None or not self.adopting.changed(agent.node, held):
-            core.rounds.act(run, run.rounds.phase(agent.node, held, now))
+            core.agents.release(agent.node, assignment.job, core.config.jobs.stop_grace)
+        elif self.adopting is None or not self.adopting.changed(agent.node, assignment):
+            core.rounds.act(run, run.rounds.phase(agent.node, assignment, now))
 
     def adopt(self) -> None:
         """End the wait after a restart: take over the rounds that are whole, and have the others
@@ -426,6 +426,6 @@ def _outdated(version: str | None) -> str:
     return f"Its agent is of {which}, the daemon of {__version__}."
 
 
-def _broken(held: messages.Assignment | None) -> bool:
+def _broken(assignment: messages.Assignment | None) -> bool:
     """Whether the workers of an agent have failed."""
-    return held is not None and held.phase in BROKEN
+    return assignment is not None and assignment.phase in BROKEN

@@ -71,10 +71,10 @@ class LeasedAgent:
         """Whether its Hello was answered over this connection, which carries what is sent."""
         return self.welcomed and self.peer == peer and self.unreachable_since is None
 
-    def beat(self, said: messages.Heartbeat) -> None:
+    def beat(self, heartbeat: messages.Heartbeat) -> None:
         """Take over what its heartbeat says of memory."""
-        self.rss_bytes, self.warm_bytes = said.rss_bytes, said.warm_bytes
-        self.memory_bytes = said.memory_bytes
+        self.rss_bytes, self.warm_bytes = heartbeat.rss_bytes, heartbeat.warm_bytes
+        self.memory_bytes = heartbeat.memory_bytes
 
 
 class Agents:
@@ -126,8 +126,8 @@ class Agents:
 
     def shipping(self, job: str) -> bool:
         """Whether some agent may still send logs of ``job``."""
-        known = (self._by_lease, self._dismissed)
-        return any(job in agent.shipping for agents in known for agent in agents.values())
+        tables = (self._by_lease, self._dismissed)
+        return any(job in agent.shipping for agents in tables for agent in agents.values())
 
     def heard(self, at: float) -> None:
         """Take all agents to be heard at this time, which may be to come: that they were silent was

@@ -186,8 +186,8 @@ class Api:
         spec = msgspec.convert(params["spec"], messages.JobSpec)
         spec, core = msgspec.structs.replace(spec, owner=user), self.core
         spec = for_trainer(spec, core.trainer(user), core.config.allocation.objective)
-        if spec.key and (known := submitted_before(core.store, spec)) is not None:
-            return {"job": self.views.view(user, known)}
+        if spec.key and (earlier := submitted_before(core.store, spec)) is not None:
+            return {"job": self.views.view(user, earlier)}
         if refusal := core.accounts.refusal(user):
             raise RequestRefused(refusal)
         # The files of other users are theirs: the daemon may not see them, and the client has
@@ -318,15 +318,15 @@ class Api:
     def _find(self, name: str, user: str) -> JobRow:
         """The job that ``user`` means by ``name``: one's own jobs come before those of others."""
         everybodys = self.core.store.find_jobs(name)
-        found = [row for row in everybodys if row.owner == user] or everybodys
-        if not found:
+        rows = [row for row in everybodys if row.owner == user] or everybodys
+        if not rows:
             raise RequestRefused(f"There is no job '{name}'; `malletrain status` lists all jobs.")
-        if len({row.name for row in found}) > 1:
+        if len({row.name for row in rows}) > 1:
             raise RequestRefused(
-                f"'{name}' may mean {', '.join(f'{row.id} ({row.name})' for row in found[:5])}; "
+                f"'{name}' may mean {', '.join(f'{row.id} ({row.name})' for row in rows[:5])}; "
                 "name one of them."
             )
-        return found[-1]
+        return rows[-1]
 
     # --- the machine ---
 
@@ -339,9 +339,9 @@ class Api:
         deadline = self.core.clock.now() + number(params, "wait_s", 0.0, 0.0, MAX_WAIT_S)
         while (
             not (events := self.core.audit.since(since, limit, job))
-            and (left := deadline - self.core.clock.now()) > 0
+            and (remaining_s := deadline - self.core.clock.now()) > 0
         ):
-            await self.core.audit.news(left)
+            await self.core.audit.news(remaining_s)
         mine: dict[str, bool] = {"": True}
         for event in events:
             if event.job not in mine:

@@ -37,13 +37,13 @@ class Arrivals:
         if not self._idle_s:
             return ()
         uses: Counter[str] = Counter()
-        found: dict[str, Interpreter] = {}
+        interpreters: dict[str, Interpreter] = {}
         for run in self._parts.runs.values():
             interpreter = interpreter_of(run.spec)
             if interpreter is not None and self._parts.accounts.of(run.spec.owner) == owner:
                 uses[interpreter.key] += 1
-                found.setdefault(interpreter.key, interpreter)
-        return tuple(found[key] for key, _ in uses.most_common(MOST))
+                interpreters.setdefault(interpreter.key, interpreter)
+        return tuple(interpreters[key] for key, _ in uses.most_common(MOST))
 
     def reported(self, agent: LeasedAgent, job: str | None, works: str, now: float) -> None:
         """A node is ours: let jobs have it, now or when it is warm.
@@ -54,11 +54,16 @@ class Arrivals:
             works: a job that it works for, for the audit log.
             now: seconds.
         """
-        wanted = () if agent.warm is None else self.wanted(agent.owner)
-        if wanted:
-            self._tell(agent, wanted, now)
-        if wanted and not works and self._wait_s and wanted[0].key not in (agent.warm or ()):
-            agent.awaited, agent.awaited_until = wanted[0].key, now + self._wait_s
+        interpreters = () if agent.warm is None else self.wanted(agent.owner)
+        if interpreters:
+            self._tell(agent, interpreters, now)
+        if (
+            interpreters
+            and not works
+            and self._wait_s
+            and interpreters[0].key not in (agent.warm or ())
+        ):
+            agent.awaited, agent.awaited_until = interpreters[0].key, now + self._wait_s
         doing = f"; it works for {works}" if works else "; it warms up" if agent.awaited else ""
         self._parts.audit.record(
             EventKind.NODE_JOINED, f"The node is ours{doing}.", node=agent.node, lease=agent.lease
@@ -94,13 +99,13 @@ class Arrivals:
         if jobs == self._jobs:
             return
         self._jobs = jobs
-        wanted: dict[str, tuple[Interpreter, ...]] = {}
+        interpreters: dict[str, tuple[Interpreter, ...]] = {}
         for agent in self._parts.agents:
             if agent.warm is None or agent.gone_at is not None:
                 continue
-            if agent.owner not in wanted:
-                wanted[agent.owner] = self.wanted(agent.owner)
-            mine = wanted[agent.owner]
+            if agent.owner not in interpreters:
+                interpreters[agent.owner] = self.wanted(agent.owner)
+            mine = interpreters[agent.owner]
             if agent.awaited and agent.awaited not in {one.key for one in mine}:
                 agent.awaited = mine[0].key if mine else ""
                 if agent.awaited in ("", *agent.warm):
@@ -108,14 +113,14 @@ class Arrivals:
             self._tell_what_lacks(agent, mine, now)
 
     def _tell_what_lacks(
-        self, agent: LeasedAgent, wanted: tuple[Interpreter, ...], now: float
+        self, agent: LeasedAgent, interpreters: tuple[Interpreter, ...], now: float
     ) -> None:
-        if any(interpreter.key not in (agent.warm or ()) for interpreter in wanted):
-            self._tell(agent, wanted, now)
+        if any(interpreter.key not in (agent.warm or ()) for interpreter in interpreters):
+            self._tell(agent, interpreters, now)
 
-    def _tell(self, agent: LeasedAgent, wanted: tuple[Interpreter, ...], now: float) -> None:
+    def _tell(self, agent: LeasedAgent, interpreters: tuple[Interpreter, ...], now: float) -> None:
         agent.warm_told_at = now
-        self._parts.agents.reach(agent, WarmUp(wanted, self._idle_s))
+        self._parts.agents.reach(agent, WarmUp(interpreters, self._idle_s))
 
     def _join(self, agent: LeasedAgent, job: str | None, now: float) -> None:
         agent.awaited = ""

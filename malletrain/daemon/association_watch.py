@@ -30,12 +30,12 @@ class AssociationWatch:
         if self._read is None:
             return
         try:
-            found = await asyncio.to_thread(self._read)
+            associations = await asyncio.to_thread(self._read)
         except SchedulerError as error:
             log.warning("associations not read", reason=str(error))
             return
         with self._core.transaction():
-            self._parts.parties.learned(found)
+            self._parts.parties.learned(associations)
             self._parts.controller.shares.told(self._parts.parties.weights())
 
     async def run(self) -> None:

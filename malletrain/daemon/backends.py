@@ -127,7 +127,7 @@ def _can_prepare_local(config: Config) -> Iterator[tuple[bool, str]]:
 def _changed(config: Config) -> str:
     """What differs between the cluster that runs and [scheduler.local]; empty: nothing."""
     local, runs = config.scheduler.local, _connect_local(config).options()
-    wanted = {
+    options = {
         "nodes": local.nodes,
         "trace": None if local.trace is None else str(local.trace.resolve()),
         "speedup": local.speedup,
@@ -137,7 +137,7 @@ def _changed(config: Config) -> str:
     }
     return ", ".join(
         f"{name} is {_shown(runs[name])} there and {_shown(value)} in the configuration"
-        for name, value in wanted.items()
+        for name, value in options.items()
         if name in runs and runs[name] != value
     )
 

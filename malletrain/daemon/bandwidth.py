@@ -47,17 +47,19 @@ class Bandwidth:
         interface = fabric.places[a].interface
 
         def done(results: Results) -> None:
-            found = results.get((a, b))
-            if found is None:
+            result = results.get((a, b))
+            if result is None:
                 return
-            if found.reached:
+            if result.reached:
                 self._due[node_class] = self._core.clock.now() + AGAIN_S
-                said = f"{found.mbit / 1000:.3g} Gbit/s go through one connection from {a} to {b}"
+                finding = (
+                    f"{result.mbit / 1000:.3g} Gbit/s go through one connection from {a} to {b}"
+                )
             else:
-                said = f"{a} cannot connect to {b} ({found.trouble})"
-            sentence = f"By {interface} {said}."
+                finding = f"{a} cannot connect to {b} ({result.trouble})"
+            sentence = f"By {interface} {finding}."
             rounds.measured[node_class] = NetworkView(
-                node_class, sentence, found.reached, found.mbit if found.reached else 0.0
+                node_class, sentence, result.reached, result.mbit if result.reached else 0.0
             )
             with self._core.transaction():
                 self._core.audit.record(
@@ -67,8 +69,8 @@ class Bandwidth:
                     to=b,
                     interface=interface,
                     node_class=node_class,
-                    mbit=round(found.mbit, 1),
-                    reached=found.reached,
+                    mbit=round(result.mbit, 1),
+                    reached=result.reached,
                 )
 
         self._probes.begin(places, ((a, b),), now, done, SEND_S)

@@ -87,21 +87,23 @@ class CommandRunner:
         else:
             self._change(runs[command.job], command, now)
 
-    def _announce(self, run: ActiveJob, said: Announce) -> None:
+    def _announce(self, run: ActiveJob, announcement: Announce) -> None:
         job, parts = run.row.id, self._parts
-        parts.audit.record(said.kind, said.sentence, job=job, **said.data)
-        if said.kind is EventKind.PROFILE_WAITING:
-            parts.curves.waits(job, said.sentence)
-        elif said.kind is EventKind.GOAL_STANDING:
-            parts.goals.stands(job, said.data)
-        elif said.kind is EventKind.NODES_DONATED:
-            parts.curves.interrupted(job, dict(said.data))
+        parts.audit.record(announcement.kind, announcement.sentence, job=job, **announcement.data)
+        if announcement.kind is EventKind.PROFILE_WAITING:
+            parts.curves.waits(job, announcement.sentence)
+        elif announcement.kind is EventKind.GOAL_STANDING:
+            parts.goals.stands(job, announcement.data)
+        elif announcement.kind is EventKind.NODES_DONATED:
+            parts.curves.interrupted(job, dict(announcement.data))
         elif (
-            said.kind is EventKind.PROFILE_FINISHED
-            and said.data["result"] == ProfileResult.UNKNOWN.value
+            announcement.kind is EventKind.PROFILE_FINISHED
+            and announcement.data["result"] == ProfileResult.UNKNOWN.value
         ):
             exponent = parts.config.allocation.prior_exponent
-            parts.repository.notice(run, NO_CURVE.format(why=said.sentence, exponent=exponent))
+            parts.repository.notice(
+                run, NO_CURVE.format(why=announcement.sentence, exponent=exponent)
+            )
         state = parts.controller.jobs[job].state
         if not state.ended and run.row.state != state.value:
             parts.repository.save(run, state=state.value)
@@ -167,9 +169,9 @@ class CommandRunner:
             ended=now,
             tries=parts.controller.jobs[job].tries,
         )
-        kind, said = ENDINGS[command.state]
+        kind, template = ENDINGS[command.state]
         parts.audit.record(
-            kind, said.format(why=command.reason), job=job, samples=run.monitor.total
+            kind, template.format(why=command.reason), job=job, samples=run.monitor.total
         )
         parts.metrics.job_ended(job, command.state.value)
         parts.news.came(job)

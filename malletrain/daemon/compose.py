@@ -148,7 +148,11 @@ def agent_command(
             *("--server-key", server_key),
             *("--lease", lease),
         )
-        told = {env.LEASE_KEY: key.secret, env.GRACE_S: f"{grace_s:g}", env.HEALTH: written(plan)}
-        return argv, told
+        environment = {
+            env.LEASE_KEY: key.secret,
+            env.GRACE_S: f"{grace_s:g}",
+            env.HEALTH: written(plan),
+        }
+        return argv, environment
 
     return command

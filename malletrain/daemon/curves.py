@@ -56,8 +56,8 @@ class _Stored:
     def put(self, sibling: Sibling) -> None:
         """Keep it."""
         size, data = sibling.size, sibling.scaling.to_dict()
-        kept = (sibling.key, self.node_class, self.processes, data, sibling.job, self.now)
-        self.store.put_curve(CurveRow(*kept, size.parameters, size.flops))
+        fields = (sibling.key, self.node_class, self.processes, data, sibling.job, self.now)
+        self.store.put_curve(CurveRow(*fields, size.parameters, size.flops))
 
     def of_key(self, key: str) -> Sibling | None:
         """The newest of this key; None where it cannot be read."""
@@ -74,8 +74,8 @@ class _Stored:
         if self.every is not None:
             return self
         rows = self.store.curves(self.node_class, self.processes)
-        found = (self._sibling(row) for row in rows)
-        return replace(self, every=tuple(each for each in found if each is not None))
+        siblings_ = (self._sibling(row) for row in rows)
+        return replace(self, every=tuple(each for each in siblings_ if each is not None))
 
     def _sibling(self, row: CurveRow) -> Sibling | None:
         scaling = _read(row.learned, f"jobs like {row.job}", self.costs)
@@ -123,20 +123,20 @@ class Curves:
                     node_class = self._usual_class()
                     row = ProfileRow(job, self._key(spec, node_class), node_class)
                     rows[job] = self._store.put_profile(row)
-        known = self._store.many.curves(row.key for row in rows.values() if not row.learned)
-        found = []
+        rows_by_key = self._store.many.curves(row.key for row in rows.values() if not row.learned)
+        beginnings = []
         for job, spec in jobs:
             row, model = rows.get(job, ProfileRow(job)), None
             if profiled and row.learned:
                 model = _read(row.learned, f"job {job}", self._costs)
             elif profiled:
-                storage = replace(self._storage(row, spec), known=known)
+                storage = replace(self._storage(row, spec), known=rows_by_key)
                 model = siblings.starts_with(storage, row.key, named=_may_differ(spec))
                 if model is None and (spec.parameters or spec.flops):
                     size = ModelSize(_positive(spec.parameters), _positive(spec.flops))
                     model = siblings.suggested(storage, row.key, size, self._costs)
-            found.append(StoredCurve(model, "" if _may_differ(spec) else row.key))
-        return found
+            beginnings.append(StoredCurve(model, "" if _may_differ(spec) else row.key))
+        return beginnings
 
     # --- a job goes on ---
 
@@ -148,8 +148,8 @@ class Curves:
         size = ModelSize(
             row.parameters or _positive(spec.parameters), row.flops or _positive(spec.flops)
         )
-        kept = siblings.keep(self._storage(row, spec), Sibling(row.key, job, scaling, size))
-        self.news = self.news or kept
+        stored = siblings.keep(self._storage(row, spec), Sibling(row.key, job, scaling, size))
+        self.news = self.news or stored
 
     def tell_at(self) -> float | None:
         """When :meth:`for_waiting` is due; None: nothing has changed."""
@@ -184,8 +184,10 @@ class Curves:
     def interrupted(self, job: str, data: dict[str, Any]) -> None:
         """It gave nodes to a profile."""
         row = self._row(job)
-        kept = (*row.interruptions, {"time": self._clock.now(), **data})[-KEPT_INTERRUPTIONS:]
-        self._store.put_profile(replace(row, interruptions=kept))
+        interruptions = (*row.interruptions, {"time": self._clock.now(), **data})[
+            -KEPT_INTERRUPTIONS:
+        ]
+        self._store.put_profile(replace(row, interruptions=interruptions))
 
     def described(
         self, job: str, spec: messages.JobSpec, facts: dict[str, Any]
@@ -249,8 +251,8 @@ class Curves:
 
     def _usual_class(self) -> str:
         """The class that most nodes are of."""
-        held = Counter(node.info.node_class for node in self._controller.nodes.values())
-        return max(held, key=lambda c: (held[c], c), default="default")
+        nodes_by_class = Counter(node.info.node_class for node in self._controller.nodes.values())
+        return max(nodes_by_class, key=lambda c: (nodes_by_class[c], c), default="default")
 
     @staticmethod
     def _key(spec: messages.JobSpec, node_class: str) -> str:

@@ -13,12 +13,12 @@ WANTED = 65_536
 """More than there are nodes on any machine."""
 
 
-def allow_many(wanted: int = WANTED) -> int:
-    """Raise the soft limit of this process, as far as ``wanted`` and the hard limit. Returns what
+def allow_many(number: int = WANTED) -> int:
+    """Raise the soft limit of this process, as far as ``number`` and the hard limit. Returns what
     it is then; it is never lowered.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    most = number if hard == resource.RLIM_INFINITY else min(number, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         return most

@@ -55,22 +55,22 @@ def extended(
         fields["budget_s"] = goals.budget_s + more * HOUR_S
     if "work" in changes:
         fields["work"], stated = changes["work"], changes["work"] is not None
-    wanted = replace(goals, **fields)
+    new_goals = replace(goals, **fields)
     changed = OwnerGoals(**fields)  # what stays need not be right any more
     if problem := goals_problem(changed, decode_spec(row.spec).mode, core.clock.now()):
         raise RequestRefused(problem, "usage")
-    return wanted, stated
+    return new_goals, stated
 
 
-def extend(core: Core, row: JobRow, wanted: OwnerGoals, stated: bool) -> None:
+def extend(core: Core, row: JobRow, new_goals: OwnerGoals, stated: bool) -> None:
     """Give the job these goals; call it within a step."""
     data: dict[str, Any] = {
-        "deadline": wanted.deadline,
-        "budget_nh": None if wanted.budget_s is None else wanted.budget_s / HOUR_S,
-        "work": wanted.work,
+        "deadline": new_goals.deadline,
+        "budget_nh": None if new_goals.budget_s is None else new_goals.budget_s / HOUR_S,
+        "work": new_goals.work,
     }
-    core.audit.record(EventKind.JOB_EXTENDED, _said(wanted), job=row.id, **data)
-    core.feed(core.goals.extend(row.id, wanted, stated=stated))
+    core.audit.record(EventKind.JOB_EXTENDED, _said(new_goals), job=row.id, **data)
+    core.feed(core.goals.extend(row.id, new_goals, stated=stated))
 
 
 def _said(goals: OwnerGoals) -> str:

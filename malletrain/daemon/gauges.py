@@ -15,10 +15,10 @@ def show_gauges(service: Service, metrics: Metrics, since_s: float) -> None:
     is summed up over time.
     """
     agents, drawn_by = list(service.core.agents), service.core.config.accounting.watts_by_class
-    held = [(agent.node, agent.node_class, use_of(agent)) for agent in agents]
-    uses = Counter(use for *_, use in held)
+    leased = [(agent.node, agent.node_class, use_of(agent)) for agent in agents]
+    uses = Counter(use for *_, use in leased)
     metrics.nodes(*(uses[use] for use in NODE_USES))
-    metrics.held(held)
+    metrics.held(leased)
     restraint = service.leases.restraints.now
     metrics.restrained(
         restraint.paused is not None or EVERY_NODE in restraint.drained,

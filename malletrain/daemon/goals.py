@@ -114,21 +114,21 @@ class JobGoals:
         self, jobs: Sequence[tuple[JobRow, messages.JobSpec]]
     ) -> list[tuple[OwnerGoals, GoalsSoFar]]:
         """What the controller is told of jobs that are new, or that the store knows."""
-        known = self._store.many.goals(row.id for row, _ in jobs)
-        return [self._begin(row, spec, known.get(row.id)) for row, spec in jobs]
+        rows = self._store.many.goals(row.id for row, _ in jobs)
+        return [self._begin(row, spec, rows.get(row.id)) for row, spec in jobs]
 
     def _begin(
-        self, row: JobRow, spec: messages.JobSpec, kept: GoalRow | None
+        self, row: JobRow, spec: messages.JobSpec, stored: GoalRow | None
     ) -> tuple[OwnerGoals, GoalsSoFar]:
-        if kept is None:
+        if stored is None:
             budget_s = None if spec.budget_nh is None else spec.budget_nh * HOUR_S
             goals = OwnerGoals(spec.deadline, budget_s, spec.work)
             if goals != OwnerGoals():
                 self._put(row.id, goals, stated=spec.work is not None)
             return goals, GoalsSoFar(row.samples)
-        goals = OwnerGoals(kept.deadline, kept.budget_s, kept.work)
-        standing = GoalStanding(kept.standing) if kept.standing else None
-        return goals, GoalsSoFar(row.samples, kept.charged_s, kept.charged_at, standing)
+        goals = OwnerGoals(stored.deadline, stored.budget_s, stored.work)
+        standing = GoalStanding(stored.standing) if stored.standing else None
+        return goals, GoalsSoFar(row.samples, stored.charged_s, stored.charged_at, standing)
 
     def progressed(self, run: ActiveJob) -> WorkReported | None:
         """What the controller is told of a job's progress; None: it need not know."""
@@ -138,13 +138,13 @@ class JobGoals:
 
     def work_left(self, run: ActiveJob, facts: Mapping[str, Any]) -> list[Event]:
         """The job's sampler says how much work is left."""
-        left, generation = facts.get("left"), facts.get("generation")
+        remaining, generation = facts.get("left"), facts.get("generation")
         row = self._store.goals.of(run.row.id) or GoalRow(run.row.id)
         if row.stated or generation != run.rounds.generation:
             return []
-        if not isinstance(left, int | float) or not 0 <= left <= MOST_WORK:
+        if not isinstance(remaining, int | float) or not 0 <= remaining <= MOST_WORK:
             return []
-        work = run.monitor.total + float(left)
+        work = run.monitor.total + float(remaining)
         goals = OwnerGoals(row.deadline, row.budget_s, work)
         self._store.goals.put(replace(row, work=work))
         return [
@@ -213,7 +213,7 @@ class JobGoals:
 
     def _tell_metrics(self, now: float) -> None:
         standings: dict[str, int] = {}
-        slack, left = {}, {}
+        slack, remaining = {}, {}
         for job, record in self._keeper.records.items():
             if record.standing is not None:
                 word = record.standing.value
@@ -222,9 +222,9 @@ class JobGoals:
             if deadline is not None and seen is not None and math.isfinite(seen.end):
                 slack[job] = deadline - seen.end
             if budget_s is not None:
-                left[job] = budget_s - record.account.charged(now)
+                remaining[job] = budget_s - record.account.charged(now)
         helpable = sum(more_nodes_help(record, now) for record in self._keeper.records.values())
-        self._metrics.goals(standings, slack, left, helpable)
+        self._metrics.goals(standings, slack, remaining, helpable)
 
     # --- what is shown ---
 

@@ -129,19 +129,19 @@ class HungSteps:
             elif not rhythm.told and now >= rhythm.asked + ANSWER_S:
                 self._tell(run, rhythm, now)
 
-    def said(self, agent: LeasedAgent, run: ActiveJob, message: Stacks) -> None:
+    def receive_stacks(self, agent: LeasedAgent, run: ActiveJob, message: Stacks) -> None:
         """Where a worker stands."""
         rhythm = self._rhythms.get(run.row.id)
         if rhythm is None or rhythm.asked is None or message.generation != rhythm.generation:
             return
         rank = message.rank if message.rank >= 0 else min([0, *rhythm.stacks]) - 1
         if rank in rhythm.stacks or len(rhythm.stacks) < len(run.rounds.members) * MOST_WORKERS:
-            said = message.text or message.state
+            text = message.text or message.state
             rhythm.stacks[rank] = WorkerPlace(
                 agent.node,
                 innermost(message.text) or message.state,
                 message.pid,
-                said if len(rhythm.stacks) < MOST_TEXTS else "",
+                text if len(rhythm.stacks) < MOST_TEXTS else "",
             )
 
     def _at_work(self, run: ActiveJob) -> bool:
@@ -263,11 +263,11 @@ def innermost(text: str) -> str:
 
 def _texts(rhythm: _Rhythm) -> dict[str, str]:
     """What an event keeps: of each place one worker, as many as there is room for."""
-    kept: dict[str, str] = {}
+    texts: dict[str, str] = {}
     seen: set[str] = set()
     for rank, stands in sorted(rhythm.stacks.items()):
-        if stands.place not in seen and len(kept) < MOST_WORKERS:
+        if stands.place not in seen and len(texts) < MOST_WORKERS:
             seen.add(stands.place)
             who = f"rank {rank}" if rank >= 0 else f"worker {stands.pid}"
-            kept[f"{who} on {stands.node}"] = stands.text or stands.place
-    return kept
+            texts[f"{who} on {stands.node}"] = stands.text or stands.place
+    return texts

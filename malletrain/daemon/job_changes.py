@@ -65,9 +65,9 @@ class JobChanges:
         if JobState(row.state).ended:
             raise RequestRefused(f"Job {row.id} is {row.state} already.")
         changes = msgspec.convert(params["changes"], dict[str, float | None])
-        wanted, stated = extended(self._core, row, changes)
+        new_goals, stated = extended(self._core, row, changes)
         with self._transaction():
-            extend(self._core, row, wanted, stated)
+            extend(self._core, row, new_goals, stated)
         return {"job": self._views.view(user, self._core.store.get_job(row.id) or row)}
 
     def _own(self, user: str, params: Mapping[str, Any], what: str) -> JobRow:
@@ -83,12 +83,12 @@ def arrays_of(jobs: Iterable[tuple[str, JobSpec]]) -> dict[tuple[str, int], list
     """The jobs of arrays: (name of the array as far as it is in theirs, digits of their index) →
     their ids.
     """
-    found: dict[tuple[str, int], list[str]] = {}
+    arrays: dict[tuple[str, int], list[str]] = {}
     for job, spec in jobs:
         index = spec.env.get(env.ARRAY_INDEX, "")
         if index and spec.name.endswith(f"-{index}"):
-            found.setdefault((spec.name[: -len(index) - 1], len(index)), []).append(job)
-    return found
+            arrays.setdefault((spec.name[: -len(index) - 1], len(index)), []).append(job)
+    return arrays
 
 
 def jobs_of_array(arrays: Mapping[tuple[str, int], list[str]], name: str) -> list[str]:
@@ -97,11 +97,11 @@ def jobs_of_array(arrays: Mapping[tuple[str, int], list[str]], name: str) -> lis
     return [job for n in digits for job in arrays.get((name[: 63 - n], n), ())]
 
 
-def dependencies(core: Core, found: Sequence[JobRow]) -> tuple[str, ...]:
+def dependencies(core: Core, predecessors: Sequence[JobRow]) -> tuple[str, ...]:
     """The ids of the jobs after which a new one is to begin. Raises RequestRefused."""
-    for row in not_completed(core.store, [row.id for row in found]):
+    for row in not_completed(core.store, [row.id for row in predecessors]):
         if JobState(row.state).ended:
             raise RequestRefused(
                 f"Job {row.id} ({row.name}) {outcome(row)}, so a job after it would never begin."
             )
-    return tuple(dict.fromkeys(row.id for row in found))
+    return tuple(dict.fromkeys(row.id for row in predecessors))

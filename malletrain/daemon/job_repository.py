@@ -151,10 +151,10 @@ def decode_spec(text: str) -> messages.JobSpec:
 
 def not_completed(store: Store, jobs: Iterable[str]) -> list[JobRow]:
     """Those of these jobs that have not completed, whether they still may or not."""
-    wanted = list(jobs)
-    rows = store.many.jobs(wanted)
-    found = [rows[job] for job in wanted if job in rows]
-    return [row for row in found if row.state != JobState.COMPLETED.value]
+    ids = list(jobs)
+    rows = store.many.jobs(ids)
+    selected = [rows[job] for job in ids if job in rows]
+    return [row for row in selected if row.state != JobState.COMPLETED.value]
 
 
 def submitted_before(store: Store, spec: messages.JobSpec) -> JobRow | None:

@@ -37,20 +37,22 @@ from malletrain.protocol.views import (
 from malletrain.store.records import STARTED, GoalRow, JobRow, ProfileRow
 
 
-def short_of(needed: int, held: int, coming: int, alone: Mapping[str, float] | None = None) -> str:
+def short_of(
+    needed: int, present: int, coming: int, alone: Mapping[str, float] | None = None
+) -> str:
     """What a job waits for: so many nodes are needed, so many are held, and so many more warm
     up. ``alone``: idle nodes that are not asked for yet, with the seconds for which they are not.
     """
     nodes = "1 node" if needed == 1 else f"{needed} nodes at least"
-    have = {0: "none is held", 1: "1 is held"}.get(held, f"{held} are held")
+    have = {0: "none is held", 1: "1 is held"}.get(present, f"{present} are held")
     more = {0: "", 1: ", 1 warms up"}.get(coming, f", {coming} warm up")
-    left = ""
+    addition = ""
     if alone:
         which = f"{min(alone)} is" if len(alone) == 1 else f"{len(alone)} idle nodes are"
         until = format_duration(math.ceil(min(alone.values())))
         first = "" if len(alone) == 1 else "the first "
-        left = f"; {which} left alone after failures, {first}for {until} more"
-    return f"needs {nodes}, {have}{more}{left}"
+        addition = f"; {which} left alone after failures, {first}for {until} more"
+    return f"needs {nodes}, {have}{more}{addition}"
 
 
 def waiting_for(reasons: Sequence[str]) -> str:
@@ -249,8 +251,8 @@ class JobViews:
         if run is None or run.fabric is None or not run.rounds.members:
             return ""
         agent = self._core.agents.on(run.rounds.members[0])
-        found = self._core.rounds.measured.get(agent.node_class) if agent else None
-        return f"{run.fabric.sentence} {found.sentence if found else ''}".strip()
+        measured = self._core.rounds.measured.get(agent.node_class) if agent else None
+        return f"{run.fabric.sentence} {measured.sentence if measured else ''}".strip()
 
     def _memory(self, row: JobRow) -> str:
         """What its snapshots take of its nodes' memory."""
@@ -265,12 +267,12 @@ class JobViews:
         hand over what it has of the snapshot in memory: why.
         """
         may = self._core.accounts.may_manage
-        found = {
+        links = {
             job: state_memory.late(run.row.snapshot, self._notice(run))
             for job, run in self._core.runs.items()
             if may(user, run.row.owner) and self._with_snapshots(run)
         }
-        return {job: sentence for job, sentence in found.items() if sentence}
+        return {job: sentence for job, sentence in links.items() if sentence}
 
     def _with_snapshots(self, run: ActiveJob) -> list[LeasedAgent]:
         agents = (self._core.agents.on(node) for node in run.rounds.members)
@@ -282,25 +284,25 @@ class JobViews:
 
     def _slow(self, row: JobRow) -> tuple[str, ...]:
         """What is known of those of its nodes that hold up the others."""
-        run, known = self._core.runs.get(row.id), self._core.slow.known(self._core.clock.now())
+        run, slow = self._core.runs.get(row.id), self._core.slow.known(self._core.clock.now())
         members = run.rounds.members if run else ()
-        return tuple(known[node].sentence for node in members if node in known)
+        return tuple(slow[node].sentence for node in members if node in slow)
 
     def _profile(self, row: JobRow, spec: messages.JobSpec) -> ProfileView | None:
         settings = self._core.config.profiling
         if not settings.enabled:
             return None
-        kept = self._core.store.profile(row.id) or ProfileRow(row.id)
-        model = self._core.curves.read(kept)
-        state, sentence = _profile_state(row, spec, kept, model)
+        profile = self._core.store.profile(row.id) or ProfileRow(row.id)
+        model = self._core.curves.read(profile)
+        state, sentence = _profile_state(row, spec, profile, model)
         if spec.curve is not None:
-            given = sorted((int(k), v) for k, v in spec.curve.items())
-            points = tuple(CurvePointView(k, v, 0.0, False, v) for k, v in given)
+            stated = sorted((int(k), v) for k, v in spec.curve.items())
+            points = tuple(CurvePointView(k, v, 0.0, False, v) for k, v in stated)
         else:
             points = _points(model, spec, settings.kappa)
         cost = model.cost
         interruptions = tuple(
-            msgspec.convert(dict(i), InterruptionView) for i in kept.interruptions
+            msgspec.convert(dict(i), InterruptionView) for i in profile.interruptions
         )
         return ProfileView(
             state,
@@ -327,7 +329,7 @@ def _share(standing: PartyStanding) -> ShareView:
 
 
 def _profile_state(
-    row: JobRow, spec: messages.JobSpec, kept: ProfileRow, model: ScalingModel
+    row: JobRow, spec: messages.JobSpec, profile: ProfileRow, model: ScalingModel
 ) -> tuple[str, str]:
     """In a word and a sentence, how the profile of a job stands."""
     if row.state == JobState.PROFILING.value:
@@ -344,7 +346,7 @@ def _profile_state(
         ), "The owner wants no profile; only what is seen in passing is known."
     if JobState(row.state).ended:
         return ("known" if model.known else "off"), "The job ended before it was profiled."
-    return "waiting", kept.waits or model.reason
+    return "waiting", profile.waits or model.reason
 
 
 def _points(

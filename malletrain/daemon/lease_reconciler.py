@@ -141,7 +141,7 @@ class LeaseReconciler:
             for lease in leases:
                 if lease.state is LeaseState.NOT_YET:
                     refused.pop(lease.id, None)
-                    self._end(lease.id, f"not asked for yet: {lease.reason}", asked=False)
+                    self._end(lease.id, f"not asked for yet: {lease.reason}", requested=False)
                 elif lease.state is LeaseState.ENDED:
                     refused[lease.id] = lease.reason or "it ended at once"
                 else:
@@ -373,14 +373,15 @@ class LeaseReconciler:
             self._overstaying.anew(lease)
 
     def _end(
-        self, lease_id: str, reason: str, *, asked: bool = True, at: float | None = None
+        self, lease_id: str, reason: str, *, requested: bool = True, at: float | None = None
     ) -> None:
         """Record the end of a lease.
 
         Args:
             lease_id: of the lease.
             reason: words without a full stop.
-            asked: whether the main scheduler was asked for it. If not, the core requests another.
+            requested: whether the main scheduler was asked for it. If not, the core
+                requests another.
             at: when it ended by the main scheduler's account, epoch seconds; None if unknown.
         """
         now = self._parts.clock.now()
@@ -399,7 +400,7 @@ class LeaseReconciler:
             "preempted": "preempted",
         }
         word = words.get(row.end_reason, "ended" if row.started else "not-started")
-        word = word if asked else "not-yet"
+        word = word if requested else "not-yet"
         self._parts.metrics.lease_ended(word)
         self._parts.audit.record(
             EventKind.LEASE_ENDED, f"The lease ended: {reason}.", node=row.node, lease=lease_id
@@ -409,7 +410,7 @@ class LeaseReconciler:
             self._departures.lost(agent, reason)
         else:
             self._departures.left(lease_id)
-            event = LeaseNotTaken if asked else LeaseNotYet
+            event = LeaseNotTaken if requested else LeaseNotYet
             self._parts.events.append(event(row.node, row.owner))
 
     async def _call(self, call: Callable[[], T]) -> T:

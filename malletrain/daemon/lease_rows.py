@@ -33,12 +33,12 @@ class LeaseRows:
         """Change leases (by id) that have not ended: the same fields of all. Nothing is written
         where nothing changes: after a restart all agents say what the store knows.
         """
-        found = [
-            (row, said)
-            for row, said in ((self.active[lease], said) for lease, said in changes.items())
-            if any(getattr(row, name) != value for name, value in said.items())
+        updates = [
+            (row, fields)
+            for row, fields in ((self.active[lease], fields) for lease, fields in changes.items())
+            if any(getattr(row, name) != value for name, value in fields.items())
         ]
-        self.active.update((row.id, row) for row in self._store.change_leases(found))
+        self.active.update((row.id, row) for row in self._store.change_leases(updates))
 
     def end(self, lease: str, reason: str, now: float) -> LeaseRow | None:
         """The lease has ended; its row as it was before, None if it had ended already."""

@@ -62,10 +62,10 @@ class LogSink:
         path = self._path(job, generation, stream, node)
         self._behind.pop(path, None)
         _unmark(path)
-        kept = path.stat().st_size if path.exists() else 0
-        if kept < size:
+        stored_bytes = path.stat().st_size if path.exists() else 0
+        if stored_bytes < size:
             lost = f"{node} was given back before they were sent, and they are gone with it"
-            _mark(path, size - kept, self._cut() if kept >= self._limit else lost)
+            _mark(path, size - stored_bytes, self._cut() if stored_bytes >= self._limit else lost)
 
     def gone(self, node: str) -> None:
         """The node is gone, and nothing more comes from it."""
@@ -142,8 +142,8 @@ class LogSink:
         return self.read(job, stream, f"tail:{size}", size, ended=True).text
 
     def _files(self, job: str, stream: str) -> list[tuple[tuple[int, str], Path]]:
-        found = [(key, path) for key, name, path in self._all(job) if name == stream]
-        return sorted(found)
+        files = [(key, path) for key, name, path in self._all(job) if name == stream]
+        return sorted(files)
 
     def _streams(self, job: str) -> tuple[str, ...]:
         names = {name for _, name, _ in self._all(job)}
@@ -188,8 +188,8 @@ def _mark(path: Path, missing: int, why: str, *, at_least: bool = False) -> None
         file.seek(max(0, end - 1))
         newline = "" if file.read(1) in (b"", b"\n") else "\n"
         least = "At least " if at_least else ""
-        said = f"{newline}--- {least}{missing:,} bytes of this log are missing: {why}. ---\n"
-        file.write(said.encode())
+        note = f"{newline}--- {least}{missing:,} bytes of this log are missing: {why}. ---\n"
+        file.write(note.encode())
     path.chmod(0o600)
 
 

@@ -18,22 +18,22 @@ from malletrain.protocol.phases import AssignmentPhase
 from malletrain.rounds.failure_grace import LAST_RESORT_CODE
 
 
-def of_a_peer(said: Assignment) -> bool:
+def of_a_peer(assignment: Assignment) -> bool:
     """Whether the workers on a node died of, or gave up because of, a lost peer."""
-    if said.phase is AssignmentPhase.LOST:
+    if assignment.phase is AssignmentPhase.LOST:
         return True
-    failed = said.phase is AssignmentPhase.FAILED and said.failures
-    return bool(failed) and all(secondary(f) and f.exitcode > 0 for f in said.failures)
+    failed = assignment.phase is AssignmentPhase.FAILED and assignment.failures
+    return bool(failed) and all(secondary(f) and f.exitcode > 0 for f in assignment.failures)
 
 
-def note(run: ActiveJob, node: str, said: Assignment) -> None:
+def note(run: ActiveJob, node: str, assignment: Assignment) -> None:
     """Remember what the workers on ``node`` died of."""
-    if of_a_peer(said):
-        run.bereft[node] = said.generation
-    elif said.phase is AssignmentPhase.FAILED and any(map(_by_itself, said.failures)):
-        run.crashed = max(run.crashed, said.generation)
-    if any(no_way(f.tail) for f in said.failures):
-        run.barred = max(run.barred, said.generation)
+    if of_a_peer(assignment):
+        run.bereft[node] = assignment.generation
+    elif assignment.phase is AssignmentPhase.FAILED and any(map(_by_itself, assignment.failures)):
+        run.crashed = max(run.crashed, assignment.generation)
+    if any(no_way(f.tail) for f in assignment.failures):
+        run.barred = max(run.barred, assignment.generation)
 
 
 def _by_itself(failure: Failure) -> bool:
@@ -47,7 +47,7 @@ def lost_to_peers(agents: Agents, runs: Iterable[ActiveJob]) -> list[LeasedAgent
     """The agents whose connection ended and whose peers lost them, too, in the newest round. One
     that has said itself that it lost a peer is not whom the others lost.
     """
-    found = []
+    lost_agents = []
     for run in runs:
         if not run.bereft:
             continue
@@ -55,5 +55,5 @@ def lost_to_peers(agents: Agents, runs: Iterable[ActiveJob]) -> list[LeasedAgent
         bereft = {node for node, generation in run.bereft.items() if generation == newest}
         if newest and bereft and run.crashed != newest:
             members = (agents.on(n) for n in run.rounds.members if n not in bereft)
-            found += [a for a in members if a is not None and a.unreachable_since is not None]
-    return found
+            lost_agents += [a for a in members if a is not None and a.unreachable_since is not None]
+    return lost_agents

@@ -70,16 +70,16 @@ def run(config: Config, path: Path | None = None) -> int:
     """Run the daemon until SIGTERM or SIGINT; returns the exit code (0: stopped as asked, 1: could
     not run). ``path``: the file of the configuration, which a reload reads again.
     """
-    said = config.daemon
+    section = config.daemon
     allow_many()
     try:
         with contextlib.ExitStack() as stack:
             file = None
-            if said.log_file is not None:
+            if section.log_file is not None:
                 file = stack.enter_context(
-                    contextlib.closing(logs.RotatedLog(said.log_file, said.log_file_limit))
+                    contextlib.closing(logs.RotatedLog(section.log_file, section.log_file_limit))
                 )
-            logs.configure(said.log_level, said.log_format, file)
+            logs.configure(section.log_level, section.log_format, file)
             stack.enter_context(lock_state_dir(config.state_dir))
             if problems := refusals(config):
                 for sentence in problems:
@@ -297,8 +297,8 @@ class Daemon:
             assert error is not None
             if isinstance(error, StoreError) and not isinstance(error, StatementRefused):
                 raise error  # nothing can be kept: the service manager tries again
-            known = isinstance(error, MessageFailed | ClockWasSet)
-            if not (known or self.handler_failures.may_begin_anew(error)):
+            explained = isinstance(error, MessageFailed | ClockWasSet)
+            if not (explained or self.handler_failures.may_begin_anew(error)):
                 raise error
             if isinstance(error, ClockWasSet):
                 self._clock.set()
@@ -320,11 +320,11 @@ class Daemon:
 
     def _restore(self, service: Service, before: ComponentFailure | None) -> float:
         """Take in hand what was. Returns how long to wait for agents at most, seconds."""
-        core, known = service.core, len(service.leases.active)
-        wait = self.config.daemon.adopt_wait if known else 0.0
+        core, lease_count = service.core, len(service.leases.active)
+        wait = self.config.daemon.adopt_wait if lease_count else 0.0
         core.controller.hold(core.clock.now() + wait + 60.0)
         core.restore()
-        found = f"{len(core.runs)} unfinished jobs and {known} leases"
+        found = f"{len(core.runs)} unfinished jobs and {lease_count} leases"
         if before is None:
             kind, sentence = EventKind.DAEMON_STARTED, f"The daemon runs; it knows {found}."
         else:
@@ -381,9 +381,9 @@ class Daemon:
             with service.core.transaction():
                 service.core.goals.keep()
             self._retention.look(self._clock.now())
-            kept = self._transport.kept_bytes
-            self._transport.end_unreadable(self._memory_trim.swollen(kept))
-            self._memory_trim.update(time.monotonic(), kept)
+            bytes_held = self._transport.kept_bytes
+            self._transport.end_unreadable(self._memory_trim.swollen(bytes_held))
+            self._memory_trim.update(time.monotonic(), bytes_held)
             show_gauges(service, self.metrics, WATCH_EVERY_S)
 
     def _look_at_users(self) -> None:
@@ -401,13 +401,13 @@ class Daemon:
 
     async def _keep_database(self) -> None:
         """See that the database is this daemon's, and tell which others wait for it."""
-        known: set[str] = set()
+        waiting: set[str] = set()
         while True:
             await asyncio.sleep(BEAT_S)
             others = set(await asyncio.to_thread(self._others))
-            for other in others - known:
+            for other in others - waiting:
                 log.warning("another daemon waits for the database of this one", waiting=other)
-            known = others
+            waiting = others
 
     async def _reload(self, service: Service, again: asyncio.Event) -> None:
         """Read the configuration again at each SIGHUP."""
@@ -419,8 +419,8 @@ class Daemon:
             except (ConfigError, RequestRefused) as error:
                 service.reload.failed(str(error), "SIGHUP")
             else:
-                told = service.reload.apply(config, "SIGHUP")
-                log.info("configuration reloaded", **told)
+                changes_ = service.reload.apply(config, "SIGHUP")
+                log.info("configuration reloaded", **changes_)
 
     # --- where it listens ---
 
@@ -428,19 +428,19 @@ class Daemon:
         """Bind. With port 0 the port of the last time is taken again: the agents of a daemon that
         was killed look for it there.
         """
-        listen, kept = self.config.daemon.listen, self.config.state_dir / "port"
+        listen, port_file = self.config.daemon.listen, self.config.state_dir / "port"
         if not listen.endswith(":0"):
             return self._transport.bind(listen)
-        if kept.exists():
+        if port_file.exists():
             try:
-                return self._transport.bind(listen[:-1] + kept.read_text().strip())
+                return self._transport.bind(listen[:-1] + port_file.read_text().strip())
             except OSError as e:
                 log.warning(
                     "the last port is taken; agents of the last daemon will not find this one",
                     reason=str(e),
                 )
         bound = self._transport.bind(listen)
-        write_atomically(kept, bound.rpartition(":")[2] + "\n")
+        write_atomically(port_file, bound.rpartition(":")[2] + "\n")
         return bound
 
     def _announce(self) -> None:

@@ -84,10 +84,10 @@ class GrowingSeries:
             base = self._tail
         else:
             base = self._table.rows(self._job, [self._name])
-        kept = thinned([*base, *rows], count)
-        self._table.replace(self._job, self._name, (base or rows)[0].number, kept)
+        selected = thinned([*base, *rows], count)
+        self._table.replace(self._job, self._name, (base or rows)[0].number, selected)
         self._count = count
-        self._tail = [row for row in kept if row.number >= (count - 1) // wide * wide]
+        self._tail = [row for row in selected if row.number >= (count - 1) // wide * wide]
 
 
 def series_views(
@@ -102,12 +102,12 @@ def series_views(
         since: only values reported later, seconds since the epoch.
         most: so many of each at most; 0: all that are kept.
     """
-    found: dict[str, list[MetricRow]] = {}
+    by_name: dict[str, list[MetricRow]] = {}
     for row in table.rows(job.id, names):
-        found.setdefault(row.name, []).append(row)
-    most = min(most or MOST_KEPT, max(LEAST_SHOWN, MOST_SHOWN // max(1, len(found))))
+        by_name.setdefault(row.name, []).append(row)
+    most = min(most or MOST_KEPT, max(LEAST_SHOWN, MOST_SHOWN // max(1, len(by_name))))
     views = []
-    for name, rows in found.items():
+    for name, rows in by_name.items():
         count = rows[-1].number + 1
         shown = [row for row in thinned(rows, count, most) if row.time > since]
         views.append(

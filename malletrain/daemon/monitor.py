@@ -175,18 +175,18 @@ class JobMonitor:
         if not sensible(record):
             return
         key = (record.generation, record.rank, record.pid)
-        known = self._counts.get(key)
+        count = self._counts.get(key)
         late = record.generation < self.generation
         if record.generation > self.generation:
             return  # a round that nobody formed
         if (
-            known is None
+            count is None
             and late
             and record.generation <= max(self._since, self.generation - KEPT_ROUNDS)
         ):
             return  # whether the total has these already nobody knows
-        gained = record.samples - (known.samples if known else 0.0)
-        if gained <= 0 or (known is None and len(self._counts) >= MOST_WORKERS):
+        gained = record.samples - (count.samples if count else 0.0)
+        if gained <= 0 or (count is None and len(self._counts) >= MOST_WORKERS):
             return
         self._counts[key] = record
         self.last_sample = max(self.last_sample or record.last, record.last)
@@ -198,10 +198,10 @@ class JobMonitor:
         self._now_counted += gained
         if self.first_sample is None:
             self.first_sample = record.first
-        if known is None:  # the first report ends the first step: what it took is not known
+        if count is None:  # the first report ends the first step: what it took is not known
             gained *= max(0, record.steps - 1) / max(1, record.steps)
         self._spread_out(
-            self.first_sample, known.last if known else record.first, record.last, gained
+            self.first_sample, count.last if count else record.first, record.last, gained
         )
         pending = self.pending
         if (

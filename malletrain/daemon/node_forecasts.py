@@ -30,13 +30,15 @@ def node_forecasts(history: NodeHistory, now: float) -> list[NodeForecastView]:
 
 def _of_class(history: NodeHistory, name: str, now: float) -> NodeForecastView:
     past, there = history.nodes(name), history.now(name)
-    told = past[-DAY:]
+    last_day = past[-DAY:]
     ahead = nodes_ahead(past, there, DAY)
     return NodeForecastView(
         name,
         there,
         SPAN_S,
-        tuple((now - (len(told) - k) * SPAN_S, float(nodes)) for k, nodes in enumerate(told)),
+        tuple(
+            (now - (len(last_day) - k) * SPAN_S, float(nodes)) for k, nodes in enumerate(last_day)
+        ),
         tuple(
             (now + (k + 1) * SPAN_S, float(low), float(middle), float(high))
             for k, (low, middle, high) in enumerate(ahead)

@@ -37,16 +37,16 @@ def node_views(core: Core, parts: Parts, leases: LeaseReconciler, explain: bool)
         if refusal := leases.restraints.now.refusal(node):
             rules[node] = (*rules[node], ("operator", False, refusal))
     views = {}
-    for node, found in parts.sick.now(now).items():
-        answer = f"{found.sentence} It is left alone for another {span(found.until - now)}."
+    for node, sick_node in parts.sick.now(now).items():
+        answer = f"{sick_node.sentence} It is left alone for another {span(sick_node.until - now)}."
         rules[node] = (*rules.get(node, ()), ("health", False, answer))
-        views[node] = NodeView(node, "sick", "", "", found.since)
-    for node, known in parts.slow.known(now).items():
+        views[node] = NodeView(node, "sick", "", "", sick_node.since)
+    for node, slow_node in parts.slow.known(now).items():
         alone = f" It is left alone for another {span(parts.slow.until(node) - now)}."
         free = core.agents.on(node) is None and slow_node_policy(core.config) == "swap"
-        answer = f"{known.sentence}{alone if free else ''}"
+        answer = f"{slow_node.sentence}{alone if free else ''}"
         rules[node] = (*rules.get(node, ()), ("pace", not free, answer))
-        views.setdefault(node, NodeView(node, "slow", "", "", known.since))
+        views.setdefault(node, NodeView(node, "slow", "", "", slow_node.since))
     for gap in parts.gaps.values():
         views[gap.node] = NodeView(
             gap.node, "idle", "", "", gap.idle_since, gap.horizon_s, node_class=gap.node_class
@@ -64,9 +64,9 @@ def node_views(core: Core, parts: Parts, leases: LeaseReconciler, explain: bool)
     for agent in core.agents:
         record = core.controller.nodes.get(agent.node)
         state = "leaving" if agent.gone_at is not None else "job" if agent.holds else "free"
-        left = None if agent.gone_at is None else max(0.0, agent.gone_at - now)
-        held = leases.active.get(agent.lease)
-        since = (held.started or held.requested) if held else now
+        remaining_s = None if agent.gone_at is None else max(0.0, agent.gone_at - now)
+        lease = leases.active.get(agent.lease)
+        since = (lease.started or lease.requested) if lease else now
         horizon = record.info.horizon_s if record else None
         views[agent.node] = NodeView(
             agent.node,
@@ -75,7 +75,7 @@ def node_views(core: Core, parts: Parts, leases: LeaseReconciler, explain: bool)
             agent.holds or "",
             since,
             horizon,
-            left,
+            remaining_s,
             agent.node_class,
             agent.owner,
             warm_bytes=agent.warm_bytes,

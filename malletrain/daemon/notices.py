@@ -194,12 +194,12 @@ def deliver(one: Notification, facts: dict[str, Any], sendmail: str) -> None:
         mail.set_content(facts["text"] + "\n")
         _run([sendmail, "-t", "-i"], mail.as_bytes(), {})
         return
-    told = {
+    environment = {
         f"{env.JOB}_{key.upper()}": str(facts[key])
         for key in ("event", "name", "owner", "state", "reason")
     }
-    told[env.JOB] = facts["job"]
-    _run(["/bin/sh", "-c", one.to], json.dumps(facts).encode(), told)
+    environment[env.JOB] = facts["job"]
+    _run(["/bin/sh", "-c", one.to], json.dumps(facts).encode(), environment)
 
 
 def _run(argv: list[str], text: bytes, variables: dict[str, str]) -> None:
@@ -214,5 +214,5 @@ def _run(argv: list[str], text: bytes, variables: dict[str, str]) -> None:
         check=False,
     )
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()[-300:]
-        raise OSError(f"{argv[0]} ended with {done.returncode}{f': {said}' if said else ''}")
+        words = done.stderr.decode(errors="replace").strip()[-300:]
+        raise OSError(f"{argv[0]} ended with {done.returncode}{f': {words}' if words else ''}")

@@ -114,16 +114,16 @@ class OperatorActions:
     async def _pause(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
         """Nothing new is leased; with ``release`` all leases are given back."""
         hold, release = self._hold(user, params), params.get("release") is True
-        held = self._held() if release else []
+        leased = self._held() if release else []
         sentence = "Nothing new is leased until 'malletrain resume'. " + (
-            _given_back(len(held)) if release else "What is held stays."
+            _given_back(len(leased)) if release else "What is held stays."
         )
         with self._transaction():
             restraint = self._leases.restraints.now.pausing(hold)
             self._core.audit.record(
                 EventKind.LEASING_PAUSED, f"{sentence} By {user}.", by=user, release=release
             )
-            self._leases.restrain(restraint, held, f"{user} paused MalleTrain.")
+            self._leases.restrain(restraint, leased, f"{user} paused MalleTrain.")
         return {"sentence": sentence}
 
     async def _resume(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
@@ -160,13 +160,13 @@ class OperatorActions:
         hold, nodes = self._hold(user, params), self._nodes(params)
         if not nodes:
             raise RequestRefused("Name the nodes to drain, or all of them (--all).", "usage")
-        held = [node for node in self._held() if EVERY_NODE in nodes or node in nodes]
+        leased = [node for node in self._held() if EVERY_NODE in nodes or node in nodes]
         restraint = self._leases.restraints.now.draining(nodes, hold)
-        told = restraint.refusal(nodes[0])
+        sentence = restraint.refusal(nodes[0])
         with self._transaction():
-            self._record(EventKind.NODE_DRAINED, nodes, told, user, until=hold.until)
-            self._leases.restrain(restraint, held, told)
-        return {"sentence": f"{_named(nodes)}: {told} {_given_back(len(held))}"}
+            self._record(EventKind.NODE_DRAINED, nodes, sentence, user, until=hold.until)
+            self._leases.restrain(restraint, leased, sentence)
+        return {"sentence": f"{_named(nodes)}: {sentence} {_given_back(len(leased))}"}
 
     async def _exclude(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
         """No lease is taken on these nodes any more."""
@@ -174,11 +174,11 @@ class OperatorActions:
         if not nodes or EVERY_NODE in nodes:
             raise RequestRefused("Name the nodes to exclude; 'pause' is for all of them.", "usage")
         restraint = self._leases.restraints.now.excluding(nodes, hold)
-        told = restraint.refusal(nodes[0])
+        sentence = restraint.refusal(nodes[0])
         with self._transaction():
-            self._record(EventKind.NODE_EXCLUDED, nodes, told, user)
+            self._record(EventKind.NODE_EXCLUDED, nodes, sentence, user)
             self._leases.restrain(restraint, (), "")
-        return {"sentence": f"{_named(nodes)}: {told} A lease that is held there stays."}
+        return {"sentence": f"{_named(nodes)}: {sentence} A lease that is held there stays."}
 
     async def _reload(self, user: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """The configuration is read again."""
@@ -189,8 +189,8 @@ class OperatorActions:
             self._reloader.failed(str(error), user)
             raise RequestRefused(f"Nothing has changed. {error}") from None
         with self._transaction():
-            told = self._reloader.apply(config, user)
-        return {"sentence": sentence(told), **told}
+            changes_ = self._reloader.apply(config, user)
+        return {"sentence": sentence(changes_), **changes_}
 
     def _operator(self, user: str) -> None:
         if not self._core.accounts.operates(user):
@@ -213,13 +213,13 @@ class OperatorActions:
         nodes = msgspec.convert(params.get("nodes", []), list[str])
         if len(nodes) > MAX_NODES or any(not 0 < len(name) <= MOST_TEXT for name in nodes):
             raise RequestRefused("That is no list of nodes.", "usage")
-        known = {row.node for row in self._leases.active.values()}
+        names = {row.node for row in self._leases.active.values()}
         if self._leases.last_poll is not None:
-            known |= {each.node for each in self._leases.last_poll.explanations}
+            names |= {each.node for each in self._leases.last_poll.explanations}
             restraint = self._leases.restraints.now
-            known |= {EVERY_NODE, *restraint.drained, *restraint.excluded}
-            nodes = [each for name in nodes for each in _expanded(name, known)]
-            if unknown := [name for name in nodes if name not in known]:
+            names |= {EVERY_NODE, *restraint.drained, *restraint.excluded}
+            nodes = [each for name in nodes for each in _expanded(name, names)]
+            if unknown := [name for name in nodes if name not in names]:
                 raise RequestRefused(
                     f"The main scheduler knows no node {named(unknown)}; 'malletrain nodes "
                     "--explain' lists all."
@@ -237,9 +237,9 @@ class OperatorActions:
             self._core.audit.record(kind, sentence, node=name, by=user, **data)
 
 
-def _expanded(name: str, known: Collection[str]) -> tuple[str, ...]:
+def _expanded(name: str, names: Collection[str]) -> tuple[str, ...]:
     """The nodes that a word of an operator names: a node, or a list such as n[1-4]."""
-    if name in known:
+    if name in names:
         return (name,)
     try:
         return expand(name)

@@ -97,10 +97,10 @@ class Parties:
     def quotas(self, user: str) -> tuple[Quota, ...]:
         """The limits of nodes that the user's jobs are under."""
         account = self.account(user)
-        found = [(f"user {user}", self._quotas.limit("user", user).nodes)]
+        limits = [(f"user {user}", self._quotas.limit("user", user).nodes)]
         if account:
-            found.append((f"account {account}", self._quotas.limit("account", account).nodes))
-        return tuple(Quota(name, int(nodes)) for name, nodes in found if nodes < math.inf)
+            limits.append((f"account {account}", self._quotas.limit("account", account).nodes))
+        return tuple(Quota(name, int(nodes)) for name, nodes in limits if nodes < math.inf)
 
     def refusal(self, user: str, min_nodes: int, owners: Iterable[str]) -> str:
         """Why the user may not submit a job of so many nodes, as a sentence; empty: the user may.

@@ -26,7 +26,7 @@ def fitting(
     Those whose state is ``unfinished`` come first, then the newest. From half of the room on,
     metrics are left out.
     """
-    kept: dict[str, JobView] = {}
+    views: dict[str, JobView] = {}
     used = 0
     newest = list(reversed(jobs))
     for job in sorted(newest, key=lambda j: j.state not in unfinished):
@@ -35,9 +35,9 @@ def fitting(
             job = msgspec.structs.replace(job, metrics={})
             size = _size(job)
         if used + size <= room:
-            kept[job.id] = job
+            views[job.id] = job
             used += size
-    return [kept[job.id] for job in jobs if job.id in kept]
+    return [views[job.id] for job in jobs if job.id in views]
 
 
 def slim(events: Sequence[EventView], room: int = ROOM_BYTES) -> list[EventView]:

@@ -86,23 +86,26 @@ class Reload:
         """Take over what can be. Returns what was ``applied`` at once, what holds for the
         ``next_jobs``, and what needs a ``restart``: a line for each key.
         """
-        found = changes(self._parts.config, config)
-        taken = found.keys() & (AT_ONCE | NEXT_JOBS)
+        differences = changes(self._parts.config, config)
+        taken = differences.keys() & (AT_ONCE | NEXT_JOBS)
         if taken:
             self._take_over(with_changes(self._parts.config, config, taken))
-        told = {
-            "applied": _lines(found, found.keys() & AT_ONCE),
-            "next_jobs": _lines(found, found.keys() & NEXT_JOBS),
-            "restart": _lines(found, found.keys() - taken),
+        effects = {
+            "applied": _lines(differences, differences.keys() & AT_ONCE),
+            "next_jobs": _lines(differences, differences.keys() & NEXT_JOBS),
+            "restart": _lines(differences, differences.keys() - taken),
         }
         with self._core.transaction() as now:
             if "jobs.max_running" in taken:
                 self._core.controller.state.plan_soon(now)
                 self._core.feed(Tick())
             self._core.audit.record(
-                EventKind.CONFIGURATION_RELOADED, f"{sentence(told)} By {by}.", by=by, changes=told
+                EventKind.CONFIGURATION_RELOADED,
+                f"{sentence(effects)} By {by}.",
+                by=by,
+                changes=effects,
             )
-        return told
+        return effects
 
     def failed(self, why: str, by: str) -> None:
         """Write down that the file was no good."""
@@ -133,14 +136,14 @@ class Reload:
             )
 
 
-def sentence(told: Mapping[str, list[str]]) -> str:
+def sentence(effects: Mapping[str, list[str]]) -> str:
     """What came of it, in one sentence."""
     words = (("applied", "applied"), ("next_jobs", "for the next jobs"), ("restart", "to restart"))
-    counts = [f"{len(told[name])} {word}" for name, word in words if told[name]]
+    counts = [f"{len(effects[name])} {word}" for name, word in words if effects[name]]
     if not counts:
         return "The configuration has not changed."
     return f"The configuration was read again: {', '.join(counts)}."
 
 
-def _lines(found: Mapping[str, str], names: Collection[str]) -> list[str]:
-    return [f"{name}: {found[name]}" for name in sorted(names)]
+def _lines(differences: Mapping[str, str], names: Collection[str]) -> list[str]:
+    return [f"{name}: {differences[name]}" for name in sorted(names)]

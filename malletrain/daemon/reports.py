@@ -169,19 +169,21 @@ class AgentReports:
             agent.peer, messages.LogAck(chunk.job, chunk.generation, chunk.stream, chunk.node, end)
         )
 
-    def log_end(self, agent: LeasedAgent, said: messages.LogEnd) -> None:
+    def log_end(self, agent: LeasedAgent, message: messages.LogEnd) -> None:
         """What is not here of a log will not come."""
-        if self._may_write(agent, said):
-            self._logs.ended(said.job, said.generation, said.stream, said.node, said.size)
+        if self._may_write(agent, message):
+            self._logs.ended(
+                message.job, message.generation, message.stream, message.node, message.size
+            )
 
     def _may_write(self, agent: LeasedAgent, chunk: messages.LogChunk | messages.LogEnd) -> bool:
         """Whether the log is one that this agent can have: of its node, of its user's job, of a
         round and a rank that there were.
         """
-        known = self._known(chunk.job)
-        if known is None or chunk.node != agent.node:
+        job = self._known(chunk.job)
+        if job is None or chunk.node != agent.node:
             return False
-        owner, generation, ranks = known
+        owner, generation, ranks = job
         if self._core.accounts.of(owner) != agent.owner or chunk.generation > generation:
             return False
         rank = chunk.stream.removeprefix("rank")
@@ -197,12 +199,12 @@ class AgentReports:
         row = self._core.store.get_job(job)
         if row is None:
             return None
-        found = (row.owner, row.generation, _ranks(decode_spec(row.spec)))
+        facts = (row.owner, row.generation, _ranks(decode_spec(row.spec)))
         if JobState(row.state).ended:  # nothing of it changes any more
-            self._ended[job] = found
+            self._ended[job] = facts
             while len(self._ended) > _REMEMBERED:
                 self._ended.popitem(last=False)
-        return found
+        return facts
 
 
 def _ranks(spec: messages.JobSpec) -> int:

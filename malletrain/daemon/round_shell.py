@@ -226,7 +226,7 @@ class RoundShell:
         """What ``nodes`` have for handing over what they hold of a snapshot."""
         classes = {agent.node_class for node in nodes if (agent := self._agents.on(node))}
         measured = (self.measured.get(one) for one in classes)
-        slowest = min((found.mbit for found in measured if found and found.mbit), default=0.0)
+        slowest = min((result.mbit for result in measured if result and result.mbit), default=0.0)
         return notice_of(self._config, slowest)
 
     def _round(self, run: ActiveJob, action: SendRound) -> messages.Round:
@@ -257,8 +257,8 @@ class RoundShell:
     def networks(self, nodes: Sequence[str]) -> Fabric | None:
         """The network for ``nodes``, which are of one class."""
         agents = [(node, self._agents.on(node)) for node in nodes]
-        wanted = next((self._config.nodes.wanted(a.node_class) for _, a in agents if a), "")
-        return choose(wanted, {node: a.networks if a else () for node, a in agents})
+        network = next((self._config.nodes.wanted(a.node_class) for _, a in agents if a), "")
+        return choose(network, {node: a.networks if a else () for node, a in agents})
 
     def _choose_network(self, run: ActiveJob, members: tuple[str, ...]) -> None:
         before, run.fabric = run.fabric, self.networks(members)

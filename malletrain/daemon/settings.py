@@ -123,7 +123,7 @@ def trainers(config: Config) -> tuple[Trainer, ...]:
     if not config.trainer:
         return ()
     named = frozenset(name for section in config.trainer for name in section.node_classes)
-    found = [
+    trainers_ = [
         Trainer(
             section.name,
             Goal.THROUGHPUT if section.objective == "throughput" else Goal.EFFICIENCY,
@@ -135,8 +135,8 @@ def trainers(config: Config) -> tuple[Trainer, ...]:
         for section in sorted(config.trainer, key=lambda section: section.rest)
     ]
     if not any(section.rest for section in config.trainer):
-        found.append(Trainer(REST, Goal(config.allocation.objective), never=named))
-    return tuple(found)
+        trainers_.append(Trainer(REST, Goal(config.allocation.objective), never=named))
+    return tuple(trainers_)
 
 
 def share_settings(config: Config) -> ShareSettings | None:

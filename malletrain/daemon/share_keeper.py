@@ -27,12 +27,12 @@ class ShareKeeper:
         if settings is None or not rows:
             return
         newest = max(row.updated for row in rows)
-        kept = {}
+        services = {}
         for row in rows:  # what was forgotten before the others has an older row
-            left = 0.5 ** ((newest - row.updated) / settings.half_life_s)
-            kept[row.party] = PartyService(row.served, row.due, row.seconds).later(left)
+            factor = 0.5 ** ((newest - row.updated) / settings.half_life_s)
+            services[row.party] = PartyService(row.served, row.due, row.seconds).later(factor)
         # While no daemon ran the clock may have been set back.
-        self._controller.shares.restore(kept, min(newest, now))
+        self._controller.shares.restore(services, min(newest, now))
 
     def keep(self, now: float, *, at_once: bool = False) -> None:
         """Write the counters down when it is time to, or ``at_once``."""

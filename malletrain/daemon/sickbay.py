@@ -17,7 +17,7 @@ _HALF_LIVES = 8
 def sick_nodes(config: Config, store: Store, now: float) -> SickNodes:
     """What is known of sick nodes at ``now``, seconds since the epoch."""
     nodes = config.nodes
-    found = SickNodes(nodes.sick_for, nodes.sick_for_most)
+    sick = SickNodes(nodes.sick_for, nodes.sick_for_most)
     since = now - 2 * nodes.sick_for_most
     resumed = store.events_of(EventKind.NODE_RESUMED, since)
     well = {row.node: row.seq for row in resumed if "by" in row.data}  # else a drain was over
@@ -25,16 +25,16 @@ def sick_nodes(config: Config, store: Store, now: float) -> SickNodes:
         if row.seq < well.get(row.node, -1):
             continue
         sentence, until = str(row.data["sentence"]), float(row.data["until"])
-        found.remember(row.node, SickNode(row.time, until, sentence))
-    return found
+        sick.remember(row.node, SickNode(row.time, until, sentence))
+    return sick
 
 
 def slow_nodes(config: Config, store: Store, now: float) -> SlowNodes:
     """What is known of slow nodes at ``now``, seconds since the epoch."""
     nodes = config.nodes
-    found = SlowNodes(nodes.slow_factor, nodes.slow_half_life, nodes.slow_after)
+    slow = SlowNodes(nodes.slow_factor, nodes.slow_half_life, nodes.slow_after)
     if slow_node_policy(config) == "off":
-        return found
+        return slow
     since = now - _HALF_LIVES * nodes.slow_half_life
     cleared = {
         (row.node, "usual_mbit" in row.data): row.seq
@@ -44,8 +44,8 @@ def slow_nodes(config: Config, store: Store, now: float) -> SlowNodes:
         if row.seq > cleared.get((row.node, "usual_mbit" in row.data), -1):
             sentence, times = str(row.data["sentence"]), float(row.data["slowdown"])
             usual = float(row.data.get("usual_mbit", 0.0))
-            found.remember(row.node, SlowNode(row.time, times, sentence, usual))
-    return found
+            slow.remember(row.node, SlowNode(row.time, times, sentence, usual))
+    return slow
 
 
 def slow_node_policy(config: Config) -> str:

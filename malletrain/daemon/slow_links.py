@@ -74,10 +74,10 @@ class SlowLinkWatch:
 
         def done(results: Results) -> None:
             of.under_way = False
-            found = results.get((a, b))
+            result = results.get((a, b))
             at = self._core.clock.now()
-            if found is not None and found.reached:
-                of.links.measured(a, b, group, found.mbit, at)
+            if result is not None and result.reached:
+                of.links.measured(a, b, group, result.mbit, at)
                 self._judge(of.links, group, groups[group], (a, b))
 
         of.under_way = True
@@ -127,12 +127,12 @@ class SlowLinkWatch:
         self, links: SlowLinks, group: str, members: list[str], pair: tuple[str, str]
     ) -> None:
         with self._core.transaction() as now:
-            known = self._slow.links(now)
+            slow = self._slow.links(now)
             for node in pair:
-                if (was := known.get(node)) and links.well(node, was.link_mbit, was.since):
+                if (was := slow.get(node)) and links.well(node, was.link_mbit, was.since):
                     self._well(node, was.link_mbit)
             for node, link in links.slow(group, members, now).items():
-                self._found(node, link, group, now, fresh=node not in known)
+                self._found(node, link, group, now, fresh=node not in slow)
 
     def _found(self, node: str, link: SlowLink, group: str, now: float, *, fresh: bool) -> None:
         sentence = link.sentence(node)

@@ -81,10 +81,10 @@ class _Round:
                 by_node[counts.node].append(counts.per_step())
         if len(by_node) < 2 or not all(by_node.values()):
             return None
-        every = [one for found in by_node.values() for one in found]
+        every = [one for counts_ in by_node.values() for one in counts_]
         shares = {
-            node: StepShare(max(busy for _, busy, _ in found), fmean(n for *_, n in found))
-            for node, found in by_node.items()
+            node: StepShare(max(busy for _, busy, _ in counts_), fmean(n for *_, n in counts_))
+            for node, counts_ in by_node.items()
         }
         step_s = median(seconds for seconds, *_ in every)
         return StepWindow(job, step_s, shares) if step_s > 0 else None
@@ -113,56 +113,60 @@ class SlowNodeWatch:
         if self._policy == "off" or record.busy is None or record.generation != generation:
             return
         job = run.row.id
-        found = self._rounds.get(job)
-        if found is None or found.generation != generation:
-            found = self._rounds[job] = _Round(generation, self._core.clock.now())
-        known = found.workers.get(record.rank)
-        if known is None or known.node != node or known.now.pid != record.pid:
-            found.workers[record.rank] = _Counts(node, record, record)
-        elif record.steps > known.now.steps:
-            known.now = record
+        round_ = self._rounds.get(job)
+        if round_ is None or round_.generation != generation:
+            round_ = self._rounds[job] = _Round(generation, self._core.clock.now())
+        worker = round_.workers.get(record.rank)
+        if worker is None or worker.node != node or worker.now.pid != record.pid:
+            round_.workers[record.rank] = _Counts(node, record, record)
+        elif record.steps > worker.now.steps:
+            worker.now = record
 
     def look(self, now: float) -> None:
         """Call it every half second or so."""
-        for job, found in list(self._rounds.items()):
+        for job, round_ in list(self._rounds.items()):
             run = self._core.runs.get(job)
             if run is None:
                 del self._rounds[job]
                 self._slow.ended(job)
             elif (
-                now - found.began >= self._window_s
+                now - round_.began >= self._window_s
                 and run.rounds.stage is RoundStage.RUNNING
-                and run.rounds.generation == found.generation
-                and (window := found.window(job, run.rounds.members)) is not None
+                and run.rounds.generation == round_.generation
+                and (window := round_.window(job, run.rounds.members)) is not None
             ):
-                found.again(now)
+                round_.again(now)
                 self._compare(run, window)
 
     def _compare(self, run: ActiveJob, window: StepWindow) -> None:
         with self._core.transaction() as now:
-            found = self._slow.compare(window, now)
-            self._say(run, found, now)
+            compared = self._slow.compare(window, now)
+            self._say(run, compared, now)
             job = self._core.controller.jobs[run.row.id]
-            known = self._slow.known(now)
+            slow_nodes_ = self._slow.known(now)
             links = {n: s for n, s in self._slow.links(now).items() if n in window.shares}
-            slow = {n: known[n] for n in window.shares if n in found.slow or n in links}
+            slow = {n: slow_nodes_[n] for n in window.shares if n in compared.slow or n in links}
             saved_s = window.saved_s(
                 frozenset(slow), max((s.slowdown for s in links.values()), default=1.0)
             )
             worth = bool(slow) and saved_s >= LEAST_SHARE * window.step_s
-            if worth and self._policy == "swap" and self._pays(job, window, slow, saved_s, known):
+            if (
+                worth
+                and self._policy == "swap"
+                and self._pays(job, window, slow, saved_s, slow_nodes_)
+            ):
                 self._swap(slow)
 
-    def _say(self, run: ActiveJob, found: Compared, now: float) -> None:
+    def _say(self, run: ActiveJob, compared: Compared, now: float) -> None:
         core, job = self._core, run.row.id
-        for node in found.fresh:
+        for node in compared.fresh:
             sentence = self._slow.known(now)[node].sentence
             core.audit.record(
-                EventKind.NODE_SLOW, sentence, job=job, node=node, slowdown=found.slow[node]
+                EventKind.NODE_SLOW, sentence, job=job, node=node, slowdown=compared.slow[node]
             )
-        if found.uneven:
+        if compared.uneven:
             core.repository.notice(run, UNEVEN)
-        for node in found.cleared:
+        for node in compared.cleared:
             core.audit.record(EventKind.NODE_NOT_SLOW, UNEVEN, job=job, node=node)
 
     def _pays(
@@ -171,7 +175,7 @@ class SlowNodeWatch:
         window: StepWindow,
         slow: Mapping[str, SlowNode],
         saved_s: float,
-        known: Mapping[str, SlowNode],
+        slow_nodes_: Mapping[str, SlowNode],
     ) -> bool:
         controller = self._core.controller
         if job.rescaling or job.state is not JobState.RUNNING or set(job.nodes) != {*window.shares}:
@@ -182,7 +186,7 @@ class SlowNodeWatch:
         swap = Swap(
             len(job.nodes),
             len(slow),
-            sum(nodes[n].pool == pool and n not in known for n in controller.state.idle),
+            sum(nodes[n].pool == pool and n not in slow_nodes_ for n in controller.state.idle),
             window.step_s,
             saved_s,
             cost.up_s,
@@ -195,7 +199,7 @@ class SlowNodeWatch:
         )
 
     def _swap(self, slow: Mapping[str, SlowNode]) -> None:
-        for node, known in slow.items():
-            sentence = f"{known.sentence} The job does more without it."
+        for node, slow_node in slow.items():
+            sentence = f"{slow_node.sentence} The job does more without it."
             within_s = self._core.controller.settings.reclaim_s
             self._lease_actions.reclaim((node,), within_s, sentence)

@@ -169,9 +169,9 @@ def database(config: Config) -> Findings:
             current = schema_version(connection)
             elsewhere = moved(config, connection) if current in versions() else ""
     except DBAPIError as error:
-        said = str(error.orig).strip().partition("\n")[0].rstrip(".")
-        what = advice(said) or " Correct [daemon] database, or make it reachable."
-        yield False, f"{shown} cannot be opened: {said}.{what}"
+        reason = str(error.orig).strip().partition("\n")[0].rstrip(".")
+        what = advice(reason) or " Correct [daemon] database, or make it reachable."
+        yield False, f"{shown} cannot be opened: {reason}.{what}"
         return
     finally:
         engine.dispose()

@@ -24,18 +24,18 @@ class Strays:
         self._asked: dict[str, float] = {}
         """Lease → when its end was asked for last."""
 
-    def to_end(self, found: Iterable[Lease], wanted: Container[str], now: float) -> list[Lease]:
+    def to_end(self, leases: Iterable[Lease], active: Container[str], now: float) -> list[Lease]:
         """Those to be ended now.
 
         Args:
-            found: the leases that a poll has found.
-            wanted: the ids of those that have not ended for the daemon.
+            leases: the leases that a poll has found.
+            active: the ids of those that have not ended for the daemon.
             now: seconds.
         """
         strays = {
             lease.id: lease
-            for lease in found
-            if lease.state is not LeaseState.ENDED and lease.id not in wanted
+            for lease in leases
+            if lease.state is not LeaseState.ENDED and lease.id not in active
         }
         self._asked = {lease: at for lease, at in self._asked.items() if lease in strays}
         due = [

@@ -132,11 +132,11 @@ class StuckRounds:
             core.repository.notice(run, why)
             core.feed(RoundInterrupted(job))
 
-    def _open(self, run: ActiveJob, watch: _Watch, silent: float, known: bool) -> None:
-        """No way was found blocked. ``known``: all were tried."""
+    def _open(self, run: ActiveJob, watch: _Watch, silent: float, reported: bool) -> None:
+        """No way was found blocked. ``reported``: all were tried."""
         core, job, began = self._core, run.row.id, self._began(run)
         with core.transaction():
-            if not known:
+            if not reported:
                 text = (
                     f"{began}, and whether its nodes reach each other could not be found out: not "
                     "all of their agents answered."

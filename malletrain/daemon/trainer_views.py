@@ -12,14 +12,14 @@ def trainer_views(core: Core) -> tuple[TrainerView, ...]:
     plan.
     """
     controller, now = core.controller, core.clock.now()
-    found = []
+    views = []
     for trainer in controller.trainers:
         if trainer is None:
             continue
         mine = [
             job for job in controller.state.unfinished.values() if core.trainer_of(job) is trainer
         ]
-        found.append(
+        views.append(
             TrainerView(
                 trainer.name,
                 trainer.objective,
@@ -32,7 +32,7 @@ def trainer_views(core: Core) -> tuple[TrainerView, ...]:
                 f"{trainer.phrase()}.",
             )
         )
-    return tuple(found)
+    return tuple(views)
 
 
 def _rate(core: Core, job: JobRecord, now: float) -> float:

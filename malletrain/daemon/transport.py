@@ -353,9 +353,9 @@ class Transport:
 
     def _watch(self) -> None:
         while not self._monitor.closed and self._monitor.poll(0):
-            told = recv_monitor_message(self._monitor, zmq.DONTWAIT)
-            descriptor = int(told["value"])
-            if told["event"] == zmq.EVENT_ACCEPTED:
+            event = recv_monitor_message(self._monitor, zmq.DONTWAIT)
+            descriptor = int(event["value"])
+            if event["event"] == zmq.EVENT_ACCEPTED:
                 self._unread.began(descriptor, time.monotonic())
                 continue
             self._unread.ended(descriptor)

@@ -65,18 +65,20 @@ def last_words(folder: Path, lease: str) -> str:
 
 def trouble_of(explanations: Iterable[Explanation], node: str) -> str:
     """What the main scheduler says is wrong with ``node``; empty when it says nothing."""
-    said = next((one.rules for one in explanations if one.node == node), ())
-    return next((words for rule, passed, words in said if rule == USABLE and not passed), "")
+    rules = next((one.rules for one in explanations if one.node == node), ())
+    return next((words for rule, passed, words in rules if rule == USABLE and not passed), "")
 
 
-def likely_cause(words: str, node: str, endpoint: str, kept: str = "", trouble: str = "") -> str:
+def likely_cause(
+    words: str, node: str, endpoint: str, output_file: str = "", trouble: str = ""
+) -> str:
     """Why an agent on ``node`` may not report, as sentences that say what to look at.
 
     Args:
         trouble: what the main scheduler says is wrong with the node; empty: nothing.
         words: the last that the lease printed; empty: nothing is known.
         endpoint: where agents are told to reach the daemon.
-        kept: where the owner of the lease finds what it printed; empty: nowhere.
+        output_file: where the owner of the lease finds what it printed; empty: nowhere.
     """
     if trouble:
         return f"The main scheduler says of {node}: {trouble}."
@@ -88,5 +90,5 @@ def likely_cause(words: str, node: str, endpoint: str, kept: str = "", trouble: 
         f"{port}, and whether {host} means this machine there; else set advertise in [daemon]), or "
         f"{agent_program()[0]} does not start there for the owner of the lease (see whether the "
         "node shares that directory)."
-        + (f" What the lease printed may be in {kept}." if kept else "")
+        + (f" What the lease printed may be in {output_file}." if output_file else "")
     )

@@ -116,10 +116,10 @@ class Unread:
             if of.stuck_s >= STUCK_S:
                 stuck.append((of.unread, descriptor))
         stuck.sort(reverse=True)
-        found, all_bytes = [], sum(size for size, _ in stuck)
+        connections, all_bytes = [], sum(size for size, _ in stuck)
         for size, descriptor in stuck:
             if size <= MOST_BYTES and all_bytes <= MOST_OF_ALL_BYTES:
                 break
-            found.append(descriptor)
+            connections.append(descriptor)
             all_bytes -= size
-        return found
+        return connections

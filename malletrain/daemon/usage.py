@@ -101,10 +101,10 @@ def usage(
     """The sums over ``since`` to ``until``, epoch seconds. Samples of a job are shared out over the
     time in which it trained.
     """
-    found: dict[Key, Usage] = {}
+    usage_: dict[Key, Usage] = {}
 
     def add(key: Key, more: Usage) -> None:
-        found[key] = found.get(key, Usage()) + more
+        usage_[key] = usage_.get(key, Usage()) + more
 
     for lease in leases:
         for month, seconds in by_month(max(lease.begin, since), min(lease.end, until)):
@@ -120,7 +120,7 @@ def usage(
                 if kind == "trained":
                     more = replace(more, samples=job.samples * nodes * seconds / work)
                 add(Key(month, job.user, node_class, job.account), more)
-    return found
+    return usage_
 
 
 def spans_of(job: JobHistory) -> Iterator[tuple[str, int, float, float]]:

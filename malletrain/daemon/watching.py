@@ -40,11 +40,11 @@ def operations(
         heard = _number(text(params, "cursor", ""), boot)
         deadline = core.clock.now() + number(params, "wait_s", 0.0, 0.0, MAX_WAIT_S)
         while True:
-            found = [*unknown, *core.news.since(heard, jobs)]
-            left = deadline - core.clock.now()
-            if found or left <= 0:
-                return NewsView(f"{boot}:{core.news.number}", tuple(dict.fromkeys(found)))
-            await core.news.more(left)
+            jobs_ = [*unknown, *core.news.since(heard, jobs)]
+            remaining_s = deadline - core.clock.now()
+            if jobs_ or remaining_s <= 0:
+                return NewsView(f"{boot}:{core.news.number}", tuple(dict.fromkeys(jobs_)))
+            await core.news.more(remaining_s)
 
     return {"news": news}
 
@@ -62,5 +62,5 @@ def _watched(core: Core, user: str, job: str) -> bool:
 
 def _number(cursor: str, boot: str) -> int:
     start, _, count = cursor.rpartition(":")
-    known = start == boot and count.isascii() and count.isdigit() and len(count) < 16
-    return int(count) if known else _NOTHING_HEARD
+    valid = start == boot and count.isascii() and count.isdigit() and len(count) < 16
+    return int(count) if valid else _NOTHING_HEARD

@@ -36,12 +36,12 @@ class CheckProcess:
     def __init__(self, command: tuple[str, ...], log: Path, node: str) -> None:
         self._log = log
         log.unlink(missing_ok=True)
-        kept = kept_command(["/bin/sh", "-c", _SCRIPT, "sh", *command], os.getpid(), "/", log)
+        argv = kept_command(["/bin/sh", "-c", _SCRIPT, "sh", *command], os.getpid(), "/", log)
         # What concerns the agent (where the daemon is, its lease) is none of the check's business.
         environment = {n: v for n, v in os.environ.items() if not n.startswith("MALLETRAIN_")}
         environment[env.NODE] = node
         self._process = subprocess.Popen(
-            kept, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+            argv, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
         )
 
     def over(self) -> bool:
@@ -56,8 +56,8 @@ class CheckProcess:
     @property
     def code(self) -> int | None:
         """Its exit code; None: it was killed before it had one."""
-        found = _ENDED.search(self._read())
-        return int(found[1]) if found else None
+        match = _ENDED.search(self._read())
+        return int(match[1]) if match else None
 
     @property
     def printed(self) -> str:

@@ -114,11 +114,11 @@ def parse_config(argv: Sequence[str], environment: MutableMapping[str, str]) -> 
     )
     for option in _OPTIONS:
         parser.add_argument(f"--{option.name}", help=f"{option.help} [{option.variable}]")
-    given = vars(parser.parse_args(_joined(argv)))
+    options = vars(parser.parse_args(_joined(argv)))
     values: dict[str, str] = {}
     problems = []
     for option in _OPTIONS:
-        value = given[option.name.replace("-", "_")]
+        value = options[option.name.replace("-", "_")]
         value = environment.get(option.variable, option.default) if value is None else value
         if value is None or (not value and option.default is None):
             problems.append(

@@ -164,10 +164,10 @@ def container_command(
     runtime: ContainerRuntime, c: Containment, command: Sequence[str]
 ) -> list[str]:
     """The command line that runs ``command`` in the container."""
-    said = {"workdir": c.workdir, "image": c.image, "command_script": c.command_script}
+    fields = {"workdir": c.workdir, "image": c.image, "command_script": c.command_script}
 
     def words(template: tuple[str, ...], **more: str) -> list[str]:
-        return [word.format(**said, **more) for word in template]
+        return [word.format(**fields, **more) for word in template]
 
     made = words(runtime.head)
     if not c.root:

@@ -72,8 +72,8 @@ class WarmPython:
         )
         words = warm_arguments(LauncherEntry(entry.__file__, described(spec)), path)
         command = entered(spec.software, python_command(spec, words))
-        kept = kept_command(command, os.getpid(), "/", log_file, memory)
-        self._keeper = JobProcess(kept, environment)
+        argv = kept_command(command, os.getpid(), "/", log_file, memory)
+        self._keeper = JobProcess(argv, environment)
 
     @property
     def keeper(self) -> int:

@@ -74,8 +74,8 @@ def trouble(code: int | None, printed: str) -> str:
     if code is None:
         return "nvidia-smi hangs"
     for pattern in SENTENCES:
-        if found := pattern.search(printed):
-            return f"nvidia-smi says: {found[0].strip()}"
+        if match := pattern.search(printed):
+            return f"nvidia-smi says: {match[0].strip()}"
     if code in EXIT_CODES:
         return EXIT_CODES[code]
     for gpu, path, value in listing(printed):

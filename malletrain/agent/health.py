@@ -56,13 +56,13 @@ class Check:
 
 def checks_of(plan: HealthPlan, gpu_count: int) -> list[Check]:
     """The checks of a node with so many GPUs, the quickest to be sure of first."""
-    found = []
+    checks = []
     if plan.gpus and gpu_count and shutil.which(gpus.COMMAND[0]):
-        found.append(Check(gpus.COMMAND, lambda code, printed: _sentence(code, printed)))
+        checks.append(Check(gpus.COMMAND, lambda code, printed: _sentence(code, printed)))
     if plan.check:
         name, limit_s = plan.check[0].rpartition("/")[2], plan.timeout_s
-        found.append(Check(plan.check, lambda code, said: _of_site(name, limit_s, code, said)))
-    return found
+        checks.append(Check(plan.check, lambda code, said: _of_site(name, limit_s, code, said)))
+    return checks
 
 
 def _sentence(code: int | None, printed: str) -> str:
@@ -74,10 +74,10 @@ def _of_site(name: str, limit_s: float, code: int | None, printed: str) -> str:
     if code == 0:
         return ""
     words = [line.strip() for line in printed.splitlines() if line.strip()]
-    said = f": {words[-1][:LONGEST]}" if words else ", and said nothing"
+    last_line = f": {words[-1][:LONGEST]}" if words else ", and said nothing"
     if code is None:
-        return f"The health check {name} did not end within {limit_s:g} s and was killed{said}"
-    return f"The health check {name} failed with code {code}{said}"
+        return f"The health check {name} did not end within {limit_s:g} s and was killed{last_line}"
+    return f"The health check {name} failed with code {code}{last_line}"
 
 
 def _without_result(check: Check) -> str:

@@ -150,8 +150,8 @@ class NodeJob:
             self._send(store)  # said before, and lost on the way
             return
         newest = self._pending()
-        known = newest.generation if newest else self.generation
-        if self.releasing or message.generation <= known:
+        newest_known = newest.generation if newest else self.generation
+        if self.releasing or message.generation <= newest_known:
             return
         message = self._rounds[message.generation] = network_kept(message, self._assign.spec.env)
         self._waited_s = 0.0
@@ -231,29 +231,33 @@ class NodeJob:
         if not isinstance(message, Phase):
             self._send(message)
             return
-        said = message.assignment
+        assignment = message.assignment
         if self._process is None:
             return  # it is gone already, and what it said before is known by its end
-        if said.phase is AssignmentPhase.EXITED:  # told once it is gone
-            self._last_failures = said.failures
+        if assignment.phase is AssignmentPhase.EXITED:  # told once it is gone
+            self._last_failures = assignment.failures
             self._tell(Release(self.job, 0.0))
             return
-        if self.releasing or said.phase in (AssignmentPhase.STARTING, AssignmentPhase.EXITED):
+        if self.releasing or assignment.phase in (AssignmentPhase.STARTING, AssignmentPhase.EXITED):
             return
         failures: tuple[Failure, ...] = ()
         if self._is_service:
-            failures = said.failures
-        elif said.phase is AssignmentPhase.FAILED:
+            failures = assignment.failures
+        elif assignment.phase is AssignmentPhase.FAILED:
             failures = with_tails(
-                said.failures or self._stock_failures(), self._log_dir, said.generation
+                assignment.failures or self._stock_failures(), self._log_dir, assignment.generation
             )
-        elif said.phase is AssignmentPhase.RUNNING and said.generation in self._rounds:
-            self._entered(self._rounds[said.generation])
-        self.phase, self.generation, self.failures = said.phase, said.generation, failures
-        self.address, self._waited_s = said.address, 0.0
-        self._some_ended = said.phase is AssignmentPhase.FINISHING
+        elif assignment.phase is AssignmentPhase.RUNNING and assignment.generation in self._rounds:
+            self._entered(self._rounds[assignment.generation])
+        self.phase, self.generation, self.failures = (
+            assignment.phase,
+            assignment.generation,
+            failures,
+        )
+        self.address, self._waited_s = assignment.address, 0.0
+        self._some_ended = assignment.phase is AssignmentPhase.FINISHING
         self._report()
-        if self._drain is not None and said.phase is not AssignmentPhase.RUNNING:
+        if self._drain is not None and assignment.phase is not AssignmentPhase.RUNNING:
             # After the news of an end: a script that is done needs no drain.
             self._drain_failed("The workers ended before they could take a snapshot.")
         if self._in_lobby and (pending := self._pending()):
@@ -281,8 +285,8 @@ class NodeJob:
             self._drain = None
             self.drain_wait = served.saved
             self.reports.flush_metrics()
-            said = (served.generation, served.saved, served.sentence, served.number)
-            self._send(Drained(self.job, *said))
+            drained = (served.generation, served.saved, served.sentence, served.number)
+            self._send(Drained(self.job, *drained))
 
     # --- time ---
 
@@ -386,9 +390,9 @@ class NodeJob:
             return
         signal = -code if code < 0 else code - 128
         how = f"with code {code}" if 0 <= code <= 128 else f"by signal {signal}"
-        said = tail(self._launcher_log)
-        self._last_failures = self._last_failures or unfit(said, code, time.time())
-        self._exited(said or f"The launcher ended {how} and said nothing.")
+        lines = tail(self._launcher_log)
+        self._last_failures = self._last_failures or unfit(lines, code, time.time())
+        self._exited(lines or f"The launcher ended {how} and said nothing.")
 
     def _exited(self, last_words: str) -> None:
         self.phase, self._tail = AssignmentPhase.EXITED, last_words

@@ -66,12 +66,12 @@ def first_answer_s(attempt: int) -> float:
     return min(FIRST_ANSWER_S[1], FIRST_ANSWER_S[0] * 2.0 ** min(attempt, 16))
 
 
-def hello_again_s(said: int) -> float:
+def hello_again_s(hellos: int) -> float:
     """Seconds until a Hello is said again that was said so many times (from 1): twice as long each
     time. It is there already, most likely, with thousands of others before it, and each more is
     work for a daemon that has too much of it.
     """
-    return min(HELLO_AGAIN_S[1], HELLO_AGAIN_S[0] * 2.0 ** min(said - 1, 16))
+    return min(HELLO_AGAIN_S[1], HELLO_AGAIN_S[0] * 2.0 ** min(hellos - 1, 16))
 
 
 def send_now(socket: zmq.asyncio.Socket, frames: list[bytes]) -> bool:

@@ -132,9 +132,9 @@ class LogForwarder:
         """Forward the log that is or will be written at ``path``, in the place of one of the same
         name: a launcher that is started again begins its log anew.
         """
-        known = self.files.get((job, generation, stream))
-        if known is not None and known.path == path:
-            known.over = False
+        log_file = self.files.get((job, generation, stream))
+        if log_file is not None and log_file.path == path:
+            log_file.over = False
         else:
             self.files[job, generation, stream] = LogFile(job, generation, stream, path)
 

@@ -32,15 +32,15 @@ _UNKNOWN = 1 << 31
 
 def networks() -> tuple[NodeNetwork, ...]:
     """Those by which other nodes may reach this one, and the loopback last."""
-    found: list[NodeNetwork] = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    networks_: list[NodeNetwork] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            flags = _flags(asked, name)
+            flags = _flags(probe, name)
             if flags & _UP and flags & _RUNNING:
-                mbit = 0 if flags & _LOOPBACK else _speed(asked, name)
-                found += [NodeNetwork(name, *place, mbit) for place in _addresses(asked, name)]
-    outside = [n for n in found if not ipaddress.ip_address(n.address).is_loopback]
-    return tuple([*outside, *(n for n in found if n not in outside)][:MOST])
+                mbit = 0 if flags & _LOOPBACK else _speed(probe, name)
+                networks_ += [NodeNetwork(name, *place, mbit) for place in _addresses(probe, name)]
+    outside = [n for n in networks_ if not ipaddress.ip_address(n.address).is_loopback]
+    return tuple([*outside, *(n for n in networks_ if n not in outside)][:MOST])
 
 
 def address_to(endpoint: str) -> str:
@@ -51,8 +51,8 @@ def address_to(endpoint: str) -> str:
     """
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
-        for family, kind, proto, _, where in found:
+        infos = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+        for family, kind, proto, _, where in infos:
             with contextlib.suppress(OSError), socket.socket(family, kind, proto) as probe:
                 probe.connect(where)
                 return str(probe.getsockname()[0])
@@ -71,39 +71,39 @@ def _asked(socket_: socket.socket, what: int, name: str) -> bytes:
     return fcntl.ioctl(socket_.fileno(), what, request)
 
 
-def _flags(asked: socket.socket, name: str) -> int:
+def _flags(socket_: socket.socket, name: str) -> int:
     try:
-        return int(struct.unpack_from("H", _asked(asked, _SIOCGIFFLAGS, name), 16)[0])
+        return int(struct.unpack_from("H", _asked(socket_, _SIOCGIFFLAGS, name), 16)[0])
     except OSError:  # it is gone
         return 0
 
 
-def _addresses(asked: socket.socket, name: str) -> list[tuple[str, int]]:
+def _addresses(socket_: socket.socket, name: str) -> list[tuple[str, int]]:
     """(address, bits of the network) of an interface: its first of IPv4, those of IPv6."""
-    found = []
+    addresses = []
     try:
-        address = socket.inet_ntoa(_asked(asked, _SIOCGIFADDR, name)[20:24])
-        mask = _asked(asked, _SIOCGIFNETMASK, name)[20:24]
-        found.append((address, int.from_bytes(mask, "big").bit_count()))
+        address = socket.inet_ntoa(_asked(socket_, _SIOCGIFADDR, name)[20:24])
+        mask = _asked(socket_, _SIOCGIFNETMASK, name)[20:24]
+        addresses.append((address, int.from_bytes(mask, "big").bit_count()))
     except OSError:
         pass  # it has none
     with contextlib.suppress(OSError):
         for line in Path("/proc/net/if_inet6").read_text().splitlines():
             number, _, bits, scope, _, of = line.split()
             if of == name and scope == _GLOBAL:
-                found.append((str(ipaddress.IPv6Address(int(number, 16))), int(bits, 16)))
-    return found
+                addresses.append((str(ipaddress.IPv6Address(int(number, 16))), int(bits, 16)))
+    return addresses
 
 
-def _speed(asked: socket.socket, name: str) -> int:
+def _speed(socket_: socket.socket, name: str) -> int:
     """Mbit/s; 0 where the driver does not know."""
     command = array.array("B", _COMMAND.pack(_ETHTOOL_GSET, *[0] * 17))
     place, _ = command.buffer_info()
     try:
         request = struct.pack("16sP16x", name.encode(), place)
-        fcntl.ioctl(asked.fileno(), _SIOCETHTOOL, request)
-        said = _COMMAND.unpack(command)
-        speed = int(said[_SPEED] | said[_SPEED_HIGH] << 16)
+        fcntl.ioctl(socket_.fileno(), _SIOCETHTOOL, request)
+        settings = _COMMAND.unpack(command)
+        speed = int(settings[_SPEED] | settings[_SPEED_HIGH] << 16)
     except OSError:
         speed = 0
     return max(0 if speed >= _UNKNOWN else speed, _infiniband(name))

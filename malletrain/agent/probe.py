@@ -128,8 +128,8 @@ def _tried(target: ProbeTarget, token: bytes, seconds: float) -> ProbeResult:
 def _sent(way: socket.socket, seconds: float) -> int:
     """Send for so many seconds, however little the way takes; how many bytes it took."""
     sent, until = 0, time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        way.settimeout(left)
+    while (remaining_s := until - time.monotonic()) > 0:
+        way.settimeout(remaining_s)
         try:
             sent += way.send(_CHUNK)
         except TimeoutError:
@@ -140,5 +140,5 @@ def _sent(way: socket.socket, seconds: float) -> int:
 
 def _waiting(way: socket.socket) -> int:
     """Bytes that the other end has not acknowledged."""
-    asked = fcntl.ioctl(way.fileno(), termios.TIOCOUTQ, bytes(4))
-    return int.from_bytes(asked, sys.byteorder)
+    queued = fcntl.ioctl(way.fileno(), termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(queued, sys.byteorder)

@@ -70,9 +70,9 @@ class JobProcess:
 
 def sweep(limit_s: float = 10.0) -> list[int]:
     """Kill every descendant of this process. Returns those that cannot be killed."""
-    left = kill_descendants(limit_s)
+    remaining = kill_descendants(limit_s)
     reap_orphans()
-    return left
+    return remaining
 
 
 def reap_orphans(keep: Container[int] = ()) -> None:

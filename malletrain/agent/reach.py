@@ -47,10 +47,10 @@ def why_no_answer(endpoint: str, try_s: float = TRY_S) -> str:
         )
     except OSError as error:
         loopback = ", which is this node itself" if _is_loopback(address) else ""
-        said = _SAID.get(
+        words = _SAID.get(
             error.errno or 0, "{host} ({address}) cannot be connected to: " + str(error)
         )
-        return said.format(host=host, address=address, port=port, loopback=loopback)
+        return words.format(host=host, address=address, port=port, loopback=loopback)
     return (
         f"port {port} of {host} ({address}) takes connections and says nothing that is meant for "
         "this lease. Is that the daemon, and are its key and this lease's valid?"

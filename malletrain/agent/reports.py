@@ -250,14 +250,14 @@ class WorkerReports:
 
 def halved(points: Sequence[messages.MetricSample]) -> list[messages.MetricSample]:
     """Of each four values the smallest and the largest, in their order."""
-    kept: list[messages.MetricSample] = []
+    samples: list[messages.MetricSample] = []
     for begin in range(0, len(points), 4):
         four = points[begin : begin + 4]
         # what is no number is above all, so that it stays
         sizes = [math.inf if math.isnan(point.value) else point.value for point in four]
         low, high = sizes.index(min(sizes)), sizes.index(max(sizes))
-        kept += [four[i] for i in sorted({low, high})]
-    return kept
+        samples += [four[i] for i in sorted({low, high})]
+    return samples
 
 
 class WorkerSocket:
@@ -280,19 +280,19 @@ class WorkerSocket:
         """What has arrived, at most some hundreds at once; what does not fit the protocol is
         counted and dropped.
         """
-        found: list[local.Datagram] = []
+        datagrams: list[local.Datagram] = []
         for _ in range(_BURST):
             try:
                 data = self._socket.recv(local.MAX_DATAGRAM_BYTES + 1)
             except (BlockingIOError, InterruptedError):
                 break
             try:
-                found.append(local.decode_datagram(data))
+                datagrams.append(local.decode_datagram(data))
             except ValueError as error:
                 self.refused += 1
                 if self.refused <= 10:
                     log.warning("dropped a worker's datagram: %s", error)
-        return found
+        return datagrams
 
     def close(self) -> None:
         """Close and remove the socket."""

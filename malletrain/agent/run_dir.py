@@ -52,8 +52,8 @@ def private_directory(run_dir: Path | None, node: str, environment: Mapping[str,
             )
     made_by = re.compile(re.escape(prefix) + r"-(\d+)-[^-]+")
     for old in base.glob(f"{prefix}-*-*"):
-        found = made_by.fullmatch(old.name)  # not of node n1-2, where this is n1
-        dead = found and not os.path.exists(f"/proc/{found[1]}") and _is_ours(old)
+        match = made_by.fullmatch(old.name)  # not of node n1-2, where this is n1
+        dead = match and not os.path.exists(f"/proc/{match[1]}") and _is_ours(old)
         if dead and not is_held(old):
             shutil.rmtree(old, ignore_errors=True)
     made = Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-", dir=base))
@@ -99,8 +99,8 @@ def _base(environment: Mapping[str, str]) -> Path:
 def _is_ours(path: Path) -> bool:
     """Whether it is a directory (not a link to one) of this user that nobody else may write to."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not others
+    others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not others

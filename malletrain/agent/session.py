@@ -69,8 +69,8 @@ class NodeAgent:
         self._launchers.linger = 0
         self._launchers.bind(self._launcher_endpoint)
         self._launcher_id: bytes | None = None
-        told = self._hello, self._from_daemon, self._welcomed, self._warm_bytes
-        self._link = DaemonLink(config, *told, lambda: bytes_below(self._memory))
+        callbacks = self._hello, self._from_daemon, self._welcomed, self._warm_bytes
+        self._link = DaemonLink(config, *callbacks, lambda: bytes_below(self._memory))
         self._prober, self._stacks = Prober(self._link.send), StackReader(self._link.send)
         self._logs = LogForwarder(config.node, self._link.send)
         self._fitness = NodeFitness(config, self.directory, self._link.send)
@@ -106,9 +106,9 @@ class NodeAgent:
             self._prober.close()
             self._stacks.close()
             self._fitness.stop()
-            left = sweep()
-            if left:
-                log.warning("processes that resist SIGKILL: %s", left)
+            remaining = sweep()
+            if remaining:
+                log.warning("processes that resist SIGKILL: %s", remaining)
             self._link.close(LINGER_MS)
             for task in (over, *tasks):
                 task.cancel()

@@ -135,8 +135,8 @@ def inside(spec: JobSpec, command: Sequence[str]) -> list[str]:
     """``command`` as it is begun in the container."""
     software = spec.software or SoftwareEnvironment()
     plain = "" if spec.setup else "python"
-    given = [software.container or "", spec.workdir, software.venv, plain]
-    return ["/bin/sh", "-c", _INSIDE, "sh", *given, *command]
+    values = [software.container or "", spec.workdir, software.venv, plain]
+    return ["/bin/sh", "-c", _INSIDE, "sh", *values, *command]
 
 
 def entered(software: SoftwareEnvironment | None, command: Sequence[str]) -> list[str]:
@@ -148,32 +148,33 @@ def entered(software: SoftwareEnvironment | None, command: Sequence[str]) -> lis
     venv = "" if software.container else software.venv
     if not (software.modules or software.conda or venv):
         return [*command]
-    given = [str(len(software.modules)), software.conda, software.conda_exe, venv]
-    return ["bash", "-c", _ENTER, "malletrain", *given, *software.modules, *command]
+    values = [str(len(software.modules)), software.conda, software.conda_exe, venv]
+    return ["bash", "-c", _ENTER, "malletrain", *values, *software.modules, *command]
 
 
 def binds(
-    wanted: Iterable[str], *, apart: Iterable[tuple[str, str]] = ()
+    paths: Iterable[str], *, apart: Iterable[tuple[str, str]] = ()
 ) -> tuple[tuple[str, str], ...]:
     """What is bound, (path outside, path inside): parents first, nothing twice.
 
     Args:
-        wanted: ``SRC`` or ``SRC:DST``, absolute; the first of a DST counts. What lies below another
+        paths: ``SRC`` or ``SRC:DST``, absolute; the first of a DST counts. What lies below another
             one at its own place is left out.
         apart: what comes after all these, into directories of theirs.
     """
-    found: dict[str, str] = {}
-    for text in wanted:
+    mounts: dict[str, str] = {}
+    for text in paths:
         source, _, target = text.partition(":")
-        found.setdefault(os.path.normpath(target or source), os.path.normpath(source))
-    kept: list[tuple[str, str]] = []
-    for target in sorted(found, key=lambda path: (path.count("/"), path)):
-        source = found[target]
+        mounts.setdefault(os.path.normpath(target or source), os.path.normpath(source))
+    selected: list[tuple[str, str]] = []
+    for target in sorted(mounts, key=lambda path: (path.count("/"), path)):
+        source = mounts[target]
         if not any(
-            outer == place and source == target and _below(target, place) for outer, place in kept
+            outer == place and source == target and _below(target, place)
+            for outer, place in selected
         ):
-            kept.append((source, target))
-    return (*kept, *apart)
+            selected.append((source, target))
+    return (*selected, *apart)
 
 
 def handed_in(

@@ -76,15 +76,15 @@ def holders(directory: Path) -> dict[Path, int]:
     """File of stacks → the process that holds it open, as this process sees it: another namespace
     of processes counts otherwise.
     """
-    wanted = {}
+    processes = {}
     for path in directory.glob(f"{STACKS_FILE}*"):
         if _process(path.name) >= 0:
             with contextlib.suppress(OSError):
                 status = path.lstat()
                 if stat.S_ISREG(status.st_mode):
-                    wanted[status.st_dev, status.st_ino] = path
-    found: dict[Path, int] = {}
-    for entry in os.listdir("/proc") if wanted else ():
+                    processes[status.st_dev, status.st_ino] = path
+    files: dict[Path, int] = {}
+    for entry in os.listdir("/proc") if processes else ():
         if not entry.isdigit():
             continue
         with contextlib.suppress(OSError):
@@ -94,10 +94,10 @@ def holders(directory: Path) -> dict[Path, int]:
                     if _process(os.path.basename(os.readlink(file.path))) < 0:
                         continue
                     status = os.stat(file.path)
-                    path_of = wanted.get((status.st_dev, status.st_ino))
+                    path_of = processes.get((status.st_dev, status.st_ino))
                     if path_of is not None:
-                        found[path_of] = int(entry)
-    return found
+                        files[path_of] = int(entry)
+    return files
 
 
 def ready(pid: int) -> bool:

@@ -102,8 +102,8 @@ def start_launcher(
 
     def cold() -> JobProcess:
         command, outside = launcher_command(spec, order_file, place, environment)
-        kept = kept_command(command, os.getpid(), spec.workdir, log, place.memory)
-        return JobProcess(kept, outside)
+        argv = kept_command(command, os.getpid(), spec.workdir, log, place.memory)
+        return JobProcess(argv, outside)
 
     launched = servers.launch(spec, launcher_words(order_file), environment, log, cold)
     reached(FaultPoint.AGENT_LAUNCHED)
@@ -144,18 +144,18 @@ def launcher_command(
 def _runtime(software: SoftwareEnvironment, environment: dict[str, str]) -> ContainerRuntime:
     path = environment.get("PATH")
     if software.runtime != "auto":
-        found = RUNTIMES.get(software.runtime)
-        if found is None:
+        container_runtime = RUNTIMES.get(software.runtime)
+        if container_runtime is None:
             raise UnfitNode(
                 f"The container runtime '{software.runtime}' is not known; known are "
                 f"{', '.join(RUNTIMES)}."
             )
-        if not software.modules and shutil.which(found.program, path=path) is None:
+        if not software.modules and shutil.which(container_runtime.program, path=path) is None:
             raise UnfitNode(
-                f"This node has no {found.program}, which is to run the container image "
-                f"{software.container}; is it in a module (--module)?"
+                f"This node has no {container_runtime.program}, which is to run the container "
+                f"image {software.container}; is it in a module (--module)?"
             )
-        return found
+        return container_runtime
     for runtime in RUNTIMES.values():
         if shutil.which(runtime.program, path=path) is not None:
             return runtime
@@ -180,18 +180,18 @@ def _packages(directory: Path) -> list[tuple[str, str]]:
     Directories to bind them to are made.
     """
     own = Path(entry.__file__).parents[1]
-    found = [(str(own), str(directory / "lib" / own.name))]
+    binds = [(str(own), str(directory / "lib" / own.name))]
     versioned = directory / entry.library_name(sys.version_info)
     for name in COMPILED:
         origin = find_spec(name)
         for path in (origin.submodule_search_locations or ()) if origin else ():
-            found.append((path, str(versioned / name)))
+            binds.append((path, str(versioned / name)))
             bundled = Path(path).with_name(f"py{name}.libs")  # shared libraries of a wheel
             if bundled.is_dir():
-                found.append((str(bundled), str(versioned / bundled.name)))
-    for _, target in found:
+                binds.append((str(bundled), str(versioned / bundled.name)))
+    for _, target in binds:
         os.makedirs(target, exist_ok=True)
-    return found
+    return binds
 
 
 def _containment(
@@ -202,7 +202,7 @@ def _containment(
     packages: list[tuple[str, str]],
 ) -> Containment:
     home = environment.get("HOME", "")
-    wanted = [
+    variables = [
         *software.binds,
         spec.workdir,
         os.path.dirname(os.path.join(spec.workdir, spec.script)),
@@ -216,7 +216,7 @@ def _containment(
     return Containment(
         image=image,
         workdir=spec.workdir,
-        binds=binds(wanted, apart=packages),
+        binds=binds(variables, apart=packages),
         variables=names,
         host_only=globs,
         options=software.options,

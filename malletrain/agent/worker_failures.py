@@ -24,10 +24,10 @@ def stock_failures(
     launcher_log: str, group_rank: int, nproc_per_node: int, now: float
 ) -> tuple[Failure, ...]:
     """The last failure that torchrun logged, which tells its handler nothing of it."""
-    found = _STOCK_FAILURE.findall(launcher_log)
+    matches = _STOCK_FAILURE.findall(launcher_log)
     return tuple(
         Failure(group_rank * nproc_per_node + int(local_rank), int(code), now)
-        for code, local_rank in found[-1:]
+        for code, local_rank in matches[-1:]
     )
 
 

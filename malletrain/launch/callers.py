@@ -49,10 +49,10 @@ class Callers:
         try:
             self._kernel = socket.socket(socket.AF_NETLINK, _RAW, _NETLINK_SOCK_DIAG)
             self._kernel.settimeout(_ANSWER_S)
-            known = self._looked_up(self._kernel, listening, ("0.0.0.0", 0))
+            user = self._looked_up(self._kernel, listening, ("0.0.0.0", 0))
         except OSError:
-            known = None
-        if known is None:
+            user = None
+        if user is None:
             self.close()
 
     @property
@@ -81,9 +81,9 @@ class Callers:
         """
         if self._kernel is None:
             return in_table(caller, called)
-        found = self._looked_up(self._kernel, caller, called)
+        user = self._looked_up(self._kernel, caller, called)
         # An end that nobody holds any more counts as user 0, inode 0.
-        return found[0] if found and found[1] else None
+        return user[0] if user and user[1] else None
 
     def _looked_up(
         self, kernel: socket.socket, own: Address, peer: Address

@@ -69,8 +69,8 @@ def another_version() -> str:
     """That the environment's malletrain is of another version than the agent's, to whose package
     this file belongs, as a sentence; empty when they are one.
     """
-    found = find_spec("malletrain")
-    theirs = _version(os.path.dirname(found.origin)) if found and found.origin else ""
+    module = find_spec("malletrain")
+    theirs = _version(os.path.dirname(module.origin)) if module and module.origin else ""
     own = _version(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if theirs == own:
         return ""
@@ -82,15 +82,15 @@ def another_version() -> str:
 
 def _version(package: str) -> str:
     with open(os.path.join(package, "__init__.py"), encoding="utf-8") as file:
-        found = re.search(r'^__version__ = "([^"]*)"', file.read(), re.MULTILINE)
-    return found[1] if found else "of no version"
+        match = re.search(r'^__version__ = "([^"]*)"', file.read(), re.MULTILINE)
+    return match[1] if match else "of no version"
 
 
 def _add(directory: str, last: bool = False) -> None:
     """Let this process and those that it starts import from ``directory``."""
     sys.path[len(sys.path) if last else 0 : 0] = [directory]
-    given = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    os.environ["PYTHONPATH"] = os.pathsep.join([*given, directory] if last else [directory, *given])
+    parts = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*parts, directory] if last else [directory, *parts])
 
 
 def main(argv: list[str]) -> int:

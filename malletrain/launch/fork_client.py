@@ -114,10 +114,10 @@ def _serve(connection: socket.socket, woken: socket.socket) -> int:
             packet = connection.recv(4096)
             if not packet:
                 return 1  # the fork server is gone, and the worker with it
-            said = json.loads(packet)
-            if "exit" in said:
-                return _end_as(said["exit"])
-            worker = said["pid"]
+            message = json.loads(packet)
+            if "exit" in message:
+                return _end_as(message["exit"])
+            worker = message["pid"]
         if woken in ready:
             asked = bool(woken.recv(4096))
         if asked and worker:

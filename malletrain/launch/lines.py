@@ -87,7 +87,7 @@ class LineConnection:
                 self.open = False
                 break
             *lines, self._unread = (self._unread + data).split(b"\n")
-            heard += [said for line in lines if (said := _understood(line)) is not None]
+            heard += [message for line in lines if (message := _understood(line)) is not None]
             if len(self._unread) > MOST_BYTES:
                 _tell(f"hung up on a process whose line has no end: {self._unread[:80]!r}")
                 self.open = False
@@ -127,7 +127,7 @@ class LineEndpoint:
         self._accept()
         heard = []
         for connection in self._connections:
-            heard += [(connection, said) for said in connection.receive()]
+            heard += [(connection, message) for message in connection.receive()]
             connection.flush()
         for gone in [c for c in self._connections if not c.open]:
             self.hang_up(gone)

@@ -178,31 +178,31 @@ class LiveLauncher:
             child = Child(self._loop, self.command, environment)
             self._workers.append(_Worker(child, local_rank))
 
-    def process_said(self, connection: LineConnection, said: Said) -> None:
+    def process_said(self, connection: LineConnection, message: Said) -> None:
         """A greeting, or news of a worker that has greeted."""
         worker = next((w for w in self._workers if w.connection is connection), None)
         if worker is None:
-            self._greeted(connection, said)
+            self._greeted(connection, message)
             return
         worker.deaf_s = None
-        if said.say == "ready":
+        if message.say == "ready":
             worker.ready = True
             if all(w.ready for w in self._workers) and self._told[0] in (
                 None,
                 AssignmentPhase.READY,
             ):
                 self._say(AssignmentPhase.READY, 0)
-        elif said.say == "running":
-            self._joined(worker, said.generation)
-        elif said.say == "lost":
+        elif message.say == "running":
+            self._joined(worker, message.generation)
+        elif message.say == "lost":
             newest = self._round.generation if self._round is not None else 0
-            if said.generation == newest and self._told != (AssignmentPhase.LOST, newest):
+            if message.generation == newest and self._told != (AssignmentPhase.LOST, newest):
                 self._say(AssignmentPhase.LOST, newest)
 
-    def _greeted(self, connection: LineConnection, said: Said) -> None:
+    def _greeted(self, connection: LineConnection, message: Said) -> None:
         for worker in self._workers:
             free = worker.connection is None or not worker.connection.open
-            if said.say == "hello" and worker.local_rank == said.local_rank and free:
+            if message.say == "hello" and worker.local_rank == message.local_rank and free:
                 worker.connection = connection
                 self._invite(worker)
                 return

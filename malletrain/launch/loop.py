@@ -31,7 +31,7 @@ class Launcher(Protocol):
     def agent_said(self, message: Message) -> None:
         """A message of the agent that is not the end."""
 
-    def process_said(self, connection: LineConnection, said: Said) -> None:
+    def process_said(self, connection: LineConnection, message: Said) -> None:
         """A line of one of the processes."""
 
     def look_after(self) -> None:
@@ -105,8 +105,8 @@ class LaunchLoop:
                     self._agent_said(launcher, message)
                 if self.agent.agent_gone:
                     self.end("The agent on this node is gone.")
-                for connection, said in self.lines.receive():
-                    launcher.process_said(connection, said)
+                for connection, line in self.lines.receive():
+                    launcher.process_said(connection, line)
                 if not self._farewell:
                     launcher.look_after()
         finally:
@@ -175,8 +175,8 @@ def last_words(path: str) -> str:
 def order_given(program: str, purpose: str) -> LaunchOrder | None:
     """The order that the command line names; None after it was said why it cannot be read."""
     parser = argparse.ArgumentParser(prog=program, description=purpose)
-    wanted = "the order, a JSON file written by the agent"
-    parser.add_argument("--launch", required=True, metavar="FILE", help=wanted)
+    usage = "the order, a JSON file written by the agent"
+    parser.add_argument("--launch", required=True, metavar="FILE", help=usage)
     try:
         order = read_order(parser.parse_args().launch)
     except (OSError, ValueError) as error:

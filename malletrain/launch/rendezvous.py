@@ -209,8 +209,8 @@ class DaemonRendezvous(RendezvousHandler):
     # --- inside ---
 
     def _say(self, phase: AssignmentPhase, failures: tuple[Failure, ...] = ()) -> None:
-        held = Assignment(self._job, phase, self._inbox.generation, failures, self._keeper)
-        self._agent.send(Phase(held))
+        assignment = Assignment(self._job, phase, self._inbox.generation, failures, self._keeper)
+        self._agent.send(Phase(assignment))
 
     def _listen(self, timeout_s: float) -> None:
         for message in self._agent.receive(timeout_s):

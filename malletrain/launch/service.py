@@ -105,21 +105,21 @@ class ServiceLauncher:
             *script_command(spec),
         ]
 
-    def process_said(self, connection: LineConnection, said: Said) -> None:
+    def process_said(self, connection: LineConnection, message: Said) -> None:
         """The process joins, or has handed over what it held."""
-        if said.say == "join" and (self._connection is None or not self._connection.open):
+        if message.say == "join" and (self._connection is None or not self._connection.open):
             self._connection = connection
         if connection is not self._connection:
             # one process, one connection: a child that joins again is refused
             self._loop.lines.hang_up(connection)
-        elif said.say == "join":
-            self._address = said.address
+        elif message.say == "join":
+            self._address = message.address
             self._say(AssignmentPhase.RUNNING if self._generation else AssignmentPhase.READY)
             self._pass_on()
-        elif said.say == "drained":
+        elif message.say == "drained":
             self._loop.agent.send(Drained(self.order.job, self._generation, True))
-        elif said.say == "worth" and said.nodes:
-            self._loop.agent.send(Worth(self.order.job, said.nodes))
+        elif message.say == "worth" and message.nodes:
+            self._loop.agent.send(Worth(self.order.job, message.nodes))
 
     def look_after(self) -> None:
         """What became of the process."""

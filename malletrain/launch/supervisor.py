@@ -116,13 +116,13 @@ def descendants(root: int, table: dict[int, tuple[int, str]] | None = None) -> l
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in table.items():
         children.setdefault(parent, []).append(pid)
-    found, queue = [], [root]
+    pids, queue = [], [root]
     while queue:
         for pid in children.get(queue.pop(), []):
             queue.append(pid)
             if table[pid][1] not in "ZX":
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def kill_descendants(
@@ -134,15 +134,15 @@ def kill_descendants(
     """
     deadline = time.monotonic() + limit_s
     while True:
-        kept = spared()
-        left = [pid for pid in descendants(os.getpid()) if pid not in kept]
-        for pid in left:
+        spared_pids = spared()
+        remaining = [pid for pid in descendants(os.getpid()) if pid not in spared_pids]
+        for pid in remaining:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        if not left or time.monotonic() > deadline:
-            return left
+        if not remaining or time.monotonic() > deadline:
+            return remaining
         time.sleep(0.005)
 
 

@@ -62,12 +62,10 @@ class BlockFile:
         OSError: it cannot be opened.
     """
 
-    def __init__(
-        self, path: str, known: BlockSums | None, damaged: Callable[[], Exception]
-    ) -> None:
+    def __init__(self, path: str, sums: BlockSums | None, damaged: Callable[[], Exception]) -> None:
         self._damaged = damaged
-        self._block = known.block if known else 1
-        self._sums = struct.unpack(f"<{len(known.sums) // 4}I", known.sums) if known else None
+        self._block = sums.block if sums else 1
+        self._sums = struct.unpack(f"<{len(sums.sums) // 4}I", sums.sums) if sums else None
         self.bytes_read = 0
         self._kept_at, self._kept = 0, b""
         """The last block that was read."""
@@ -95,9 +93,9 @@ class BlockFile:
         data = bytearray(end - first)
         had = 0
         if self._kept_at <= first < self._kept_at + len(self._kept):
-            known = self._kept[first - self._kept_at : end - self._kept_at]
-            had = len(known)
-            data[:had] = known
+            head = self._kept[first - self._kept_at : end - self._kept_at]
+            had = len(head)
+            data[:had] = head
         self._fill(first + had, memoryview(data)[had:])
         if self._sums is not None:
             self._kept_at = (end - 1) // self._block * self._block if end else 0

@@ -57,10 +57,10 @@ class DiskTier:
     # --- read ---
 
     def restore(
-        self, wanted: str, put_back: Callable[[dict[str, Any], str], None]
+        self, requested: str, put_back: Callable[[dict[str, Any], str], None]
     ) -> dict[str, Any] | None:
         """Have ``put_back(payload, file)`` restore the newest good snapshot, the same one on all
-        ranks: the run's own, else that of ``wanted`` (see
+        ranks: the run's own, else that of ``requested`` (see
         :func:`malletrain.training.owner.asked_for`). Where it finds that one damaged, it is the
         turn of the one before.
 
@@ -72,10 +72,10 @@ class DiskTier:
         """
         self._bad = {}
         while True:
-            payload, name = self._choose(self.path, wanted)
-            if payload is None and wanted:
+            payload, name = self._choose(self.path, requested)
+            if payload is None and requested:
                 payload, name = self._choose(
-                    owner.path_of(wanted, daemon=self._owner.daemon), wanted
+                    owner.path_of(requested, daemon=self._owner.daemon), requested
                 )
             if payload is None:
                 self._newest_is_bad = os.path.exists(self.path)
@@ -93,18 +93,18 @@ class DiskTier:
         self._newest_is_bad = not mine and os.path.exists(self.path)
         self._known = snapshot_file.signature(self.path) if mine else None
 
-    def is_behind(self, wanted: str) -> None:
+    def is_behind(self, requested: str) -> None:
         """The objects are what another place had of this run. What the run may have begun from
-        (``wanted``) is overwritten as if it had been restored in this process.
+        (``requested``) is overwritten as if it had been restored in this process.
         """
         there = snapshot_file.peek(self.path)
         theirs = owner.of(there) if there is not None else None
-        if theirs and owner.is_asked_for(theirs, self.path, wanted, self._owner):
+        if theirs and owner.is_asked_for(theirs, self.path, requested, self._owner):
             self._known = snapshot_file.signature(self.path)
 
-    def _choose(self, path: str, wanted: str) -> tuple[dict[str, Any] | None, str]:
+    def _choose(self, path: str, requested: str) -> tuple[dict[str, Any] | None, str]:
         def check(payload: dict[str, Any], name: str) -> None:
-            owner.check(payload, name, self._owner, wanted)
+            owner.check(payload, name, self._owner, requested)
 
         while True:
             payload, name = self._newest(path, check)

@@ -63,14 +63,14 @@ class EpochPlan:
 
     def batch_at(self, position: int) -> int:
         """Size of the global batch that starts at ``position``; 0 at the end of the epoch."""
-        left = self.num_samples - position
+        remaining = self.num_samples - position
         size = self.global_batch_size
         if self.drop_last:
-            return size if left >= size else 0
-        if left < self.world_size:
+            return size if remaining >= size else 0
+        if remaining < self.world_size:
             # only after a state written with a smaller max_world_size: no batch can be made of it
             return 0
-        return left if left - size < self.max_world_size else size
+        return remaining if remaining - size < self.max_world_size else size
 
     def share(self, batch: int, rank: int) -> tuple[int, int]:
         """(start, size) of a rank's share of a global batch of ``batch`` samples; sizes differ by
@@ -80,9 +80,9 @@ class EpochPlan:
 
     def steps_from(self, position: int) -> int:
         """Steps from ``position`` to the end of the epoch."""
-        left = self.num_samples - position
+        remaining = self.num_samples - position
         # full batches for sure; then batch by batch
-        steps = max(0, (left - self.max_world_size) // self.global_batch_size - 1)
+        steps = max(0, (remaining - self.max_world_size) // self.global_batch_size - 1)
         position += steps * self.global_batch_size
         while size := self.batch_at(position):
             position += size

@@ -85,9 +85,9 @@ class CountedEpochs:
         Raises:
             RuntimeError: when an epoch ends without its steps having been counted by ``advance``.
         """
-        left = self._samples_left(count)
-        if left is not None and self.rank == 0:
-            send(WorkLeft, samples=float(left))
+        remaining = self._samples_left(count)
+        if remaining is not None and self.rank == 0:
+            send(WorkLeft, samples=float(remaining))
         self.looping, self.finished = True, False
         try:
             yield from self._epochs(count)

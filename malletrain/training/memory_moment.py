@@ -119,11 +119,11 @@ def relays(holders: Iterable[str], wanting: Iterable[str]) -> list[dict[str, str
         For each turn: who fetches → from whom.
     """
     have = list(dict.fromkeys(holders))
-    left = [one for one in dict.fromkeys(wanting) if one not in have]
+    remaining = [one for one in dict.fromkeys(wanting) if one not in have]
     turns: list[dict[str, str]] = []
-    while left and have:
-        turn = dict(zip(left, have, strict=False))
-        left = left[len(turn) :]
+    while remaining and have:
+        turn = dict(zip(remaining, have, strict=False))
+        remaining = remaining[len(turn) :]
         have += turn
         turns.append(turn)
     return turns

@@ -95,53 +95,55 @@ class MemoryRestore:
         if self._tier is None:
             return NodeOffer("", (), on_disk)
         self._tier.begin()
-        held = self._tier.held()
-        self._read = {str(one.moment): payload for one, payload in held}
-        return NodeOffer(self._tier.address, tuple(one for one, _ in held), on_disk)
+        snapshots = self._tier.held()
+        self._read = {str(one.moment): payload for one, payload in snapshots}
+        return NodeOffer(self._tier.address, tuple(one for one, _ in snapshots), on_disk)
 
-    def spread(self, found: CompleteSnapshot, addresses: tuple[str, ...]) -> None:
+    def spread(self, snapshot: CompleteSnapshot, addresses: tuple[str, ...]) -> None:
         """Have the snapshot's own file on every node that has room for it."""
         wanting = [a for a in addresses if a]
-        for turn in relays(found.holders, wanting):
-            self._team.everywhere(partial(self._fetch_in_turn, found, turn))
+        for turn in relays(snapshot.holders, wanting):
+            self._team.everywhere(partial(self._fetch_in_turn, snapshot, turn))
 
-    def _fetch_in_turn(self, found: CompleteSnapshot, turn: Mapping[str, str]) -> None:
+    def _fetch_in_turn(self, snapshot: CompleteSnapshot, turn: Mapping[str, str]) -> None:
         tier = self._tier
         source = turn.get(tier.address) if tier is not None and tier.address else None
         if tier is None or source is None or not leads_its_node():
             return
-        final = tier.file(found.moment)
+        final = tier.file(snapshot.moment)
         try:
-            tier.folder.claim(found.size)
+            tier.folder.claim(snapshot.size)
         except NoRoomError:
             return  # it is fetched past this node's memory, see payload()
         final.parent.mkdir(mode=0o700, exist_ok=True)
         temporary = unfinished(final)
         try:
             with open(temporary, "wb") as file, peer(source) as other:
-                pieces = [(0, found.size)]
-                other.fetch(tier.name(found.moment), pieces, lambda at, data: file.write(data))
+                pieces = [(0, snapshot.size)]
+                other.fetch(tier.name(snapshot.moment), pieces, lambda at, data: file.write(data))
             snapshot_file.read(str(temporary))
             os.replace(temporary, final)
         except BaseException:
             remove(temporary)
             raise
 
-    def payload(self, found: CompleteSnapshot) -> tuple[dict[str, Any], str]:
+    def payload(self, snapshot: CompleteSnapshot) -> tuple[dict[str, Any], str]:
         """(snapshot, name for messages), wherever it is."""
-        if known := self._read.get(str(found.moment)):
-            return known, self._name(found)
-        if self._tier is not None and (here := self._tier.file(found.moment)).exists():
+        if payload_ := self._read.get(str(snapshot.moment)):
+            return payload_, self._name(snapshot)
+        if self._tier is not None and (here := self._tier.file(snapshot.moment)).exists():
             return snapshot_file.read(str(here), check=False), str(here)
         with tempfile.NamedTemporaryFile(prefix="malletrain-") as file:
-            with peer(found.holders[0]) as other:
-                name = f"{self._label}/{found.moment}.pt"
-                other.fetch(name, [(0, found.size)], lambda at, data: file.write(data))
+            with peer(snapshot.holders[0]) as other:
+                name = f"{self._label}/{snapshot.moment}.pt"
+                other.fetch(name, [(0, snapshot.size)], lambda at, data: file.write(data))
             file.flush()
-            return snapshot_file.read(file.name), self._name(found)
+            return snapshot_file.read(file.name), self._name(snapshot)
 
-    def _name(self, found: CompleteSnapshot) -> str:
-        return str(self._tier.file(found.moment)) if self._tier else f"{found.moment} in memory"
+    def _name(self, snapshot: CompleteSnapshot) -> str:
+        return (
+            str(self._tier.file(snapshot.moment)) if self._tier else f"{snapshot.moment} in memory"
+        )
 
     def take_in(self, holder: str) -> None:
         """Put what ``holder`` alone sees on disk into its memory; where that cannot be it is told.

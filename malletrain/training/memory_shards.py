@@ -151,7 +151,7 @@ def put_back(
 
 @contextmanager
 def _view(
-    tier: MemoryTier | None, found: CompleteSnapshot, label: str, team: Team
+    tier: MemoryTier | None, snapshot: CompleteSnapshot, label: str, team: Team
 ) -> Iterator[str]:
     """A folder of this rank's own with what its node has of the shards."""
     home = tier.folder.path if tier is not None else None
@@ -159,14 +159,14 @@ def _view(
     try:
 
         def lay_out() -> None:
-            there = tier.shards(found.moment) if tier is not None else None
+            there = tier.shards(snapshot.moment) if tier is not None else None
             if there is not None and there.is_dir():
                 for path in there.iterdir():
                     (view / path.name).symlink_to(path)
             if not (view / METADATA).exists():
-                with peer(found.files[METADATA]) as other, open(view / METADATA, "wb") as file:
-                    size = found.sizes[METADATA]
-                    remote = f"{label}/{found.moment}/{METADATA}"
+                with peer(snapshot.files[METADATA]) as other, open(view / METADATA, "wb") as file:
+                    size = snapshot.sizes[METADATA]
+                    remote = f"{label}/{snapshot.moment}/{METADATA}"
                     other.fetch(remote, [(0, size)], lambda at, data: file.write(data))
 
         team.everywhere(lay_out)
@@ -178,7 +178,7 @@ def _view(
 
 
 def _reader(
-    folder: str, here: set[str], found: CompleteSnapshot, label: str, tier: MemoryTier | None
+    folder: str, here: set[str], snapshot: CompleteSnapshot, label: str, tier: MemoryTier | None
 ) -> Any:
     """A reader of ``folder`` that first has the rows that are needed of files that are not
     there.
@@ -189,8 +189,8 @@ def _reader(
         def read_data(self, plan: Any, planner: Any) -> Any:
             for name, items in self.by_file(plan).items():
                 if name not in here:
-                    _fetch(folder, name, self.heads(items), found, label, tier)
-                    _fetch(folder, name, self.rows(name, items), found, label, tier)
+                    _fetch(folder, name, self.heads(items), snapshot, label, tier)
+                    _fetch(folder, name, self.rows(name, items), snapshot, label, tier)
             return super().read_data(plan, planner)
 
     return SpreadReader(folder)

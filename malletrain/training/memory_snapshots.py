@@ -96,35 +96,35 @@ class MemorySnapshots:
             look.take_in(survey.disk_at)
             survey = look.survey()
         self._addresses = survey.addresses
-        found = survey.found
-        if found is None:
+        snapshot = survey.found
+        if snapshot is None:
             return from_disk()
-        if _is_newer(survey.disk, found):
+        if _is_newer(survey.disk, snapshot):
             read: list[dict[str, Any] | None] = []
             try:  # what one rank cannot read none goes on from
                 team.everywhere(lambda: read.append(from_disk()))
-                if read[0] is not None and _is_newer(age_of(read[0]), found):
+                if read[0] is not None and _is_newer(age_of(read[0]), snapshot):
                     return read[0]
             except SnapshotError as error:
                 report.tell(f"{error} Going on from memory.")
-        return self._load(look, survey, found, team)
+        return self._load(look, survey, snapshot, team)
 
     def _load(
-        self, look: MemoryRestore, survey: Survey, found: CompleteSnapshot, team: Team
+        self, look: MemoryRestore, survey: Survey, snapshot: CompleteSnapshot, team: Team
     ) -> dict[str, Any]:
-        look.spread(found, survey.addresses)
-        payload, name = look.payload(found)
+        look.spread(snapshot, survey.addresses)
+        payload, name = look.payload(snapshot)
         owner.check(payload, name, self._owner, "")
-        self.newest = found.moment
+        self.newest = snapshot.moment
         if payload.get(shard_files.KEY):
             memory_shards.put_back(
-                self._objects, payload, name, self.tier, found, self._label, team
+                self._objects, payload, name, self.tier, snapshot, self._label, team
             )
         else:
             parts.put_back(self._objects, payload, name)
         if self.tier is not None and leads_its_node():
             for moment in self.tier.moments():
-                if moment != found.moment:
+                if moment != snapshot.moment:
                     self.tier.drop(moment)
         return payload
 
@@ -185,17 +185,17 @@ class MemorySnapshots:
         """Bytes of the state that a node holds, at most. Collective for a sharded model."""
         if not self.is_sharded:
             return tensor_bytes(self._payload())
-        team, found = self._all_ranks(), list[int]()
-        found += team.everywhere(lambda: memory_shards.bytes_of_node(self._objects))
-        return team.from_rank_0(lambda: max(found))
+        team, sizes = self._all_ranks(), list[int]()
+        sizes += team.everywhere(lambda: memory_shards.bytes_of_node(self._objects))
+        return team.from_rank_0(lambda: max(sizes))
 
     def agreed(self, seen: Callable[[], bool | None]) -> bool | None:
         """What all ranks have ``seen`` together: True if all did, None while one does not know.
         Collective.
         """
-        team, found = self._all_ranks(), list[bool | None]()
-        found += team.everywhere(seen)
-        return team.from_rank_0(lambda: None if None in found else all(found))
+        team, answers = self._all_ranks(), list[bool | None]()
+        answers += team.everywhere(seen)
+        return team.from_rank_0(lambda: None if None in answers else all(answers))
 
     def replicate(self, steps: int) -> bool:
         """Have another node hold what this node would lose. Call it on every rank after the same
@@ -284,8 +284,8 @@ class MemorySnapshots:
         return False
 
 
-def _is_newer(disk: tuple[int, int] | None, found: CompleteSnapshot | None) -> bool:
-    return disk is not None and (found is None or disk > found.moment.age)
+def _is_newer(disk: tuple[int, int] | None, snapshot: CompleteSnapshot | None) -> bool:
+    return disk is not None and (snapshot is None or disk > snapshot.moment.age)
 
 
 def _sentence(error: Exception) -> str:

@@ -69,8 +69,10 @@ class MemoryTier:
 
     def moments(self) -> list[Moment]:
         """The snapshots here, by their own files."""
-        found = (Moment.parse(path.name.removesuffix(FILE)) for path in self.home.glob(f"*{FILE}"))
-        return sorted((one for one in found if one is not None), reverse=True)
+        moments_ = (
+            Moment.parse(path.name.removesuffix(FILE)) for path in self.home.glob(f"*{FILE}")
+        )
+        return sorted((one for one in moments_ if one is not None), reverse=True)
 
     # --- write ---
 
@@ -98,10 +100,10 @@ class MemoryTier:
         snapshot. One process of the node calls it, while no other writes.
         """
         self.folder.remove_unfinished()
-        known = {str(moment) for moment in self.moments()}
+        names = {str(moment) for moment in self.moments()}
         if self.home.is_dir():
             for path in self.home.iterdir():
-                if path.is_dir() and path.name not in known:
+                if path.is_dir() and path.name not in names:
                     remove(path)
 
     def keep_from(self, complete: Moment) -> None:
@@ -120,7 +122,7 @@ class MemoryTier:
         """What is here and good, newest first, with what each snapshot says. What is damaged is
         told and removed.
         """
-        found = []
+        snapshots = []
         for moment in self.moments():
             name = str(self.file(moment))
             try:
@@ -133,9 +135,9 @@ class MemoryTier:
                 self.drop(moment)
                 continue
             sizes = {file: length for file, (length, _) in needed.items()}
-            held = HeldSnapshot(moment, frozenset(there), frozenset(needed), size, sizes)
-            found.append((held, payload))
-        return found
+            snapshot = HeldSnapshot(moment, frozenset(there), frozenset(needed), size, sizes)
+            snapshots.append((snapshot, payload))
+        return snapshots
 
     def _good(self, moment: Moment, needed: Mapping[str, tuple[int, int]]) -> list[str]:
         good = []

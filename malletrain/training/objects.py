@@ -330,15 +330,15 @@ def tell_left_out(objects: Mapping[str, Any]) -> None:
     """
     targets = {name: unwrapped(value) for name, value in objects.items()}
     modules = [v for v in targets.values() if callable(getattr(v, "named_parameters", None))]
-    held = {id(p) for module in modules for p in module.parameters()}
+    parameters = {id(p) for module in modules for p in module.parameters()}
     for name, value in targets.items():
         groups = getattr(value, "param_groups", None)
         if not isinstance(groups, list):
             continue
-        known = [id(p) in held for group in groups for p in group["params"]]
-        if any(known) and not all(known):
+        matches = [id(p) in parameters for group in groups for p in group["params"]]
+        if any(matches) and not all(matches):
             report.tell(
-                f"The optimizer {name!r} trains {known.count(False)} parameters that are of no "
+                f"The optimizer {name!r} trains {matches.count(False)} parameters that are of no "
                 "module that Snapshot was given: after a rescale they begin anew. Pass the module "
                 "that has them, too, as in Snapshot(model=model, criterion=criterion, …).",
                 once=f"left out {name}",

@@ -87,8 +87,8 @@ def load(optimizer: Any, saved: Mapping[str, Any], names: Mapping[int, str]) -> 
         source: Mapping[str, Any] = next(
             (home[labels[n]] for n in group["params"] if labels[n] in home), {}
         )
-        kept = {key: value for key, value in source.items() if key not in _NOT_SAVED}
-        groups.append({**group, **kept})
+        settings = {key: value for key, value in source.items() if key not in _NOT_SAVED}
+        groups.append({**group, **settings})
     gone = sorted(set(home) - set(labels))
     if gone:
         tell(

@@ -117,5 +117,7 @@ def _explained(error: Exception) -> tuple[str, str]:
     if isinstance(error, OSError):
         advice = _ADVICE.get(error.errno or 0, "")
         return f"errno {error.errno}", f"{error.strerror or error}. {advice}".strip()
-    said = str(error) if isinstance(error, SnapshotError) else f"{type(error).__name__}: {error}."
-    return type(error).__name__ + str(error)[:80], said
+    sentence = (
+        str(error) if isinstance(error, SnapshotError) else f"{type(error).__name__}: {error}."
+    )
+    return type(error).__name__ + str(error)[:80], sentence

@@ -111,11 +111,11 @@ def asked_for(resume_from: str | os.PathLike[str] | None) -> str:
     return os.environ.get(env.RESUME_FROM, "")
 
 
-def path_of(wanted: str, workdir: str = "", daemon: str = "") -> str:
-    """The snapshot that ``wanted``, a job or a path, names.
+def path_of(requested: str, workdir: str = "", daemon: str = "") -> str:
+    """The snapshot that ``requested``, a job or a path, names.
 
     Args:
-        wanted: see :func:`asked_for`.
+        requested: see :func:`asked_for`.
         workdir: the folder in which the job runs, when that is not this process's working folder.
         daemon: whose job it is; empty: any daemon's.
 
@@ -124,30 +124,33 @@ def path_of(wanted: str, workdir: str = "", daemon: str = "") -> str:
             than one.
     """
     folder = os.path.join(workdir, FOLDER)
-    if os.sep in wanted or os.path.exists(wanted):
-        if not os.path.exists(wanted):
-            raise SnapshotError(f"There is no snapshot {wanted} to go on from.")
-        return os.path.abspath(wanted)
-    found = sorted(glob.glob(os.path.join(glob.escape(folder), f"{glob.escape(wanted)}-*", FILE)))
+    if os.sep in requested or os.path.exists(requested):
+        if not os.path.exists(requested):
+            raise SnapshotError(f"There is no snapshot {requested} to go on from.")
+        return os.path.abspath(requested)
+    paths = sorted(
+        glob.glob(os.path.join(glob.escape(folder), f"{glob.escape(requested)}-*", FILE))
+    )
     others: list[str] = []
     if daemon:
-        others = [each for each in found if daemon_of_folder(os.path.dirname(each)) != daemon]
-        found = [each for each in found if each not in others]
-    if len(found) == 1:
-        return os.path.abspath(found[0])
-    if found:
+        others = [each for each in paths if daemon_of_folder(os.path.dirname(each)) != daemon]
+        paths = [each for each in paths if each not in others]
+    if len(paths) == 1:
+        return os.path.abspath(paths[0])
+    if paths:
         raise SnapshotError(
-            f"There are several snapshots of {wanted}: {', '.join(found)}. Name the one to go on "
-            "from by its path."
+            f"There are several snapshots of {requested}: {', '.join(paths)}. Name the one to go "
+            "on from by its path."
         )
     also = (
-        f" ({', '.join(others)}: of a job {wanted} of another daemon, or it does not say of which)"
+        f" ({', '.join(others)}: of a job {requested} of another daemon, "
+        "or it does not say of which)"
         if others
         else ""
     )
     raise SnapshotError(
-        f"There is no snapshot of job {wanted} in {os.path.abspath(folder)}{also}. Name the one to "
-        "go on from by its path."
+        f"There is no snapshot of job {requested} in {os.path.abspath(folder)}{also}. Name the one "
+        "to go on from by its path."
     )
 
 
@@ -199,15 +202,15 @@ def check(
     )
 
 
-def is_asked_for(theirs: Owner, name: str, wanted: str, mine: Owner) -> bool:
-    """Whether ``wanted`` is the snapshot of ``theirs`` in the file ``name`` (see :func:`check`). A
-    job's id means the one of this run's daemon.
+def is_asked_for(theirs: Owner, name: str, requested: str, mine: Owner) -> bool:
+    """Whether ``requested`` is the snapshot of ``theirs`` in the file ``name`` (see :func:`check`).
+    A job's id means the one of this run's daemon.
     """
-    if not wanted:
+    if not requested:
         return False
-    if wanted == theirs.job and theirs.may_share(mine):
+    if requested == theirs.job and theirs.may_share(mine):
         return True
-    return os.path.abspath(wanted) in (name, name.partition(".prev")[0])
+    return os.path.abspath(requested) in (name, name.partition(".prev")[0])
 
 
 def refuse_to_overwrite(

@@ -80,16 +80,16 @@ class Replicas:
         if memory is None or self.every or not self._room or nodes() < 2:
             return
         try:
-            held = memory.held_by_a_node()
-            self.kept = held > self._room and self._renew(memory, steps)
+            bytes_held = memory.held_by_a_node()
+            self.kept = bytes_held > self._room and self._renew(memory, steps)
         except Exception as error:  # a state that cannot be had stops no training
             self.kept = False
             report.tell(f"No copy on another node: {error}", once=f"no copy {type(error)}")
             return
         if self.kept and rank_and_world()[0] == 0:
             report.tell(
-                f"A node holds {shown(held)} of the state and can hand over {shown(self._room)} "
-                "within its notice: another node has a copy, renewed with every snapshot.",
+                f"A node holds {shown(bytes_held)} of the state and can hand over "
+                f"{shown(self._room)} within its notice: another node has a copy, renewed with every snapshot.",
                 once="copies by themselves",
             )
 

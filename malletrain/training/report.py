@@ -230,11 +230,11 @@ def _at_exit() -> None:
         time.sleep(0.005)
 
 
-def _usable(given: object, what: str = _SAMPLES) -> float | None:
-    """The number in ``given`` (a numpy scalar or a tensor of one element will do) as one of
+def _usable(argument: object, what: str = _SAMPLES) -> float | None:
+    """The number in ``argument`` (a numpy scalar or a tensor of one element will do) as one of
     Python's own, or None after telling the user ``what`` is wanted.
     """
-    value: Any = given
+    value: Any = argument
     try:
         if not isinstance(value, int | float) and hasattr(value, "item"):
             value = value.item()
@@ -244,9 +244,9 @@ def _usable(given: object, what: str = _SAMPLES) -> float | None:
             and 0 <= value <= _MOST_SAMPLES
         ):
             return value if type(value) is int else float(value)
-        shown = repr(given)[:60]
+        shown = repr(argument)[:60]
     except Exception:  # an odd object must not stop a training run
-        shown = f"an object of type {type(given).__name__}"
+        shown = f"an object of type {type(argument).__name__}"
     tell(f"report() takes {what}, but got {shown}; such reports are ignored.", once=what)
     return None
 

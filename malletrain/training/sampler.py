@@ -301,12 +301,12 @@ class ElasticSampler(CountedEpochs):
         """(this rank's samples, samples of the global batch) of up to ``batches`` next batches of
         this epoch.
         """
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         position = self.position
-        while len(found) < batches and (batch := self._plan.batch_at(position)):
-            found.append((self._plan.share(batch, self.rank)[1], batch))
+        while len(ranges) < batches and (batch := self._plan.batch_at(position)):
+            ranges.append((self._plan.share(batch, self.rank)[1], batch))
             position += batch
-        return found
+        return ranges
 
     @property
     def loss_weight(self) -> float:

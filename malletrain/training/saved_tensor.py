@@ -86,7 +86,7 @@ def located(head: bytes, length: int, item_bytes: int) -> SavedTensor | None:
 
 def _records(head: bytes) -> list[tuple[str, int]]:
     """(name, where its content begins) of each record, up to the first storage."""
-    found: list[tuple[str, int]] = []
+    members: list[tuple[str, int]] = []
     at = head.find(_SIGNATURE)
     while at >= 0 and at + _LOCAL.size <= len(head):
         *_, name_bytes, extra = _LOCAL.unpack_from(head, at)
@@ -95,11 +95,11 @@ def _records(head: bytes) -> list[tuple[str, int]]:
         name = head[at + _LOCAL.size : begins].decode("ascii", "replace")
         if compressed or begins > len(head):
             return []
-        found.append((name, begins + extra))
+        members.append((name, begins + extra))
         if "/data/" in name:
             break
         at = head.find(_SIGNATURE, begins + extra)
-    return found
+    return members
 
 
 def _is_plain(lies: _Lies) -> bool:

@@ -217,10 +217,10 @@ def check_before_reading(
 def _check_sum(payload: Mapping[str, Any], name: str, file: str) -> None:
     path = os.path.join(folder_of(payload, name), file)
     try:
-        found = sum_of(path)
+        total = sum_of(path)
     except OSError as error:
         raise SnapshotError(f"Snapshot {name} is damaged: {path}: {error.strerror}.") from error
-    if found != tuple(payload[KEY]["files"][file]):
+    if total != tuple(payload[KEY]["files"][file]):
         raise SnapshotError(f"Snapshot {name} is damaged: the check sum of {path} is wrong.")
 
 

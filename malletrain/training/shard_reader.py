@@ -75,10 +75,10 @@ class RowReader(FileSystemReader):
 
     def by_file(self, plan: LoadPlan) -> dict[str, list[ReadItem]]:
         """What is asked for, by the file it lies in, in the order in which it lies there."""
-        found: dict[str, list[ReadItem]] = {}
+        items: dict[str, list[ReadItem]] = {}
         for item in sorted(plan.items, key=lambda i: self.storage_data[i.storage_index].offset):
-            found.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
-        return dict(sorted(found.items()))
+            items.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
+        return dict(sorted(items.items()))
 
     def heads(self, items: Sequence[ReadItem]) -> list[tuple[int, int]]:
         """(offset, length) of the heads of the pieces."""
@@ -114,10 +114,10 @@ class RowReader(FileSystemReader):
         if item.type != LoadItemType.TENSOR:
             return None
         (head,) = self.heads([item])
-        found = located(bytes(file.read(*head)), piece.length, self._dtype(item).itemsize)
-        if found is None or len(found.shape) != len(item.lengths):
+        place = located(bytes(file.read(*head)), piece.length, self._dtype(item).itemsize)
+        if place is None or len(place.shape) != len(item.lengths):
             return None
-        return found
+        return place
 
     def _dtype(self, item: ReadItem) -> torch.dtype:
         entry = self.read_metadata().state_dict_metadata[item.storage_index.fqn]

@@ -34,12 +34,12 @@ def is_sharded(objects: Mapping[str, Any]) -> bool:
         SnapshotError: when it has, and this torch is too old for them.
     """
     for value in map(unwrapped, objects.values()):
-        found: Any = ()
+        parameters: Any = ()
         if callable(getattr(value, "parameters", None)):
-            found = value.parameters()
+            parameters = value.parameters()
         elif isinstance(getattr(value, "param_groups", None), list):
-            found = (p for group in value.param_groups for p in group["params"])
-        if any(_is_dtensor(parameter) for parameter in found):
+            parameters = (p for group in value.param_groups for p in group["params"])
+        if any(_is_dtensor(parameter) for parameter in parameters):
             _require_torch()
             return True
     return False
@@ -213,12 +213,12 @@ def _same_names(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     unknown = sorted(set(saved) - set(own))
     if missing or unknown:
         parts = [
-            f"{what} {', '.join(found[:3])}{' and more' if len(found) > 3 else ''}."
-            for what, found in (
+            f"{what} {', '.join(values[:3])}{' and more' if len(values) > 3 else ''}."
+            for what, values in (
                 ("the snapshot has no", missing),
                 ("the module has no", unknown),
             )
-            if found
+            if values
         ]
         raise ValueError(" ".join(parts))
 

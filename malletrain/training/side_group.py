@@ -56,15 +56,15 @@ class Team:
             return [result]
         import torch.distributed as dist
 
-        found: list[Any] = [None] * self.world
+        results: list[Any] = [None] * self.world
         dist.gather_object(
-            (result, _sendable(error)), found if self.rank == 0 else None, group=self.group
+            (result, _sendable(error)), results if self.rank == 0 else None, group=self.group
         )
-        verdict = [next((e for _, e in found if e is not None), None) if self.rank == 0 else None]
+        verdict = [next((e for _, e in results if e is not None), None) if self.rank == 0 else None]
         dist.broadcast_object_list(verdict, group=self.group)
         if verdict[0] is not None:
             raise verdict[0]
-        return [value for value, _ in found] if self.rank == 0 else []
+        return [value for value, _ in results] if self.rank == 0 else []
 
     def from_rank_0(self, work: Callable[[], T]) -> T:
         """Do ``work`` on rank 0, and have its result, or its failure, on every rank."""

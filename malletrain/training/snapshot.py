@@ -198,12 +198,12 @@ class Snapshot:
                 restored.
         """
         report.mark("restoring")
-        wanted = owner.asked_for(resume_from)
+        requested = owner.asked_for(resume_from)
         self._numbers.begin()
         if self._memory is None:
-            payload = self._from_disk(wanted)
+            payload = self._from_disk(requested)
         else:
-            payload = self._memory.restore(lambda: self._from_disk(wanted))
+            payload = self._memory.restore(lambda: self._from_disk(requested))
         due_in = self.every_s
         if payload is not None:
             self._steps = int(payload.get("steps", 0))
@@ -214,15 +214,15 @@ class Snapshot:
             if in_memory:  # the disk's is older, or there is none yet
                 self._disk_since = float(payload.get("disk_since", self._disk_since))
                 due_in -= time.time() - self._disk_since
-                self._disk.is_behind(wanted)
+                self._disk.is_behind(requested)
             if not in_memory or os.path.exists(self.path):
                 self._outcomes.saved_at = self._disk_since if in_memory else payload.get("time")
         self._pace.begins(due_in, payload and payload.get("save_s"))
         report.mark("restored")
         return payload is not None
 
-    def _from_disk(self, wanted: str) -> dict[str, Any] | None:
-        return self._disk.restore(wanted, self._put_back)
+    def _from_disk(self, requested: str) -> dict[str, Any] | None:
+        return self._disk.restore(requested, self._put_back)
 
     def _put_back(self, payload: dict[str, Any], name: str) -> None:
         if payload.get(shard_files.KEY) or is_sharded(self._objects):

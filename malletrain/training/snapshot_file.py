@@ -240,7 +240,10 @@ def _keep(path: str, number: int) -> None:
     """Let the ``number``-th earlier snapshot be what the one after it is. The newest stays in its
     place, too: nobody ever sees none.
     """
-    older, kept = previous(path, number - 1) if number > 1 else path, previous(path, number)
+    older, previous_file = (
+        previous(path, number - 1) if number > 1 else path,
+        previous(path, number),
+    )
     if not os.path.exists(older):
         return
     if number == 1:
@@ -251,11 +254,11 @@ def _keep(path: str, number: int) -> None:
             if error.errno not in _NO_LINKS:
                 raise
         else:
-            os.replace(spare, kept)
+            os.replace(spare, previous_file)
             if os.path.exists(spare):  # both were one file already: then a rename does nothing
                 os.unlink(spare)
             return
-    os.replace(older, kept)
+    os.replace(older, previous_file)
 
 
 def _torch_save(payload: dict[str, Any], writer: _Writer) -> None:

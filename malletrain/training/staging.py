@@ -42,8 +42,8 @@ class Staging:
     def _buffer(self, tensor: Any, name: str) -> Any:
         import torch
 
-        held = self._buffers.get(name)
-        if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
-            held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._buffers[name] = held
-        return held
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._buffers[name] = buffer
+        return buffer

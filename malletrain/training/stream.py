@@ -212,8 +212,8 @@ class ElasticStream(CountedEpochs):
         count = len(self.shards)
         if not self.shuffle:
             return range(count)
-        found: list[int] = order(count, self.seed, self.epoch).tolist()
-        return found
+        shards: list[int] = order(count, self.seed, self.epoch).tolist()
+        return shards
 
     def _side_group(self) -> Any:
         if self._group is None and self.world_size > 1:

@@ -98,8 +98,8 @@ def deal(position: StreamPosition, world_size: int, readers: int, shared: bool =
 
     Reader ``r`` of rank ``k`` has the list ``r * world_size + k``.
     """
-    left = [(place, position.begun.get(place, 0)) for place in position.left()]
+    remaining = [(place, position.begun.get(place, 0)) for place in position.left()]
     hands = world_size * readers
-    if shared or len(left) < hands:
-        return Deal(position, (tuple(left),), True)
-    return Deal(position, tuple(tuple(left[hand::hands]) for hand in range(hands)), False)
+    if shared or len(remaining) < hands:
+        return Deal(position, (tuple(remaining),), True)
+    return Deal(position, tuple(tuple(remaining[hand::hands]) for hand in range(hands)), False)

@@ -95,17 +95,17 @@ def portions(
     source: ShardSource, places: Sequence[tuple[Any, int]], cut: Cut, reader: int = 0
 ) -> Iterator[Portion]:
     """Cut the records of ``places``, (shard, records to leave out), into portions."""
-    held: deque[tuple[Any, Cursor]] = deque()
+    portions_: deque[tuple[Any, Cursor]] = deque()
     coming = _numbered(source, places)
     while True:
-        wanted = cut.batch + cut.ahead - len(held)
-        held.extend(itertools.islice(coming, wanted))
-        total = cut.size(len(held))
+        missing = cut.batch + cut.ahead - len(portions_)
+        portions_.extend(itertools.islice(coming, missing))
+        total = cut.size(len(portions_))
         if not total:
             return
-        taken = [held.popleft()[0] for _ in range(total)]
+        taken = [portions_.popleft()[0] for _ in range(total)]
         first, share = piece(total, cut.ranks, cut.rank)
-        index, records = held[0][1] if held else (len(places), 0)
+        index, records = portions_[0][1] if portions_ else (len(places), 0)
         batch = source.batch(taken[first : first + share])
         yield Portion(batch, share, total, reader, index, records)
 
@@ -142,9 +142,9 @@ def as_it_is(portion: Any) -> Any:
 
 def loader(readers: Readers, num_workers: int, options: dict[str, Any]) -> Iterator[Portion]:
     """The portions of ``readers``, from each in turn."""
-    found: Iterator[Portion] = iter(
+    portions_: Iterator[Portion] = iter(
         DataLoader(
             readers, batch_size=None, collate_fn=as_it_is, num_workers=num_workers, **options
         )
     )
-    return found
+    return portions_

@@ -34,10 +34,10 @@ class StepWord:
 
     def cursors(self) -> dict[int, Cursor]:
         """The cursor of the reader that each rank's portion came from, by list of the deal."""
-        said = self._numbers()
+        numbers = self._numbers()
         return {
-            reader * len(said) + rank: (index, records)
-            for rank, (_, reader, index, records) in enumerate(said)
+            reader * len(numbers) + rank: (index, records)
+            for rank, (_, reader, index, records) in enumerate(numbers)
             if reader >= 0
         }
 
@@ -56,5 +56,5 @@ def say(group: Any, more: bool, reader: int = -1, index: int = 0, records: int =
         return StepWord([mine])
     import torch
 
-    said = [torch.empty(_NUMBERS, dtype=torch.int64) for _ in range(group.size())]
-    return StepWord(said, group.allgather([said], [torch.tensor(mine)]))
+    numbers = [torch.empty(_NUMBERS, dtype=torch.int64) for _ in range(group.size())]
+    return StepWord(numbers, group.allgather([numbers], [torch.tensor(mine)]))

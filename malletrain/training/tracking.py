@@ -67,10 +67,10 @@ def mlflow_run(experiment: str | None = None) -> str:
         mlflow.set_experiment(experiment)
     client: Any = mlflow.MlflowClient()
     name = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
-    known = client.get_experiment_by_name(name)
-    place = known.experiment_id if known is not None else client.create_experiment(name)
-    found = client.search_runs([place], f"tags.`{TAG}` = '{run_id()}'", max_results=1)
-    run = found[0] if found else client.create_run(place, tags={TAG: run_id()})
+    existing = client.get_experiment_by_name(name)
+    place = existing.experiment_id if existing is not None else client.create_experiment(name)
+    runs = client.search_runs([place], f"tags.`{TAG}` = '{run_id()}'", max_results=1)
+    run = runs[0] if runs else client.create_run(place, tags={TAG: run_id()})
     os.environ["MLFLOW_RUN_ID"] = run.info.run_id
     return str(run.info.run_id)
 

@@ -99,7 +99,9 @@ class Site:
         self.train(self.now + seconds, every=1e9)
 
     def say(self, node, rank, **fields):
-        self.hung.said(self.nodes[node], self.run, Stacks("j1", 1, rank, 100 + rank, **fields))
+        self.hung.receive_stacks(
+            self.nodes[node], self.run, Stacks("j1", 1, rank, 100 + rank, **fields)
+        )
 
     def answer(self):
         self.say("a", 0, text=STACK.format(what="all_reduce"))

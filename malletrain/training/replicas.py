@@ -89,7 +89,8 @@ class Replicas:
         if self.kept and rank_and_world()[0] == 0:
             report.tell(
                 f"A node holds {shown(bytes_held)} of the state and can hand over "
-                f"{shown(self._room)} within its notice: another node has a copy, renewed with every snapshot.",
+                f"{shown(self._room)} within its notice: another node has a copy, renewed with "
+                "every snapshot.",
                 once="copies by themselves",
             )
 

@@ -245,11 +245,11 @@ def _requests(
     outlooks: list[dict[str, LossForecast]] = [{} for _ in bidders]
     if settings.look_ahead_s and settings.heed_lifetimes:
         held = [kept[c.job] for c in bidders]
-        lasting = ExpectedNodeLife(nodes, held, settings.look_ahead_s, settings.lost_work_s)
+        node_life = ExpectedNodeLife(nodes, held, settings.look_ahead_s, settings.lost_work_s)
         for name in capacity:
             jobs = [number for number, mine in enumerate(pools) if name in mine]
             most = [bidders[number].max_nodes for number in jobs]
-            for number, outlook in zip(jobs, lasting.in_pool(name, jobs, most), strict=True):
+            for number, outlook in zip(jobs, node_life.in_pool(name, jobs, most), strict=True):
                 outlooks[number][name] = outlook
     requests = []
     for c, mine, foretold in zip(bidders, pools, outlooks, strict=True):

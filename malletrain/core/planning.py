@@ -253,13 +253,13 @@ def _requests(
     outlooks: list[dict[str, LossForecast]] = [{} for _ in bidders]
     if settings.look_ahead_s and settings.heed_lifetimes:
         nodes_of_bidders = [current_nodes[c.job] for c in bidders]
-        lasting = ExpectedNodeLife(
+        node_life = ExpectedNodeLife(
             nodes, nodes_of_bidders, settings.look_ahead_s, settings.lost_work_s
         )
         for name in capacity:
             jobs = [number for number, mine in enumerate(pools) if name in mine]
             most = [bidders[number].max_nodes for number in jobs]
-            for number, outlook in zip(jobs, lasting.in_pool(name, jobs, most), strict=True):
+            for number, outlook in zip(jobs, node_life.in_pool(name, jobs, most), strict=True):
                 outlooks[number][name] = outlook
     requests = []
     for c, mine, foretold in zip(bidders, pools, outlooks, strict=True):

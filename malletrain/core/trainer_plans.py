@@ -125,8 +125,8 @@ def _deal(demands: Mapping[str, TrainerDemand], nodes: Sequence[str]) -> dict[st
         return {name: list(nodes) for name in demands}
     counts = split(demands, len(nodes))
     shares = {name: demand.nodes[: counts[name]] for name, demand in demands.items()}
-    kept = {node for share in shares.values() for node in share}
-    free = iter(sorted(node for node in nodes if node not in kept))
+    assigned = {node for share in shares.values() for node in share}
+    free = iter(sorted(node for node in nodes if node not in assigned))
     for name, share in shares.items():
         for node in free:
             if len(share) >= counts[name]:

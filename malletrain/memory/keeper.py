@@ -113,7 +113,7 @@ class Keeper:
                 if zap in ready:
                     zap.send_multipart(self._keys.answered(zap.recv_multipart()))
                 if listener.monitor in ready:
-                    listener.noticed()
+                    listener.read_monitor()
                 if self._router in ready:
                     self._heard(self._router.recv_multipart())
                 self._give_up_idle()

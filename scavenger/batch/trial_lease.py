@@ -122,10 +122,10 @@ def _wait(
     """Poll until the lease is in this state. Raises _TrialError."""
     began, reason = clock(), ""
     while True:
-        found = next((each for each in scavenger.poll().leases if each.id == lease.id), None)
-        ended = found is None or found.state is LeaseState.ENDED
-        reason = found.reason if found is not None and found.reason else reason
-        if state is LeaseState.ENDED if ended else found is not None and found.state is state:
+        current = next((each for each in scavenger.poll().leases if each.id == lease.id), None)
+        ended = current is None or current.state is LeaseState.ENDED
+        reason = current.reason if current is not None and current.reason else reason
+        if state is LeaseState.ENDED if ended else current is not None and current.state is state:
             return
         words = f": {reason}" if reason else ""
         if ended:

@@ -31,14 +31,20 @@ autostart = false
 
 @pytest.fixture
 def taken():
-    """The default port is somebody else's, whoever that is."""
+    """The default port is somebody else's: ours, once a daemon of another test leaves it."""
     host, _, port = DEFAULT.rpartition(":")
-    with socket.socket() as other, contextlib.suppress(OSError):
-        other.bind((host, int(port)))
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+        def bound():
+            with contextlib.suppress(OSError):
+                other.bind((host, int(port)))
+                return True
+            return False
+
+        until(bound, "the port is free")
         other.listen()
         yield
-        return
-    yield
 
 
 def command(folder, asked, word):

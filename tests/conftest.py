@@ -15,6 +15,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
@@ -87,6 +88,12 @@ def pytest_runtest_teardown(item):
         held = os.listdir("/proc/self/fd")
     if len(held) > MOST_DESCRIPTORS:
         pytest.fail(f"{len(held)} descriptors are open; this test or one before it leaves them.")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logfinish():
+    """Logging as a daemon that starts in this process configures it ends with the test."""
+    structlog.reset_defaults()
 
 
 @pytest.hookimpl(wrapper=True)

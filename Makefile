@@ -8,32 +8,34 @@ CONSTRAINTS ?= -c constraints.txt
 # The tests start thousands of Pythons: without bytecode each would compile what it imports anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test rewritten packages test-sites test-gpu fuzz steady lint docs docs-version torch-matrix clean
+.PHONY: demo test rewritten packages test-sites test-all test-gpu fuzz steady lint docs docs-version torch-matrix clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/malletrain demo $(ARGS)
 
+EVERY_CHANGE = not thorough and not sites and not gpu
 # More workers than cores: many tests wait for processes of their own.
 WORKERS ?= $(shell echo $$(( ($$(nproc) * 5 + 1) / 2 )))
 test:
 	$(MAKE) -j3 --output-sync=target --no-print-directory lint rewritten packages
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 25 -m "not sites and not gpu"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 25 -m "$(EVERY_CHANGE)"
 
 # What pytest makes of the assertions of the tests is kept: it is made once, not by each worker.
 rewritten: $(VENV)/.installed-test
-	@$(BIN)/python -m pytest --collect-only -q -m "not sites and not gpu" >$(VENV)/collected || { cat $(VENV)/collected; exit 1; }
+	@$(BIN)/python -m pytest --collect-only -q -m "$(EVERY_CHANGE)" >$(VENV)/collected || { cat $(VENV)/collected; exit 1; }
 
 packages:
 	bash tests/slurm/install.sh
 
-# Head and nodes as hosts of their own, by namespaces: cables, firewalls, names; the rarer faults of sharded live mode, of snapshots in memory and of sweeps; usage as Slurm accounts it; the zoo of scripts. Needs root and Slurm's packages; else it says why not.
+# Head and nodes as hosts of their own, by namespaces: cables, firewalls, names. Needs root and Slurm's packages; else it says why not.
 test-sites: $(VENV)/.installed-test
 	bash tests/slurm/install.sh
-	$(BIN)/python -m pytest tests/hosts tests/malletrain/elastic/sharded \
-	    tests/malletrain/training/test_memory.py tests/slurm/test_usage.py \
-	    tests/integration/test_sweep.py tests/integration/test_nas.py \
-	    tests/integration/test_fault_points.py tests/integration/test_fault_points_training.py \
-	    tests/benchmarks/test_chaos.py tests/benchmarks/test_load.py tests/zoo $(ARGS)
+	$(BIN)/python -m pytest -m sites $(ARGS)
+
+# All that can be checked here, hours: also the tests marked thorough, random days and faults, every boundary of the zoo, other versions of torch. `make test-all ARGS="lint suite"` runs these parts.
+test-all: $(VENV)/.installed-test
+	bash tests/slurm/install.sh
+	$(BIN)/python -m tests.everything $(ARGS)
 
 # What only a GPU can show, in an environment that has torch with CUDA: `make test-gpu PYTHON=python3`. It installs nothing. The report is to be copied.
 GPU_REPORT ?= gpu-report.md

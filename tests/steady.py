@@ -52,7 +52,15 @@ def one_run(load: int, arguments: list[str]) -> tuple[dict[str, float], str]:
     """Run the tests once beside ``load`` busy processes; returns the numbers and the output."""
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     rooms = [str(HERE / room) for room in ROOMS]
-    argv += arguments or ["-n", str(WORKERS), "--dist", "worksteal", "-m", "not sites", *rooms]
+    argv += arguments or [
+        "-n",
+        str(WORKERS),
+        "--dist",
+        "worksteal",
+        "-m",
+        "not sites and not thorough",
+        *rooms,
+    ]
     begin = time.monotonic()
     with busy(load):
         done = subprocess.run(argv, capture_output=True, text=True, check=False)

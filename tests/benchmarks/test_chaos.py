@@ -95,7 +95,7 @@ def _received(connection):
 
 FAULTS_EACH = 25
 """Over services, which need no torch; a hundred in all seeds together."""
-SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.sites) for seed in (2, 3, 4))]
+SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (2, 3, 4))]
 
 
 def run(folder, campaign):
@@ -124,6 +124,6 @@ def test_random_faults_in_haste_break_no_promise(tmp_path, any_seed, seed):
     run(tmp_path, campaign)
 
 
-@pytest.mark.sites
+@pytest.mark.thorough
 def test_random_faults_over_jobs_of_all_kinds_break_no_promise(tmp_path, any_seed):
     run(tmp_path, chaos.Campaign(faults=20, jobs=8, seed=any_seed(4), nodes=3, running=2))

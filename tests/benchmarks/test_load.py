@@ -33,7 +33,7 @@ def site(tmp_path: Path) -> Site:
     )
 
 
-@pytest.mark.sites
+@pytest.mark.thorough
 def test_forty_agents_and_their_jobs_are_served_and_a_wave_of_nodes_too(site: Site) -> None:
     try:
         jobs = add_jobs(site.state, JOBS, (1, AGENTS // JOBS))

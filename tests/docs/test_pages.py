@@ -141,6 +141,7 @@ def machine(home) -> Iterator[list[str]]:
         holder.wait()
 
 
+@pytest.mark.thorough
 @pytest.mark.slurm
 @pytest.mark.timeout(1800)
 def test_the_pages_of_an_operator_of_slurm(reader, home, machine):

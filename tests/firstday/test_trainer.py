@@ -15,6 +15,7 @@ def user(person):
     return person
 
 
+@pytest.mark.thorough
 def test_three_epochs_over_rescales(user):
     user.writes("go", "")
     alone = user.types("python finetune.py")

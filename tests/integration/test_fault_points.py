@@ -148,7 +148,7 @@ def test_some_points_in_every_check(faulty):
     ends(faulty, job, FEW["end"])
 
 
-@pytest.mark.sites
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", ALL)
 def test_all_points(faulty, what):
     job = submit(faulty)
@@ -158,7 +158,7 @@ def test_all_points(faulty, what):
     tries(faulty, job, ALL[what], faulty.want if what == "notice" else faulty.lose)
 
 
-@pytest.mark.sites
+@pytest.mark.thorough
 def test_a_submission_whose_answer_is_lost_is_one_job(faulty):
     key = uuid.uuid4().hex
     faulty.arm(P.DAEMON_SUBMITTED)

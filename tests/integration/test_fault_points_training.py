@@ -60,7 +60,7 @@ def test_every_point_is_tried():
     assert SERVICES | tried == set(FaultPoint)
 
 
-@pytest.mark.sites
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "nodes"), [*((kind, 2) for kind in TRAININGS), ("sharded", 3)])
 def test_all_points(tmp_path, kind, nodes):
     """With three nodes a rescale can overtake one that is under way."""

@@ -69,7 +69,7 @@ def test_a_worker_that_hangs_is_told_with_its_stack_and_started_again(tmp_path):
         embedded.stop()
 
 
-@pytest.mark.parametrize("kind", ["live", pytest.param("sharded", marks=pytest.mark.sites)])
+@pytest.mark.parametrize("kind", ["live", pytest.param("sharded", marks=pytest.mark.thorough)])
 def test_a_deadlocked_collective_of_live_workers_costs_no_sample(tmp_path, kind):
     """One of two ranks waits for ever and the other for it: both are told to give the step up, who
     cannot is started again, and gets the state from the other.

@@ -31,6 +31,7 @@ sys.exit(main())
 """serve.py, for whose processes a peer that stands still for a while is none that is lost."""
 
 
+@pytest.mark.thorough
 def test_objects_outlive_the_nodes_that_held_them(tmp_path, monkeypatch):
     monkeypatch.setattr("infinicache.connection.CONNECT_S", NEVER_S)
     with site(tmp_path, nodes=5) as s:

@@ -60,8 +60,8 @@ class Submitting(threading.Thread):
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param("fast", marks=pytest.mark.sites),
-        pytest.param("immediate", marks=pytest.mark.sites),
+        pytest.param("fast", marks=pytest.mark.thorough),
+        pytest.param("immediate", marks=pytest.mark.thorough),
         "kill",
     ],
 )

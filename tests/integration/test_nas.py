@@ -20,7 +20,7 @@ from tests.jobscripts.nas.test_train import quarters
 SMALL = ["--train", "200", "--validation", "100", "--batch-size", "20", "--epochs", "3"]
 
 
-@pytest.mark.sites
+@pytest.mark.thorough
 def test_evolution_finds_its_cells_and_each_is_worth_what_it_is_worth_alone(tmp_path, monkeypatch):
     with site(tmp_path, nodes=2) as made:
         for name in ("job.py", "nas"):

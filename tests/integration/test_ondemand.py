@@ -64,6 +64,7 @@ def test_what_the_proxy_makes_of_answers(key, value, expected):
     assert portal.edited("/rnode/n/1", key, value) == expected
 
 
+@pytest.mark.thorough
 def test_a_person_looks_and_cancels_by_way_of_the_portal(ruby, tmp_path):
     with site(tmp_path / "site", nodes=1, config=COLD) as made:
         script, stop = made.script("chatty.py", CHATTY), made.work / "stop"

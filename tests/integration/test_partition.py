@@ -36,6 +36,7 @@ def pids(embedded):
     return sorted(path.name for path in embedded.work.glob("count.*"))
 
 
+@pytest.mark.thorough
 def test_a_daemon_that_was_stopped_for_longer_than_agents_may_be_silent_adopts_them(embedded):
     script = embedded.script("steps.py", STEPS)
     job = embedded.submit(script, nodes=(3, 3), nproc_per_node=1)

@@ -111,6 +111,7 @@ def test_a_job_that_ends_while_it_is_profiled_is_completed(profiled):
     assert profiled.events("profile-finished", job)[0].data["result"] == "gone"
 
 
+@pytest.mark.thorough
 def test_a_daemon_killed_during_a_profile_takes_it_up_again(profiled):
     script = profiled.script("shared.py", SHARED)
     job = profiled.submit(script, nodes=(1, 3))

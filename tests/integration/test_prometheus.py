@@ -267,6 +267,7 @@ def served(registry: CollectorRegistry) -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.thorough
 def test_every_panel_returns_data(installed, tmp_path):
     made = Site(tmp_path / "site", nodes=1, config=f'{COLD}[accounting]\nwatts = ["default 1 2"]\n')
     text = made.config.read_text()

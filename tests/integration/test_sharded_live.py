@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.integration.embedded import gone
 from tests.malletrain.elastic.sharded.test_live import counts_as_if_undisturbed
 from tests.malletrain.elastic.test_run import records
@@ -21,6 +23,7 @@ scripts.train(".", {options!r})
 """
 
 
+@pytest.mark.thorough
 def test_sharded_training_over_all_changes_equals_an_undisturbed_run(embedded):
     """FSDP2 over all ranks: a node joins, one leaves with notice, one is lost without."""
     root = str(Path(__file__).parents[2])

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from tests.integration.embedded import site
 from tests.integration.test_sick_nodes import states
 
@@ -21,6 +23,7 @@ says of it does not depend on the machine.
 """
 
 
+@pytest.mark.thorough
 def test_a_slow_node_is_named_swapped_out_and_remembered(tmp_path):
     section = '\n[nodes]\nslow_nodes = "swap"\nslow_after = "0.6 s"\n'
     with site(tmp_path / "site", nodes=3, config=section) as embedded:

@@ -62,7 +62,7 @@ kind = "asha"
 
 
 @pytest.mark.parametrize(
-    "agents", [False, pytest.param(True, marks=pytest.mark.sites)], ids=["", "agents too"]
+    "agents", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["", "agents too"]
 )
 def test_a_sweep_whose_engine_and_daemon_are_killed(tmp_path, agents):
     with (

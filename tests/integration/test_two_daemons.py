@@ -17,7 +17,7 @@ from tests.integration.test_lost_database import does_not_start
 from tests.integration.test_main_job import STEADY
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.sites)])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.thorough)])
 def database(request, tmp_path):
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/shared.db"
@@ -91,6 +91,7 @@ def test_the_second_daemon_of_a_database_waits_and_takes_over(site, database):
     goes_on_once(second, job, script, worker)
 
 
+@pytest.mark.thorough
 def test_a_copy_at_another_place_is_refused_until_somebody_says_whose_it_is(site):
     site.start_daemon()
     script = site.script("steady.py", STEADY)

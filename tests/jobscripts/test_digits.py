@@ -152,6 +152,7 @@ def test_killed_on_one_worker_and_resumed_on_two_it_ends_as_if_undisturbed(
     assert "epoch 3/3" not in again
 
 
+@pytest.mark.thorough
 def test_the_live_example_trains_the_same_under_torchrun(tmp_path):
     live = SCRIPT.with_name("digits_live.py")
     command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(live))

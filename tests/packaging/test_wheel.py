@@ -114,6 +114,7 @@ takes to load.
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)
 def test_the_demo_works_where_the_wheel_is_installed(installed, tmp_path):
     short = ["--duration", "30", "--nodes", "2", "--plain"]

@@ -8,7 +8,7 @@ from scavenger.interface import LeaseRequest, LeaseState
 from tests.slurm.test_leases import scavenger
 
 
-@pytest.mark.sites  # Slurm's half a minute
+@pytest.mark.thorough  # Slurm's half a minute
 def test_the_nodes_of_all_components_are_left_alone_while_slurm_puts_one_off(cluster):
     """Slurm preempts all three leases and puts off one component for half a minute; its node is no
     gap meanwhile.
@@ -46,7 +46,7 @@ def test_the_nodes_of_all_components_are_left_alone_while_slurm_puts_one_off(clu
     slurm.until(lambda: not slurm.leases(), "no lease is left")
 
 
-@pytest.mark.sites  # Slurm's cycles
+@pytest.mark.thorough  # Slurm's cycles
 @pytest.mark.parametrize("kind", ["array", "dependency"])
 def test_the_nodes_of_tasks_and_of_jobs_that_follow_are_left_alone(cluster, kind):
     """Four leases; an array of two tasks with two nodes each, or a job of two nodes that another

@@ -152,7 +152,7 @@ def test_one_of_them_is_asked_to_leave(cluster, root, shape):
     slurm.until(lambda: not slurm.leases(), "nothing is left")
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [pytest.param("array", marks=pytest.mark.thorough), "block"])
 def test_what_cannot_be_had_at_once_keeps_nothing_waiting(cluster, root, shape):
     slurm = cluster(3, grace=20)
     one = shared(slurm, shape, start_within_s=0.5)

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.integration.test_main_job import STEADY
 from tests.slurm.site import slurm_site
 from tests.slurm.test_leases import GPUS
@@ -86,6 +88,7 @@ def test_a_job_has_as_many_processes_on_a_node_as_its_lease_has_gpus(cluster, ro
             site.until(printed, f"its log is of {processes} processes")
 
 
+@pytest.mark.thorough
 def test_troubles_of_the_machine_lose_no_job(cluster, root):
     slurm = cluster(5, grace=3600)
     with slurm_site(root / "site", slurm) as site:

@@ -52,7 +52,7 @@ def recounted(slurm):
     return total, math.sqrt(sum(int(nodes) ** 2 for _, _, nodes, _ in leases) / 6)
 
 
-@pytest.mark.sites
+@pytest.mark.thorough
 def test_usage_is_what_slurm_accounts_for(slurm, root):
     who = ("modify", "user", getpass.getuser())
     slurm.run("sacctmgr", "-i", *who, "set", "defaultaccount=all")

@@ -1,6 +1,6 @@
 """Scripts of the zoo as jobs of a real daemon, changed at boundaries that their traces name.
 
-Two cases are in the ordinary suite; ``make test-sites`` runs all.
+Two cases are in the ordinary suite; ``make test-all`` runs all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLACES = (0.3, 0.6, 0.95)
 SAMPLE = {("restart/epoch_scheduler", "shrink", 0.6), ("live/epoch_scheduler", "grow", 0.3)}
 """Of the ordinary suite."""
 CASES = [
-    pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.sites)
+    pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.thorough)
     for mode, names in (("restart", RESTART), ("live", LIVE))
     for name in names
     for change in ("grow", "shrink", "loss")
@@ -68,7 +68,7 @@ def test_a_change_of_a_job_changes_nothing_else(zoo, jobs, script, change, place
     check(zoo, jobs, script, change, place)
 
 
-@pytest.mark.sites
+@pytest.mark.thorough
 @pytest.mark.parametrize("script", ["restart/epoch_scheduler", "live/epoch_scheduler"])
 @pytest.mark.parametrize("change", ["grow", "shrink", "loss"])
 @pytest.mark.parametrize("place", PLACES)

@@ -1,4 +1,4 @@
-"""A change of nodes in scripts of public bug reports; ``make test-sites`` runs all boundaries."""
+"""A change of nodes in scripts of public bug reports; ``python -m tests.zoo`` has all boundaries."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ SAMPLE = (
     ("live/live_reports/annealed", "loss", "before an update #3"),
 )
 """Script, change and boundary at which each was wrong."""
+LONG = (
+    "restart/hugging_face_reports/two_kept",
+    "restart/lightning_reports/epoch_means",
+    "restart/lightning_reports/swa",
+)
+CASES = [
+    pytest.param(*case, marks=pytest.mark.thorough if case[0] in LONG else ()) for case in SAMPLE
+]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +39,7 @@ def zoo(tmp_path_factory):
     return Zoo(tmp_path_factory.mktemp("zoo"))
 
 
-@pytest.mark.parametrize(("script", "change", "boundary"), SAMPLE)
+@pytest.mark.parametrize(("script", "change", "boundary"), CASES)
 def test_a_change_of_nodes_changes_nothing_else(zoo, script, change, boundary):
     if SCRIPTS[script].missing:
         pytest.skip(f"{SCRIPTS[script].needs} is not installed")

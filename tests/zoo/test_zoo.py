@@ -1,15 +1,14 @@
 """Scripts as people write them, with a change of nodes at every boundary.
 
-A small sample is in the ordinary suite; ``make test-sites`` runs all cases.
+A small sample; ``python -m tests.zoo``, a part of ``make test-all``, runs all cases.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.zoo.cases import CHANGES, Script, Zoo
+from tests.zoo.cases import Script, Zoo
 from tests.zoo.catalogue import SCRIPTS
-from tests.zoo.known_failures import reason, resolved
 from tests.zoo.worker import preload, warm_up
 
 SAMPLE = (
@@ -73,21 +72,3 @@ def test_a_script_that_trains_although_it_is_to_be_refused_is_a_problem(zoo):
     script = Script("trains", "restart", "planted:optimizer_lost", refusal=REFUSED)
     (outcome,) = zoo.outcomes(script, "grow")
     assert "trains, and is to be refused" in " ".join(outcome.problems)
-
-
-@pytest.mark.sites
-@pytest.mark.parametrize(
-    ("script", "change"),
-    [(name, change) for name, script in SCRIPTS.items() for change in CHANGES[script.mode]],
-)
-def test_a_change_at_every_boundary(zoo, script, change):
-    if SCRIPTS[script].missing:
-        pytest.skip(f"{SCRIPTS[script].needs} is not installed")
-    outcomes = list(zoo.outcomes(SCRIPTS[script], change))
-    failures = [
-        (outcome.boundary, *outcome.problems[:3])
-        for outcome in outcomes
-        if outcome.problems and not reason(outcome)
-    ]
-    assert not failures
-    assert not resolved(outcomes, whole=True)

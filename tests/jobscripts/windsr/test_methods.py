@@ -146,6 +146,7 @@ def test_what_a_regression_lacks_is_drawn_as_wide_as_it_was_measured(edm):
     assert float(members.std(dim=0).mean()) == pytest.approx(2.0 * 0.1 * 50, rel=0.05)
 
 
+@pytest.mark.thorough
 def test_observations_pull_members_as_far_as_bayes_rule_says(edm):
     """Prior N(50, 10²) at each pixel, an observation of 70 ± 10: posterior N(60, 50)."""
     low, height = torch.full((1, 1, 4, 4), 50.0), torch.zeros(1, 1, 16, 16)

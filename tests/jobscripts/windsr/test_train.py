@@ -34,6 +34,7 @@ def threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.thorough
 def test_killed_and_started_again_it_equals_the_undisturbed_run_bit_by_bit(tmp_path):
     killed = tmp_path / "killed"
     # A fork of the server that has torch imported.

@@ -118,7 +118,10 @@ def test_the_example_ships():
     assert "malletrain" in example_script().read_text()
 
 
-@pytest.mark.parametrize(("nodes", "duration"), [(2, 30.0), (3, 200.0), (24, 60.0)])
+@pytest.mark.parametrize(
+    ("nodes", "duration"),
+    [(2, 30.0), (3, 200.0), pytest.param(24, 60.0, marks=pytest.mark.thorough)],
+)
 def test_any_size_has_a_trace(tmp_path, nodes, duration):
     cut = cut_trace(options(tmp_path, nodes=nodes, duration_s=duration))
     assert len(cut.names) == nodes

@@ -256,6 +256,7 @@ def test_mixed_precision_compiled_models_and_a_batch_that_grows(tmp_path):
     assert longest == pytest.approx([0.1, 0.3, 0.2, 0.1, 0.2])
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on this machine"
 )

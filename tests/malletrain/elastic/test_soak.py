@@ -14,6 +14,7 @@ from malletrain import ElasticSampler
 from tests.waiting import PATIENCE_S
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)  # its own limit first: it says more
 def test_changes_at_random_moments_break_no_promise(tmp_path, any_seed):
     try:

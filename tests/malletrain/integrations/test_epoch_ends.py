@@ -81,7 +81,11 @@ def hugging_face(folder, stop, monkeypatch, **options):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "every"), [("epoch", {}), ("steps", {"eval_steps": 3, "save_steps": 3})]
+    ("strategy", "every"),
+    [
+        pytest.param("epoch", {}, marks=pytest.mark.thorough),
+        ("steps", {"eval_steps": 3, "save_steps": 3}),
+    ],
 )
 def test_trainer_evaluates_logs_and_stops_early_as_if_nothing_had_been(
     tmp_path, monkeypatch, strategy, every
@@ -212,7 +216,13 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize(
+    "limits",
+    [
+        pytest.param(limits, marks=() if limits in ("steps", "max_steps") else pytest.mark.thorough)
+        for limits in LIMITS
+    ],
+)
 def test_lightning_validates_logs_and_stops_as_if_nothing_had_been(tmp_path, monkeypatch, limits):
     pytest.importorskip("lightning", reason="pip install malletrain[integrations]")
     options = LIMITS[limits]

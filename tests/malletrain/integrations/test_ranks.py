@@ -126,7 +126,14 @@ def server(library):
         process.kill()
 
 
-@pytest.mark.parametrize("library", ["transformers", "lightning", "accelerate"])
+@pytest.mark.parametrize(
+    "library",
+    [
+        pytest.param("transformers", marks=pytest.mark.thorough),
+        pytest.param("lightning", marks=pytest.mark.thorough),
+        "accelerate",
+    ],
+)
 def test_a_drain_that_only_rank_0_hears_of_has_both_save_and_stop_at_the_same_step(
     server, tmp_path, library
 ):

@@ -82,7 +82,14 @@ def trained(server, folder, worlds, stops):
     return lines(folder), torch.load(folder / "weights.pt")
 
 
-@pytest.mark.parametrize("library", ["transformers", "lightning", "accelerate"])
+@pytest.mark.parametrize(
+    "library",
+    [
+        pytest.param("transformers", marks=pytest.mark.thorough),
+        pytest.param("lightning", marks=pytest.mark.thorough),
+        "accelerate",
+    ],
+)
 def test_a_rescaled_training_is_the_undisturbed_one(server, tmp_path, library):
     expected, weights = trained(server, tmp_path / "undisturbed", [1], [])
     assert sorted(expected) == list(range(1, rescaled.STEPS + 1))

@@ -16,7 +16,7 @@ from tests.malletrain.training.many_ranks import Ranks
 
 SECRET = bytes.fromhex("5e" * 32)
 KINDS = ("whole", "sharded")
-SHARDED_AT_SITES = ("whole", pytest.param("sharded", marks=pytest.mark.sites))
+SHARDED_AT_SITES = ("whole", pytest.param("sharded", marks=pytest.mark.thorough))
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_the_loss_over_2_4_and_3_nodes_is_that_of_an_undisturbed_run(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lost", ["a", pytest.param("c", marks=pytest.mark.sites)])
+@pytest.mark.parametrize("lost", ["a", pytest.param("c", marks=pytest.mark.thorough)])
 def test_a_loss_without_notice_goes_back_to_the_newest_replica(ranks, nodes, kind, lost):
     """Replicas after the second and the fourth step; a node goes after the fifth."""
     options = {"kind": kind, "replicate_every": 2}
@@ -144,7 +144,7 @@ def test_what_cannot_be_handed_over_in_time_has_a_copy_without_being_asked(
         assert all(each["before"] == said["states"][steps - 1] for each in after)
 
 
-@pytest.mark.sites
+@pytest.mark.thorough
 def test_two_neighbours_lost_at_once_are_more_than_replicas_stand(ranks, nodes):
     options = {"kind": "sharded", "replicate_every": 1}
     ranks.run(3, "rounds", nodes=nodes("abc"), steps=2, **options)
@@ -178,7 +178,7 @@ def test_a_damaged_copy_is_passed_over(ranks, nodes):
     assert all(each["before"] == said["after"] for each in after)
 
 
-@pytest.mark.sites
+@pytest.mark.thorough
 def test_a_damaged_shard_is_read_from_its_replica(ranks, nodes):
     options = {"kind": "sharded", "replicate_every": 1}
     said = ranks.run(2, "rounds", nodes=nodes("ab"), steps=2, **options)[0]

@@ -24,6 +24,7 @@ def bytes_of(tensor):
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
+@pytest.mark.thorough
 def test_the_loss_over_2_4_and_3_ranks_is_that_of_an_undisturbed_run(ranks, tmp_path):
     undisturbed = ranks.run(
         1, "run", path=str(tmp_path / "none"), steps=12, kind="whole", layers=1

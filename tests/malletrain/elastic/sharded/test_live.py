@@ -268,10 +268,10 @@ def test_one_that_is_an_update_behind_has_the_only_copies_of_what_was_lost(tmp_p
     ("who", "point"),
     [
         ("leaver", "when leavers hand over"),
-        pytest.param("joiner", "before pieces move", marks=pytest.mark.sites),
-        pytest.param("peer", "before pieces move", marks=pytest.mark.sites),
+        pytest.param("joiner", "before pieces move", marks=pytest.mark.thorough),
+        pytest.param("peer", "before pieces move", marks=pytest.mark.thorough),
         ("peer", "before all have theirs"),
-        pytest.param("peer", "before copies are renewed", marks=pytest.mark.sites),
+        pytest.param("peer", "before copies are renewed", marks=pytest.mark.thorough),
     ],
 )
 def test_killed_at_any_point_of_a_change_the_others_go_on_from_one_step(tmp_path, who, point):

@@ -1,4 +1,4 @@
-"""A change of nodes in scripts of public bug reports; ``python -m tests.zoo`` has all boundaries."""
+"""A change of nodes in scripts of public bug reports; ``python -m tests.zoo`` runs all of them."""
 
 from __future__ import annotations
 

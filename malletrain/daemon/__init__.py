@@ -1,5 +1,4 @@
-"""The daemon: the controller's shell on the real clock, with sockets, a store and a main
-scheduler.
+"""The daemon: runs the controller on the real clock, with sockets, a store and a main scheduler.
 
-Runs on the head node.
+It runs on the head node.
 """

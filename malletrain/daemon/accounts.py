@@ -1,6 +1,4 @@
-"""Accounts: as whom a user's leases are taken, and what one user may do with the jobs of
-another.
-"""
+"""Accounts: in which account a user's leases are submitted, and who may act on whose jobs."""
 
 from __future__ import annotations
 

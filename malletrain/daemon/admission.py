@@ -1,8 +1,6 @@
-"""What a request must be like before anything is done with it: its parameters, and a job as
-submitted.
+"""Validates requests of clients: their parameters, and the specification of a submitted job.
 
-A client may be anybody's program. Nothing here changes anything; what is refused is refused with a
-sentence.
+A client may be anybody's program. This module changes nothing; it refuses with a sentence.
 """
 
 from __future__ import annotations

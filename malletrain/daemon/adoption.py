@@ -1,7 +1,7 @@
-"""What agents report of jobs between the start of the daemon and the first plan.
+"""Collects what agents report of jobs between the start of the daemon and its first plan.
 
-Decides nothing of a job: its rounds know of no node before they adopt all of them together, and
-would have each of them let go. So what is heard meanwhile is kept here, the newest of each node.
+Decides nothing about a job. A job's rounds adopt all their nodes together and would let go of a
+node that reports earlier, so the newest report of each node waits here until then.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The address at which agents and clients are told to reach the daemon.
+"""Chooses the address at which agents and clients reach the daemon.
 
-Decides it: what ``advertise`` names, else the address in ``listen``, else, where ``listen`` means
-every interface, the one from which this host reaches its nodes. A name is resolved first, and one
-that means this machine's loopback here is refused: an agent on another node that is told
-``localhost`` calls itself, and nobody hears of it. Asks the resolver and the routing table only;
-nothing is sent.
+That is what ``advertise`` names, else the address in ``listen``. If ``listen`` means every
+interface, it is the address from which this host reaches its nodes. Names are resolved first. A
+name that resolves to loopback on this host is refused: an agent on another node that connects to
+``localhost`` would reach only itself. Only the resolver and the routing table are asked; nothing is
+sent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The program that leases run.
+"""The Python program that leases run, and under which name.
 
-Decides under which of its names: a virtual environment has its Python as ``python``, ``python3``
-and ``python3.N``, and which of them runs this process depends on how it was made. What
-``malletrain-lease.conf`` lets through must not.
+A virtual environment has its Python as ``python``, ``python3`` and ``python3.N``; which of them
+runs this process depends on how the environment was made, and ``malletrain-lease.conf`` allows only
+some of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The agents that are connected, and what each of them holds.
+"""The connected agents and the job that each of them works for.
 
-Decides that an agent holds one job at a time, a new one is assigned when the old one is released,
-and that it never gets a job of another user than its lease's: code of a job runs only as the job's
-owner. Which job belongs where is the rounds' business, whether a node counts as lost the daemon's.
+Decides that an agent holds one job at a time, that a new job is assigned only after the previous
+one is released, and that an agent never gets a job of another user than its lease's owner: code of
+a job runs only as the job's owner. The rounds decide which job belongs on which node, and the
+daemon whether a node counts as lost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Wakes the core when something is due although nothing happens.
+"""Wakes the core when something is due although no event arrives.
 
-Decides when it is looked for: once for all steps of one turn of the loop, because every job is
-asked.
+The next due time is computed once for all transactions of a batch, because that asks every job.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""The counts of a job's ranks as one count: how many samples all of them had processed at one
-common moment. Pure.
+"""Adds up the sample counts of a job's ranks at one common moment. Pure.
 
-Each rank reports at moments of its own, so the plain sum of the newest counts jumps up and down by
-what some ranks have not said yet, and measures nothing finer than that. Here the counts are read,
-by linear interpolation between two reports of a rank, at the newest moment up to which every rank
-has reported. The sum never falls within a round.
+Ranks report at different moments, so the sum of their newest counts jumps by what some ranks have
+not reported yet. Here each rank's count is interpolated linearly between two of its reports, at the
+newest moment up to which every rank has reported. Within a round the sum never falls.
 """
 
 from __future__ import annotations

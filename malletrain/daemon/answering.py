@@ -1,9 +1,9 @@
-"""Whose request is answered next: users take turns, and others of the loop's work has its turn in
-between.
+"""Decides which waiting request is answered next: users take turns, and the event loop does other
+work in between.
 
-Decides how many answers begin in one round of the loop: as many as take ROUND_S together. Without
-that, all requests that have come to their turn (:mod:`malletrain.daemon.rates`) at one moment are
-answered in one go, and nobody is heard meanwhile. Where nobody else asks, nobody waits.
+In one round of the loop, as many answers begin as take ROUND_S together. Otherwise all requests
+that became due at one moment (:mod:`malletrain.daemon.rates`) would be answered in one go, and no
+message would be read meanwhile. A request does not wait if there is no other.
 """
 
 from __future__ import annotations

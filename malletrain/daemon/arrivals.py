@@ -1,9 +1,9 @@
-"""Leased nodes from the first word of their agents until jobs get them.
+"""New leased nodes, from the first message of their agents until jobs get them.
 
-Decides what each agent is to have warm (the Pythons that the unfinished jobs of its lease's owner
-use, the most used first) and how long a new node is kept from the plans for that: a job that was
-given it sooner would wait for the same imports. How a Python is kept warm on the node:
-:mod:`malletrain.agent.fork_servers`.
+Decides which Pythons each agent keeps warm (those that unfinished jobs of the lease's owner use,
+the most used first), and how long plans leave a new node out for that: a job that got the node
+earlier would wait for the same imports. :mod:`malletrain.agent.fork_servers` keeps a Python warm on
+the node.
 """
 
 from __future__ import annotations

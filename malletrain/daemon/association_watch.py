@@ -1,5 +1,5 @@
-"""Slurm's accounts and shares, read at the start and again from time to time. Decides when; what
-they come to is :mod:`malletrain.daemon.parties`'s.
+"""Reads Slurm's accounts and shares at the start and periodically. :mod:`malletrain.daemon.parties`
+decides what follows from them.
 """
 
 from __future__ import annotations

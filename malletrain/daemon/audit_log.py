@@ -1,5 +1,5 @@
-"""The audit log: every decision and every change as one event, stored, logged, and handed to
-whoever waits for news.
+"""The audit log: every decision and every change is one event, which is stored, logged, and sent to
+clients that wait for news.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Which scavenger belongs to which kind of main scheduler: the one place where a new kind is
-added.
-"""
+"""Maps each kind of main scheduler to its scavenger: the one place where a new kind is added."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""How fast the network between leased nodes is: measured between two nodes of a class, and again
-after a day.
+"""Measures the network bandwidth between leased nodes: between two nodes of each class, again after
+a day.
 
-Decides which two and when; what came of it is an event and stands beside the network in
-``malletrain show`` and ``malletrain check``. The main scheduler's jobs are on other nodes; of our
-own one connection takes its part of the network for a quarter of a second.
+Decides which two nodes and when. The result is an event, and is shown beside the network in
+``malletrain show`` and ``malletrain check``. Main jobs are on other nodes; one connection between
+two leased nodes uses its part of the network for a quarter of a second.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the configuration to the scavenger of a batch scheduler."""
+"""Makes the scavenger of a batch scheduler from the configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one place that knows the time."""
+"""The one place that reads the time."""
 
 from __future__ import annotations
 

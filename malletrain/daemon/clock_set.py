@@ -1,11 +1,11 @@
-"""The host's clock was set while the daemon runs, by a person or by what keeps the time: forward or
-back, by minutes or hours.
+"""Handles a change of the host's clock while the daemon runs, forward or back, by a person or a
+time service.
 
-Decides from when on that matters, and that what is counted from a time on (the age of a lease, what
-a budget is charged, what a share was served) is counted on without what the clock leapt over. The
-daemon then begins anew within its process (:mod:`malletrain.daemon.main`), with all that waits for
-a time. While the host was suspended time did go by, and jobs went on: that is counted. Where two
-services fight over the clock it does not begin anew for ever.
+Decides from which size on a change matters. Durations that are computed from a stored time (the age
+of a lease, what a budget is charged, what a share was served) leave the change out. The daemon then
+restarts its components within its process (:mod:`malletrain.daemon.main`), so that everything that
+waits for a time starts over. Time in which the host was suspended counts, because jobs went on. If
+two services set the clock against each other, the restarts stop after some.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The controller's commands, carried out: written into the store, told to the job's rounds or to
-the leases.
+"""Carries out the controller's commands: writes them to the store and passes them to the job's
+rounds or to the leases.
 
-Everything here happens within a step of the core, so that it is saved before anybody hears of it.
+Everything here runs within a transaction of the core, so it is saved before any message is sent.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the components that replace failed ones are told. It refers to none of the failed ones, so
-that their memory is freed before the new ones start.
+"""The failure that is passed to the components that replace failed ones. It refers to no object of
+the failed ones, so their memory is freed before the new ones start.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""One daemon, put together: which part is given which others. The one place that knows them all;
-decides nothing else.
-"""
+"""Builds a daemon: creates all components and connects them. Decides nothing else."""
 
 from __future__ import annotations
 

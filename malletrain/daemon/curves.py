@@ -1,8 +1,8 @@
-"""The daemon's memory of how jobs scale: which curve a new job starts with, and what is kept of
-each for the next of its kind.
+"""The daemon's memory of scaling curves: with which curve a new job starts, and what is stored of
+each job for later ones.
 
-Decides under which key a curve is stored. Whose curve a job inherits is decided by
-:mod:`malletrain.core.siblings`; what is measured, by the controller and the advisor.
+Decides under which key a curve is stored. :mod:`malletrain.core.siblings` decides whose curve a job
+inherits; the controller and the JPA decide what is measured.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Nodes that go: with notice from the main scheduler, because another owner's jobs need them more,
-or all of a sudden.
+"""Nodes that leave: preempted with notice, reclaimed for another owner's jobs, or lost without
+notice.
 
-Decides what is written and told of it. Everything here happens within a step of the core; what
-follows for the jobs is the controller's and the rounds' decision.
+Decides which events and messages that causes. Everything here runs within a transaction of the
+core; the controller and the rounds decide what follows for the jobs.
 """
 
 from __future__ import annotations

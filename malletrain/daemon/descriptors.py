@@ -1,8 +1,8 @@
-"""How many files and connections the daemon's process may have open. Decides how many it asks for.
+"""Raises the number of files and connections that the daemon's process may have open.
 
-A shell and systemd give 1,024 unless told otherwise, and each agent and each client needs one: the
-next agents would not be let in, and would not know why. Programs may raise that as far as the hard
-limit by themselves (setrlimit(2)).
+The default of shells and systemd is 1,024, and each agent and each client needs one: further agents
+would be refused without a reason. A process may raise its own limit up to the hard limit
+(setrlimit(2)).
 """
 
 from __future__ import annotations

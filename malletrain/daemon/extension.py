@@ -1,7 +1,6 @@
-"""``malletrain extend``: other goals for a job that is not done.
+"""``malletrain extend``: changes the goals of a job that has not ended.
 
-Decides what a request for that must be like. Who may ask is the API's decision, what follows the
-controller's.
+Decides which requests are valid. The API decides who may ask, the controller what follows.
 """
 
 from __future__ import annotations

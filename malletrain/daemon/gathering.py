@@ -1,7 +1,7 @@
-"""Reports of jobs' progress, gathered for one step: a step looks at every job, and a thousand jobs
-report every second.
+"""Collects progress reports of jobs for one transaction, because a transaction looks at every job
+and a thousand jobs report every second.
 
-Decides how long they wait. What they mean is the core's.
+Decides how long reports wait. The core decides what they mean.
 """
 
 from __future__ import annotations

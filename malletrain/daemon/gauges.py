@@ -1,4 +1,4 @@
-"""What the metrics show of the agents, the jobs and the leases at one moment. Decides nothing."""
+"""Sets the gauges of the metrics from the agents, jobs and leases. Decides nothing."""
 
 from __future__ import annotations
 

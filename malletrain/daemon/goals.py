@@ -1,8 +1,8 @@
-"""The goals of jobs in the daemon: read from and written to the store, told to the controller, and
-shown.
+"""The goals of jobs in the daemon: read from and written to the store, passed to the controller,
+shown to clients.
 
-Decides what of them is kept and what clients see. How it stands with a goal, and what follows from
-it, is the controller's decision (:mod:`malletrain.core.goal_keeper`).
+Decides what is stored and what clients see. :mod:`malletrain.core.goal_keeper` decides how a job
+stands with its goal and what follows.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Workers that stop reporting while they live: noticed by the job's own rhythm.
+"""Detects workers that live and have stopped reporting, by the job's own rhythm.
 
-Decides when a worker counts as hung (silent for several times the job's longest pause so far, and
-for ``jobs.hang_after`` at least; several times that where this daemon has not heard a rhythm and
-the worker's own counts show one), has its agent say where it stands, tells the owner, and has the
-workers started again where the owner wishes that. A round that makes no first step is the business
-of :mod:`malletrain.daemon.stuck`.
+A worker counts as hung when it is silent for several times the job's longest pause so far, and at
+least for ``jobs.hang_after``; for longer where this daemon has not seen a rhythm and only the
+worker's counts show one. Then its agent reports the worker's stack, the owner is notified, and the
+workers are restarted if the owner wants that. :mod:`malletrain.daemon.stuck` handles rounds that
+never make a first step.
 """
 
 from __future__ import annotations

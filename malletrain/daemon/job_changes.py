@@ -1,6 +1,6 @@
-"""What can be changed of a job after it was submitted, and what a new one has to do with others.
+"""Changes to a job after submission, and relations of a new job to others.
 
-Decides who may change what. What a change does to the plan is :mod:`malletrain.core`'s business.
+Decides who may change what. :mod:`malletrain.core` decides what a change does to the plan.
 """
 
 from __future__ import annotations

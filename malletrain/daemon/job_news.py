@@ -1,7 +1,7 @@
-"""Which jobs have reported a value of a metric or have ended since when, for who waits for that.
+"""Records which jobs have reported a metric or have ended, for clients that wait for that.
 
-Decides what is remembered. Each piece of news has a number, and who waits names the last one that
-was heard of, so that nothing is missed that comes between two questions.
+Decides what is remembered. Each piece of news has a number, and a client names the last one that it
+has seen, so nothing is missed between two requests.
 """
 
 from __future__ import annotations

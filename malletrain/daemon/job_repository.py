@@ -1,8 +1,8 @@
-"""What is written down of a job: its row, how far it has come, what was measured of it, what its
-rescales cost.
+"""Stores what is known of a job: its row, its progress, its measurements, the costs of its
+rescales.
 
-Decides nothing. Everything here belongs into a step of the core, so that it is saved together with
-what it followed from.
+Decides nothing. Everything here runs within a transaction of the core, so it is saved together with
+the event that caused it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Jobs as clients see them: their rows and what the daemon knows of them besides, as views.
+"""Views of jobs for clients: their rows, and what the daemon knows besides.
 
-Decides what is shown to whom with :mod:`malletrain.protocol.discretion`. Changes nothing.
+:mod:`malletrain.protocol.discretion` decides what each client may see. Changes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which database a state directory has had, so that one that was lost is not taken for a new one: a
-daemon that knows no jobs ends their leases as nobody's.
+"""Remembers which database a state directory had, so that a lost one is not taken for a new one: a
+daemon that knows no jobs would end their leases.
 
-Decides what is told of a database that is empty and was not.
+Decides what is reported of a database that is empty and was not.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The rows of the leases that have not ended: in the store, and at hand. Everybody who changes one
-does it here.
+"""The rows of leases that have not ended, in the store and in memory. All changes to one are made
+here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a client may do whose key nobody knows yet. It may say who it is, and is told how.
+"""What a client with an unknown key may do: it may identify itself, and is told how.
 
-Decides nothing but whom to believe; the keys of the users who came in are the key ring's.
+Decides only whether to believe it; the key ring keeps the keys of users who logged in.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The daemon's own log: what is written, and how a line looks.
+"""The daemon's own log.
 
-Decides form and level only. Lines go to standard error, or to a file that is rotated by its size,
-for people (``text``) or for a log collector (``json``, one object a line). Give a logger the thing
-it talks about once, ``get_logger(job="j3", node="n07")``, and every line of it carries that.
+Decides format and level. Lines go to standard error, or to a file that is rotated by size, for
+people (``text``) or for a log collector (``json``, one object a line). A logger is bound once to
+its subject, ``get_logger(job="j3", node="n07")``, and each of its lines carries that.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Logs of jobs on the daemon's disk: one file a job, round and stream, written at the offsets that
-agents name.
+"""Logs of jobs on the daemon's disk: a file for each job, round and stream, written at the offsets
+that agents name.
 
-Writing is idempotent (a chunk sent twice lands on itself), so agents may send again whatever was
-not acknowledged. What is known to be missing at the end of a log is said there in a line. Reading
-strings the rounds of a stream together, oldest first. It does not decide who may read.
+Writing is idempotent, so agents may send again what was not acknowledged. If the end of a log is
+known to be missing, a line says so there. Reading joins the rounds of a stream, the oldest first.
+It does not decide who may read.
 """
 
 from __future__ import annotations

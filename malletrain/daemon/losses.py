@@ -1,9 +1,9 @@
-"""When a closed connection is the loss of a node. Pure.
+"""Decides whether a closed connection means the loss of a node. Pure.
 
-The connection of an agent may end although the agent lives: it comes back in a moment. Where the
-workers on another node of its job die of a lost peer as well, two connections were closed by
-different kernels, and nobody waits for the agent or for what the main scheduler says: unless
-workers of the job died by themselves, of whom the others may speak.
+An agent's connection may end while the agent lives; it connects again in a moment. If workers on
+another node of its job fail at the same time because of a lost peer, two kernels have closed
+connections, and the node counts as lost at once. Not if workers of the job failed by themselves,
+because then others report a lost peer too.
 """
 
 from __future__ import annotations

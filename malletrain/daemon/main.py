@@ -1,6 +1,8 @@
-"""The daemon's life: take the state directory, listen, restore, poll, adopt; on SIGTERM stop and
-leave the jobs running. After a step that failed, and when the host's clock was set, it makes its
-parts anew and adopts again, within the same process: agents and clients keep their connections.
+"""The daemon's life: locks the state directory, listens, restores, polls, adopts; on SIGTERM it
+stops and leaves the jobs running.
+
+After a failed transaction, and when the host's clock was set, it makes its components anew and
+adopts again within the same process; agents and clients keep their connections.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A metric of a job as it grows: which of the values that come in are new, and which stay stored.
+"""The stored values of a job's metric.
 
-Values of one name come from one rank of a round, the lowest that reports it: a curve, not a cloud.
-How many are kept is :mod:`malletrain.core.thinning`'s.
+Decides which incoming values are new and which are stored. Values of one name come from one rank of
+a round, the lowest that reports it, so they form a curve. :mod:`malletrain.core.thinning` decides
+how many are kept.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the daemon tells Prometheus.
+"""The daemon's metrics for Prometheus.
 
 Decides names, labels and buckets, and serves them over HTTP. It measures nothing: the daemon calls
-one plain method where a thing happens. Labels have few values: of jobs and nodes only those of now
-are shown, and of jobs no more than MOST_SHOWN. Names follow the Prometheus conventions (base units,
+one method for each thing that happens. Labels have few values: only current jobs and nodes are
+shown, and at most MOST_SHOWN jobs. Names follow the Prometheus conventions (base units,
 ``_total``).
 """
 

@@ -1,9 +1,9 @@
-"""What a job's progress records say: samples so far, throughput by scale, the cost of each rescale.
-Pure: times come with the data.
+"""Computes from a job's progress records: samples so far, throughput by scale, the cost of each
+rescale. Pure: times come with the data.
 
-Workers report cumulative counts, so a record lost or sent twice changes nothing. The total of a job
-is what was counted before its present round plus the counts of the workers since; both survive a
-restart of the daemon. This module decides what was measured, not what follows.
+Workers report cumulative counts, so a record that is lost or sent twice changes nothing. The total
+of a job is what was counted before its present round plus the counts of the workers since; both
+survive a restart of the daemon. This module decides what was measured, not what follows.
 """
 
 from __future__ import annotations

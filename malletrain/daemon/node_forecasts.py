@@ -1,4 +1,7 @@
-"""How many nodes there were and will be, as clients see it. Decides how far it is told."""
+"""The numbers of nodes in the past and in the forecast, as clients see them.
+
+Decides how far ahead the forecast is shown.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine's nodes as clients see them: idle, being leased, held, or busy."""
+"""The machine's nodes as clients see them: idle, being leased, leased, or busy."""
 
 from __future__ import annotations
 

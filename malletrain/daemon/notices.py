@@ -1,8 +1,8 @@
-"""Owners told of their jobs by mail, web hook or command.
+"""Notifies owners about their jobs by mail, web hook or command.
 
-Decides who is told of what, once each: how far the audit log has been told is in the store, and
-written before anybody is told, so that a daemon that dies in between tells nobody twice. A code of
-a user runs only as that user: commands are for jobs of the daemon's own user.
+Decides who is notified of what, once each. The position in the audit log up to which owners are
+notified is stored before a notification is sent, so a daemon that dies in between sends none twice.
+Code of a user runs only as that user: commands are only for jobs of the daemon's own user.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What people may change of what runs: owners the limits of a job's scale, operators what is leased
-at all.
+"""What people may change at run time: owners the limits of a job's scale, operators what is leased.
 
-Decides who may, and that it is written down before anything follows from it. What follows is the
-controller's decision.
+Decides who may, and that a change is recorded before it has effects. The controller decides which
+effects.
 """
 
 from __future__ import annotations

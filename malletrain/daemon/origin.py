@@ -1,8 +1,7 @@
-"""Whose database this is: the daemon that used it last, and where it was then.
+"""Which daemon a database belongs to: the one that used it last, and where it ran.
 
-Decides whether leases that the database knows can find this daemon, and what is told of a database
-that was put into another place. The name by which the main scheduler knows the leases goes with
-the database; so does everything here.
+Decides whether leases in the database can find this daemon, and what is reported of a database that
+was moved. The name under which the main scheduler knows the leases is a part of the database.
 """
 
 from __future__ import annotations

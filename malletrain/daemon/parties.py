@@ -1,9 +1,8 @@
-"""Who counts as whom: from whose share a user's jobs are served, in which account the user is, and
-which quotas hold for the user.
+"""Whose share counts a user's jobs, in which account the user is, and which quotas hold for the
+user.
 
-Decides what the configuration, the system's groups and Slurm's associations come to. What follows
-from a share or a quota for a plan is decided in :mod:`malletrain.core.shares` and
-:mod:`malletrain.core.quotas`.
+Derives that from the configuration, the system's groups and Slurm's associations.
+:mod:`malletrain.core.shares` and :mod:`malletrain.core.quotas` decide what follows for a plan.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether the main scheduler answers: polls that failed in a row, and one that is late. Pure.
+"""Tracks whether the main scheduler answers: failed polls in a row, and a late poll. Pure.
 
-Decides when a poll counts as missed, and what is told of it. When the next one is made is decided
-by :mod:`malletrain.daemon.lease_reconciler`.
+Decides when a poll counts as missed and what is reported. :mod:`malletrain.daemon.lease_reconciler`
+decides when the next poll is made.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Trials of the ways between nodes, made by their agents: who reaches whom, and how fast.
+"""Tests of the network between nodes, made by their agents: which nodes reach each other, how fast.
 
-Decides how a trial goes: all listen, then each tries the others; who does not answer in time is
-left out. Why there is one, and what follows, is the asker's business. Times are the daemon's clock.
+Decides how a test runs: all agents listen, then each connects to the others; an agent that does not
+answer in time is left out. The caller decides why a test is made and what follows. Times are the
+daemon's clock.
 """
 
 from __future__ import annotations

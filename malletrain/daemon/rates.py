@@ -1,8 +1,8 @@
-"""How much of the daemon's time one user may have: requests wait for their turn.
+"""Limits how much of the daemon's time one user gets; further requests wait.
 
-Decides when a request is answered, and when there are too many that wait: so many a second, and so
-much of the processor's time. A client that waits for each answer, as ours do, is slowed down and
-never refused. The user who runs the daemon and its operators do not wait.
+Decides when a request is answered, and when too many wait, by requests a second and by processor
+time. A client that waits for each answer, as ``malletrain`` does, is slowed down and never refused.
+The user who runs the daemon and its operators do not wait.
 """
 
 from __future__ import annotations

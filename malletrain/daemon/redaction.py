@@ -1,5 +1,5 @@
-"""As much of jobs and events as one answer holds. What others see of a job is
-:mod:`malletrain.protocol.discretion`'s.
+"""Cuts jobs and events to what one answer can hold. :mod:`malletrain.protocol.discretion` decides
+what others may see of a job.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The configuration, read again while the daemon runs.
+"""Reads the configuration again while the daemon runs.
 
-Decides which keys are taken over at once; the others wait for a restart, at which jobs go on too. A
-file that is not valid changes nothing. Either way it is said what came of it.
+Decides which keys take effect at once; the others take effect at a restart, over which jobs
+continue. An invalid file changes nothing. Both are reported.
 """
 
 from __future__ import annotations

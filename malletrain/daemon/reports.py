@@ -1,9 +1,9 @@
-"""What agents report of the work itself: progress, metrics, notices, logs. It goes into the store
-and onto the daemon's disk.
+"""What agents report of the work itself: progress, metrics, notices, logs. It is stored in the
+database and on the daemon's disk.
 
-Decides what of it is kept: of a metric so many names, of a log only what the owner's own agent says
-of its own node. The bounds of single fields are :mod:`malletrain.protocol.messages`'s; that an
-agent speaks of the job it holds is the agent_handlers's.
+Decides what is stored: a limited number of metric names, and of a log only what the owner's own
+agent reports of its own node. :mod:`malletrain.protocol.messages` limits single fields;
+:mod:`malletrain.daemon.agent_handlers` checks that an agent reports on the job that it holds.
 """
 
 from __future__ import annotations

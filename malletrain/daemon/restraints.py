@@ -1,6 +1,7 @@
-"""What operators have told the daemon to leave alone, kept in the store: it outlives the daemon.
+"""Which nodes and times operators have excluded from leasing; stored, so that it outlives the
+daemon.
 
-What may be leased by it is :mod:`malletrain.core.restraint`'s decision.
+:mod:`malletrain.core.restraint` decides what may be leased.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Leases and ended jobs go when they are as old as the site keeps them. Decides when to look."""
+"""Deletes leases and ended jobs that are older than the site's retention time. Decides when to
+look.
+"""
 
 from __future__ import annotations
 

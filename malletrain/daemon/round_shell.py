@@ -1,8 +1,7 @@
-"""The shell of every job's rounds: carries their actions out through the agents, writes them down,
-and lets the controller know.
+"""Runs the rounds of every job: carries out their actions through the agents, stores them, and
+informs the controller.
 
-The rounds decide (:mod:`malletrain.rounds`); everything here happens within a step of
-the core.
+The rounds decide (:mod:`malletrain.rounds`). Everything here runs within a transaction of the core.
 """
 
 from __future__ import annotations

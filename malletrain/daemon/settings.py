@@ -1,5 +1,5 @@
-"""What the site's configuration says to the decision core: to the controller, its planner and
-advisor, and to every job's rounds. Pure.
+"""Translates the site's configuration into the settings of the controller, its planner, the JPA and
+the rounds. Pure.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What shares were served outlives the daemon: the controller's counters, written into the store
-now and then and read at the start. Decides when.
+"""Stores the controller's counters of what each share was served, and reads them at the start.
+
+Decides when they are stored.
 """
 
 from __future__ import annotations

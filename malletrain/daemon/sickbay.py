@@ -1,5 +1,5 @@
-"""The nodes that failed a health check or were found slow, as the audit log has them: a daemon that
-was started again leaves them alone too.
+"""Restores from the audit log which nodes failed a health check or were slow, so that a restarted
+daemon leaves them alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the site adds to a job's software environment when it is submitted. Pure.
+"""What the site adds to a job's software environment at submission. Pure.
 
-Decides whether the site's image is the job's, and how images are run here. It is written into the
-job, so that it stays what it is when the configuration changes.
+Decides whether the job uses the site's image, and how images are run. It is stored in the job, so
+that it stays the same when the configuration changes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Measures the ways between leased nodes, a pair at a time, to find those whose link is slow.
+"""Measures the network between leased nodes, a pair at a time, to find nodes with a slow link.
 
-Decides when a pair is measured: none of a class while another is, none of a job whose round changes
-or that is profiled. Who is next, and whose link is slow, is :mod:`malletrain.core.slow_links`'s
-decision; whether a job goes on without it :mod:`malletrain.daemon.slow_nodes`'s.
+Decides when a pair is measured: no pair of a class while another is measured, and no node of a job
+whose round changes or that is profiled. :mod:`malletrain.core.slow_links` decides which pair is
+next and whose link is slow, :mod:`malletrain.daemon.slow_nodes` whether a job goes on without the
+node.
 """
 
 from __future__ import annotations

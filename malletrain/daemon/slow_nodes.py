@@ -1,8 +1,8 @@
-"""Looks for nodes that hold up the others of their job, and has jobs go on without them.
+"""Finds nodes that slow down the others of their job, and lets jobs go on without them.
 
-Decides when two counts of a worker make a window. Whose link is slow finds
-:mod:`malletrain.daemon.slow_links`. Who is slow, and whether a job is better off
-without, is :mod:`malletrain.core.slow_nodes`'s decision; which nodes it has instead, the plan's.
+Decides when two counts of a worker make a window. :mod:`malletrain.daemon.slow_links` finds slow
+links. :mod:`malletrain.core.slow_nodes` decides which node is slow and whether a job is better off
+without it; the plan decides which nodes it gets instead.
 """
 
 from __future__ import annotations

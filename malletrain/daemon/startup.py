@@ -1,8 +1,8 @@
-"""What must be right for the daemon to start. The daemon refuses what ``malletrain check`` finds
-wrong here, and nothing else: both ask this one list.
+"""What must be right for the daemon to start. The daemon refuses to start for these reasons and no
+others, and ``malletrain check`` reports the same list.
 
-Each test tries things as the daemon uses them, starts nothing and leaves nothing behind. What may
-go wrong later, or only deserves a look, is not here.
+Each test does what the daemon would do, starts nothing and leaves nothing behind. Problems that may
+come later, or that only deserve attention, are not here.
 """
 
 from __future__ import annotations

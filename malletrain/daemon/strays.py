@@ -1,10 +1,10 @@
-"""Leases that the main scheduler has and the daemon does not want.
+"""Leases that the main scheduler has and the daemon does not want. Pure.
 
-A lease is stored before it is asked for, so one that is not among those that have not ended has
-ended for the daemon: it was refused by a main scheduler that took it all the same and could not say
-so, or was missing from a poll. Its agent cannot report any more, and would hold its node to the end
-of its time. The scavenger remembers what it gave up, until the daemon starts again. Decides which
-are to be ended now; ending them is done by :mod:`malletrain.daemon.lease_reconciler`. Pure.
+A lease is stored before it is submitted, so one that is not stored as running has ended for the
+daemon: its submission failed although the main scheduler accepted it, or a poll missed it. Its
+agent cannot report, and would hold its node to the time limit. The scavenger remembers until the
+daemon restarts which leases it gave up. Decides which leases are to be ended now;
+:mod:`malletrain.daemon.lease_reconciler` ends them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Rounds that make no step: looks whether the ways between their nodes are open, and acts on it.
+"""Rounds that make no step: tests the network between their nodes and acts on the result.
 
-Decides when a round is stuck and what is done; one whose workers failed and say that there is no
-way to a peer is looked at without a wait. Where a way is blocked the job goes on without one of its
-two ends; where all are known to be open, workers are started again, which uses up a try, if they
-have been silent for much longer than ever between two reports of theirs; of a script that was never
-seen to report the owner is told, and it is left alone: not every script reports.
+Decides when a round is stuck and what is done. A round whose workers failed because they could not
+reach a peer is tested at once. If a connection is blocked, the job goes on without one of its two
+nodes. If all are open and the workers have been silent for much longer than they ever were between
+two reports, they are restarted, which uses up a try. If the script has never reported, only the
+owner is notified: not every script reports.
 """
 
 from __future__ import annotations

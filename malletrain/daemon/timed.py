@@ -1,4 +1,6 @@
-"""What an answer takes of the processor, while the loop does other things too. Decides nothing."""
+"""Measures the processor time of one answer while the event loop does other things too. Decides
+nothing.
+"""
 
 from __future__ import annotations
 

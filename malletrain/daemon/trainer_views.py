@@ -1,4 +1,4 @@
-"""Trainers as clients see them. Changes nothing."""
+"""Views of trainers for clients. Changes nothing."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The daemon's one socket: a ZeroMQ ROUTER under CURVE, on the event loop.
 
-Decides who gets in (known keys only), what a message is (:mod:`malletrain.protocol.messages`), and
-what happens to one that is none: its sender is told, it is counted, nothing else. How much of a
-connection may wait is :mod:`malletrain.daemon.receive_queue`'s decision. It does not know what
-messages mean.
+Decides which connections are admitted (known keys), what a message is
+(:mod:`malletrain.protocol.messages`), and what happens to an invalid one: its sender gets an error,
+it is counted, nothing else. :mod:`malletrain.daemon.receive_queue` decides how much of a connection
+may wait. The transport does not know what messages mean.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Leases that are held without a word of their agents.
+"""Leases that run without a message from their agents.
 
-Decides when such a lease has been held for nothing for too long, and what most likely keeps its
-agent from reporting. Ending it is done by :mod:`malletrain.daemon.lease_actions`.
+Decides when such a lease has run in vain for too long, and what most likely keeps its agent from
+reporting. :mod:`malletrain.daemon.lease_actions` ends it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What connections have sent that the daemon cannot read: of a message whose end does not come. Up
-to its end libzmq keeps it, however long it becomes, and its limits count whole messages.
+"""Incomplete messages: what connections have sent while the end of a message does not come.
 
-Decides whose connection is ended for that. What came in over a connection the system says
-(tcpi_bytes_received of Linux's TCP_INFO), what was read the socket. Whole messages that wait are
-read before long, of all connections in turn, also after a time in which the daemon stood still: so
-only a connection counts of which nothing was read for STUCK_S of looks.
+libzmq keeps an incomplete message however long it becomes, and its limits count whole messages.
+Decides which connection is closed for that. The kernel says how many bytes a connection received
+(tcpi_bytes_received of Linux's TCP_INFO), the socket how many were read. Complete messages are read
+soon, of all connections in turn, also after the daemon stood still; so a connection counts only if
+nothing of it was read for STUCK_S.
 """
 
 from __future__ import annotations

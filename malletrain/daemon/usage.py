@@ -1,13 +1,12 @@
-"""What the leases were used for: node-time by user, account, class of nodes and month, from what
-the store remembers of leases, jobs and rescales (:mod:`malletrain.daemon.usage_rows` reads it).
-Pure.
+"""What leases were used for: node-time by user, account, class of nodes and month, from the stored
+leases, jobs and rescales (:mod:`malletrain.daemon.usage_rows` reads them). Pure.
 
 Decides what counts as what. A leased node *trains* from the first sample of a round to its last.
 From the decision to start a job to its first sample it is *starting*. From the last sample before a
-rescale to the first after, it is *rescaling*; where the rescale followed from a node that was
-taken, that time is *lost* to a preemption. Nodes of a job that never reports a sample, as a
-function or a script without :func:`malletrain.report`, are *silent*. What is left of a lease is
-*unused*. The nodes of a pause are those of the round after it. Months are those of UTC.
+rescale to the first after it is *rescaling*; if the rescale followed from a preemption, that time
+is *lost* to it. Nodes of a job that never reports a sample, such as a function or a script without
+:func:`malletrain.report`, are *silent*. The rest of a lease is *unused*. The nodes of a pause are
+those of the round after it. Months are UTC.
 """
 
 from __future__ import annotations

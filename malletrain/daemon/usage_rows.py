@@ -1,6 +1,7 @@
-"""Reads what :mod:`malletrain.daemon.usage` adds up, and makes of the sums what clients are shown.
+"""Reads the rows that :mod:`malletrain.daemon.usage` adds up, and makes the answer for clients.
 
-Decides how much is read at a time: the past is long, and others are answered in between.
+Decides how many rows are read at a time: history is long, and other requests are answered in
+between.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Waiting for an event for a while, in a task that can be cancelled at any moment."""
+"""Waits for an event for a limited time, in a task that can be cancelled at any moment."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Clients that wait until one of their jobs has reported a value of a metric, or has ended.
+"""Clients that wait until one of their jobs has reported a metric or has ended.
 
-Decides whom that is told, and when an answer is due.
+Decides which clients are informed, and when an answer is due.
 """
 
 from __future__ import annotations

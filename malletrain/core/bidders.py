@@ -1,7 +1,7 @@
-"""From the state to the candidates of a plan: what each admitted job may bid for.
+"""Selects the candidates of a plan from the state: which sizes each admitted job may bid for.
 
-Decides which jobs keep their size whatever a plan would like, and who is left out of an imagined
-plan. Who is admitted is the queue's decision; how many nodes each gets, the planner's.
+Decides which jobs keep their size whatever a plan prefers, and which ones a hypothetical plan
+leaves out. The queue decides who is admitted, the planner how many nodes each job gets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which nodes a job had better do without when ways between its nodes are blocked. Pure."""
+"""Which nodes a job should drop when connections between its nodes are blocked. Pure."""
 
 from __future__ import annotations
 

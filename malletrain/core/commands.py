@@ -1,6 +1,6 @@
-"""What comes out of the controller: commands, which a shell carries out.
+"""The commands that the controller returns and a shell carries out.
 
-What goes in: :mod:`malletrain.core.events`.
+Its input is in :mod:`malletrain.core.events`.
 """
 
 from __future__ import annotations

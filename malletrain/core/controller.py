@@ -2,21 +2,24 @@
 no threads.
 
 Decides when to plan (near-simultaneous node events are one plan), what follows from a plan, how
-many leases to take and which to release, when a job has failed for good. It does not decide how
+many leases to take and which to release, and when a job has failed for good. It does not decide how
 many nodes a job gets (:mod:`malletrain.core.planning`, :mod:`allocator`) nor how a rescale is
 carried out (:mod:`malletrain.rounds`). The daemon and the simulator are its two shells.
 
-Invariants, tested with random event sequences: a node belongs to at most one job; no job has more
-nodes than its maximum; a job whose nodes fall under its minimum is suspended by the next plan and
-keeps its place, it never fails for that; a node that is leaving or gone is never in a new plan; a
-job only has nodes of its owner's leases; jobs are admitted in order of submission, those of several
-owners in turn, those left out that could not run on the nodes there are; an admitted job
-without nodes for long has its minimum guaranteed for a while.
+Invariants, tested with random sequences of events:
 
-Where a daemon serves several owners (:mod:`malletrain.core.pools`) it plans twice. How many nodes
-each owner's jobs should have follows from a plan in which every node is anybody's; it decides as
-whom leases are taken, and which are reclaimed for another owner. What runs now follows from a plan
-in which each job can have its owner's nodes only.
+* A node belongs to at most one job, and no job has more nodes than its maximum.
+* A job with fewer nodes than its minimum is suspended by the next plan and keeps its place; it does
+  not fail for that.
+* A node that is leaving or gone is in no new plan.
+* A job has nodes of its owner's leases only.
+* Jobs are admitted in order of submission, those of several owners in turn; jobs that could not run
+  on the present nodes are passed over.
+* An admitted job without nodes for long gets its minimum guaranteed for a while.
+
+If a daemon serves several owners (:mod:`malletrain.core.pools`), it plans twice. The first plan
+lets every node be anybody's; it decides for which owners leases are taken and reclaimed. The second
+plan, in which each job can have only its owner's nodes, decides what runs now.
 """
 
 from __future__ import annotations

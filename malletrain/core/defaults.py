@@ -1,5 +1,5 @@
-"""The product's defaults, once: for the core's settings, the site's configuration and the
-simulator. Times in seconds. Imports nothing.
+"""The product's defaults, for the core's settings, the site's configuration and the simulator.
+Times in seconds. Imports nothing.
 """
 
 T_FWD_S = 120.0

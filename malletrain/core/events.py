@@ -1,7 +1,6 @@
-"""What goes into the controller and what comes out: events and commands, nothing else.
+"""The events that a shell passes to the controller.
 
-Both shells (daemon and simulator) speak this vocabulary. Times are seconds on the shell's clock;
-nodes and jobs are named by text.
+Times are seconds on the shell's clock; nodes and jobs are named by text.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""From what is foretold of the nodes to what a job's bid may expect of them. Pure.
+"""How long a job may expect to have nodes, for its bid. Pure.
 
-Decides in which order a job is taken to have nodes: its own, those that last longest first, then
-those that nobody has, then those of other jobs, which give up the ones that end first. How long
-each lasts is foretold elsewhere (:mod:`scavenger.lifetimes`); what that is worth is the bid's
-(:mod:`allocator.valuation`).
+Decides the order in which a job is assumed to get nodes: first its own, those that last longest
+first; then free ones; then those of other jobs, which give up the ones that end first.
+:mod:`scavenger.lifetimes` forecasts how long each lasts, and :mod:`allocator.valuation` values it.
 """
 
 from __future__ import annotations

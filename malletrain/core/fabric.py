@@ -1,7 +1,7 @@
-"""Which network a round goes by, of those that its members have.
+"""Which of its members' networks a round uses.
 
-Pure: names, addresses and speeds in, a place for every member out. How the members learn of their
-networks is :mod:`malletrain.agent.networks`'s; what they do with the answer the launcher's.
+Pure: names, addresses and speeds in, an address for each member out.
+:mod:`malletrain.agent.networks` finds a member's networks; the launcher uses the answer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Nodes on which one job after another fails, though the same scripts work elsewhere. Pure.
+"""Nodes on which one job after another fails although the same scripts work elsewhere. Pure.
 
-A job that fails has mostly itself to blame. A node is only found out where, within a day, jobs of
-scripts that have made steps on other nodes failed there one after the other, and none was done
-there in between. The trials of a sweep are one job: what is wrong with one may be wrong with all.
-What is done about it is decided elsewhere.
+Most failures are the job's own. A node is suspected only if, within a day, jobs whose scripts have
+made steps on other nodes failed on it one after the other, and none completed there in between. The
+trials of a sweep count as one job, because one error may affect all of them. Decides nothing about
+what follows.
 """
 
 from __future__ import annotations

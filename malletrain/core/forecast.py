@@ -1,12 +1,10 @@
-"""When a job will be done, from its scaling curve and the nodes of the last days. Pure.
+"""Forecasts when a job completes, from its scaling curve and the nodes of the last days. Pure.
 
-Decides what the past says of the time to come: it comes again. From each of the past moments that
-were most like this one (in how many nodes there were) the job is imagined to go on through what
-came then; the ends are the forecast, their median, and between the tenth and the ninetieth
-percentile its 80 % interval.
+The model is that the past repeats: from each past moment with a number of nodes most like the
+present one, the job is continued through what followed. The median of the ends is the forecast, the
+tenth and the ninetieth percentile its 80 % interval.
 
-Which nodes of those that are there the job gets is the caller's assumption: a share of them, and
-not less than a floor.
+The caller assumes which of the nodes the job gets: a share of them, and at least a floor.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""FreeTrain's way to plan (arXiv 2106.12091, there BFTrainer), beside the product's. Pure.
+"""FreeTrain's planning (arXiv 2106.12091, there BFTrainer), as an alternative to the product's.
+Pure.
 
-Owners state how their jobs scale, once and beforehand; nothing is measured while they train. A plan
-maximises the same objective with the same exact solver, and bids differ in three ways: starting
-from no node is free, a job that lost a node is valued as if it were not to be restarted anyway, and
-no job gets its minimum because it waits. Decides that, for the daemon (``[allocation] policy``) and
-for the simulator. A job whose owner states nothing is taken to scale as the site assumes.
+Owners state how their jobs scale; nothing is measured during training. A plan maximises the same
+objective with the same exact solver, and bids differ in three ways: a start from no nodes is free,
+a job that lost a node is valued as if its workers did not have to restart, and no job gets its
+minimum for waiting. Used by the daemon (``[allocation] policy``) and by the simulator. A job
+without a stated curve is assumed to scale as the site's configuration says.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Which gaps to ask for: what the controller remembers of the main scheduler's offers. Pure.
+"""The gaps that the main scheduler offers, and which of them to request. Pure.
 
-Decides which gaps may be asked for (long enough, not asked for already, not rejected lately),
-which of them come first, whose they become where several users want them, and that nothing is
-asked for, for a while, as a user whose leases come to nothing. How many are of use is the lease
-planner's decision, how many may be asked for at once that of the poll.
+Decides which gaps may be requested (long enough, not requested already, not rejected recently), in
+which order, for which user if several want them, and that a user whose leases keep failing requests
+none for a while. The lease planner decides how many are useful, the poll how many may be requested
+at once.
 
-What went wrong on a node went wrong for one owner: a user without an account, or whose jobs come up
+A failure on a node counts for one owner only: a user without an account, or whose jobs start
 nowhere, costs the others nothing.
 """
 

@@ -1,20 +1,20 @@
-"""What a deadline or a budget makes of a job's bid. Pure.
+"""How a deadline or a budget changes a job's bid. Pure.
 
-Decides what the sizes of such a job are worth beside the others, and which of them it offers. It
-says so in the words that every bid has (a curve and a list of sizes), so that the allocator learns
-nothing of it.
+Decides the values of the job's sizes relative to other jobs, and which sizes it offers. It
+expresses that as a curve and a list of sizes, as in any bid, so the allocator knows nothing of
+goals.
 
-**Deadline.** The speed that holds the deadline, and the fewest nodes that bring it, are the job's
-*need* (:mod:`malletrain.core.goal_keeper`). Up to it, a node is worth what it would bring the job
-that could make most of it, times the site's weight, times how tight the deadline is (0: any time
-will do, 1: there is no slack left): never less than in any other bid, never more than the weight
-times what others lose. Beyond it a sample counts as any other's, a little less: who is ahead of
-its deadline comes after who has none, but takes what nobody else wants.
+**Deadline.** A job's *need* is the speed that meets the deadline and the fewest nodes that reach it
+(:mod:`malletrain.core.goal_keeper`). Up to the need, a node is worth what it would bring the job
+that makes the most of it, times the site's weight, times how tight the deadline is (0: any time
+will do, 1: no slack): never less than in an ordinary bid, never more than the weight times what
+others lose. Beyond the need a sample counts a little less than another job's: a job ahead of its
+deadline comes after jobs without one, but uses what is free.
 
-**Budget.** Of the sizes at which the work left costs no more than what is left of the budget, all
-are offered: the fastest affordable one wins, which ends earliest. Where there is none, and where
-nobody knows how much work there is, those are offered at which node-time brings most. None is
-started that cannot be paid for the time a plan looks ahead.
+**Budget.** All sizes are offered at which the remaining work costs no more than the remaining
+budget; the fastest of them wins, which ends earliest. If there is none, or the amount of work is
+unknown, the sizes with the most samples per node-second are offered. No size is offered that the
+budget cannot pay for the forward-looking time.
 """
 
 from __future__ import annotations

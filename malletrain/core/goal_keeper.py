@@ -1,10 +1,9 @@
-"""Keeps the goals of one controller's jobs: what they are charged, how fast they really are, how it
-stands with them, and what their bids say.
+"""Tracks the goals of one controller's jobs: charges, real speed, standing, and bids.
 
-Decides when a job has spent its budget and stands still, when its deadline presses so much that it
-goes before others in the admission queue, and when a plan is due because of that. Forecasts are
-:mod:`malletrain.core.forecast`'s, what a goal makes of a bid is decided in
-:mod:`malletrain.core.goal_bids`, what a node costs in :mod:`malletrain.core.ledger`.
+Decides when a job has spent its budget and stops, when its deadline is so tight that it moves ahead
+in the admission queue, and when that makes a plan due. :mod:`malletrain.core.forecast` makes
+forecasts, :mod:`malletrain.core.goal_bids` changes bids, :mod:`malletrain.core.ledger` computes
+charges.
 """
 
 from __future__ import annotations

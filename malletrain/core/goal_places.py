@@ -1,8 +1,7 @@
-"""For which class of nodes a job's forecasts are made, and who else is reckoned to want them.
+"""For which class of nodes a job's forecasts are made, and which other jobs are assumed to compete.
 
-Decides that of jobs without nodes: the class that is most usual among those that their trainer may
-use. The parts of trainers are not counted: how much of a class each has is its plan's, at every
-moment anew.
+A job without nodes is forecast on the most usual class among those that its trainer may use. The
+proportions in which trainers share a class are left out, because each plan divides it anew.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What is known of one job whose goals or work are known: how fast it really is, and what is left.
+"""What is known of a job with goals or known work: its real speed and the remaining work.
 
-Decides how the speed that a curve promises and what was really done are brought together: the
-*pace*, the part of its curve that a job gets done on the nodes it holds. Pauses, lost work and a
-curve that is too good are all in it.
+Decides how predicted and real speed are combined: the *pace* is the fraction of its curve that a
+job achieves on the nodes it holds. Pauses, lost work and errors of the curve are all included.
 """
 
 from __future__ import annotations

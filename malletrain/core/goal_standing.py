@@ -1,7 +1,7 @@
-"""How it stands with a job's deadline and budget. Pure.
+"""Whether a job meets its deadline and budget. Pure.
 
-Decides which forecasts are good enough, and whether an operator can do anything about a bad one.
-When it is looked, and what is done about it, is :mod:`malletrain.core.goal_keeper`'s.
+Decides which forecasts are good enough and whether an operator can improve a bad one.
+:mod:`malletrain.core.goal_keeper` decides when this is evaluated and what follows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a job's owner wants beyond speed: a deadline, a budget of node-time, and the work there is.
+"""What a job's owner wants beyond speed: a deadline, a budget of node-time, and the amount of work.
 
-Decides the words only: what can be wanted, how it can stand, and the two events by which the
-controller hears of it. What follows from it is decided in :mod:`malletrain.core.goal_keeper`.
+Defines the goals, their possible standings, and the two events that carry them to the controller.
+:mod:`malletrain.core.goal_keeper` decides what follows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Which leases to take, as whom, which to release, which to reclaim for another owner.
+"""Which leases to take, and for whom; which to release; which to reclaim for another owner.
 
-The answer follows from an imagined plan: one that has every gap there is, and in which every node
-may become anybody's.
+The answer follows from a hypothetical plan that has every gap and lets every node become anybody's.
 """
 
 from __future__ import annotations

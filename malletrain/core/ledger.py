@@ -1,8 +1,8 @@
-"""What jobs are charged for the nodes they hold. Pure.
+"""What jobs are charged for their nodes. Pure.
 
-Decides whose a lease's time is. A job is charged a node from when it gets it to when it leaves it,
-times the site's factor. Where the site charges a least time for a lease, however short it was, what
-is left of that goes to the job that left the node, unless another job takes the node over before.
+A job is charged for a node from when it gets it until it leaves it, times the site's factor. If the
+site charges a minimum time for each lease, the rest of it goes to the job that left the node,
+unless another job takes the node over before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How soon each job is expected to lose a node, so that it may save in time. Pure.
+"""How soon each job is expected to lose a node, so that it saves in time. Pure.
 
-Decides when that is worth saying: where it has changed by a quarter. How long nodes last is
-foretold elsewhere (:mod:`scavenger.lifetimes`); how often a job saves is decided where it runs
-(:mod:`malletrain.training.pace`), which knows what a snapshot costs.
+Decides that a forecast is sent when it has changed by a quarter. :mod:`scavenger.lifetimes`
+forecasts how long nodes last. :mod:`malletrain.training.pace`, in the training process, knows the
+cost of a snapshot and decides how often it saves.
 """
 
 from __future__ import annotations

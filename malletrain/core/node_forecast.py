@@ -1,8 +1,7 @@
-"""How many nodes there will be, from those of the last days. Pure.
+"""Forecasts the number of nodes from that of the last days. Pure.
 
-Decides what the past says of the time to come: it comes again. What followed the past moments most
-like this one (in how many nodes there were) is what may come; of that the median, and the tenth
-and the ninetieth percentile.
+The model is that the past repeats: the forecast is the median, with the tenth and the ninetieth
+percentile, of what followed the past moments with a number of nodes most like the present one.
 """
 
 from __future__ import annotations

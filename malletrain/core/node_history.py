@@ -1,7 +1,7 @@
-"""How many nodes there were for jobs, over the last days: what forecasts are made from. Pure.
+"""The number of nodes for jobs over the last days, from which forecasts are made. Pure.
 
-Decides how that is kept: for each class of nodes the mean of each span of :data:`SPAN_S`, the last
-:data:`KEPT` of them. What it says of the time to come is :mod:`malletrain.core.forecast`'s.
+For each class of nodes it keeps the mean of each span of :data:`SPAN_S`.
+:mod:`malletrain.core.forecast` uses it.
 """
 
 from __future__ import annotations

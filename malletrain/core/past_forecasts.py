@@ -1,13 +1,13 @@
-"""How far the forecasts of this machine were off, and what that says of the next one. Pure.
+"""Corrects forecasts by the errors of past ones. Pure.
 
-Decides by how much an interval has to be moved and widened so that it holds as often as it says.
-What a model does not know (how a queue moves, what other jobs will take) is seen in how its
-forecasts came out: conformalised quantile regression (Romano et al., NeurIPS 2019), the forecast
-and each end of its interval for itself, on the logarithm of the time from then to the end.
+Decides by how much an interval is moved and widened so that it contains the end as often as it
+claims. What a model leaves out (how a queue moves, what other jobs will take) shows in the errors
+of its forecasts. Conformalised quantile regression (Romano et al., NeurIPS 2019), separately for
+the median and for each end of the interval, on the logarithm of the time to the end.
 
-Of each job the first forecast counts. A job that has not ended has shown only that it takes longer
-than it took so far: left out, those that end soonest would speak for all. It counts as long as it
-lasts, as in the life tables of gaps (Kaplan and Meier, 1958).
+The first forecast of each job counts. A job that has not ended shows only a lower bound of its
+time; without it the shortest jobs would dominate. It enters as a censored observation (Kaplan and
+Meier, 1958).
 """
 
 from __future__ import annotations

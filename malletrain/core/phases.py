@@ -1,11 +1,11 @@
-"""Which phase of its training a job is in, from the global batch size its reports show and from
-what its script says of its model. Pure.
+"""Which phase of its training a job is in, from the global batch size in its reports and the model
+size that its script states. Pure.
 
-A phase ends when the batch size changes for good while the number of nodes stays: the last, shorter
-step of an epoch is none, and neither is another batch at another scale (a job may keep its batch
-per node). A phase is named after its batch size relative to the first phase (``batch x2``), so that
-the name says the same at every scale. Another model than at first ends a phase too and adds its
-name (``batch x2, model 3e+06``).
+A phase ends when the batch size changes for good while the number of nodes stays. The shorter last
+step of an epoch ends none, nor does another batch size at another scale, because a job may keep its
+batch per node. A phase is named after its batch size relative to the first phase (``batch x2``), so
+its name is the same at every scale. A change of the model ends a phase too and is added to the name
+(``batch x2, model 3e+06``).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""From the controller's state to a plan: builds bids, lets the allocator decide, names the nodes.
+"""From the controller's state to a plan: builds bids, calls the allocator, and chooses the nodes.
 Pure.
 
-Decides for which jobs there is room to guarantee them their minimum, and what a job with an unknown
-curve is worth. Which jobs may bid, and in which order they wait, is the queue's decision; how many
-nodes each gets the allocator's, which nodes its placement's.
+Decides for which jobs there is room to guarantee their minimum, and what a job with an unknown
+curve is worth. The queue decides which jobs may bid and in which order they wait, the allocator how
+many nodes each gets and which ones.
 """
 
 from __future__ import annotations

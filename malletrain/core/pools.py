@@ -1,9 +1,9 @@
 """Pools: the nodes of one class whose leases belong to one user. A job runs on nodes of one pool of
-its owner, and on no others.
+its owner.
 
-Code of a job runs only as the job's owner, and the batch job of a lease runs as the user it was
-submitted for: so a leased node can serve that user's jobs alone. A pool is named by a text, as
-classes are; where a daemon serves one user only (owner ""), a pool is its class.
+Code of a job runs only as the job's owner, and the batch job of a lease runs as the user for whom
+it was submitted, so a leased node can serve only that user's jobs. A pool is named by a text, as
+classes are. If a daemon serves one user only (owner ""), a pool is its class.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Carries out what the job profiling advisor answers, on the controller's state.
+"""Applies the profiling advisor's answers to the controller's state.
 
-Decides which nodes a profile's steps take and leave, what a crash at one size counts, and what is
-announced and stored. What is measured, and when, is decided by :mod:`malletrain.core.profiling` and
-the advisor. With ``ControllerSettings.profiling`` None it does nothing at all.
+Decides which nodes the steps of a profile take and release, what a crash at one size means, and
+what is announced and stored. :mod:`malletrain.core.profiling` and the advisor decide what is
+measured and when. If ``ControllerSettings.profiling`` is None, it does nothing.
 """
 
 from __future__ import annotations

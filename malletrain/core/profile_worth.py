@@ -1,13 +1,13 @@
-"""Whether a job is worth a profile, from what the controller knows of it and of its neighbours.
+"""Whether a profile of a job pays, from what the controller knows of it and of the other jobs.
 Pure.
 
-Decides what a node is worth elsewhere, for how long a profile's knowledge would be of use, and when
-a job can be asked at all: once it has run for a while, so that its own level, and what its siblings
-say, is known. The arithmetic is :mod:`jpa.information_value`.
+Decides the value of a node elsewhere, for how long the result would be useful, and when the
+question can be asked: after the job has run for a while, so that its own level and its siblings'
+curves are known. :mod:`jpa.information_value` has the arithmetic.
 
-A job's nodes come and go, and at each size that it gets its ordinary progress shows for nothing
-what a profile would have told of it. So the knowledge is of use until the job ends, or until it has
-been given as many other sizes as the profile would visit, whichever is sooner.
+A job's nodes come and go, and its ordinary progress at each size shows what a profile would have
+measured. So a profile is useful until the job ends, or until the job has had as many other sizes as
+the profile would visit, whichever is earlier.
 """
 
 from __future__ import annotations

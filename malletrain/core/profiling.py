@@ -1,8 +1,8 @@
-"""Between controller and job profiling advisor: who wants a profile, and what is learnt. Pure.
+"""Between the controller and the profiling advisor: which jobs ask for a profile, and what is
+learnt. Pure.
 
-Decides when a job is put forward for a profile and how its ordinary progress corrects its curve.
-Sizes, order and donors are the advisor's decision (:mod:`jpa.advisor`); moving nodes is the
-controller's, which carries out what the advisor answers.
+Decides when a job is proposed for a profile and how its ordinary progress corrects its curve. The
+advisor (:mod:`jpa.advisor`) decides sizes, order and donors; the controller moves the nodes.
 """
 
 from __future__ import annotations

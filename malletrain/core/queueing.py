@@ -1,9 +1,9 @@
-"""The admission queue: which jobs may bid, and which are next to have their minimum guaranteed.
+"""The admission queue: which jobs may bid, and which one is next to have its minimum guaranteed.
 
-An entry of the queue is a job, or all jobs of one sweep: they have one place, that of the first of
-them, and wait as one. Decides who is admitted (in order of places, the owners in rotation; where
-shares are counted, the parties by their weights), who starves, and who is next among those. Whether
-there are nodes for a guarantee is decided by :func:`malletrain.core.planning.guarantees`.
+An entry of the queue is a job, or all jobs of one sweep, which share the place of the first of them
+and wait as one. Decides who is admitted (in order of places, the owners in rotation; where shares
+are counted, the parties by weight), who starves, and who of those is next.
+:func:`malletrain.core.planning.guarantees` decides whether there are nodes for a guarantee.
 """
 
 from __future__ import annotations

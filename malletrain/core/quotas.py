@@ -1,10 +1,10 @@
 """Quotas: the most nodes that the jobs under one limit (a user's, an account's) have at once. Pure.
 
-A limit over several jobs cannot be said in the bid of one. So it is shared out before the bids are
-made, and each job bids for no more than its part. Decides these parts: the smallest size for each
-job, first for those that a plan has to serve, then for those that have nodes, then in order of
-admission; what is left in equal parts. A job that keeps its size counts with that, one that is
-profiled with its largest. Who is under which limit the shell says.
+The bid of one job cannot express a limit over several jobs. So the limit is divided before the bids
+are made, and each job bids for at most its part. The smallest size of each job comes first: of jobs
+that a plan has to serve, then of jobs with nodes, then in order of admission. The rest is divided
+equally. A job that keeps its size counts with it, one that is profiled with its largest. The shell
+says who is under which limit.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""How many nodes are worth taking from one owner for another's jobs. Pure.
+"""How many nodes to take from one owner for another owner's jobs. Pure.
 
-The way of a node from lease to lease takes time in which nobody has it: the old lease ends, the
-main scheduler finds the node idle and has its turn, the new lease starts. Two rules follow. What
-the way takes is off what a node brings within the forward-looking time; where that leaves nothing
-worth having, no node is taken. It is not held against an owner who has no node at all: whenever
-that one begins, the way is to be gone, and waiting makes it no shorter. And of a job that has yet
-to be measured nothing is known but what is believed of every job: for it only its smallest size is
-taken, and once it has shown what it makes of that, at most twice the largest that it has run on.
-Which nodes are taken is decided by
-:mod:`malletrain.core.lease_planner`.
+While a node goes from lease to lease nobody has it: the old lease ends, the main scheduler finds
+the node idle and gets its turn, the new lease starts. Two rules follow:
+
+* That time is subtracted from what a node brings within the forward-looking time, and no node is
+  taken for which nothing remains. The rule does not apply to an owner without a node: its first one
+  costs that time whenever it comes.
+* Of a job that has not been measured only a general assumption is known. For it only its smallest
+  size is taken, and afterwards at most twice the largest size that it has run on.
+
+:mod:`malletrain.core.lease_planner` decides which nodes are taken.
 """
 
 from __future__ import annotations

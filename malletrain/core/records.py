@@ -1,6 +1,6 @@
-"""What the core remembers of each job and node.
+"""What the core stores of each job and node.
 
-Only :class:`malletrain.core.state.ControllerState` writes a record; everybody else reads them.
+Only :class:`malletrain.core.state.ControllerState` writes a record; everybody else reads it.
 """
 
 from __future__ import annotations

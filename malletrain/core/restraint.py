@@ -1,7 +1,7 @@
-"""What operators have told MalleTrain to leave alone: everything for a while, or some nodes. Pure.
+"""Which nodes operators have excluded from leasing: all for a while, or some. Pure.
 
-Decides which nodes may be leased by that, and for how long, not which are. The words are Slurm's: a
-node that is *drained* is given up and left alone until a time, or until it is resumed.
+Decides which nodes may be leased and for how long. The terms are Slurm's: a *drained* node is
+released and left alone until a time, or until it is resumed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What is known of one job's scaling and of the cost of moving it, for the planner and for the
-store. Decides nothing by itself.
+"""What is known of a job's scaling and of the costs of its rescales, for the planner and the store.
+Decides nothing.
 """
 
 from __future__ import annotations

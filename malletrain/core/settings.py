@@ -1,5 +1,5 @@
-"""What the controller, its planner and its profiler are told once. Decides nothing; the defaults
-are in :mod:`malletrain.core.defaults`. Times in seconds.
+"""The settings of the controller, its planner and its profiler. The defaults are in
+:mod:`malletrain.core.defaults`. Times in seconds.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Fair shares: whose bids weigh more, because they got less than was due to them. Pure.
+"""Fair shares: raises the bids of parties that got less than was due to them. Pure.
 
-A *party* is who a share is of: a user, a group or an account. Decides what is due to each party,
-what it was served, and the factor that follows for its bids. It decides nothing about nodes: the
-factor is a weight of a bid, and where there are nodes for everybody it changes no plan.
+A *party* has a share: a user, a group or an account. Decides what is due to each party, what it was
+served, and the resulting factor for its bids. The factor is a weight of a bid: where there are
+nodes for everybody it changes no plan.
 
-Two counters of weighted node-seconds for each party, as FairServe's weighted service counters
-(arXiv 2411.15997): *served* are the nodes that its jobs have. *Due* is its part of the nodes in use
-by weight, but never more than its jobs could use (weighted max-min fairness). So nothing is due to
-a party without jobs: who comes back is level with the others and cannot claim the past. Both decay
-with one half-life. A party that is behind by so many seconds of its own due service that its bids
-are to count double (``double_after_s``) bids twice as much, one ahead by as many half as much.
+Each party has two counters of weighted node-seconds, as FairServe's weighted service counters
+(arXiv 2411.15997): *served* are the nodes that its jobs have. *Due* is its weighted part of the
+nodes in use, but never more than its jobs could use (weighted max-min fairness). So nothing is due
+to a party without jobs, and one that comes back cannot claim the past. Both decay with one
+half-life. A party that is behind by ``double_after_s`` seconds of its own due service bids twice as
+much, one that is ahead by as many half as much.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the scaling curve of one job tells of others: what is kept of each, and what the next one
-starts with. Pure; where curves are kept is behind :class:`SiblingStorage`.
+"""Scaling curves of one job as a prior for others: what is stored of each, and with which curve the
+next one starts. Pure; storage is behind :class:`SiblingStorage`.
 
-Decides whose curve a job inherits and when a curve is worth keeping. How curves are scaled from
-model to model and how sure one may be of them is :mod:`jpa.reuse`.
+Decides whose curve a job inherits and when a curve is worth storing. :mod:`jpa.reuse` scales curves
+from model to model and estimates their uncertainty.
 """
 
 from __future__ import annotations

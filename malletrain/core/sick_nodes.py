@@ -1,8 +1,8 @@
 """How long nodes that failed a health check are left alone. Pure.
 
-A node that fails again is left alone for twice as long as before, up to a limit; never for ever,
-for mostly nobody tells MalleTrain that a node was repaired. Which leases are taken besides is
-decided by :mod:`malletrain.core.lease_planner`.
+A node that fails again is left alone for twice as long as before, up to a limit, and never for
+ever, because nobody tells MalleTrain that a node was repaired. :mod:`malletrain.core.lease_planner`
+decides which leases are taken.
 """
 
 from __future__ import annotations

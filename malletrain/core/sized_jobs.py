@@ -1,9 +1,9 @@
-"""Waiting jobs whose owners said how large their models are, and what they are told once jobs of
-other sizes have run. Pure: the daemon and the simulator ask the same question.
+"""Waiting jobs whose owners stated the size of their models, and which curve to suggest to them
+once jobs of other sizes have run. Pure; the daemon and the simulator use it alike.
 
-Decides which of them are asked for: those that are next. Who waits for longer is asked for later,
-when a curve of a nearer size may be known; what was suggested once is not replaced. Whose curve is
-near enough is :mod:`malletrain.core.siblings`.
+Decides that jobs are asked about when they are next. A job that waits longer is asked about later,
+when a curve of a nearer size may be known; a suggestion is not replaced.
+:mod:`malletrain.core.siblings` decides whose curve is near enough.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Nodes whose link is slow: found by measuring pairs of nodes. Pure.
+"""Finds nodes with a slow link by measuring pairs of nodes. Pure.
 
-In a collective all ranks wait alike for a slow link, so what they work says nothing of it. What one
-connection between two nodes carries is what the slower of both links does. So a node is measured
-with several others in turn, and its link carries at least the best of that. Slow is who gets less
-than half of what is usual from each of several partners that are known to be fine: they got more
-from somebody. How long that is believed is :mod:`malletrain.core.slow_nodes`'s decision, who
-measures :mod:`malletrain.daemon.slow_links`'s.
+In a collective all ranks wait alike for a slow link, so the work of a rank does not show it. The
+throughput of one connection is that of the slower of its two links. So each node is measured with
+several others, and its link carries at least the best of the results. A link is slow if it gets
+less than half of what is usual with each of several partners that are known to be fine, because
+they got more with another node. :mod:`malletrain.core.slow_nodes` decides how long that is
+believed; :mod:`malletrain.daemon.slow_links` measures.
 
-Only nodes that carry alike are compared, those of one job or those that have none: the traffic of a
-job takes from what is measured on its nodes.
+Only nodes with like traffic are compared, those of one job or those without a job: the traffic of a
+job reduces what is measured on its nodes.
 """
 
 from __future__ import annotations

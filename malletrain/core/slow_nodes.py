@@ -1,16 +1,16 @@
-"""Nodes that are lastingly slower than their peers: found, remembered, swapped out. Pure.
+"""Finds nodes that are lastingly slower than their peers, remembers them, and swaps them out. Pure.
 
-The ranks of a job make their steps together, at the pace of the slowest. What each worked in a step
-itself, without its wait for the others, is compared: window by window, a node with the median of
-its peers. Decides which nodes are lastingly slow, how long that is believed of a node, and whether
-a job is better off without it. What is worked in a step is measured by
-:mod:`malletrain.training.busy`; where the job goes instead is the plan's decision.
+The ranks of a job make their steps together, at the pace of the slowest. The work of each worker
+within a step, without its wait for the others, is compared window by window with the median of its
+peers. Decides which nodes are lastingly slow, how long a node counts as slow, and whether a job is
+better off without it. :mod:`malletrain.training.busy` measures the work within a step; the plan
+decides where the job goes instead.
 
 A node whose link is slow (:mod:`malletrain.core.slow_links`) is remembered here, too.
 
-Some ranks have more to do than others wherever they run (rank 0 that evaluates, the stages of a
-pipeline). So a job whose same place among the ranks is found slow on a second node is not judged
-any more, and what was thought of its nodes is taken back.
+Some ranks have more work than others wherever they run (rank 0 that evaluates, the stages of a
+pipeline). So a job in which the same rank is slow on a second node is not judged any more, and its
+earlier judgements are withdrawn.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The one owner of the core's jobs and nodes: records, and the verbs that change them.
+"""The owner of the core's jobs and nodes: the records and the methods that change them.
 
-Nothing else writes a :class:`JobRecord` or a :class:`NodeRecord`. The verbs keep what must always
-hold: a node belongs to at most one job, and job and node agree on it; a node is idle exactly when
-no job has it and it is not leaving; the counts by pool are those of the usable nodes. It also notes
-when the next plan is due. It decides nothing.
+Nothing else writes a :class:`JobRecord` or a :class:`NodeRecord`. The methods preserve these
+invariants: a node belongs to at most one job, and job and node agree on it; a node is idle exactly
+when no job has it and it is not leaving; the counts by pool are those of the usable nodes. The
+state also notes when the next plan is due. It decides nothing else.
 """
 
 from __future__ import annotations

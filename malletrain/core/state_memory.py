@@ -1,5 +1,5 @@
-"""What is said of a job's snapshots in the memory of its nodes, and whether a node that leaves can
-hand its part over in the time it has. Pure.
+"""Which snapshots of a job are in the memory of which nodes, and whether a leaving node can hand
+its shards over in the remaining time. Pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the trials of a sweep count in a plan: together as one job. Pure.
+"""Weighs the bids of a sweep's trials, which together count as one job. Pure.
 
-Many trials on a node each process more than one job on as many, so that side by side with another
-job they would get nearly every node. Decides the factor by which that is taken back: the trials'
-bids are worth together what one job with their curve would bid for the nodes that they have
-together. How trials stand to each other is not changed by it.
+Many trials on one node each process more than one job on as many nodes, so beside another job they
+would get nearly every node. Decides the factor that corrects this: together the trials' bids are
+worth what one job with their curve would bid for the nodes that they have together. The order among
+the trials does not change.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Which values of a long series are kept, so that it stays bounded and its picture the same. Pure.
+"""Which values of a long series are kept, so that it stays bounded and its plot the same. Pure.
 
-Values are numbered from 0 as they come. They fall into buckets of equal width, of each of which the
-smallest and the largest value are kept: what a plot of so many pixels would show (Jugel et al.,
-M4, VLDB 2014, without the first and last of each bucket). The first and the newest are too. The
-width follows from how many values there are, and doubles when they would be too many; so nothing
-but the values themselves has to be remembered.
+Values are numbered from 0. They fall into buckets of equal width, and the smallest and the largest
+value of each bucket are kept: what a plot of as many pixels shows (Jugel et al., M4, VLDB 2014,
+without the first and last of each bucket). The first and the newest value are kept too. The width
+follows from the number of values and doubles when there would be too many, so the values are all
+that has to be stored.
 """
 
 from __future__ import annotations

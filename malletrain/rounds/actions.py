@@ -1,4 +1,5 @@
-"""What a job's rounds ask to be done; the daemon carries it out in order. Decides nothing."""
+"""The actions that a job's rounds request; the daemon carries them out in order. Decides nothing.
+"""
 
 from __future__ import annotations
 

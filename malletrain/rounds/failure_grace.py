@@ -1,5 +1,5 @@
-"""Why workers failed: by themselves, because a node was lost whose news has yet to come, or because
-the job's software cannot be had on their nodes.
+"""Why workers failed: by themselves, because of the loss of a node that is not known yet, or
+because the job's software is missing on their nodes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Which nodes hold a job and what they say of it. Decides only what need not be asked
-twice."""
+"""Which nodes hold a job and what each last reported of it. Decides only which assignments need not
+be sent again.
+"""
 
 from __future__ import annotations
 

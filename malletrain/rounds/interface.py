@@ -1,4 +1,4 @@
-"""What the daemon asks of a job's rounds, whatever the job's mode."""
+"""What the daemon calls on a job's rounds, whatever the job's mode."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""The rescales of a job in live mode: the same state machine, but workers live on from round to
-round and hold the job's state.
+"""The rescales of a job in live mode: the state machine of restart mode, but workers live on from
+round to round and hold the job's state.
 
-What differs from :class:`malletrain.rounds.restart.JobRounds`, which takes its steps so: nothing is
-drained while somebody stays (only a job that lets go of all its nodes takes a snapshot); who holds
-state comes first in rank order; leavers are released when the others have left the old group; a
-lost member or a failed worker is answered by a new round of those that are left at once, without
-waiting for a plan. Workers whose group broke although nobody was lost get one after a moment. Where
-nobody who stays has the state any more, leavers that still have it are members of one round more.
+The differences from :class:`malletrain.rounds.restart.JobRounds`:
+
+* Nothing is drained while a member stays; only a job that loses all its nodes takes a snapshot.
+* Members that hold state come first in rank order.
+* Leavers are released when the others have left the old group.
+* A lost member or a failed worker is answered at once by a new round of the remaining members,
+  without a plan. Workers whose group broke although no member was lost get a new round after a moment.
+* If no staying member has the state, leavers that have it are members of one more round.
 """
 
 from __future__ import annotations

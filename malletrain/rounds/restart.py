@@ -1,14 +1,14 @@
-"""How one job gets from one set of nodes to another: a pure state machine, without a clock.
+"""How a job gets from one set of nodes to another: a pure state machine, without a clock.
 
     IDLE ─target─▶ WARMING ─joiners ready─▶ DRAINING ─snapshot taken─▶ FORMING ─all run─▶ RUNNING
                       │ joiners start while the others train; leavers are released
-                      └── a member is lost: straight to FORMING with those that are left
+                      └── a member is lost: straight to FORMING with the remaining members
     RUNNING ─target, while the script ends─▶ FINISHING ─all workers ended well─▶ COMPLETED
                       └── it trains on after all, or its node has to go: as above
 
-A round has exactly the members that were planned and are ready. A joiner that does not come up in
-time is rejected. This module decides membership, ranks and the order of steps; the controller,
-which nodes; :mod:`malletrain.rounds.failure_grace`, which failures are the job's.
+A round has exactly the members that were planned and are ready. A joiner that is not ready in time
+is rejected. This module decides membership, ranks and the order of steps; the controller decides
+which nodes, :mod:`malletrain.rounds.failure_grace` which failures are the job's own.
 """
 
 from __future__ import annotations

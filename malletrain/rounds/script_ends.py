@@ -1,7 +1,7 @@
 """On which nodes the script of a job has ended with code 0, by round. Pure.
 
-A job whose script has ended so on every node of one round is done, whatever became of the nodes
-since, and whatever round was being formed meanwhile.
+A job is completed when its script has ended so on every node of one round, whatever happens to the
+nodes afterwards and whichever round is being formed.
 """
 
 from __future__ import annotations

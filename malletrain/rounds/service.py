@@ -4,12 +4,12 @@ machine as :mod:`malletrain.rounds.restart`.
     assigned ─process up─▶ member ─not planned any more─▶ leaving ─drained, or time over─▶ released
                                 │ lost, or its process ended: out of the next view at once
 
-What differs from :class:`malletrain.rounds.restart.JobRounds`: nobody is stopped because another
-one comes or goes. A round is a *view*, a numbered list of the members with their addresses; every
-change makes a new view, saved and then told to all members. A leaver stays a member of the views
-until it says that it is drained, or until its time is over. A process that ended by itself is told
-to the controller (one try of the job is used up) and is started again by the plan that follows; the
-others go on meanwhile.
+The differences from :class:`malletrain.rounds.restart.JobRounds`: no member is stopped because
+another one comes or goes. A round is a *view*, a numbered list of the members with their addresses;
+every change makes a new view, which is stored and then sent to all members. A leaver stays in the
+views until it reports that it is drained, or until its time is over. If a process ends by itself
+the controller is informed (that uses up a try of the job), and the following plan starts it again;
+the others go on.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The actions that a job's rounds request; the daemon carries them out in order. Decides nothing.
-"""
+"""The actions that a job's rounds request; the daemon carries them out in order. Decides nothing."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ The differences from :class:`malletrain.rounds.restart.JobRounds`:
 * Members that hold state come first in rank order.
 * Leavers are released when the others have left the old group.
 * A lost member or a failed worker is answered at once by a new round of the remaining members,
-  without a plan. Workers whose group broke although no member was lost get a new round after a moment.
+  without a plan. Workers whose group broke although no member was lost get a new round after a
+  moment.
 * If no staying member has the state, leavers that have it are members of one more round.
 """
 

@@ -1,4 +1,4 @@
-"""The actions that a job's rounds request; the daemon carries them out in order. Decides nothing."""
+"""The actions that a job's rounds request and the daemon carries out in order. Decides nothing."""
 
 from __future__ import annotations
 

@@ -115,9 +115,11 @@ class LifetimeModel:
         (0.0); ``table``: (gaps,) log odds by the life table when they were put aside.
         """
         weight = weight * _COUNTS[k]
-        said = self._opinions(k, rows, table)
-        p = said[:, 1]
-        better = np.array([_likelihood(said[:, each], ended, weight) for each in range(OPINIONS)])
+        opinions = self._opinions(k, rows, table)
+        p = opinions[:, 1]
+        better = np.array(
+            [_likelihood(opinions[:, each], ended, weight) for each in range(OPINIONS)]
+        )
         trust = self.trust[k] * np.exp(np.maximum(better - better.max(), -_MOST))
         self.trust[k] = (1.0 - _SHARE) * trust / trust.sum() + _SHARE / OPINIONS
         keep = 0.5 ** (1.0 / HALF_LIFE)
@@ -224,15 +226,15 @@ class Lifetimes:
         mean /= np.bincount(which)[:, None]
         made = [Together(EDGES_S, tuple(row)) for row in mean.tolist()]
         each = zip(nodes, lasts, which.tolist(), strict=True)
-        return {node: (left, made[k]) for node, left, k in each}
+        return {node: (remaining_s, made[k]) for node, remaining_s, k in each}
 
     def table(self, nodes: Sequence[str], now: float) -> Floats:
         """(nodes, bins) Log odds that a gap of its age that reaches a bin ends in it."""
         since = np.array([self.features.idle_since[node] for node in nodes])
         ages = np.clip(now - since, 0.0, AGES_S[-2])
         ahead = ages[:, None] + np.array(EDGES_S)
-        left = np.maximum(np.interp(ahead, AGES_S, self.lengths.curve()), 1e-12)
-        hazard = np.clip(1.0 - left[:, 1:] / left[:, :-1], 1e-4, 1.0 - 1e-4)
+        survival = np.maximum(np.interp(ahead, AGES_S, self.lengths.curve()), 1e-12)
+        hazard = np.clip(1.0 - survival[:, 1:] / survival[:, :-1], 1e-4, 1.0 - 1e-4)
         return np.asarray(np.log(hazard / (1.0 - hazard)))
 
     def _put_aside(self, now: float) -> None:
@@ -266,9 +268,9 @@ class Lifetimes:
             return
         for row, node in enumerate(put.nodes):
             if put.lasted[row] == np.inf and node in self._open:
-                left = [entry for entry in self._open[node] if entry[0] is not put]
-                if left:
-                    self._open[node] = left
+                remaining = [entry for entry in self._open[node] if entry[0] is not put]
+                if remaining:
+                    self._open[node] = remaining
                 else:
                     del self._open[node]
 

@@ -79,13 +79,13 @@ class CallLog:
         self._busy = Backoff(FIRST_S, most_s)
         self._silent = Backoff(FIRST_S, most_s)
 
-    def count(self, command: str, outcome: str, said: str = "", requests: int = 1) -> None:
+    def count(self, command: str, outcome: str, message: str = "", requests: int = 1) -> None:
         """A call came back.
 
         Args:
             command: its name.
             outcome: one of OUTCOMES.
-            said: the controller's words.
+            message: the controller's words.
             requests: that it sent to the controller.
         """
         now = self._clock()
@@ -93,11 +93,11 @@ class CallLog:
             self._counts[command, outcome] += 1
             self._requests += requests
             if outcome == SILENT:
-                self._silent.refused(now, said)
+                self._silent.refused(now, message)
                 return
             self._silent = Backoff(FIRST_S, self._most_s)  # any answer shows that it is there
             if outcome == BUSY:
-                self._busy.refused(now, said)
+                self._busy.refused(now, message)
             else:
                 self._busy.answered(now)
 

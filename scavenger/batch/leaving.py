@@ -33,16 +33,16 @@ def must_leave(
             were reloaded does not.
         grace_s: how long a lease that is asked to leave may take, seconds.
     """
-    found = {}
+    reasons = {}
     for lease in leases:
         node = facts.get(lease.node)
         if lease.state is not LeaseState.RUNNING or node is None:
             continue
         if node.drained or node.reserved:
-            found[lease.id] = f"its node is wanted: {node.drained or node.reserved}"
+            reasons[lease.id] = f"its node is wanted: {node.drained or node.reserved}"
         elif node.reserved_from is not None and node.reserved_from - now <= notice_s:
-            left = span(node.reserved_from - now)
-            found[lease.id] = f"a reservation of its node begins in {left}"
+            begins_in = span(node.reserved_from - now)
+            reasons[lease.id] = f"a reservation of its node begins in {begins_in}"
         elif hours_left_s is not None and hours_left_s <= grace_s:
-            found[lease.id] = hours_sentence(hours_left_s)
-    return found
+            reasons[lease.id] = hours_sentence(hours_left_s)
+    return reasons

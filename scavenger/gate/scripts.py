@@ -83,17 +83,17 @@ def _part(node: str, words: list[str], at: int) -> tuple[Part, int]:
     while words[at] == "export":
         name, _, env[name] = words[at + 1].partition("=")
         at += 2
-    kept = words[at] != "set"
+    keep_at_home = words[at] != "set"
     at = words.index("set", at) + 2
     end = words.index(";;", at) if ";;" in words[at:] else len(words)
-    return Part(node, words[at:end], env, keep_at_home=kept), end
+    return Part(node, words[at:end], env, keep_at_home=keep_at_home), end
 
 
 def _choice(words: list[str], node: str) -> Iterator[Part]:
     """The leases of a script that chooses among several by ``node``."""
     at, common = words.index("case"), {}
-    for said in words[1:at:2]:
-        name, _, common[name] = said.partition("=")
+    for assignment in words[1:at:2]:
+        name, _, common[name] = assignment.partition("=")
     at += 3
     while words[at] != "*)":
         part, end = _part(words[at].removesuffix(")"), words, at + 1)

@@ -22,7 +22,7 @@ def apart(*jobs):
     for one in taken_apart(jobs, PREFIX, lambda lease: NODES.get(lease, ""), {"me"}):
         lease = one.name[len(PREFIX) :]
         assert lease not in found, "one job for each lease"
-        found[lease] = (one.state, one.node_list, one.wanted, one.id)
+        found[lease] = (one.state, one.node_list, one.requested_nodes, one.id)
     return found
 
 
@@ -64,7 +64,9 @@ def test_nodes_of_a_block():
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
 def test_a_node_that_no_daemon_knows_is_nobodys_lease_and_not_kept(state):
     found = taken_apart([job(state, "8", "n[2,5]", batch="n5")], PREFIX, NODES.get, {"me"})
-    jobs = {one.wanted: lease_job(one.name[len(PREFIX) :], one, 10.0, 5.0) for one in found}
+    jobs = {
+        one.requested_nodes: lease_job(one.name[len(PREFIX) :], one, 10.0, 5.0) for one in found
+    }
     assert (jobs["n2"].lease.id, jobs["n2"].lost) == ("l2", "")
     assert (jobs["n5"].lease.id, jobs["n5"].lost) == ("l1-3@n5", "nobody asked for it")
 

@@ -107,7 +107,7 @@ def run(options: DemoOptions) -> int:
 def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tuple[str, str]]]:
     began = time.time()
     script = example_script()
-    given = (
+    user_trace = (
         cut_trace(options) if options.trace else None
     )  # a mistake in it shows before anything is replaced
     plain = options.plain or not terminal.is_terminal
@@ -122,13 +122,13 @@ def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tupl
             "Loading PyTorch once …"
         )
         loading = stage.loading_s()
-        cut = given or cut_trace(options)
+        cut = user_trace or cut_trace(options)
         files.write(cut, folder.trace)
         times, counts = cut.idle_count()
         offered = plan.offered_node_seconds(
             list(zip(times.tolist(), counts.tolist(), strict=True)), options.duration_s
         )
-        if not given:
+        if not user_trace:
             offered += CALM * options.duration_s * options.nodes
         work = plan.share(loading) * offered
         for job in plan.JOBS:
@@ -139,7 +139,7 @@ def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tupl
             trace=folder.trace,
             trace_end_s=cut.duration_s,
             at_end="idle",
-            hold=given is None,
+            hold=user_trace is None,
             grace_s=plan.GRACE_S,
             notice_fraction=plan.NOTICE_CHAOS if options.chaos else plan.NOTICE,
             seed=options.seed,
@@ -323,7 +323,7 @@ def _account(
     with open(stage.folder.cluster / "history.csv", newline="") as file:
         machine = machine_of(csv.DictReader(file), start, end)
     rounds = story.rounds_of(watcher.events, details, watcher.counts, end)
-    sums = account(machine, rounds, story.held_of(watcher.events, end, names))
+    sums = account(machine, rounds, story.assignments_of(watcher.events, end, names))
     nodes = sorted(machine.offered, key=lambda n: (len(n), n))
     unknown = [(went, back + NEWS_S) for went, back in watcher.outages]
     picture = Timeline(
@@ -356,7 +356,7 @@ def _result(
             j.state,
             j.samples,
             j.rescales,
-            _known(j.metrics, "accuracy"),
+            _rounded(j.metrics, "accuracy"),
             undisturbed.get(j.name),
         )
         for j in jobs
@@ -366,6 +366,6 @@ def _result(
     )
 
 
-def _known(values: dict[str, Any], name: str) -> float | None:
+def _rounded(values: dict[str, Any], name: str) -> float | None:
     value = values.get(name)
     return None if value is None else round(float(value), 4)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from malletrain.demo.account import HeldSpan, RoundSpan
+from malletrain.demo.account import AssignmentSpan, RoundSpan
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView, JobDetail
 from malletrain.render.timeline import Series
@@ -23,15 +23,17 @@ FORMED = EventKind.ROUND_FORMED
 LATE_S = 1.0
 
 
-def held_of(events: Iterable[EventView], end: float, names: Mapping[str, str]) -> list[HeldSpan]:
+def assignments_of(
+    events: Iterable[EventView], end: float, names: Mapping[str, str]
+) -> list[AssignmentSpan]:
     """Which job had which node by the plan, until ``end``. ``names``: job id → name."""
     since: dict[str, dict[str, float]] = {}
-    made: list[HeldSpan] = []
+    made: list[AssignmentSpan] = []
 
     def change(job: str, nodes: set[str], moment: float) -> None:
         now = since.setdefault(job, {})
         for node in now.keys() - nodes:
-            made.append(HeldSpan(node, names.get(job, job), (now.pop(node), moment)))
+            made.append(AssignmentSpan(node, names.get(job, job), (now.pop(node), moment)))
         for node in nodes - now.keys():
             now[node] = moment
 

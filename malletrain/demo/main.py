@@ -209,18 +209,18 @@ def cut_trace(options: DemoOptions) -> trace.Trace:
     for attempt in range(TRIES):
         seed = options.seed * TRIES + attempt
         try:
-            made = make(names, lively_s, seed)
+            candidate = make(names, lively_s, seed)
         except TraceError:
             if make is any_trace:
                 raise
             # this number of nodes and seconds has no lively one; looking again would take long
             make = any_trace
-            made = make(names, lively_s, seed)
-        made = plan.after_calm(made, HELD_S)
+            candidate = make(names, lively_s, seed)
+        candidate = plan.after_calm(candidate, HELD_S)
         # Nodes taken when the jobs are nearly done show nothing.
-        taken = int((~made.idle & (made.time < LATE * lively_s)).sum())
+        taken = int((~candidate.idle & (candidate.time < LATE * lively_s)).sum())
         if taken > most:
-            best, most = made, taken
+            best, most = candidate, taken
         if taken >= TAKEN_PER_S * lively_s:
             break
     assert best is not None
@@ -350,7 +350,7 @@ def _result(
     wall_s: float,
     notes: tuple[str, ...],
 ) -> DemoResult:
-    made = tuple(
+    job_results = tuple(
         JobResult(
             j.name,
             j.state,
@@ -362,7 +362,7 @@ def _result(
         for j in jobs
     )
     return DemoResult(
-        made, status.rescales, status.preemptions, status.samples, wall_s, sums, notes
+        job_results, status.rescales, status.preemptions, status.samples, wall_s, sums, notes
     )
 
 

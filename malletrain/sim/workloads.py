@@ -38,12 +38,12 @@ class SimJob:
     """One model job.
 
     ``samples``: its work. ``curve``: how fast it really is, samples/s by nodes; between points
-    linear, and a job never runs on more nodes than ``max_nodes``. ``stated_curve``: what its
-    owner says it is, None when the owner says nothing. ``submit_s``: seconds from the start.
-    ``model``: jobs of one model have one curve, unless ``parameters`` and ``flops`` (of training
-    one sample) tell their models apart. ``batch``: samples a step and node. ``deadline_s``: when it is to be done,
-    seconds from the start; ``budget_nh``: charged node-hours that it may cost. ``user``: whose
-    share it is served from. ``trainer``: in whose plan it is.
+    linear, and a job never runs on more nodes than ``max_nodes``. ``stated_curve``: what its owner
+    says it is, None when the owner says nothing. ``submit_s``: seconds from the start. ``model``:
+    jobs of one model have one curve, unless ``parameters`` and ``flops`` (of training one sample)
+    tell their models apart. ``batch``: samples a step and node. ``deadline_s``: when it is to be
+    done, seconds from the start; ``budget_nh``: charged node-hours that it may cost. ``user``:
+    whose share it is served from. ``trainer``: in whose plan it is.
 
     Raises:
         WorkloadError: on limits, work or times that make no sense, and when ``max_nodes`` lies

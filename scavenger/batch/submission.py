@@ -198,8 +198,8 @@ class Submitter:
         ]
         accepted: set[str] = set()
         problem = None
-        for heard, trouble in side_by_side(lambda pack: self._one_pack(command, *pack), packs):
-            accepted |= heard
+        for job_ids, trouble in side_by_side(lambda pack: self._one_pack(command, *pack), packs):
+            accepted |= job_ids
             problem = trouble or problem
         return Cancelled(frozenset(accepted), problem)
 

@@ -27,10 +27,10 @@ def check_script(script: bytes, rules: GateRules) -> None:
     """Raises GateClosed when ``script`` is not that of leases."""
     try:
         text = script.decode("utf-8", "surrogateescape")
-        parts, made = _taken_apart(text, rules.template)
+        parts, rebuilt = _parse(text, rules.template)
     except (SchedulerError, ValueError, IndexError):
         raise GateClosed("The batch script is not that of a lease.") from None
-    if made != script:
+    if rebuilt != script:
         raise GateClosed("The batch script is not that of a lease, made of the rules' own script.")
     for part in parts:
         _check(part, rules)
@@ -50,7 +50,7 @@ def _check(part: Part, rules: GateRules) -> None:
             raise GateClosed(f"A lease sets no variable {name[:80]}.")
 
 
-def _taken_apart(text: str, template: str) -> tuple[list[Part], bytes]:
+def _parse(text: str, template: str) -> tuple[list[Part], bytes]:
     """What the leases of a script run, and the script that would be made for them."""
     middle = _between(text, *template.split(f"\n{PLACE}\n", 1))
     words = _words(middle)

@@ -183,9 +183,9 @@ def job_table(raw: Mapping[str, RawJob], prefix: str) -> PbsJobTable:
         if isinstance(name, str) and name.startswith(prefix):
             table.ours.append(_job(job_id, job))
         elif job.estimated is not None and job.job_state in ("Q", "B", "T"):
-            made = _job(job_id, job)
-            if made.start is not None and made.planned_on:
-                table.pending.append(made)
+            pbs_job = _job(job_id, job)
+            if pbs_job.start is not None and pbs_job.planned_on:
+                table.pending.append(pbs_job)
     return table
 
 

@@ -173,7 +173,7 @@ def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
         mine = name.startswith(prefix)
         if not mine and state != "PENDING":
             continue
-        made = SlurmJob(
+        slurm_job = SlurmJob(
             state,
             _id(job),
             str(job.user_name),
@@ -190,7 +190,7 @@ def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
             job.batch_host or "",
             str(job.account or ""),
         )
-        (table.ours if mine else table.pending).append(made)
+        (table.ours if mine else table.pending).append(slurm_job)
     return table
 
 
@@ -204,14 +204,14 @@ def _id(job: Any) -> str:
 
 def reservations(collection: Any) -> list[SlurmReservation]:
     """``pyslurm.Reservations`` that hold nodes."""
-    made = []
+    result = []
     for r in items(collection):
         start, end = _time(r.start_time), _time(r.end_time)
         if r.nodes and start is not None and end is not None:
-            made.append(
+            result.append(
                 SlurmReservation(r.name, start, end, r.nodes, "MAINT" in str(r.flags).upper())
             )
-    return made
+    return result
 
 
 def _time(value: Any) -> float | None:

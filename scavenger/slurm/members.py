@@ -16,7 +16,7 @@ from scavenger.slurm.parse import SlurmJob
 RUNNING_STATES = frozenset({"RUNNING", "SUSPENDED", "STOPPED"})
 
 
-def taken_apart(
+def split_by_lease(
     jobs: Iterable[SlurmJob],
     prefix: str,
     node_of: Callable[[str], str],

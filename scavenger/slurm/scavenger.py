@@ -35,7 +35,7 @@ from scavenger.slurm.job import (
     shared_script,
 )
 from scavenger.slurm.limits import AtLimit, LimitWatch
-from scavenger.slurm.members import taken_apart
+from scavenger.slurm.members import split_by_lease
 from scavenger.slurm.missing import ask_of_missing, missing
 from scavenger.slurm.parse import STEP_FIELDS, SlurmJob, read_steps
 from scavenger.slurm.site import SlurmSite, ask_site
@@ -105,7 +105,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
     def _read(self, site: SlurmSite, hold_s: float, now: float) -> SchedulerAnswer:
         s = self.settings
         nodes, jobs, reservations = self.source.read(s.prefix)
-        ours = taken_apart(jobs.ours, s.prefix, self.ledger.node_of, self.ledger.users)
+        ours = split_by_lease(jobs.ours, s.prefix, self.ledger.node_of, self.ledger.users)
         own = own_jobs(ours, s.prefix, self._user_of(ours), PENDING_STATES, ENDED_STATES)
         expected_ids = self.ledger.jobs.keys() - self.ledger.given_up.keys()
         expected = {lease: self.ledger.jobs[lease] for lease in expected_ids}

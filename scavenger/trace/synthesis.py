@@ -149,7 +149,7 @@ def like(trace: Trace, bins: int = 60) -> MachineModel:
     for _ in range(6):
         middle = 0.5 * (low + high)
         tried = replace(model, swing=middle)
-        got = float(
+        variability = float(
             np.mean(
                 [
                     _variability(synthesise(tried, len(trace.names), duration, seed=k))
@@ -157,7 +157,7 @@ def like(trace: Trace, bins: int = 60) -> MachineModel:
                 ]
             )
         )
-        low, high = (middle, high) if got < target else (low, middle)
+        low, high = (middle, high) if variability < target else (low, middle)
     return replace(model, swing=0.5 * (low + high))
 
 

@@ -112,11 +112,11 @@ class CallLog:
         with self._lock:
             return self._requests
 
-    def left_alone_s(self) -> float:
+    def backoff_s(self) -> float:
         """Seconds for which the controller should be left alone still."""
         with self._lock:
             now = self._clock()
-            return max(self._busy.left_s(now), self._silent.left_s(now))
+            return max(self._busy.remaining_s(now), self._silent.remaining_s(now))
 
     @property
     def busy(self) -> str:

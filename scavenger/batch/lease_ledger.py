@@ -246,14 +246,14 @@ class LeaseLedger:
             (self._limits.get(user), "takes no job" if none else "refuses more jobs"),
             (self._refusals.get(user), "refuses the jobs"),
         ):
-            if backoff is not None and backoff.left_s(now) > 0:
+            if backoff is not None and backoff.remaining_s(now) > 0:
                 return f"{self.scheduler} {what} of {self._called(user)} for now: {backoff.reason}"
         return ""
 
     def backing_off_s(self, now: float) -> float:
         """Seconds until nobody's submissions are held back any more."""
         backoffs = [*list(self._limits.values()), *list(self._refusals.values())]
-        return max((backoff.left_s(now) for backoff in backoffs), default=0.0)
+        return max((backoff.remaining_s(now) for backoff in backoffs), default=0.0)
 
     def room(self, active: int, now: float, only: str = "") -> tuple[int, str] | None:
         """How many more leases there may be beside the ``active`` ones and why, if that is limited
@@ -266,7 +266,7 @@ class LeaseLedger:
                 (self.max_leases - active, f"the configuration allows {self.max_leases} leases")
             )
         limit = self._limits.get(only)
-        if limit is not None and limit.left_s(now) > 0:
+        if limit is not None and limit.remaining_s(now) > 0:
             count = self._allowed[only]
             what = (
                 f"refuses more jobs of {self._called(only)} than {count}"

@@ -50,7 +50,7 @@ def lease_spec(
             f"({longest_by}), and the shortest lease has {s.least_s:g} s"
         )
     free_s = None if facts.free_until is None else facts.free_until - now - s.spare_s
-    ends = free_s, s.rules.hours.left_s(now), request.duration_s, longest_s
+    ends = free_s, s.rules.hours.remaining_s(now), request.duration_s, longest_s
     limit_s = s.limit_s(request.id, step_s, *ends)
     if limit_s is None:
         raise SchedulerError(f"the gap of {request.node} is too short for a lease by now")

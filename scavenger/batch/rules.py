@@ -143,7 +143,7 @@ def _features(node: NodeFacts, rules: GapRules, now: float) -> Answer:
 
 
 def _hours(node: NodeFacts, rules: GapRules, now: float) -> Answer:
-    remaining_s = rules.hours.left_s(now)
+    remaining_s = rules.hours.remaining_s(now)
     return remaining_s is None or remaining_s > 0, hours_sentence(remaining_s)
 
 
@@ -297,12 +297,12 @@ def _needed(free_s: float, rules: GapRules) -> str:
     return "" if free_s >= rules.min_free_s else f", and a lease needs {span(rules.min_free_s)}"
 
 
-def hours_sentence(left_s: float | None) -> str:
-    """Whether leases may run now. ``left_s``: for how long still, seconds; None: without an end."""
-    if left_s is None:
+def hours_sentence(remaining_s: float | None) -> str:
+    """Whether leases may run now. ``remaining_s``: for how long, seconds; None: without an end."""
+    if remaining_s is None:
         return "leases are allowed at any hour"
-    if left_s > 0:
-        return f"leases are allowed for {span(left_s)} from now"
+    if remaining_s > 0:
+        return f"leases are allowed for {span(remaining_s)} from now"
     return "no leases are allowed at this hour"
 
 

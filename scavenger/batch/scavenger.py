@@ -179,7 +179,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     def check(self) -> list[Finding]:
         """(works, sentence) per thing tested; every sentence says what to change."""
         try:
-            site = self.known_site()
+            site = self.current_site()
         except SchedulerError as error:
             return [(False, f"{self.title} cannot be asked: {error} {self.when_silent}")]
         if site.version < self.oldest:
@@ -225,7 +225,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         it was understood.
         """
         now, self._fresh = self.clock(), None
-        site = self.known_site()
+        site = self.current_site()
         rules = self.settings.rules_at(self._left_idle_s(site), self._partitions(site))
         hold_s = self.settings.hold_s
         with understood(self.title):
@@ -254,9 +254,9 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             self.ledger.room(active, now, self.settings.owner),
         )
         self.ender.forget(running.keys(), now)
-        grace_s, left_s = self.grace_s(site), rules.hours.left_s(now)
+        grace_s, remaining_s = self.grace_s(site), rules.hours.remaining_s(now)
         notice_s = grace_s + self.settings.spare_s
-        leave = must_leave(leases, facts, notice_s, now, left_s, grace_s)
+        leave = must_leave(leases, facts, notice_s, now, remaining_s, grace_s)
         leave.update((lease, why) for lease, why in answer.leave.items() if lease in running)
         self._fresh = LookResult(now, site, answer, rules, leases, unwanted, leave, choice)
         return self._fresh
@@ -265,7 +265,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         """How it gets on with the scheduler."""
         return contact(self.commands.calls, self.ledger, self.budget, self.clock())
 
-    def known_site(self) -> SiteT:
+    def current_site(self) -> SiteT:
         """What is configured, asked for if it is not known yet. Raises SchedulerError."""
         now = self.clock()
         if self.site is None or not 0 <= now - self.site_at < self.site_every_s:
@@ -287,7 +287,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         if view.answer.urgent:
             usual_s, share = min(usual_s, HOLD_POLL_S), 3.0
         again_s = self._pause.after(took_s, usual_s, share)
-        return max(again_s, self.commands.calls.left_alone_s())
+        return max(again_s, self.commands.calls.backoff_s())
 
     def _horizon(self, node: NodeFacts, now: float) -> float:
         """What the gaps of this site were like, and no longer than to the next known use."""

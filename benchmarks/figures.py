@@ -57,7 +57,7 @@ from malletrain.sim.policies import POLICIES
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.throughput import built_in
 from malletrain.sim.workload_files import read_curves, read_workload
-from malletrain.sim.workloads import Given, given, hpo
+from malletrain.sim.workloads import CurveStatement, hpo, with_stated_curves
 from scavenger.trace.files import read, read_names
 from scavenger.trace.trace import Trace
 
@@ -91,7 +91,7 @@ class Point:
     seed: int = 0
     workload: str = "hpo"
     length: Literal["long", "stream"] = "long"
-    states: Given = "exact"
+    states: CurveStatement = "exact"
     policy: str = "malletrain"
     max_jobs: int = 10
     t_fwd: float = 120.0
@@ -144,7 +144,7 @@ def simulation(world: World, point: Point) -> Simulation:
         revealed=p.revealed,
         sized=p.sized,
     )
-    return Simulation(trace, given(jobs, p.states, p.seed), settings)
+    return Simulation(trace, with_stated_curves(jobs, p.states, p.seed), settings)
 
 
 def play(world: World, point: Point) -> dict[str, Any]:
@@ -170,7 +170,8 @@ def against_freetrain(
                 policy="freetrain",
             )
             points += [
-                replace(base, x=f"{base.x} {states}", states=states) for states in get_args(Given)
+                replace(base, x=f"{base.x} {states}", states=states)
+                for states in get_args(CurveStatement)
             ]
             base = replace(
                 base,

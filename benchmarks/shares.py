@@ -47,7 +47,7 @@ from malletrain.sim.report import Result
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.throughput import built_in
 from malletrain.sim.workload_files import read_curves
-from malletrain.sim.workloads import SimJob, arriving, given, hpo
+from malletrain.sim.workloads import SimJob, arriving, hpo, with_stated_curves
 from scavenger.trace.trace import Trace
 
 DAY_S = 86400.0
@@ -202,7 +202,7 @@ def jobs_of(args: argparse.Namespace) -> list[SimJob]:
         replace(job, user=owner, submit_s=0.0 if args.queued else job.submit_s)
         for job, owner in zip(arrived, owners, strict=True)
     ]
-    jobs = given(jobs, args.given, args.seed) if args.given != "exact" else jobs
+    jobs = with_stated_curves(jobs, args.given, args.seed) if args.given != "exact" else jobs
     return with_deadlines(jobs, args.deadlines, seed=args.seed)
 
 

@@ -64,7 +64,7 @@ _MOST = 8.0
 _FORMAT = 2
 
 
-class Together(NamedTuple):
+class Cohort(NamedTuple):
     """What is foretold of gaps that began together."""
 
     times_s: tuple[float, ...]
@@ -73,7 +73,7 @@ class Together(NamedTuple):
     """The probability, over them on average, that one is open still then."""
 
 
-Foretelling = dict[str, tuple[float, Together]]
+Foretelling = dict[str, tuple[float, Cohort]]
 """Node → (expected remaining seconds of its gap, what is foretold of all that began with it)"""
 
 
@@ -115,9 +115,11 @@ class LifetimeModel:
         (0.0); ``table``: (gaps,) log odds by the life table when they were put aside.
         """
         weight = weight * _COUNTS[k]
-        said = self._opinions(k, rows, table)
-        p = said[:, 1]
-        better = np.array([_likelihood(said[:, each], ended, weight) for each in range(OPINIONS)])
+        opinions = self._opinions(k, rows, table)
+        p = opinions[:, 1]
+        better = np.array(
+            [_likelihood(opinions[:, each], ended, weight) for each in range(OPINIONS)]
+        )
         trust = self.trust[k] * np.exp(np.maximum(better - better.max(), -_MOST))
         self.trust[k] = (1.0 - _SHARE) * trust / trust.sum() + _SHARE / OPINIONS
         keep = 0.5 ** (1.0 / HALF_LIFE)
@@ -146,7 +148,7 @@ def _likelihood(p: Floats, ended: Floats, weight: Floats) -> float:
 
 
 @dataclass
-class _Put:
+class _Landmark:
     """Gaps put aside at one moment."""
 
     at: float
@@ -174,9 +176,9 @@ class Lifetimes:
         self.features = features or GapFeatures()
         self._random = np.random.default_rng(0)
         self._put_at = -math.inf
-        self._waiting: list[tuple[float, int, int, _Put]] = []
+        self._waiting: list[tuple[float, int, int, _Landmark]] = []
         self._number = 0
-        self._open: dict[str, list[tuple[_Put, int]]] = {}
+        self._open: dict[str, list[tuple[_Landmark, int]]] = {}
 
     def update(
         self, idle_since: Mapping[str, float], now: float, requested: float | None = None
@@ -194,11 +196,11 @@ class Lifetimes:
         end = 0.5 * (self.features.now + now)
         for node, length in self.features.update(idle_since, now, requested).items():
             self.lengths.observe(length)
-            for put, row in self._open.pop(node, ()):
-                put.lasted[row] = end - put.at
+            for landmark, row in self._open.pop(node, ()):
+                landmark.lasted[row] = end - landmark.at
         while self._waiting and self._waiting[0][0] <= now:
-            _, _, k, put = heapq.heappop(self._waiting)
-            self._learn(k, put)
+            _, _, k, landmark = heapq.heappop(self._waiting)
+            self._learn(k, landmark)
         if now - self._put_at >= EVERY_S and idle_since:
             self._put_aside(now)
 
@@ -222,17 +224,17 @@ class Lifetimes:
         mean = np.zeros((len(begins), BINS + 1))
         np.add.at(mean, which, survival)
         mean /= np.bincount(which)[:, None]
-        made = [Together(EDGES_S, tuple(row)) for row in mean.tolist()]
+        cohorts = [Cohort(EDGES_S, tuple(row)) for row in mean.tolist()]
         each = zip(nodes, lasts, which.tolist(), strict=True)
-        return {node: (left, made[k]) for node, left, k in each}
+        return {node: (remaining_s, cohorts[k]) for node, remaining_s, k in each}
 
     def table(self, nodes: Sequence[str], now: float) -> Floats:
         """(nodes, bins) Log odds that a gap of its age that reaches a bin ends in it."""
         since = np.array([self.features.idle_since[node] for node in nodes])
         ages = np.clip(now - since, 0.0, AGES_S[-2])
         ahead = ages[:, None] + np.array(EDGES_S)
-        left = np.maximum(np.interp(ahead, AGES_S, self.lengths.curve()), 1e-12)
-        hazard = np.clip(1.0 - left[:, 1:] / left[:, :-1], 1e-4, 1.0 - 1e-4)
+        survival = np.maximum(np.interp(ahead, AGES_S, self.lengths.curve()), 1e-12)
+        hazard = np.clip(1.0 - survival[:, 1:] / survival[:, :-1], 1e-4, 1.0 - 1e-4)
         return np.asarray(np.log(hazard / (1.0 - hazard)))
 
     def _put_aside(self, now: float) -> None:
@@ -246,29 +248,29 @@ class Lifetimes:
         _, which, together = np.unique(since, return_inverse=True, return_counts=True)
         rows, table = self.features.of(names, now), self.table(names, now)
         lasted = np.full(len(names), np.inf)
-        put = _Put(now, tuple(names), rows, table, 1.0 / together[which], lasted)
+        landmark = _Landmark(now, tuple(names), rows, table, 1.0 / together[which], lasted)
         for row, node in enumerate(names):
-            self._open.setdefault(node, []).append((put, row))
-        self._wait(put, 0)
+            self._open.setdefault(node, []).append((landmark, row))
+        self._wait(landmark, 0)
 
-    def _wait(self, put: _Put, k: int) -> None:
+    def _wait(self, landmark: _Landmark, k: int) -> None:
         self._number += 1
-        heapq.heappush(self._waiting, (put.at + EDGES_S[k + 1], self._number, k, put))
+        heapq.heappush(self._waiting, (landmark.at + EDGES_S[k + 1], self._number, k, landmark))
 
-    def _learn(self, k: int, put: _Put) -> None:
-        reached = put.lasted > EDGES_S[k]
+    def _learn(self, k: int, landmark: _Landmark) -> None:
+        reached = landmark.lasted > EDGES_S[k]
         if reached.any():
-            ended = (put.lasted[reached] <= EDGES_S[k + 1]).astype(np.float64)
-            table, weight = put.table[reached, k], put.weight[reached]
-            self.model.learn(k, put.rows[reached], table, ended, weight)
+            ended = (landmark.lasted[reached] <= EDGES_S[k + 1]).astype(np.float64)
+            table, weight = landmark.table[reached, k], landmark.weight[reached]
+            self.model.learn(k, landmark.rows[reached], table, ended, weight)
         if k + 1 < BINS and reached.any():
-            self._wait(put, k + 1)
+            self._wait(landmark, k + 1)
             return
-        for row, node in enumerate(put.nodes):
-            if put.lasted[row] == np.inf and node in self._open:
-                left = [entry for entry in self._open[node] if entry[0] is not put]
-                if left:
-                    self._open[node] = left
+        for row, node in enumerate(landmark.nodes):
+            if landmark.lasted[row] == np.inf and node in self._open:
+                remaining = [entry for entry in self._open[node] if entry[0] is not landmark]
+                if remaining:
+                    self._open[node] = remaining
                 else:
                     del self._open[node]
 

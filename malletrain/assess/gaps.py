@@ -103,9 +103,9 @@ def gap_report(trace: Trace) -> GapReport:
     if not trace.names:
         raise WorkloadError("The trace has no nodes; there is nothing to assess.")
     require_time(trace)
-    found = trace.gaps()
-    lengths = found.length
-    complete = lengths[found.complete]
+    gaps = trace.gaps()
+    lengths = gaps.length
+    complete = lengths[gaps.complete]
     edges = np.asarray(LENGTH_EDGES_S)
     number, _ = np.histogram(lengths, bins=edges)
     seconds, _ = np.histogram(lengths, bins=edges, weights=lengths)

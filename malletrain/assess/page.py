@@ -51,17 +51,17 @@ class Assessment:
         }
 
 
-def verdict(found: Assessment) -> list[str]:
+def verdict(assessment: Assessment) -> list[str]:
     """The answer in a few sentences."""
-    g = found.gaps
-    if not found.cases:
+    g = assessment.gaps
+    if not assessment.cases:
         return [
             f"None of {g.nodes} nodes was idle at any time during {_time(g.hours)}: there is "
             "nothing to harvest."
         ]
-    r = found.cases[0].result
+    r = assessment.cases[0].result
     per_year = g.idle_mean * r.harvested_fraction * YEAR_H
-    window = found.window[1] - found.window[0]
+    window = assessment.window[1] - assessment.window[0]
     ran_out = r.jobs_completed == r.jobs and r.hours < window * 0.999
     lines = [
         f"On average {g.idle_mean:.1f} of {g.nodes} nodes ({100 * g.idle_fraction:.1f} %) were "
@@ -88,25 +88,25 @@ def verdict(found: Assessment) -> list[str]:
     return lines
 
 
-def page(found: Assessment) -> str:
+def page(assessment: Assessment) -> str:
     """The report. Raises ImportError without matplotlib."""
-    g, cases = found.gaps, found.cases
+    g, cases = assessment.gaps, assessment.cases
     parts = [
-        f"<h1>What would MalleTrain harvest?</h1><p class=note>{_e(found.source)}</p>",
-        "".join(f"<p class=lead>{_e(line)}</p>" for line in verdict(found)),
+        f"<h1>What would MalleTrain harvest?</h1><p class=note>{_e(assessment.source)}</p>",
+        "".join(f"<p class=lead>{_e(line)}</p>" for line in verdict(assessment)),
         "<h2>Idle nodes</h2>",
         plots.idle_over_time(g),
         _facts(g),
-        *(_harvest(found) if cases else ()),
+        *(_harvest(assessment) if cases else ()),
         "<h2>What this rests on</h2>",
-        "<ul>" + "".join(f"<li>{_e(line)}</li>" for line in found.assumptions) + "</ul>",
+        "<ul>" + "".join(f"<li>{_e(line)}</li>" for line in assessment.assumptions) + "</ul>",
     ]
-    if found.command:
-        parts.append(f"<p class=note>Made by <code>{_e(found.command)}</code></p>")
+    if assessment.command:
+        parts.append(f"<p class=note>Made by <code>{_e(assessment.command)}</code></p>")
     body = "\n".join(parts)
     head = (
         "<meta charset=utf-8><meta name=viewport "
-        f"content='width=device-width'><title>MalleTrain: {_e(found.source)}</title>"
+        f"content='width=device-width'><title>MalleTrain: {_e(assessment.source)}</title>"
     )
     return (
         "<!doctype html><html "
@@ -114,10 +114,10 @@ def page(found: Assessment) -> str:
     )
 
 
-def _harvest(found: Assessment) -> Sequence[str]:
+def _harvest(assessment: Assessment) -> Sequence[str]:
     """What was simulated; only where there was an idle node."""
-    g, cases = found.gaps, found.cases
-    begin, end = found.window
+    g, cases = assessment.gaps, assessment.cases
+    begin, end = assessment.window
     return (
         "<h2>How long gaps last</h2>",
         plots.gap_lengths(g),
@@ -186,17 +186,17 @@ def _comparison(cases: Sequence[Case]) -> str:
     return f"<table><tr>{top}</tr>{''.join(rows)}</table>{note}"
 
 
-def text(found: Assessment) -> Iterable[str]:
+def text(assessment: Assessment) -> Iterable[str]:
     """The answer for a terminal, line by line."""
-    yield found.source
-    yield from verdict(found)
-    for c in found.cases[1:]:
+    yield assessment.source
+    yield from verdict(assessment)
+    for c in assessment.cases[1:]:
         r = c.result
         yield (
             f"{c.name}: {100 * r.harvested_fraction:.1f} % harvested, "
             f"{100 * r.fraction_of_ideal:.1f} % of the bound ({c.what})."
         )
-    for line in found.assumptions:
+    for line in assessment.assumptions:
         yield f"Assumed: {line}"
 
 

@@ -79,7 +79,7 @@ def use_over_time(case: Case) -> str:
     )
     axes.fill_between(
         at,
-        [held for _, _, held in case.series],
+        [used for _, _, used in case.series],
         color=GREEN,
         linewidth=0,
         step="post",
@@ -101,16 +101,16 @@ def where_it_went(cases: Sequence[Case]) -> str:
         ("rescaling", ORANGE, "rescale_fraction"),
         ("after preemptions", PINK, "preemption_fraction"),
     )
-    left = [0.0] * len(cases)
+    offsets = [0.0] * len(cases)
     names = [c.name for c in cases]
     for label, colour, part in parts:
         widths = [100 * getattr(c.result, part) for c in cases]
-        axes.barh(names, widths, left=left, color=colour, label=label, height=0.6)
-        left = [a + b for a, b in zip(left, widths, strict=True)]
+        axes.barh(names, widths, left=offsets, color=colour, label=label, height=0.6)
+        offsets = [a + b for a, b in zip(offsets, widths, strict=True)]
     axes.barh(
         names,
-        [max(0.0, 100 - a) for a in left],
-        left=left,
+        [max(0.0, 100 - a) for a in offsets],
+        left=offsets,
         color=GREY,
         label="not used",
         height=0.6,

@@ -70,7 +70,7 @@ def cases(
     trace: Trace,
     jobs: Sequence[SimJob],
     settings: SimSettings,
-    told: Callable[[str, float], None] = lambda what, part: None,
+    on_progress: Callable[[str, float], None] = lambda what, part: None,
 ) -> list[Case]:
     """The settings asked for, and what each of a few changes would bring.
 
@@ -78,7 +78,7 @@ def cases(
         trace: the idle nodes.
         jobs: what is trained on them.
         settings: as asked for.
-        told: called with the name of a case and how much of it is done, 0 to 1.
+        on_progress: called with the name of a case and how much of it is done, 0 to 1.
 
     Raises:
         WorkloadError: there is nothing to simulate.
@@ -105,21 +105,21 @@ def cases(
             f"workers that stay alive: pauses of {live.up_s:g} and {live.down_s:g} s, one step lost"
         )
         variants.append(("live mode", what, replace(settings, costs=live)))
-    found = []
+    all_cases = []
     for name, what, each in variants:
-        told(name, 0.0)
+        on_progress(name, 0.0)
         until = _until(trace, each)
         simulation = Simulation(trace, jobs, replace(each, sample_s=until / SAMPLES))
-        result = simulation.run(partial(told, name))
-        found.append(
+        result = simulation.run(partial(on_progress, name))
+        all_cases.append(
             Case(
                 name,
                 what,
                 result,
-                tuple((at / 3600.0, idle, held) for at, idle, held in simulation.series),
+                tuple((at / 3600.0, idle, used) for at, idle, used in simulation.series),
             )
         )
-    return found
+    return all_cases
 
 
 def _until(trace: Trace, settings: SimSettings) -> float:

@@ -60,7 +60,7 @@ def submission(config: Config, owner: str) -> tuple[list[str], bytes]:
     from malletrain.daemon.batch import pbs_settings, slurm_settings
     from malletrain.protocol import env
     from scavenger.batch.lease_script import lease_script
-    from scavenger.batch.submission import Wanted
+    from scavenger.batch.submission import LeaseSpec
     from scavenger.pbs.job import qsub
     from scavenger.slurm.job import batch_script, sbatch
 
@@ -68,10 +68,10 @@ def submission(config: Config, owner: str) -> tuple[list[str], bytes]:
     told = {env.LEASE_KEY: "x", env.LEASE: "l1"}
     if config.scheduler.kind == "slurm":
         s = slurm_settings(config)
-        one = Wanted(f"{s.prefix}l1", "n1", agent, told, 3600.0, 30.0, None, True, "l1", owner)
+        one = LeaseSpec(f"{s.prefix}l1", "n1", agent, told, 3600.0, 30.0, None, True, "l1", owner)
         return sbatch(s, one, False), batch_script(s.template, one.argv, one.env, False, True)
     p = pbs_settings(config)
-    one = Wanted(f"{p.prefix}l1", "n1", agent, told, 3600.0, 30.0, None, True, "l1", owner)
+    one = LeaseSpec(f"{p.prefix}l1", "n1", agent, told, 3600.0, 30.0, None, True, "l1", owner)
     select = ":".join(filter(None, ("1:host=n1:ncpus=1", p.lease.select)))
     rerunnable = p.lease.rerunnable != "no"
     words = qsub(p, name=one.name, select=select, limit_s=one.limit_s, rerunnable=rerunnable)

@@ -375,4 +375,4 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
     context = click.get_current_context(silent=True)
     if context is not None and _TRAINER_OF in context.meta:
         jobs = [replace(job, trainer=context.meta[_TRAINER_OF](job.user)) for job in jobs]
-    return workloads.given(jobs, o["given"], o["seed"]) if o["given"] else jobs
+    return workloads.with_stated_curves(jobs, o["given"], o["seed"]) if o["given"] else jobs

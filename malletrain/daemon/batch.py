@@ -108,7 +108,7 @@ def _settings(
         max_leases_per_user=table.max_leases_per_user,
         hold_s=gaps.hold,
         grace_s=table.grace,
-        wanted_grace_s=config.jobs.drain_timeout + config.jobs.stop_grace,
+        needed_grace_s=config.jobs.drain_timeout + config.jobs.stop_grace,
         poll_interval_s=config.scheduler.poll_interval,
     )
 

@@ -64,7 +64,7 @@ class RoundSpan:
 
 
 @dataclass(frozen=True)
-class HeldSpan:
+class AssignmentSpan:
     """``job`` has ``node`` by the plan in ``interval``."""
 
     node: str
@@ -127,7 +127,9 @@ def machine_of(rows: Iterable[Mapping[str, str]], begin: float, end: float) -> D
     )
 
 
-def account(machine: DemoMachine, rounds: Sequence[RoundSpan], held: Sequence[HeldSpan]) -> Account:
+def account(
+    machine: DemoMachine, rounds: Sequence[RoundSpan], assignments: Sequence[AssignmentSpan]
+) -> Account:
     """The account; see the module for what each number means."""
     causes = _Causes(machine, rounds)
     nodes = sorted(machine.offered)
@@ -156,18 +158,21 @@ def account(machine: DemoMachine, rounds: Sequence[RoundSpan], held: Sequence[He
             )
             spans += [Span(node, *piece, JOB_SPAN, job) for piece in mine]
             training = normal((*training, *mine))
-        kept: Intervals = ()
-        for job in sorted({h.job for h in held if h.node == node}):
+        pauses: Intervals = ()
+        for job in sorted({h.job for h in assignments if h.node == node}):
             mine = without(
-                both(normal(h.interval for h in held if h.node == node and h.job == job), leased),
-                normal((*training, *kept)),
+                both(
+                    normal(h.interval for h in assignments if h.node == node and h.job == job),
+                    leased,
+                ),
+                normal((*training, *pauses)),
             )
-            kept = normal((*kept, *mine))
+            pauses = normal((*pauses, *mine))
             spans += [Span(node, *piece, PAUSE_SPAN, job) for piece in mine]
             for start, end in both(mine, offered):
                 for cause, seconds in causes.split(job, start, end):
                     sums[cause] += seconds
-        unused = without(offered, normal((*training, *kept)))
+        unused = without(offered, normal((*training, *pauses)))
         sums["offered"] += length(offered)
         sums["harvested"] += length(both(offered, training))
         sums["leased_unused"] += length(both(unused, leased))

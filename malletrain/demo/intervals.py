@@ -10,42 +10,42 @@ Intervals = tuple[Interval, ...]
 
 def normal(pieces: Iterable[Interval]) -> Intervals:
     """The union of ``pieces`` in any order; empty ones vanish, touching ones become one."""
-    made: list[Interval] = []
+    union: list[Interval] = []
     for start, end in sorted(p for p in pieces if p[1] > p[0]):
-        if made and start <= made[-1][1]:
-            made[-1] = (made[-1][0], max(made[-1][1], end))
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(union[-1][1], end))
         else:
-            made.append((start, end))
-    return tuple(made)
+            union.append((start, end))
+    return tuple(union)
 
 
 def both(a: Intervals, b: Intervals) -> Intervals:
     """Times in ``a`` and in ``b``."""
-    made, i, k = [], 0, 0
+    common, i, k = [], 0, 0
     while i < len(a) and k < len(b):
         start, end = max(a[i][0], b[k][0]), min(a[i][1], b[k][1])
         if start < end:
-            made.append((start, end))
+            common.append((start, end))
         if a[i][1] < b[k][1]:
             i += 1
         else:
             k += 1
-    return tuple(made)
+    return tuple(common)
 
 
 def without(a: Intervals, b: Intervals) -> Intervals:
     """Times in ``a`` and not in ``b``."""
-    made = []
+    rest = []
     for start, end in a:
         for s, e in b:
             if e <= start or s >= end:
                 continue
             if s > start:
-                made.append((start, s))
+                rest.append((start, s))
             start = max(start, e)
         if start < end:
-            made.append((start, end))
-    return tuple(made)
+            rest.append((start, end))
+    return tuple(rest)
 
 
 def length(a: Intervals) -> float:

@@ -107,7 +107,7 @@ def run(options: DemoOptions) -> int:
 def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tuple[str, str]]]:
     began = time.time()
     script = example_script()
-    given = (
+    user_trace = (
         cut_trace(options) if options.trace else None
     )  # a mistake in it shows before anything is replaced
     plain = options.plain or not terminal.is_terminal
@@ -122,13 +122,13 @@ def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tupl
             "Loading PyTorch once …"
         )
         loading = stage.loading_s()
-        cut = given or cut_trace(options)
+        cut = user_trace or cut_trace(options)
         files.write(cut, folder.trace)
         times, counts = cut.idle_count()
         offered = plan.offered_node_seconds(
             list(zip(times.tolist(), counts.tolist(), strict=True)), options.duration_s
         )
-        if not given:
+        if not user_trace:
             offered += CALM * options.duration_s * options.nodes
         work = plan.share(loading) * offered
         for job in plan.JOBS:
@@ -139,7 +139,7 @@ def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tupl
             trace=folder.trace,
             trace_end_s=cut.duration_s,
             at_end="idle",
-            hold=given is None,
+            hold=user_trace is None,
             grace_s=plan.GRACE_S,
             notice_fraction=plan.NOTICE_CHAOS if options.chaos else plan.NOTICE,
             seed=options.seed,
@@ -209,18 +209,18 @@ def cut_trace(options: DemoOptions) -> trace.Trace:
     for attempt in range(TRIES):
         seed = options.seed * TRIES + attempt
         try:
-            made = make(names, lively_s, seed)
+            candidate = make(names, lively_s, seed)
         except TraceError:
             if make is any_trace:
                 raise
             # this number of nodes and seconds has no lively one; looking again would take long
             make = any_trace
-            made = make(names, lively_s, seed)
-        made = plan.after_calm(made, HELD_S)
+            candidate = make(names, lively_s, seed)
+        candidate = plan.after_calm(candidate, HELD_S)
         # Nodes taken when the jobs are nearly done show nothing.
-        taken = int((~made.idle & (made.time < LATE * lively_s)).sum())
+        taken = int((~candidate.idle & (candidate.time < LATE * lively_s)).sum())
         if taken > most:
-            best, most = made, taken
+            best, most = candidate, taken
         if taken >= TAKEN_PER_S * lively_s:
             break
     assert best is not None
@@ -323,7 +323,7 @@ def _account(
     with open(stage.folder.cluster / "history.csv", newline="") as file:
         machine = machine_of(csv.DictReader(file), start, end)
     rounds = story.rounds_of(watcher.events, details, watcher.counts, end)
-    sums = account(machine, rounds, story.held_of(watcher.events, end, names))
+    sums = account(machine, rounds, story.assignments_of(watcher.events, end, names))
     nodes = sorted(machine.offered, key=lambda n: (len(n), n))
     unknown = [(went, back + NEWS_S) for went, back in watcher.outages]
     picture = Timeline(
@@ -350,22 +350,22 @@ def _result(
     wall_s: float,
     notes: tuple[str, ...],
 ) -> DemoResult:
-    made = tuple(
+    job_results = tuple(
         JobResult(
             j.name,
             j.state,
             j.samples,
             j.rescales,
-            _known(j.metrics, "accuracy"),
+            _rounded(j.metrics, "accuracy"),
             undisturbed.get(j.name),
         )
         for j in jobs
     )
     return DemoResult(
-        made, status.rescales, status.preemptions, status.samples, wall_s, sums, notes
+        job_results, status.rescales, status.preemptions, status.samples, wall_s, sums, notes
     )
 
 
-def _known(values: dict[str, Any], name: str) -> float | None:
+def _rounded(values: dict[str, Any], name: str) -> float | None:
     value = values.get(name)
     return None if value is None else round(float(value), 4)

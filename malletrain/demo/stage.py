@@ -195,10 +195,10 @@ class DemoStage:
                     words = (
                         self.folder.daemon_log.read_text(errors="replace").strip().splitlines()[-5:]
                     )
-                    said = "\n".join(words) or "it said nothing"
+                    message = "\n".join(words) or "it said nothing"
                     raise DemoError(
                         f"The daemon did not come up ({error}) See "
-                        f"{self.folder.daemon_log}:\n{said}"
+                        f"{self.folder.daemon_log}:\n{message}"
                     ) from None
             time.sleep(0.1)
 
@@ -216,12 +216,12 @@ class DemoStage:
                 log,
             )
         deadline = time.monotonic() + PAGE_START_S
-        while not (found := PAGE_AT.search(log_file.read_text(errors="replace"))):
+        while not (address_match := PAGE_AT.search(log_file.read_text(errors="replace"))):
             if self.page.poll() is not None or time.monotonic() > deadline:
                 words = log_file.read_text(errors="replace").strip() or "it said nothing"
                 raise DemoError(f"The page did not come up: {words}")
             time.sleep(0.1)
-        return found[1]
+        return address_match[1]
 
     def kill_daemon(self) -> None:
         """kill -9, and wait until it is gone."""
@@ -269,8 +269,8 @@ class DemoStage:
         failed.
         """
         text = (self.folder.undisturbed / f"{name}.log").read_text(errors="replace")
-        found = ACCURACY.findall(text)
-        return float(found[-1]) if found else None
+        accuracies = ACCURACY.findall(text)
+        return float(accuracies[-1]) if accuracies else None
 
     def wait_for_undisturbed(self, timeout_s: float) -> bool:
         """Whether all undisturbed runs ended well within the time."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from malletrain.demo.account import HeldSpan, RoundSpan
+from malletrain.demo.account import AssignmentSpan, RoundSpan
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView, JobDetail
 from malletrain.render.timeline import Series
@@ -23,15 +23,17 @@ FORMED = EventKind.ROUND_FORMED
 LATE_S = 1.0
 
 
-def held_of(events: Iterable[EventView], end: float, names: Mapping[str, str]) -> list[HeldSpan]:
+def assignments_of(
+    events: Iterable[EventView], end: float, names: Mapping[str, str]
+) -> list[AssignmentSpan]:
     """Which job had which node by the plan, until ``end``. ``names``: job id → name."""
     since: dict[str, dict[str, float]] = {}
-    made: list[HeldSpan] = []
+    spans: list[AssignmentSpan] = []
 
     def change(job: str, nodes: set[str], moment: float) -> None:
         now = since.setdefault(job, {})
         for node in now.keys() - nodes:
-            made.append(HeldSpan(node, names.get(job, job), (now.pop(node), moment)))
+            spans.append(AssignmentSpan(node, names.get(job, job), (now.pop(node), moment)))
         for node in nodes - now.keys():
             now[node] = moment
 
@@ -46,7 +48,7 @@ def held_of(events: Iterable[EventView], end: float, names: Mapping[str, str]) -
                     change(job, nodes.keys() - {e.node}, e.time)
     for job in list(since):
         change(job, set(), end)
-    return made
+    return spans
 
 
 def throughput(
@@ -98,7 +100,7 @@ def rounds_of(
             )
         elif e.kind in TOOK:
             stops.setdefault(e.job, []).append(e.time)
-    made = []
+    spans = []
     for detail in details:
         job, name = detail.job.id, detail.job.name
         measured = {
@@ -118,8 +120,8 @@ def rounds_of(
             limits = [t for t in (*stops.get(job, ()), *formings) if t > first] + [end]
             if k + 1 < len(begun):
                 limits.append(begun[k + 1][0] - begun[k + 1][1])
-            made.append(RoundSpan(name, generation, members, first, max(first, min(limits))))
-    return made
+            spans.append(RoundSpan(name, generation, members, first, max(first, min(limits))))
+    return spans
 
 
 def _grew(counts: Sequence[tuple[float, float]], since: float, until: float) -> float | None:

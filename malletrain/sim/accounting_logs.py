@@ -117,10 +117,10 @@ def _comma_rows(lines: Sequence[str]) -> Iterator[list[str]]:
 
 def _count(text: str) -> int:
     """A number of nodes as sacct prints it (``1K`` is 1,024)."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)([Kk]?)\s*", text)
-    if found is None:
+    number_match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)([Kk]?)\s*", text)
+    if number_match is None:
         raise WorkloadError(f"'{text}' is no number of nodes.")
-    return round(float(found[1]) * (1024 if found[2] else 1))
+    return round(float(number_match[1]) * (1024 if number_match[2] else 1))
 
 
 _PBS_LINE = re.compile(r"(\d\d/\d\d/\d{4} \d\d:\d\d:\d\d);(\w);([^;]*);(.*)", re.DOTALL)
@@ -150,14 +150,14 @@ def read_pbs(path: str | Path) -> JobLog:
     skipped, since, ahead_s = 0, math.inf, None
     for file in files:
         for number, line in _pbs_records(read_text(file)):
-            found = _PBS_LINE.fullmatch(line)
-            if found is None:
+            record = _PBS_LINE.fullmatch(line)
+            if record is None:
                 if line.strip():
                     raise WorkloadError(
                         f"{file}, line {number}: This is no PBS accounting record: '{line[:60]}'."
                     )
                 continue
-            at, kind, job, message = found.groups()
+            at, kind, job, message = record.groups()
             since = min(since, _pbs_time(at))
             if kind not in "SER":
                 continue

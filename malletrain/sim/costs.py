@@ -90,7 +90,7 @@ class CostModel:
             return self.step_s
         return min(self.snapshot_every_s / 2, defaults.LOST_WORK_S * 10)
 
-    def known_to_planner(self) -> RescaleCost:
+    def cost_for_planner(self) -> RescaleCost:
         """The same costs in the planner's words."""
         return RescaleCost(
             self.up_s, self.down_s, 0.0 if self.semantics == "freetrain" else self.start_s

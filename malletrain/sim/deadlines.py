@@ -35,17 +35,17 @@ def with_deadlines(
     rng = np.random.default_rng((seed, 3))
     chosen = rng.random(len(jobs)) < share
     factors = np.exp(rng.uniform(np.log(low), np.log(high), len(jobs)))
-    found = []
+    result = []
     for job, with_one, factor in zip(jobs, chosen.tolist(), factors.tolist(), strict=True):
         needs_s = job.samples / job.curve.at(job.max_nodes)
         if with_one and needs_s >= SHORTEST_S:
             job = replace(job, deadline_s=job.submit_s + factor * needs_s)
-        found.append(job)
-    return found
+        result.append(job)
+    return result
 
 
 @dataclass(frozen=True)
-class DeadlinesHeld:
+class DeadlineCounts:
     """What came of the deadlines and budgets of a simulation."""
 
     deadlines: int
@@ -56,7 +56,7 @@ class DeadlinesHeld:
     """Jobs that held nodes for longer than their budget."""
 
 
-def held(runs: Iterable[SimRun], end_s: float) -> DeadlinesHeld:
+def count_deadlines(runs: Iterable[SimRun], end_s: float) -> DeadlineCounts:
     """How many deadlines that came due by ``end_s`` were held, and which budgets were not."""
     every = list(runs)
     due = [r for r in every if r.job.deadline_s is not None and r.job.deadline_s <= end_s]
@@ -67,4 +67,4 @@ def held(runs: Iterable[SimRun], end_s: float) -> DeadlinesHeld:
         if r.job.budget_nh is not None
         and sum(r.node_s.values()) > 3600.0 * r.job.budget_nh * (1 + 1e-6) + 1.0
     ]
-    return DeadlinesHeld(len(due), len(met), len(over))
+    return DeadlineCounts(len(due), len(met), len(over))

@@ -54,7 +54,7 @@ from malletrain.sim.submissions import submission, work_done
 from malletrain.sim.workloads import SimJob, WorkloadError
 from scavenger.trace.trace import Trace
 
-TOLD_EVERY = 500
+PROGRESS_EVERY = 500
 """Turns of the clock between two words of how far the simulation is."""
 
 
@@ -125,9 +125,10 @@ class Simulation:
 
     # --- the clock ---
 
-    def run(self, told: Callable[[float], None] = lambda part: None) -> Result:
+    def run(self, on_progress: Callable[[float], None] = lambda part: None) -> Result:
         """Simulate to the end of the trace, of the time asked for, or of the work; whichever comes
-        first. ``told`` is called now and then with the part of the time that is done, 0 to 1.
+        first. ``on_progress`` is called now and then with the part of the time that is done, 0
+        to 1.
         """
         began = time.perf_counter()
         batches = self.trace.batches()
@@ -145,8 +146,8 @@ class Simulation:
                 break
             self._pass(due)
             turns += 1
-            if turns % TOLD_EVERY == 0:
-                told(self.now / self.end)
+            if turns % PROGRESS_EVERY == 0:
+                on_progress(self.now / self.end)
             events: list[Event] = []
             if batch is not None and batch.time <= due:
                 events += self._trace_says(batch.idle.tolist(), batch.busy.tolist())

@@ -55,12 +55,12 @@ class ByAge:
         self._open = dict(idle_since)
 
     def tell(self, idle_since: Mapping[str, float], now: float) -> Foretelling:
-        told: dict[float, tuple[float, Cohort]] = {}
+        by_start: dict[float, tuple[float, Cohort]] = {}
         for since in set(idle_since.values()):
             age = now - since
             survival = tuple(self._lengths.survival(t, age) for t in EDGES_S)
-            told[since] = (self._lengths.expected_remaining(age), Cohort(EDGES_S, survival))
-        return {node: told[since] for node, since in idle_since.items()}
+            by_start[since] = (self._lengths.expected_remaining(age), Cohort(EDGES_S, survival))
+        return {node: by_start[since] for node, since in idle_since.items()}
 
 
 class ByModel:
@@ -94,12 +94,15 @@ class Oracle:
         pass
 
     def tell(self, idle_since: Mapping[str, float], now: float) -> Foretelling:
-        told: dict[float, tuple[float, Cohort]] = {}
-        found = {}
+        by_end: dict[float, tuple[float, Cohort]] = {}
+        foretelling = {}
         for node, since in idle_since.items():
             end = self._ends[node, since]
-            if end not in told:
-                left = max(end - now, 1e-3)
-                told[end] = (left, Cohort((0.0, left, left + 1e-3), (1.0, 1.0, 0.0)))
-            found[node] = told[end]
-        return found
+            if end not in by_end:
+                remaining_s = max(end - now, 1e-3)
+                by_end[end] = (
+                    remaining_s,
+                    Cohort((0.0, remaining_s, remaining_s + 1e-3), (1.0, 1.0, 0.0)),
+                )
+            foretelling[node] = by_end[end]
+        return foretelling

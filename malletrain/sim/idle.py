@@ -60,7 +60,7 @@ def idle_nodes(
         if job.start_s is not None
     ]
     spans.sort(key=lambda span: span[0])
-    said = [
+    assumptions = [
         *log.notes,
         *observed.sentences,
         "Nodes without a job count as idle: the log does not tell those that are down, drained "
@@ -72,19 +72,19 @@ def idle_nodes(
     if named and unnamed <= MISSING * used:
         if len(named) < len(spans):
             share = 100 * unnamed / max(used, 1.0)
-            said.append(
+            assumptions.append(
                 f"{len(spans) - len(named)} jobs are left out, with {share:.1f} % "
                 "of the node-hours in use: the log does not say which nodes they had."
             )
-        trace = _named(named, begin, duration, nodes, said)
-        return IdleNodes(trace, tuple(said))
-    trace, short = _packed(spans, begin, duration, nodes or log.nodes, said)
+        trace = _named(named, begin, duration, nodes, assumptions)
+        return IdleNodes(trace, tuple(assumptions))
+    trace, short = _packed(spans, begin, duration, nodes or log.nodes, assumptions)
     if short:
-        said.append(
+        assumptions.append(
             f"The log uses more nodes than the machine has for {short / 3600:.1f} node-hours; "
             "these are left out."
         )
-    return IdleNodes(trace, tuple(said), short)
+    return IdleNodes(trace, tuple(assumptions), short)
 
 
 def require_time(trace: Trace) -> None:
@@ -106,7 +106,7 @@ def _node_s(spans: Sequence[Span], begin: float, end: float) -> float:
 
 
 def _named(
-    spans: Sequence[Span], begin: float, duration: float, nodes: int | None, said: list[str]
+    spans: Sequence[Span], begin: float, duration: float, nodes: int | None, assumptions: list[str]
 ) -> Trace:
     busy: dict[str, list[tuple[float, float]]] = {}
     for start, end, job in spans:
@@ -117,11 +117,11 @@ def _named(
         if nodes < len(names):
             raise WorkloadError(f"The log names {len(names)} nodes, more than the {nodes} given.")
         names += [f"unseen-{k + 1}" for k in range(nodes - len(names))]
-        said.append(
+        assumptions.append(
             f"{nodes - len(busy)} nodes that no job of the log used count as idle throughout."
         )
     else:
-        said.append("Nodes that no job of the log used are not counted at all.")
+        assumptions.append("Nodes that no job of the log used are not counted at all.")
     node, gap_from, gap_to = [], [], []
     for k, name in enumerate(names):
         free_since = -math.inf
@@ -138,15 +138,15 @@ def _named(
 
 
 def _packed(
-    spans: Sequence[Span], begin: float, duration: float, size: int | None, said: list[str]
+    spans: Sequence[Span], begin: float, duration: float, size: int | None, assumptions: list[str]
 ) -> tuple[Trace, float]:
-    said.append(
+    assumptions.append(
         "The log does not say which nodes jobs used: a starting job takes the nodes idle "
         "longest, so that no gap is flattered."
     )
     if size is None:
         size = _most_at_once(spans)
-        said.append(
+        assumptions.append(
             f"The log does not say how large the machine is: it has the {size} nodes that were "
             "used at once at most."
         )

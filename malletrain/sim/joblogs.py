@@ -49,9 +49,9 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
     rows: list[list[float]] = []
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         if line.lstrip().startswith(";"):
-            found = re.match(r"\s*;\s*(MaxNodes|MaxProcs|UnixStartTime):\s*(\d+)", line)
-            if found:
-                header[found[1]] = int(found[2])
+            header_match = re.match(r"\s*;\s*(MaxNodes|MaxProcs|UnixStartTime):\s*(\d+)", line)
+            if header_match:
+                header[header_match[1]] = int(header_match[2])
         elif line.strip():
             try:
                 row = [float(word) for word in line.split()]
@@ -69,8 +69,8 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
         if header.get("MaxNodes", 0) > MOST_NODES:
             del header["MaxNodes"]  # it counts processors
     jobs, skipped = [], 0
-    for _, submit, wait, run, used, _, _, asked, _, _, _, user, *_ in rows:
-        processors = used if used > 0 else asked
+    for _, submit, wait, run, used, _, _, requested, _, _, _, user, *_ in rows:
+        processors = used if used > 0 else requested
         if processors <= 0 or run <= 0 or submit < 0:
             skipped += 1
             continue
@@ -105,7 +105,7 @@ EVIDENT = 0.9
 
 
 def _processors_per_node(
-    path: str | Path, header: dict[str, int], asked: Sequence[float], notes: list[str]
+    path: str | Path, header: dict[str, int], requested: Sequence[float], notes: list[str]
 ) -> int:
     """How many processors a node of the log has. Raises WorkloadError when nobody can tell."""
     processors, nodes = header.get("MaxProcs", 0), header.get("MaxNodes", 0)
@@ -114,8 +114,8 @@ def _processors_per_node(
     size = max(processors, nodes)
     if size <= MOST_NODES:
         return 1
-    total = sum(asked)
-    shares = {k: sum(n for n in asked if n > 0 and n % k == 0) / total for k in COMMON_SIZES}
+    total = sum(requested)
+    shares = {k: sum(n for n in requested if n > 0 and n % k == 0) / total for k in COMMON_SIZES}
     best = max(
         shares, key=lambda k: (shares[k] >= EVIDENT, shares[k] if shares[k] < EVIDENT else k)
     )

@@ -77,10 +77,10 @@ class Cell:
 
     def pruned(self) -> Cell:
         """The cell without the vertices that lie on no path from input to output."""
-        kept = _on_paths(self.vertices, self.edges)
-        number = {v: k for k, v in enumerate(kept)}
+        path_vertices = _on_paths(self.vertices, self.edges)
+        number = {v: k for k, v in enumerate(path_vertices)}
         edges = tuple((number[a], number[b]) for a, b in self.edges if a in number and b in number)
-        return Cell(edges, tuple(self.ops[v - 1] for v in kept[1:-1]))
+        return Cell(edges, tuple(self.ops[v - 1] for v in path_vertices[1:-1]))
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,9 @@ def random_cell(rng: np.random.Generator) -> Cell:
             pair for pair, there in zip(pairs, rng.random(len(pairs)) < 0.5, strict=True) if there
         )
         chosen = tuple(ops[k] for k in rng.integers(len(ops), size=MAX_VERTICES - 2))
-        kept = _on_paths(MAX_VERTICES, edges)
-        inside = [(a, b) for a, b in edges if a in kept and b in kept]
-        if len(kept) >= 2 and len(inside) <= MAX_EDGES:
+        path_vertices = _on_paths(MAX_VERTICES, edges)
+        inside = [(a, b) for a, b in edges if a in path_vertices and b in path_vertices]
+        if len(path_vertices) >= 2 and len(inside) <= MAX_EDGES:
             return Cell(tuple(inside), chosen).pruned()
 
 
@@ -211,14 +211,14 @@ def channels(cell: Cell, before: int, after: int) -> list[int]:
     most of what they feed.
     """
     n, out = cell.vertices, cell.vertices - 1
-    found = [before] + [0] * (n - 2) + [after]
+    widths = [before] + [0] * (n - 2) + [after]
     into = [a for a, b in sorted(cell.edges) if b == out and a != 0]
     for k, v in enumerate(into):
-        found[v] = after // len(into) + (k < after % len(into))
+        widths[v] = after // len(into) + (k < after % len(into))
     for v in range(n - 3, 0, -1):
         if (v, out) not in cell.edges:
-            found[v] = max(found[b] for a, b in cell.edges if a == v and b != out)
-    return found
+            widths[v] = max(widths[b] for a, b in cell.edges if a == v and b != out)
+    return widths
 
 
 def _add_cell(total: _Sum, cell: Cell, before: int, after: int, side: int) -> None:

@@ -65,10 +65,10 @@ def observe(log: JobLog, begin: float | None = None, end: float | None = None) -
     starts = [_start(job) for job in jobs]
     first, last = min(starts), max(starts)
     ends = [_start(job) + job.run_s for job in jobs if job.run_s is not None]
-    said: list[str] = []
+    sentences: list[str] = []
     edge, inexact = _longest(jobs, last - first)
     if begin is None:
-        begin = _begin(log, first, ends, edge, said)
+        begin = _begin(log, first, ends, edge, sentences)
     if end is None:
         end = last
         if (
@@ -78,13 +78,13 @@ def observe(log: JobLog, begin: float | None = None, end: float | None = None) -
         ):
             end = min(last, max(ends) - edge)
         if end < last:
-            said.append(
+            sentences.append(
                 f"The last {_time(last - end)} in which jobs started are left out: jobs that still "
                 "ran when the log ended are not in it, and their nodes would look idle. If they "
                 "are, say where it ends (--to)."
             )
-    if inexact and said:
-        said.append(
+    if inexact and sentences:
+        sentences.append(
             f"The longest job lasts longer than a quarter of the log; at its edges up to "
             f"{100 * MISSING:.0f} % of the node-hours may be those of jobs that are missing."
         )
@@ -98,7 +98,7 @@ def observe(log: JobLog, begin: float | None = None, end: float | None = None) -
             "Nothing is known of idle nodes: the log has no time in which all jobs are known. Give "
             "a longer log, or say where it begins and ends (--from, --to)."
         )
-    return Observation(begin, end, tuple(said))
+    return Observation(begin, end, tuple(sentences))
 
 
 def moment(text: str, log: JobLog) -> float:
@@ -136,20 +136,22 @@ def moment(text: str, log: JobLog) -> float:
 _UNITS = {"h": 3600.0, "d": 86400.0}
 
 
-def _begin(log: JobLog, first: float, ends: Sequence[float], edge: float, said: list[str]) -> float:
+def _begin(
+    log: JobLog, first: float, ends: Sequence[float], edge: float, sentences: list[str]
+) -> float:
     if log.lists == "all":
         return first
     if log.lists == "since":
         return max(0.0, log.since_s)
     if log.lists == "submitted":
-        said.append(
+        sentences.append(
             f"The first {_time(edge)} are left out: jobs that ran before the log began are not in "
             "it, and their nodes would look idle. If the machine was empty, say so (--from)."
         )
         return first + edge
     begin = max(first, min(ends, default=first))
     if begin > first:
-        said.append(
+        sentences.append(
             f"The observation begins with the first end of a job, {_time(begin - first)} after "
             "the first start: jobs that ended earlier are not in the log. If it is known to begin "
             "earlier, say when (--from)."

@@ -60,11 +60,13 @@ class Policy:
         """
         if self.free:
             return job.curve
-        return None if self.profiled(job) else job.told
+        return None if self.profiled(job) else job.stated_curve
 
     def profiled(self, job: SimJob) -> bool:
         """Whether the job is profiled."""
-        return self.profiles == "all" or (self.profiles == "unknown" and job.told != job.curve)
+        return self.profiles == "all" or (
+            self.profiles == "unknown" and job.stated_curve != job.curve
+        )
 
     def caution(self, costs: CostModel, t_fwd_s: float, starvation_s: float) -> str | None:
         """What the product would be warned of in the world of ``costs``; None where starts are not
@@ -72,7 +74,7 @@ class Policy:
         """
         if self.published or self.solver is not PRODUCT_SOLVER:
             return None
-        return PlanningSettings(t_fwd_s, costs.known_to_planner()).caution(starvation_s)
+        return PlanningSettings(t_fwd_s, costs.cost_for_planner()).caution(starvation_s)
 
     def controller(
         self, costs: CostModel, settings: ControllerSettings, *, profiling: bool = False
@@ -80,10 +82,10 @@ class Policy:
         """The product's controller under this policy in the world of ``costs`` (see :meth:`world`),
         which its plans know; the rest is as ``settings`` say. ``profiling``: some job is profiled.
         """
-        known = costs.known_to_planner()
+        cost = costs.cost_for_planner()
         if self.published:
-            known = RescaleCost(known.up_s, known.down_s, 0.0)
-        settings = replace(settings, planning=replace(settings.planning, cost=known))
+            cost = RescaleCost(cost.up_s, cost.down_s, 0.0)
+        settings = replace(settings, planning=replace(settings.planning, cost=cost))
         if costs.semantics == "freetrain":
             settings = replace(settings, debounce_s=INSTANT_S, arrival_s=0.0, min_interval_s=0.0)
         if self.published or self.free:

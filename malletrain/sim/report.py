@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from malletrain.sim.costs import Cause, SimRun
-from malletrain.sim.deadlines import held
+from malletrain.sim.deadlines import count_deadlines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -114,7 +114,7 @@ def tally(sim: Simulation, wall_s: float) -> Result:
     node_s = {key: math.fsum(run.node_s[key] for run in runs) for key in (None, *Cause)}
     idle = sim.idle_node_s
     decisions = np.array(sim.decisions_s or [0.0]) * 1e3
-    goals = held(runs, sim.now)
+    goals = count_deadlines(runs, sim.now)
     waits = [run.longest_wait_s / 3600.0 for run in runs if run.starts or run.longest_wait_s]
     started = [(run.first_start or 0.0, run.ended_at or 0.0, run.job.submit_s) for run in done]
     return Result(
@@ -165,12 +165,12 @@ def tally(sim: Simulation, wall_s: float) -> Result:
 
 
 def _by_user(runs: list[SimRun]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    node_hours: dict[str, float] = {}
     for run in runs:
         if run.job.user:
-            held = math.fsum(run.node_s.values()) / 3600.0
-            found[run.job.user] = found.get(run.job.user, 0.0) + held
-    return dict(sorted(found.items()))
+            hours = math.fsum(run.node_s.values()) / 3600.0
+            node_hours[run.job.user] = node_hours.get(run.job.user, 0.0) + hours
+    return dict(sorted(node_hours.items()))
 
 
 def table(result: Result) -> Table:
@@ -245,7 +245,7 @@ def table(result: Result) -> Table:
         )
     )
     rows.append(("took", f"{r.wall_s:.1f} s"))
-    found = Table(show_header=False, box=None, pad_edge=False)
+    grid = Table(show_header=False, box=None, pad_edge=False)
     for row in rows:
-        found.add_row(*row)
-    return found
+        grid.add_row(*row)
+    return grid

@@ -34,7 +34,7 @@ NOISE = 0.02
 """Standard deviation of one report's samples, relative."""
 _EXACT = 1e-3
 """Relative standard deviation of what is revealed."""
-KEPT = 200
+MAX_CURVES = 200
 """Curves of earlier jobs that are looked through; the newest count."""
 
 
@@ -44,7 +44,7 @@ class _Round:
 
     version: int
     began: float
-    told: float = 0.0
+    samples: float = 0.0
     at: float = 0.0
 
 
@@ -52,22 +52,22 @@ class Memory:
     """A :class:`malletrain.core.siblings.SiblingStorage` of the newest curves."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Sibling] = {}
+        self._newest: dict[str, Sibling] = {}
 
     def put(self, sibling: Sibling) -> None:
         """Keep it."""
-        self._kept.pop(sibling.key, None)
-        self._kept[sibling.key] = sibling
-        if len(self._kept) > KEPT:
-            del self._kept[next(iter(self._kept))]
+        self._newest.pop(sibling.key, None)
+        self._newest[sibling.key] = sibling
+        if len(self._newest) > MAX_CURVES:
+            del self._newest[next(iter(self._newest))]
 
     def of_key(self, key: str) -> Sibling | None:
         """The newest of this key."""
-        return self._kept.get(key)
+        return self._newest.get(key)
 
     def others(self, key: str) -> list[Sibling]:
         """Those of other keys, the newest first."""
-        return [kept for kept in reversed(self._kept.values()) if kept.key != key]
+        return [sibling for sibling in reversed(self._newest.values()) if sibling.key != key]
 
 
 class Reports:
@@ -113,8 +113,8 @@ class Reports:
         for k in range(1, steps + 1):
             at = current.at + (now - current.at) * k / steps
             step = (at - (current.at + (now - current.at) * (k - 1) / steps)) * run.rate
-            current.told += max(0.0, step * (1 + NOISE * float(self._rng.standard_normal())))
-            events.append(Progressed(name, nodes, at, current.told, run.job.batch))
+            current.samples += max(0.0, step * (1 + NOISE * float(self._rng.standard_normal())))
+            events.append(Progressed(name, nodes, at, current.samples, run.job.batch))
         current.at = now
         if now - current.began >= OBSERVED_FOR_S * (1 - 1e-9):
             self._seen.setdefault(name, set()).add(nodes)
@@ -131,10 +131,10 @@ class Reports:
         """
         if not job.model:
             return None
-        known = siblings.starts_with(self._curves, kind_of(job))
-        if known is None and self._sized and job.parameters is not None:
+        scaling = siblings.starts_with(self._curves, kind_of(job))
+        if scaling is None and self._sized and job.parameters is not None:
             return siblings.suggested(self._curves, kind_of(job), _size(job), RescaleCosts())
-        return known
+        return scaling
 
     def for_waiting(
         self, controller: Controller, runs: Mapping[str, SimRun]
@@ -149,9 +149,9 @@ class Reports:
                 return None
             return SizedJob(kind_of(job), _size(job), self._curves, RescaleCosts())
 
-        told, self.news = self.news and self._sized, False
+        due, self.news = self.news and self._sized, False
         unfinished, most = controller.state.unfinished.values(), controller.queue.max_running
-        return suggestions(unfinished, most, sized) if told else []
+        return suggestions(unfinished, most, sized) if due else []
 
     def described(self, job: SimJob) -> PriorSuggested | None:
         """What jobs of similar models suggest, once the job's workers have said how large its model
@@ -164,8 +164,8 @@ class Reports:
             points = tuple((k, rate) for k, rate in job.curve.points if k and rate > 0)
             exact = Prior(points, level_std=_EXACT, shape_std=_EXACT, source="the simulator")
             return PriorSuggested(job.name, ScalingModel(MeasuredCurve.from_prior(exact)))
-        found = siblings.suggested(self._curves, kind_of(job), _size(job), RescaleCosts())
-        return PriorSuggested(job.name, found) if found else None
+        scaling = siblings.suggested(self._curves, kind_of(job), _size(job), RescaleCosts())
+        return PriorSuggested(job.name, scaling) if scaling else None
 
 
 def kind_of(job: SimJob) -> str:

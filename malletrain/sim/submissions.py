@@ -44,9 +44,9 @@ def submission(job: SimJob, policy: Policy, reports: Reports) -> JobSubmitted:
 
 def work_done(runs: Iterable[SimRun], now: float) -> list[WorkReported]:
     """How far the jobs with goals are, that have nodes."""
-    found = []
+    reports = []
     for run in runs:
         if run.nodes and (run.job.deadline_s is not None or run.job.budget_nh is not None):
             run.accrue(now)
-            found.append(WorkReported(run.job.name, max(0.0, run.done)))
-    return found
+            reports.append(WorkReported(run.job.name, max(0.0, run.done)))
+    return reports

@@ -54,10 +54,10 @@ def read_workload(
 
     ``name``, ``samples`` and either ``model`` (a name in ``curves``) or ``curve`` are needed;
     ``min_nodes`` (1), ``max_nodes`` (the end of the curve), ``submit_s`` (0), ``weight`` (1),
-    ``goal``, ``sizes``, ``told``, ``deadline_s``, ``budget_nh``, ``user``, ``parameters``,
+    ``goal``, ``sizes``, ``stated_curve``, ``deadline_s``, ``budget_nh``, ``user``, ``parameters``,
     ``flops`` may be left out. A curve is an
     object such as ``{"1": 100, "2": 190}`` in JSON and ``1:100 2:190`` in CSV, sizes a list or ``1
-    2 4``. Without ``told`` the owner states the true curve; with ``none``, no curve.
+    2 4``. Without ``stated_curve`` the owner states the true curve; with ``none``, no curve.
 
     Raises WorkloadError with the line or entry of the problem.
     """
@@ -71,16 +71,16 @@ def read_workload(
             ) from None
         if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
             raise WorkloadError(f"{path}: A workload in JSON is a list of objects, one a job.")
-        found = [(f"{path}, entry {k}", e) for k, e in enumerate(entries, start=1)]
+        rows = [(f"{path}, entry {k}", e) for k, e in enumerate(entries, start=1)]
     else:
-        found = [
+        rows = [
             (f"{path}, line {line}", {k: v for k, v in row.items() if v.strip()})
             for line, row in _rows(path, ("name", "samples"))
         ]
-    if not found:
+    if not rows:
         raise WorkloadError(f"{path}: The workload has no job.")
     jobs, seen = [], set()
-    for where, entry in found:
+    for where, entry in rows:
         job = _job(entry, where, curves or {})
         if job.name in seen:
             raise WorkloadError(f"{where}: There are two jobs named {job.name}.")
@@ -94,7 +94,7 @@ _FIELDS = (
     "samples",
     "model",
     "curve",
-    "told",
+    "stated_curve",
     "min_nodes",
     "max_nodes",
     "submit_s",
@@ -124,16 +124,16 @@ def _job(entry: Mapping[str, Any], where: str, curves: Mapping[str, ScalingCurve
     elif model in curves:
         curve = curves[model]
     else:
-        known = f"; known are {', '.join(sorted(curves))}" if curves else "; give a file of curves"
+        hint = f"; known are {', '.join(sorted(curves))}" if curves else "; give a file of curves"
         raise WorkloadError(
-            f"{where}: Job {name} has no curve, and its model '{model}' is not known{known}."
+            f"{where}: Job {name} has no curve, and its model '{model}' is not known{hint}."
         )
-    told: ScalingCurve | None = curve
-    if "told" in entry:
-        told = (
+    stated_curve: ScalingCurve | None = curve
+    if "stated_curve" in entry:
+        stated_curve = (
             None
-            if str(entry["told"]).strip() == "none"
-            else _curve(_pairs(entry["told"], where), f"{where}: Job {name} (told)")
+            if str(entry["stated_curve"]).strip() == "none"
+            else _curve(_pairs(entry["stated_curve"], where), f"{where}: Job {name} (stated_curve)")
         )
     sizes = entry.get("sizes")
     if isinstance(sizes, str):
@@ -151,7 +151,7 @@ def _job(entry: Mapping[str, Any], where: str, curves: Mapping[str, ScalingCurve
             _whole(entry.get("max_nodes", curve.largest), where, "max_nodes"),
             _number(entry["samples"], where, "samples"),
             curve,
-            told,
+            stated_curve,
             _number(entry.get("submit_s", 0.0), where, "submit_s"),
             _number(entry.get("weight", 1.0), where, "weight"),
             Goal(goal),

@@ -23,7 +23,7 @@ replay.
 """
 
 
-Given = Literal["exact", "other", "linear", "none"]
+CurveStatement = Literal["exact", "other", "linear", "none"]
 """How well owners know the curves of their jobs."""
 
 
@@ -38,12 +38,12 @@ class SimJob:
     """One model job.
 
     ``samples``: its work. ``curve``: how fast it really is, samples/s by nodes; between points
-    linear, and a job never runs on more nodes than ``max_nodes``. ``told``: the curve its owner
-    states, None when the owner states none. ``submit_s``: seconds from the start. ``model``: jobs
-    of one model have one curve, unless ``parameters`` and ``flops`` (of training one sample) tell
-    their models apart. ``batch``: samples a step and node. ``deadline_s``: when it is to be done,
-    seconds from the start; ``budget_nh``: charged node-hours that it may cost. ``user``: whose
-    share it is served from. ``trainer``: in whose plan it is.
+    linear, and a job never runs on more nodes than ``max_nodes``. ``stated_curve``: what its owner
+    says it is, None when the owner says nothing. ``submit_s``: seconds from the start. ``model``:
+    jobs of one model have one curve, unless ``parameters`` and ``flops`` (of training one sample)
+    tell their models apart. ``batch``: samples a step and node. ``deadline_s``: when it is to be
+    done, seconds from the start; ``budget_nh``: charged node-hours that it may cost. ``user``:
+    whose share it is served from. ``trainer``: in whose plan it is.
 
     Raises:
         WorkloadError: on limits, work or times that make no sense, and when ``max_nodes`` lies
@@ -55,7 +55,7 @@ class SimJob:
     max_nodes: int
     samples: float
     curve: ScalingCurve
-    told: ScalingCurve | None = None
+    stated_curve: ScalingCurve | None = None
     submit_s: float = 0.0
     weight: float = 1.0
     goal: Goal = Goal.THROUGHPUT
@@ -155,7 +155,7 @@ def hpo(
                 most,
                 samples,
                 curve,
-                told=curve,
+                stated_curve=curve,
                 model=names[k],
             )
         )
@@ -170,11 +170,11 @@ def arriving(jobs: Sequence[SimJob], log: Iterable[tuple[float, int, float]]) ->
     have done on them in that time. Where its curve ends before, it may grow to that end and has
     work for as many node-seconds. One job of the log is used for each of ``jobs``.
     """
-    found = []
+    result = []
     for job, (submit_s, nodes, run_s) in zip(jobs, log, strict=False):
         most = min(nodes, job.max_nodes)
         work = job.curve.at(most) * run_s * nodes / most
-        found.append(
+        result.append(
             replace(
                 job,
                 submit_s=submit_s,
@@ -183,10 +183,10 @@ def arriving(jobs: Sequence[SimJob], log: Iterable[tuple[float, int, float]]) ->
                 samples=work,
             )
         )
-    return found
+    return result
 
 
-def given(jobs: Sequence[SimJob], how: Given, seed: int = 0) -> list[SimJob]:
+def with_stated_curves(jobs: Sequence[SimJob], how: CurveStatement, seed: int = 0) -> list[SimJob]:
     """The same jobs, with owners that state their curves ``exact``, as that of an ``other`` model
     of the workload (drawn at random), as ``linear`` in the throughput of one node, or not at all
     (``none``). Raises WorkloadError when there is no other model.
@@ -198,16 +198,18 @@ def given(jobs: Sequence[SimJob], how: Given, seed: int = 0) -> list[SimJob]:
             "There is only one model in the workload, so that no owner can state the curve of "
             "another."
         )
-    found = []
+    result = []
     for job in jobs:
-        told: ScalingCurve | None = job.curve
+        stated_curve: ScalingCurve | None = job.curve
         if how == "none":
-            told = None
+            stated_curve = None
         elif how == "linear":
             one = job.curve.at(1)
-            told = ScalingCurve.of({1: one, job.curve.largest: one * job.curve.largest})
+            stated_curve = ScalingCurve.of({1: one, job.curve.largest: one * job.curve.largest})
         elif how == "other":
             k = int(rng.integers(len(different) - 1))
-            told = ScalingCurve(different[k] if different[k] != job.curve.points else different[-1])
-        found.append(replace(job, told=told))
-    return found
+            stated_curve = ScalingCurve(
+                different[k] if different[k] != job.curve.points else different[-1]
+            )
+        result.append(replace(job, stated_curve=stated_curve))
+    return result

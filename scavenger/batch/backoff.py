@@ -40,6 +40,6 @@ class Backoff:
         if now >= self._until:
             self.refusals, self.reason, self._until = 0, "", -math.inf
 
-    def left_s(self, now: float) -> float:
+    def remaining_s(self, now: float) -> float:
         """Seconds for which it is left alone still; 0: it may be asked."""
         return max(0.0, self._until - now)

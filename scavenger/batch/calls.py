@@ -79,13 +79,13 @@ class CallLog:
         self._busy = Backoff(FIRST_S, most_s)
         self._silent = Backoff(FIRST_S, most_s)
 
-    def count(self, command: str, outcome: str, said: str = "", requests: int = 1) -> None:
+    def count(self, command: str, outcome: str, message: str = "", requests: int = 1) -> None:
         """A call came back.
 
         Args:
             command: its name.
             outcome: one of OUTCOMES.
-            said: the controller's words.
+            message: the controller's words.
             requests: that it sent to the controller.
         """
         now = self._clock()
@@ -93,11 +93,11 @@ class CallLog:
             self._counts[command, outcome] += 1
             self._requests += requests
             if outcome == SILENT:
-                self._silent.refused(now, said)
+                self._silent.refused(now, message)
                 return
             self._silent = Backoff(FIRST_S, self._most_s)  # any answer shows that it is there
             if outcome == BUSY:
-                self._busy.refused(now, said)
+                self._busy.refused(now, message)
             else:
                 self._busy.answered(now)
 
@@ -112,11 +112,11 @@ class CallLog:
         with self._lock:
             return self._requests
 
-    def left_alone_s(self) -> float:
+    def backoff_s(self) -> float:
         """Seconds for which the controller should be left alone still."""
         with self._lock:
             now = self._clock()
-            return max(self._busy.left_s(now), self._silent.left_s(now))
+            return max(self._busy.remaining_s(now), self._silent.remaining_s(now))
 
     @property
     def busy(self) -> str:

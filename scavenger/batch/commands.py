@@ -32,7 +32,7 @@ from scavenger.interface import SchedulerError
 
 MAX_OUTPUT_BYTES = 256 * 1024 * 1024
 SHOWN_CHARACTERS = 300
-SAID_BYTES = 4096
+STDERR_HEAD_BYTES = 4096
 KILL_WAIT_S = 2.0
 
 
@@ -125,7 +125,7 @@ class Commands:
         CommandError.
         """
         pause_s = self.policy.pause_s
-        for left in reversed(range(max(1, self.policy.tries))):
+        for remaining in reversed(range(max(1, self.policy.tries))):
             try:
                 result = self.run(argv, environment=environment)
                 if result.status == 0:
@@ -135,7 +135,7 @@ class Commands:
                 error = caught
                 if isinstance(caught.__cause__, FileNotFoundError | PermissionError):
                     break
-            if left:
+            if remaining:
                 self.sleep(pause_s)
                 pause_s *= 2
         raise error
@@ -148,8 +148,8 @@ def failure(result: CommandResult) -> CommandError:
         if result.status < 0
         else f"failed with status {result.status}"
     )
-    said = f": {result.complaint}" if result.complaint else " and said nothing."
-    return CommandError(f"{show(result.argv)} {how}{said}", result)
+    complaint = f": {result.complaint}" if result.complaint else " and said nothing."
+    return CommandError(f"{show(result.argv)} {how}{complaint}", result)
 
 
 def refusal(result: CommandResult) -> str:
@@ -176,7 +176,7 @@ def _run(
     argv: tuple[str, ...], stdin: bytes, env: Mapping[str, str] | None, limit_s: float
 ) -> CommandResult:
     began = time.monotonic()
-    said = bytearray()
+    stderr_head = bytearray()
     try:
         process = subprocess.Popen(
             argv,
@@ -197,12 +197,12 @@ def _run(
     except ValueError as error:  # a NUL in an argument
         raise CommandError(f"{show(argv)} cannot be run: {error}.") from error
     try:
-        out, err = _communicate(process, stdin, began + limit_s, said)
+        out, err = _communicate(process, stdin, began + limit_s, stderr_head)
         status = process.wait(max(0.0, began + limit_s - time.monotonic()))
     except (TimeoutError, subprocess.TimeoutExpired):
-        heard = shorten(bytes(said).decode("utf-8", "replace"))
+        message = shorten(bytes(stderr_head).decode("utf-8", "replace"))
         sentence = f"{show(argv)} gave no answer within {limit_s:g} s and was stopped"
-        raise NoAnswerError(f"{sentence}: {heard}" if heard else f"{sentence}.") from None
+        raise NoAnswerError(f"{sentence}: {message}" if message else f"{sentence}.") from None
     except _TooMuch:
         raise CommandError(
             f"{show(argv)} printed more than {MAX_OUTPUT_BYTES:,} bytes and was stopped."
@@ -224,10 +224,10 @@ class _TooMuch(Exception):
 
 
 def _communicate(
-    process: subprocess.Popen[bytes], stdin: bytes, deadline: float, said: bytearray
+    process: subprocess.Popen[bytes], stdin: bytes, deadline: float, stderr_head: bytearray
 ) -> tuple[bytes, bytes]:
     """Feed stdin and read both outputs until they are closed. Unlike Popen.communicate it bounds
-    what it holds in memory. ``said`` holds the beginning of stderr, should there be no end.
+    what it holds in memory. ``stderr_head`` holds the beginning of stderr, should there be no end.
     """
     assert process.stdin is not None
     assert process.stdout is not None
@@ -244,10 +244,10 @@ def _communicate(
         else:
             process.stdin.close()
         while selector.get_map():
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
                 raise TimeoutError
-            for key, _ in selector.select(left):
+            for key, _ in selector.select(remaining_s):
                 if key.fileobj is process.stdin:
                     try:
                         rest = rest[os.write(key.fd, rest[:65536]) :]
@@ -261,8 +261,8 @@ def _communicate(
                 if not data:
                     selector.unregister(key.fd)
                 parts[key.fd].append(data)
-                if key.fd == process.stderr.fileno() and len(said) < SAID_BYTES:
-                    said += data[:SAID_BYTES]
+                if key.fd == process.stderr.fileno() and len(stderr_head) < STDERR_HEAD_BYTES:
+                    stderr_head += data[:STDERR_HEAD_BYTES]
                 total += len(data)
                 if total > MAX_OUTPUT_BYTES:
                     raise _TooMuch

@@ -15,7 +15,7 @@ def contact(calls: CallLog, ledger: LeaseLedger, budget: RequestBudget, now: flo
     """What is told of it. ``now``: on the ledger's clock."""
     return Contact(
         calls.counts(),
-        calls.left_alone_s(),
+        calls.backoff_s(),
         ledger.backing_off_s(now),
         calls.busy,
         budget.poll_after_s,
@@ -24,7 +24,7 @@ def contact(calls: CallLog, ledger: LeaseLedger, budget: RequestBudget, now: flo
 
 def too_busy(title: str, calls: CallLog) -> str:
     """Why the scheduler is to be left alone; empty when it may be asked. ``title``: its name."""
-    if calls.left_alone_s() <= 0:
+    if calls.backoff_s() <= 0:
         return ""
     return f"{title} has too much to do just now: {calls.busy}"
 

@@ -50,7 +50,7 @@ class LeaseEnder:
         self.ledger = ledger
         self.submitter = submitter
         self.steps = steps
-        self.asked: dict[str, tuple[float, str]] = {}
+        self.leave_requests: dict[str, tuple[float, str]] = {}
         """Running lease → when it was asked to leave, and why."""
         self._cancelled: dict[str, float] = {}
         """Lease → when the scheduler accepted to end it."""
@@ -59,7 +59,9 @@ class LeaseEnder:
 
     def forget(self, running: Collection[str], now: float) -> None:
         """Only these leases run still."""
-        self.asked = {lease: at for lease, at in self.asked.items() if lease in running}
+        self.leave_requests = {
+            lease: at for lease, at in self.leave_requests.items() if lease in running
+        }
         self._cancelled = {
             lease: at for lease, at in self._cancelled.items() if now - at < REMEMBERED_S
         }
@@ -89,11 +91,11 @@ class LeaseEnder:
         for name, some in removable.items():
             if (shrink := self._shrink(name, some)) is None:
                 ends.setdefault(WholeJob(name, some[0].user), []).extend(some)
-            elif shrink.given:
+            elif shrink.released:
                 if failed := self.submitter.shrink(shrink):
                     problem = failed
                     continue
-                gone = [j.lease.id for j in some if j.part and j.part.node in shrink.given]
+                gone = [j.lease.id for j in some if j.part and j.part.node in shrink.released]
                 self._cancelled.update(dict.fromkeys(gone, now))
         stopped = [job for job, of in ends.items() if any(one.stopped for one in of)]
         self.submitter.kill(stopped)
@@ -118,8 +120,8 @@ class LeaseEnder:
             return None
         # The first node goes last.
         first = {part.node for part, _ in parts.values() if part.first}
-        given = {job.part.node for job in some if job.part is not None} - first
-        return Shrink(name, some[0].user, tuple(sorted(stay | first)), tuple(sorted(given)))
+        released = {job.part.node for job in some if job.part is not None} - first
+        return Shrink(name, some[0].user, tuple(sorted(stay | first)), tuple(sorted(released)))
 
     def ask(
         self, leave: Mapping[str, str], options: Sequence[str], grace_s: float, now: float
@@ -137,18 +139,20 @@ class LeaseEnder:
         """
         jobs = self.ledger.jobs
         leave = {**self._others(leave), **leave}
-        steps = self._steps_of([*leave, *self.asked]) if options else {}
-        over = [lease for lease, (at, _) in self.asked.items() if now - at > grace_s]
+        steps = self._steps_of([*leave, *self.leave_requests]) if options else {}
+        over = [lease for lease, (at, _) in self.leave_requests.items() if now - at > grace_s]
         if options and steps is not None:
-            over += [i for i in self.asked if i not in over and _has_left(jobs[i], steps)]
+            over += [i for i in self.leave_requests if i not in over and _has_left(jobs[i], steps)]
         self.cancel([jobs[lease] for lease in over if not jobs[lease].ending], grace_s, now)
-        new = [lease for lease in leave if lease not in self.asked and not jobs[lease].ending]
+        new = [
+            lease for lease in leave if lease not in self.leave_requests and not jobs[lease].ending
+        ]
         if not options:
             self.cancel([jobs[lease] for lease in new], grace_s, now)
-            told = [lease for lease in new if lease in self._cancelled]
+            notified = [lease for lease in new if lease in self._cancelled]
         else:
-            told = self._signal([jobs[lease] for lease in new], steps, options)
-        self.asked.update({lease: (now, leave[lease]) for lease in told})
+            notified = self._signal([jobs[lease] for lease in new], steps, options)
+        self.leave_requests.update({lease: (now, leave[lease]) for lease in notified})
 
     def _others(self, leave: Mapping[str, str]) -> dict[str, str]:
         """Lease → why it has to leave, of jobs whose first node has to go."""
@@ -169,21 +173,21 @@ class LeaseEnder:
         """Send leases a signal. Returns those that have it, or had left before."""
         alone: dict[str, LeaseJob] = {}
         shared: dict[str, LeaseJob] = {}
-        left = []
+        gone = []
         for job in some:
             if (part := _removable(job)) is None:
                 alone[job.id] = job
             elif steps is not None and (step := steps.get((part.job, part.node))):
                 shared[step] = job
             elif steps is not None:
-                left.append(job.lease.id)
+                gone.append(job.lease.id)
         done = self.submitter.cancel(list(alone.values()), options)
-        told = [alone[i].lease.id for i in done.accepted]
+        notified = [alone[i].lease.id for i in done.accepted]
         # scancel says of a step that it has just signalled that it is not there (Slurm 22.05).
         signals = [WholeJob(step, job.user) for step, job in shared.items()]
         if shared and self.submitter.cancel(signals, options).problem is None:
-            told += [job.lease.id for job in shared.values()]
-        return told + left
+            notified += [job.lease.id for job in shared.values()]
+        return notified + gone
 
     def _steps_of(self, leases: Iterable[str]) -> Mapping[tuple[str, str], str] | None:
         """What runs of the jobs that some of these leases share; None when that is not known."""
@@ -196,11 +200,11 @@ class LeaseEnder:
         except SchedulerError:
             return None
 
-    def with_asked(self, leases: Iterable[Lease], grace_s: float) -> Iterator[Lease]:
+    def mark_leaving(self, leases: Iterable[Lease], grace_s: float) -> Iterator[Lease]:
         """The leases, those that were asked to leave as leaving."""
         for lease in leases:
-            if lease.id in self.asked and lease.state is LeaseState.RUNNING:
-                at, reason = self.asked[lease.id]
+            if lease.id in self.leave_requests and lease.state is LeaseState.RUNNING:
+                at, reason = self.leave_requests[lease.id]
                 by = min(at + grace_s, lease.leaving_by or math.inf)
                 lease = replace(lease, reason=reason, leaving_by=by)
             yield lease

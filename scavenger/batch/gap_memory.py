@@ -40,26 +40,26 @@ class GapMemory:
         self._saved_at = 0.0
         self._carried: dict[str, float] = {}
         self._carried_at = 0.0
-        self._kept_lifetimes: Any = None
+        self._saved_lifetimes: Any = None
         estimator = self._load() or SurvivalEstimator(prior_mean_s=prior_mean_s)
         self.watch = GapWatch(estimator)
         self.lifetimes = self._lifetimes(estimator) if foretells else None
         self.foretold: Foretelling = {}
         """How long every gap of the latest update lasts yet; empty where nothing is foretold."""
 
-    def update(self, nodes: Iterable[str], now: float, wanted: float | None = None) -> None:
-        """The nodes that are in a gap at ``now`` (epoch seconds). ``wanted``: how many the waiting
-        jobs of the main scheduler ask for; None: not shown.
+    def update(self, nodes: Iterable[str], now: float, requested: float | None = None) -> None:
+        """The nodes that are in a gap at ``now`` (epoch seconds). ``requested``: how many the
+        waiting jobs of the main scheduler request; None: not shown.
         """
-        known, self._carried = (
+        previous, self._carried = (
             self.since or (self._carried if 0 <= now - self._carried_at <= FRESH_S else {}),
             {},
         )
-        self.since = {node: known.get(node, now) for node in nodes}
+        self.since = {node: previous.get(node, now) for node in nodes}
         if self.lifetimes is None:
             self.watch.update(self.since, now)
         else:  # which feeds the lengths of gaps as well
-            self.lifetimes.update(self.since, now, wanted)
+            self.lifetimes.update(self.since, now, requested)
             self.foretold = self.lifetimes.foretell(now)
         if now - self._saved_at >= SAVE_EVERY_S or now < self._saved_at:
             self._saved_at = now
@@ -73,7 +73,7 @@ class GapMemory:
 
     def _lifetimes(self, lengths: SurvivalEstimator) -> Lifetimes:
         try:
-            return Lifetimes.from_dict(self._kept_lifetimes, lengths)
+            return Lifetimes.from_dict(self._saved_lifetimes, lengths)
         except ValueError:  # none yet, or of another version
             return Lifetimes(lengths)
 
@@ -81,11 +81,11 @@ class GapMemory:
         if self.path is None:
             return None
         try:
-            kept = json.loads(self.path.read_text("utf-8"))
-            self._carried = {str(node): float(since) for node, since in kept["open"].items()}
-            self._carried_at = float(kept["time"])
-            self._kept_lifetimes = kept.get("lifetimes")
-            return SurvivalEstimator.from_dict(kept["lengths"])
+            saved = json.loads(self.path.read_text("utf-8"))
+            self._carried = {str(node): float(since) for node, since in saved["open"].items()}
+            self._carried_at = float(saved["time"])
+            self._saved_lifetimes = saved.get("lifetimes")
+            return SurvivalEstimator.from_dict(saved["lengths"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             self._carried = {}
             return None
@@ -93,12 +93,12 @@ class GapMemory:
     def _save(self, now: float) -> None:
         if self.path is None:
             return
-        kept = {"time": now, "open": self.since, "lengths": self.watch.estimator.to_dict()}
+        state = {"time": now, "open": self.since, "lengths": self.watch.estimator.to_dict()}
         if self.lifetimes is not None:
-            kept["lifetimes"] = self.lifetimes.to_dict()
+            state["lifetimes"] = self.lifetimes.to_dict()
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.new")
         try:
-            temporary.write_text(json.dumps(kept), "utf-8")
+            temporary.write_text(json.dumps(state), "utf-8")
             os.replace(temporary, self.path)
         except OSError:  # a full disk must not stop the polls
             temporary.unlink(missing_ok=True)

@@ -79,18 +79,18 @@ def leases_in(name: str) -> tuple[str, ...]:
     match = _LEASES.fullmatch(name)
     if match is None or len(name) > MAX_NAME + len(match[1]) or _LEASE.fullmatch(name):
         return ()
-    found: list[str] = []
+    leases: list[str] = []
     for run in match[2].split("+"):
         first, _, last = run.partition("-")
         low, high = int(first), int(last or first)
-        if high - low >= MOST - len(found):  # none of ours
+        if high - low >= MOST - len(leases):  # none of ours
             return ()
-        found += [f"{match[1]}{number}" for number in range(low, high + 1)]
-    return tuple(found)
+        leases += [f"{match[1]}{number}" for number in range(low, high + 1)]
+    return tuple(leases)
 
 
 def packs(
-    wanted: Sequence[T],
+    specs: Sequence[T],
     most: int,
     lease_of: Callable[[T], str],
     alike: Callable[[T], Hashable],
@@ -100,16 +100,16 @@ def packs(
     many.
 
     Args:
-        wanted: what is asked for.
+        specs: what is asked for.
         most: leases that may share a job.
         lease_of: the id of one.
         alike: its owner and whatever else the leases of one job have in common.
         limit_of: its time limit, seconds.
     """
     kinds: dict[Hashable, list[T]] = {}
-    for one in wanted:
+    for one in specs:
         kinds.setdefault(alike(one), []).append(one)
-    found: list[list[T]] = []
+    packed: list[list[T]] = []
     for kind in kinds.values():
         pack: list[T] = []
         for one in sorted(kind, key=limit_of):
@@ -120,6 +120,6 @@ def packs(
                 or name_of([lease_of(other) for other in (*pack, one)]) is None
             ):
                 pack = []
-                found.append(pack)
+                packed.append(pack)
             pack.append(one)
-    return found
+    return packed

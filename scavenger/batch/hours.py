@@ -34,7 +34,7 @@ class Hours:
 
     spans: tuple[tuple[int, int], ...] = ()
 
-    def left_s(self, now: float) -> float | None:
+    def remaining_s(self, now: float) -> float | None:
         """Seconds for which the present hours last still; 0 outside of them, ``None`` when there is
         no limit. ``now``: epoch seconds.
         """

@@ -31,15 +31,15 @@ REMEMBERED_S = 3600.0
 class LeaseJob(NamedTuple):
     """A job of ours, in the words of every batch scheduler.
 
-    ``lease``: the lease that it is by its state. ``wanted``: the node it asked for. ``submitted``:
-    epoch seconds, None when not known. ``lost``: why the lease is over although the job is there
-    still. ``ending``: it goes by itself and need not be cancelled. ``stopped``:
-    its processes are stopped, so that no signal but SIGKILL reaches them.
+    ``lease``: the lease that it is by its state. ``requested_node``: the node that its submission
+    names. ``submitted``: epoch seconds, None when not known. ``lost``: why the lease is over
+    although the job is there still. ``ending``: it goes by itself and need not be cancelled.
+    ``stopped``: its processes are stopped, so that no signal but SIGKILL reaches them.
     """
 
     lease: Lease
     user: str
-    wanted: str = ""
+    requested_node: str = ""
     submitted: float | None = None
     lost: str = ""
     ending: bool = False
@@ -148,12 +148,12 @@ class LeaseLedger:
         self.given_up.setdefault(lease_id, (now, reason))
 
     def look(
-        self, jobs: Mapping[str, LeaseJob], hold: str, kept: Mapping[str, str], now: float
+        self, jobs: Mapping[str, LeaseJob], hold: str, node_holds: Mapping[str, str], now: float
     ) -> tuple[tuple[Lease, ...], list[LeaseJob]]:
         """Every lease, and the jobs that have to be cancelled: given up before, lost, or waiting
         for too long or for a node that is not to be had. A lease that has ended stays so: in an
         array its node may get the task that waited for another's. ``hold``: why no lease may be
-        asked for; ``kept``: node → why this one may not.
+        asked for; ``node_holds``: node → why this one may not.
         """
         for lease_id in self.jobs.keys() - jobs.keys():
             if lease_id not in self.given_up:
@@ -165,9 +165,9 @@ class LeaseLedger:
                 del self.given_up[lease_id]
         self.jobs = dict(jobs)
         self.given_up = {
-            lease: known
-            for lease, known in self.given_up.items()
-            if now - known[0] < REMEMBERED_S or lease in jobs
+            lease: entry
+            for lease, entry in self.given_up.items()
+            if now - entry[0] < REMEMBERED_S or lease in jobs
         }
         self._missed = {i: job for i, job in self._missed.items() if i in self.given_up}
         users = {
@@ -175,7 +175,7 @@ class LeaseLedger:
             for lease, (user, last) in self._users.items()
         }
         self._users = {
-            lease: known for lease, known in users.items() if now - known[1] < REMEMBERED_S
+            lease: entry for lease, entry in users.items() if now - entry[1] < REMEMBERED_S
         }
         self._nodes = {lease: node for lease, node in self._nodes.items() if lease in self._users}
         for user, most in self._allowed.items():
@@ -186,7 +186,9 @@ class LeaseLedger:
             lease = job.lease
             if not job.alive:
                 self.give_up(lease_id, lease.reason or "the main scheduler ended it", now)
-            elif reason := self._over(lease_id, job, hold or kept.get(job.wanted, ""), now):
+            elif reason := self._over(
+                lease_id, job, hold or node_holds.get(job.requested_node, ""), now
+            ):
                 self.give_up(lease_id, reason, now)
                 if not job.ending:
                     unwanted.append(job)
@@ -244,14 +246,14 @@ class LeaseLedger:
             (self._limits.get(user), "takes no job" if none else "refuses more jobs"),
             (self._refusals.get(user), "refuses the jobs"),
         ):
-            if backoff is not None and backoff.left_s(now) > 0:
+            if backoff is not None and backoff.remaining_s(now) > 0:
                 return f"{self.scheduler} {what} of {self._called(user)} for now: {backoff.reason}"
         return ""
 
     def backing_off_s(self, now: float) -> float:
         """Seconds until nobody's submissions are held back any more."""
         backoffs = [*list(self._limits.values()), *list(self._refusals.values())]
-        return max((backoff.left_s(now) for backoff in backoffs), default=0.0)
+        return max((backoff.remaining_s(now) for backoff in backoffs), default=0.0)
 
     def room(self, active: int, now: float, only: str = "") -> tuple[int, str] | None:
         """How many more leases there may be beside the ``active`` ones and why, if that is limited
@@ -264,7 +266,7 @@ class LeaseLedger:
                 (self.max_leases - active, f"the configuration allows {self.max_leases} leases")
             )
         limit = self._limits.get(only)
-        if limit is not None and limit.left_s(now) > 0:
+        if limit is not None and limit.remaining_s(now) > 0:
             count = self._allowed[only]
             what = (
                 f"refuses more jobs of {self._called(only)} than {count}"

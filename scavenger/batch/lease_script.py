@@ -17,7 +17,7 @@ from scavenger.interface import SchedulerError
 
 PLACE = "#MALLETRAIN-LEASE"
 """The line of a batch script that is replaced by the environment and the command of the lease."""
-KEPT_OUTPUTS = 200
+MAX_OUTPUTS = 200
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -82,8 +82,8 @@ def choice(node: str, parts: Sequence[Part]) -> list[str]:
 
 def fill(template: str, lines: Sequence[str]) -> bytes:
     """``template`` with ``lines`` in place of its PLACE line. Raises SchedulerError."""
-    before, found, after = template.partition(f"\n{PLACE}\n")
-    if not found:
+    before, place, after = template.partition(f"\n{PLACE}\n")
+    if not place:
         raise SchedulerError(
             f"The batch script of the leases has no line {PLACE}, where the agent's command is "
             "put; add it before exec."
@@ -105,14 +105,14 @@ def _exports(env: Mapping[str, str]) -> list[str]:
 
 
 def _words(part: Part) -> list[str]:
-    kept = (
+    output_lines = (
         [_KEEP]
         if part.keep_at_home
         else [_KEEP_IN % quote(str(part.output))]
         if part.output is not None
         else []
     )
-    return [*kept, "set -- " + " ".join(quote(word) for word in part.argv)]
+    return [*output_lines, "set -- " + " ".join(quote(word) for word in part.argv)]
 
 
 def owner_prefix(submit_as: Sequence[str], owner: str | None) -> list[str]:
@@ -122,12 +122,12 @@ def owner_prefix(submit_as: Sequence[str], owner: str | None) -> list[str]:
     return [word.replace("{owner}", owner) for word in submit_as] if owner is not None else []
 
 
-def forget_outputs(folder: Path | None, kept: int = KEPT_OUTPUTS) -> None:
+def forget_outputs(folder: Path | None, most: int = MAX_OUTPUTS) -> None:
     """Keep what the newest leases printed only."""
     if folder is None or not folder.is_dir():
         return
     files = sorted(folder.glob("*.out"), key=_modified, reverse=True)
-    for path in files[kept:]:
+    for path in files[most:]:
         path.unlink(missing_ok=True)
 
 

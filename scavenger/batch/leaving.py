@@ -18,7 +18,7 @@ def must_leave(
     facts: Mapping[str, NodeFacts],
     notice_s: float,
     now: float,
-    hours_left_s: float | None = None,
+    hours_remaining_s: float | None = None,
     grace_s: float = 0.0,
 ) -> dict[str, str]:
     """Lease id → why it has to leave now.
@@ -28,21 +28,21 @@ def must_leave(
         facts: what is known of each node.
         notice_s: how long before a reservation begins its node must be asked for, seconds.
         now: epoch seconds.
-        hours_left_s: for how long leases are allowed still, seconds; None: there is no end. A lease
-            that was taken under these hours ends with them by its time limit; one of before they
-            were reloaded does not.
+        hours_remaining_s: for how long leases are allowed still, seconds; None: there is no end. A
+            lease that was taken under these hours ends with them by its time limit; one of before
+            they were reloaded does not.
         grace_s: how long a lease that is asked to leave may take, seconds.
     """
-    found = {}
+    reasons = {}
     for lease in leases:
         node = facts.get(lease.node)
         if lease.state is not LeaseState.RUNNING or node is None:
             continue
         if node.drained or node.reserved:
-            found[lease.id] = f"its node is wanted: {node.drained or node.reserved}"
+            reasons[lease.id] = f"its node is wanted: {node.drained or node.reserved}"
         elif node.reserved_from is not None and node.reserved_from - now <= notice_s:
-            left = span(node.reserved_from - now)
-            found[lease.id] = f"a reservation of its node begins in {left}"
-        elif hours_left_s is not None and hours_left_s <= grace_s:
-            found[lease.id] = hours_sentence(hours_left_s)
-    return found
+            begins_in = span(node.reserved_from - now)
+            reasons[lease.id] = f"a reservation of its node begins in {begins_in}"
+        elif hours_remaining_s is not None and hours_remaining_s <= grace_s:
+            reasons[lease.id] = hours_sentence(hours_remaining_s)
+    return reasons

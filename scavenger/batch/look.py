@@ -43,13 +43,13 @@ class SchedulerAnswer:
     """Leases whose jobs were there before and are no more."""
     hold: str = ""
     """Why no lease may be asked for now."""
-    kept: Mapping[str, str] = field(default_factory=dict)
+    node_holds: Mapping[str, str] = field(default_factory=dict)
     """Idle node → why this one may not be asked for."""
     leave: Mapping[str, str] = field(default_factory=dict)
     """Running leases that have to leave for a reason of this scheduler's, and why."""
     urgent: bool = False
     """Nodes are just being taken back: the next look should come soon."""
-    wanted: float | None = None
+    requested: float | None = None
     """Nodes that the waiting jobs of others ask for; None: not shown."""
 
 

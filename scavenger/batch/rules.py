@@ -44,8 +44,8 @@ class NodeFacts(NamedTuple):
     @property
     def free_until(self) -> float | None:
         """When the main scheduler means to use the node next, as far as it says."""
-        known = [t for t in (self.reserved_from, self.planned_at) if t is not None]
-        return min(known) if known else None
+        times = [t for t in (self.reserved_from, self.planned_at) if t is not None]
+        return min(times) if times else None
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class GapRules:
     that the main scheduler has had its turn. ``use_planned``: also nodes held for a waiting job,
     with leases that end before it starts. ``min_free_s``: at least so long must be left before a
     known use. ``max_at_once``: gaps shown in one poll at most. ``hold``: why no node may be taken
-    at this moment; ``kept``: why single ones may not.
+    at this moment; ``node_holds``: why single ones may not.
     """
 
     partitions: frozenset[str] = frozenset()
@@ -72,7 +72,7 @@ class GapRules:
     min_free_s: float = 0.0
     max_at_once: int = 200
     hold: str = ""
-    kept: Mapping[str, str] = field(default_factory=dict)
+    node_holds: Mapping[str, str] = field(default_factory=dict)
 
 
 Answer = tuple[bool, str]
@@ -94,33 +94,36 @@ def _reservation(node: NodeFacts, rules: GapRules, now: float) -> Answer:
         return False, node.reserved
     if node.reserved_from is None:
         return True, "no reservation"
-    left = node.reserved_from - now
-    return left >= rules.min_free_s, f"a reservation begins in {span(left)}{_needed(left, rules)}"
+    free_s = node.reserved_from - now
+    return (
+        free_s >= rules.min_free_s,
+        f"a reservation begins in {span(free_s)}{_needed(free_s, rules)}",
+    )
 
 
 def _planned(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     if not node.planned and node.planned_at is None:
         return True, "no waiting job is planned on it"
-    left = None if node.planned_at is None else node.planned_at - now
-    when = "" if left is None else f", which is expected to start in {span(left)}"
+    free_s = None if node.planned_at is None else node.planned_at - now
+    when = "" if free_s is None else f", which is expected to start in {span(free_s)}"
     if not rules.use_planned:
         return False, f"it is held for a waiting job{when}"
-    if left is None:
+    if free_s is None:
         return False, "it is held for a waiting job and the main scheduler does not say until when"
-    return left >= rules.min_free_s, f"it is held for a waiting job{when}{_needed(left, rules)}"
+    return free_s >= rules.min_free_s, f"it is held for a waiting job{when}{_needed(free_s, rules)}"
 
 
 def _partition(node: NodeFacts, rules: GapRules, now: float) -> Answer:
-    wanted = ", ".join(sorted(rules.partitions))
+    names = ", ".join(sorted(rules.partitions))
     if not rules.partitions:
         return True, "leases may run in any partition"
     if rules.partitions.isdisjoint(node.partitions):
         return (
             False,
-            f"it is not in {wanted}, or that is not up (it is in "
+            f"it is not in {names}, or that is not up (it is in "
             f"{', '.join(node.partitions) or 'none that is up'})",
         )
-    return True, f"it is in {wanted}"
+    return True, f"it is in {names}"
 
 
 def _listed(node: NodeFacts, rules: GapRules, now: float) -> Answer:
@@ -140,8 +143,8 @@ def _features(node: NodeFacts, rules: GapRules, now: float) -> Answer:
 
 
 def _hours(node: NodeFacts, rules: GapRules, now: float) -> Answer:
-    left = rules.hours.left_s(now)
-    return left is None or left > 0, hours_sentence(left)
+    remaining_s = rules.hours.remaining_s(now)
+    return remaining_s is None or remaining_s > 0, hours_sentence(remaining_s)
 
 
 def _turn(node: NodeFacts, rules: GapRules, now: float) -> Answer:
@@ -152,7 +155,7 @@ def _turn(node: NodeFacts, rules: GapRules, now: float) -> Answer:
 
 
 def _hold(node: NodeFacts, rules: GapRules, now: float) -> Answer:
-    why = rules.hold or rules.kept.get(node.name, "")
+    why = rules.hold or rules.node_holds.get(node.name, "")
     return not why, why or "the main scheduler does not need it just now"
 
 
@@ -179,12 +182,12 @@ RESERVE, AT_ONCE = "reserve", "at once"
 
 @dataclass(frozen=True)
 class Choice:
-    """``gaps``: the nodes that are gaps, the longest free first. ``left``: node → the rule of all
-    nodes together that left it, and why.
+    """``gaps``: the nodes that are gaps, the longest free first. ``exclusions``: node → the rule of
+    all nodes together that excludes it, and why.
     """
 
     gaps: tuple[NodeFacts, ...]
-    left: Mapping[str, tuple[str, str]]
+    exclusions: Mapping[str, tuple[str, str]]
 
 
 def passes(node: NodeFacts, rules: GapRules, now: float) -> bool:
@@ -205,7 +208,7 @@ def choose(
     ``limit``: how many more leases there may be at all, and why. Of more than allowed those with
     the longest horizon are chosen.
     """
-    found = [node for node in nodes if node.idle and passes(node, rules, now)]
+    gaps = [node for node in nodes if node.idle and passes(node, rules, now)]
     usable = (
         sum(
             1
@@ -215,8 +218,8 @@ def choose(
         if rules.reserve
         else 0
     )
-    found.sort(key=lambda node: -_or_endless(horizon(node)))
-    left: dict[str, tuple[str, str]] = {}
+    gaps.sort(key=lambda node: -_or_endless(horizon(node)))
+    exclusions: dict[str, tuple[str, str]] = {}
     bounds = []
     if rules.reserve:
         sentence = (
@@ -233,10 +236,10 @@ def choose(
         )
     )
     for count, rule, sentence in bounds:
-        for node in found[count:]:
-            left[node.name] = (rule, sentence)
-        found = found[:count]
-    return Choice(tuple(found), left)
+        for node in gaps[count:]:
+            exclusions[node.name] = (rule, sentence)
+        gaps = gaps[:count]
+    return Choice(tuple(gaps), exclusions)
 
 
 def why_not(node: NodeFacts, rules: GapRules, choice: Choice, now: float) -> str:
@@ -245,14 +248,14 @@ def why_not(node: NodeFacts, rules: GapRules, choice: Choice, now: float) -> str
         passed, sentence = test(node, rules, now)
         if not passed:
             return sentence
-    return choice.left[node.name][1] if node.name in choice.left else ""
+    return choice.exclusions[node.name][1] if node.name in choice.exclusions else ""
 
 
 def explain(node: NodeFacts, rules: GapRules, choice: Choice, now: float) -> Explanation:
     """What every rule says of one node."""
     answers = [(name, *test(node, rules, now)) for name, test in RULES]
-    if node.name in choice.left:
-        rule, sentence = choice.left[node.name]
+    if node.name in choice.exclusions:
+        rule, sentence = choice.exclusions[node.name]
         answers.append((rule, False, sentence))
     return Explanation(
         node.name, node.state, all(passed for _, passed, _ in answers), tuple(answers)
@@ -290,16 +293,16 @@ def _or_endless(horizon: float | None) -> float:
     return float("inf") if horizon is None else horizon
 
 
-def _needed(left: float, rules: GapRules) -> str:
-    return "" if left >= rules.min_free_s else f", and a lease needs {span(rules.min_free_s)}"
+def _needed(free_s: float, rules: GapRules) -> str:
+    return "" if free_s >= rules.min_free_s else f", and a lease needs {span(rules.min_free_s)}"
 
 
-def hours_sentence(left_s: float | None) -> str:
-    """Whether leases may run now. ``left_s``: for how long still, seconds; None: without an end."""
-    if left_s is None:
+def hours_sentence(remaining_s: float | None) -> str:
+    """Whether leases may run now. ``remaining_s``: for how long, seconds; None: without an end."""
+    if remaining_s is None:
         return "leases are allowed at any hour"
-    if left_s > 0:
-        return f"leases are allowed for {span(left_s)} from now"
+    if remaining_s > 0:
+        return f"leases are allowed for {span(remaining_s)} from now"
     return "no leases are allowed at this hour"
 
 

@@ -24,6 +24,7 @@ from scavenger.batch.groups import PartOf, is_part
 from scavenger.batch.hold import hold_for
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.lease_script import forget_outputs
+from scavenger.batch.lease_spec import lease_spec, not_yet, packed, refused
 from scavenger.batch.leaving import must_leave
 from scavenger.batch.look import Finding, LookResult, SchedulerAnswer, SiteT
 from scavenger.batch.pace import RequestBudget, TokenBucket
@@ -33,13 +34,12 @@ from scavenger.batch.settings import BatchSettings, OptionsT
 from scavenger.batch.side_by_side import side_by_side
 from scavenger.batch.submission import (
     Dialect,
+    LeaseSpec,
     LimitReachedError,
     NotYetError,
     Submitter,
     UnsureError,
-    Wanted,
 )
-from scavenger.batch.wanting import not_yet, packed, refused, wanted_lease
 from scavenger.interface import (
     Contact,
     Gap,
@@ -109,7 +109,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
 
     @property
     @abstractmethod
-    def asked_through(self) -> str:
+    def source_name(self) -> str:
         """How it is read, in a word."""
 
     @abstractmethod
@@ -143,7 +143,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         """Seconds that a preempted lease has, as the scheduler's configuration says."""
 
     @abstractmethod
-    def _submission(self, wanted: Wanted, site: SiteT) -> tuple[list[str], bytes]:
+    def _submission(self, spec: LeaseSpec, site: SiteT) -> tuple[list[str], bytes]:
         """The command that submits a lease, and its script. Raises SchedulerError."""
 
     def _shared_by(self, site: SiteT) -> int:
@@ -151,7 +151,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         return 1
 
     def _shared_submission(
-        self, pack: Sequence[Wanted], view: LookResult[SiteT]
+        self, pack: Sequence[LeaseSpec], view: LookResult[SiteT]
     ) -> tuple[list[str], bytes]:
         """The command that submits one job for several leases, and its script. Raises
         SchedulerError.
@@ -179,13 +179,13 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     def check(self) -> list[Finding]:
         """(works, sentence) per thing tested; every sentence says what to change."""
         try:
-            site = self.known_site()
+            site = self.current_site()
         except SchedulerError as error:
             return [(False, f"{self.title} cannot be asked: {error} {self.when_silent}")]
         if site.version < self.oldest:
             return [(False, too_old(self.title, site, self.oldest))]
-        asked = f"{self.title} {site.called} answers; it is asked through {self.asked_through}."
-        return [(True, asked), *self._findings(site)]
+        sentence = f"{self.title} {site.called} answers; it is asked through {self.source_name}."
+        return [(True, sentence), *self._findings(site)]
 
     # --- polling ---
 
@@ -211,7 +211,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 )
                 for node in view.choice.gaps
             ),
-            leases=(*self.ender.with_asked(view.leases, grace_s), *gone.values()),
+            leases=(*self.ender.mark_leaving(view.leases, grace_s), *gone.values()),
             total_nodes=len(view.answer.facts),
             idle_nodes=len(self.memory.since),
             foretold=self.memory.foretold,
@@ -225,24 +225,26 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         it was understood.
         """
         now, self._fresh = self.clock(), None
-        site = self.known_site()
+        site = self.current_site()
         rules = self.settings.rules_at(self._left_idle_s(site), self._partitions(site))
         hold_s = self.settings.hold_s
         with understood(self.title):
             answer = self._read(site, hold_for(rules.idle_for_s) if hold_s is None else hold_s, now)
         rules = replace(
-            rules, hold=answer.hold or too_busy(self.title, self.commands.calls), kept=answer.kept
+            rules,
+            hold=answer.hold or too_busy(self.title, self.commands.calls),
+            node_holds=answer.node_holds,
         )
         facts = answer.facts
         self._gone.update(answer.gone)
         self._idle_since = {
             f.name: f.idle_since for f in facts.values() if f.idle_since is not None
         }
-        leases, unwanted = self.ledger.look(answer.jobs, answer.hold, answer.kept, now)
+        leases, unwanted = self.ledger.look(answer.jobs, answer.hold, answer.node_holds, now)
         running = {lease.id: lease.node for lease in leases if lease.state is LeaseState.RUNNING}
         leased = {*running.values()}
         free = (f.name for f in facts.values() if f.idle and not f.trouble and not f.reserved)
-        self.memory.update([*free, *(facts.keys() & leased)], now, answer.wanted)
+        self.memory.update([*free, *(facts.keys() & leased)], now, answer.requested)
         active = sum(lease.state is not LeaseState.ENDED for lease in leases)
         choice = choose(
             facts.values(),
@@ -252,9 +254,9 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             self.ledger.room(active, now, self.settings.owner),
         )
         self.ender.forget(running.keys(), now)
-        grace_s, left_s = self.grace_s(site), rules.hours.left_s(now)
+        grace_s, remaining_s = self.grace_s(site), rules.hours.remaining_s(now)
         notice_s = grace_s + self.settings.spare_s
-        leave = must_leave(leases, facts, notice_s, now, left_s, grace_s)
+        leave = must_leave(leases, facts, notice_s, now, remaining_s, grace_s)
         leave.update((lease, why) for lease, why in answer.leave.items() if lease in running)
         self._fresh = LookResult(now, site, answer, rules, leases, unwanted, leave, choice)
         return self._fresh
@@ -263,7 +265,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         """How it gets on with the scheduler."""
         return contact(self.commands.calls, self.ledger, self.budget, self.clock())
 
-    def known_site(self) -> SiteT:
+    def current_site(self) -> SiteT:
         """What is configured, asked for if it is not known yet. Raises SchedulerError."""
         now = self.clock()
         if self.site is None or not 0 <= now - self.site_at < self.site_every_s:
@@ -285,7 +287,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         if view.answer.urgent:
             usual_s, share = min(usual_s, HOLD_POLL_S), 3.0
         again_s = self._pause.after(took_s, usual_s, share)
-        return max(again_s, self.commands.calls.left_alone_s())
+        return max(again_s, self.commands.calls.backoff_s())
 
     def _horizon(self, node: NodeFacts, now: float) -> float:
         """What the gaps of this site were like, and no longer than to the next known use."""
@@ -323,20 +325,20 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         for request in requests:
             first.setdefault(request.node, request)
         taken: dict[str, Lease] = {}
-        wanted = []
+        specs = []
         for node, request in first.items():
-            if (known := self.ledger.jobs.get(request.id)) is not None:
-                taken[node] = known.lease
+            if (job := self.ledger.jobs.get(request.id)) is not None:
+                taken[node] = job.lease
                 continue
             try:
                 step_s = self.limit_step_s
-                one = wanted_lease(request, view, s, self.ledger, step_s, grace_s, longest)
+                one = lease_spec(request, view, s, self.ledger, step_s, grace_s, longest)
                 if busy:
                     raise SchedulerError(busy)
-                wanted.append(one)
+                specs.append(one)
             except SchedulerError as error:
                 taken[node] = refused(request.id, node, str(error))
-        packs = sorted(packed(wanted, self._shared_by(view.site)), key=len, reverse=True)
+        packs = sorted(packed(specs, self._shared_by(view.site)), key=len, reverse=True)
         for leases in side_by_side(lambda pack: self._take_pack(pack, view), packs):
             taken.update({lease.node: lease for lease in leases})
         return [
@@ -346,7 +348,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             for request, one in ((request, taken[request.node]) for request in requests)
         ]
 
-    def _take_pack(self, pack: Sequence[Wanted], view: LookResult[SiteT]) -> list[Lease]:
+    def _take_pack(self, pack: Sequence[LeaseSpec], view: LookResult[SiteT]) -> list[Lease]:
         """Submit one job for these leases, or none yet. Where there may not be so many jobs: for
         the first half of them.
         """
@@ -389,17 +391,17 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         jobs = []
         for lease in leases:
             self.ledger.give_up(lease.id, "given back", self.clock())
-            known = self.ledger.jobs.get(lease.id)
-            if known is None and lease.scheduler_id and not is_part(lease.scheduler_id):
-                known = LeaseJob(
+            job = self.ledger.jobs.get(lease.id)
+            if job is None and lease.scheduler_id and not is_part(lease.scheduler_id):
+                job = LeaseJob(
                     replace(lease, state=LeaseState.RUNNING), self.ledger.user_of(lease.id)
                 )
             # What has not started of a job that is shared is withdrawn at the next poll, which sees
             # whether it has.
-            shared = known is not None and known.part is not None
-            if known is None or not known.alive or (shared and known.lease.state is _PENDING):
+            shared = job is not None and job.part is not None
+            if job is None or not job.alive or (shared and job.lease.state is _PENDING):
                 continue
-            jobs.append(known)
+            jobs.append(job)
         # Before anything was asked of the scheduler its grace time is not known.
         grace_s = (self.settings.grace_s or 0.0) if self.site is None else self.grace_s(self.site)
         if error := self.ender.cancel(jobs, grace_s, self.clock()):

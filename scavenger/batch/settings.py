@@ -47,7 +47,7 @@ class BatchSettings(Generic[OptionsT]):
     ``max_leases_per_user``; 0 for no limit. ``hold_s``: how long no lease is asked for after one
     was preempted, None: see
     :mod:`scavenger.batch.hold`. ``grace_s``: seconds from a preemption's signal to SIGKILL, None:
-    what the main scheduler's configuration says. ``wanted_grace_s``: what a job needs to leave in
+    what the main scheduler's configuration says. ``needed_grace_s``: what a job needs to leave in
     order. ``shape``: how leases that are asked for together become jobs, ``shared_by`` so many at
     most.
     """
@@ -75,7 +75,7 @@ class BatchSettings(Generic[OptionsT]):
     max_leases_per_user: int = 0
     hold_s: float | None = None
     grace_s: float | None = None
-    wanted_grace_s: float = 0.0
+    needed_grace_s: float = 0.0
     poll_interval_s: float = 5.0
     shape: Shape = "single"
     shared_by: int = 8

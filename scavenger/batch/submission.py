@@ -44,7 +44,7 @@ class BusyError(SchedulerError):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LeaseSpec:
     """One lease to be asked for. ``name``: of its job. ``output``: where what it prints is kept;
     None: nowhere. ``keep_at_home``: it is kept in the owner's home directory. ``lease``: its id;
     ``owner``: whom it is asked for as, None: this process's user.
@@ -92,8 +92,10 @@ class Shrink(NamedTuple):
 
     job: str
     user: str
-    kept: tuple[str, ...]
-    given: tuple[str, ...]
+    remaining: tuple[str, ...]
+    """Nodes that it keeps."""
+    released: tuple[str, ...]
+    """Nodes that it gives back."""
 
 
 class Cancelled(NamedTuple):
@@ -171,11 +173,11 @@ class Submitter:
         """Kill what runs of jobs that cannot hear a signal to end."""
         return self._on(self.dialect.kill, jobs if self.dialect.kill else ())
 
-    def shrink(self, wanted: Shrink) -> CommandError | None:
+    def shrink(self, request: Shrink) -> CommandError | None:
         """Take nodes from a running job. Returns what went wrong."""
         assert self.dialect.shrink is not None, "only where jobs of several nodes are asked for"
         try:
-            result = self.commands.run(self._as(self._owner(wanted), self.dialect.shrink(wanted)))
+            result = self.commands.run(self._as(self._owner(request), self.dialect.shrink(request)))
         except CommandError as error:
             return error
         return failure(result) if result.status != 0 else None
@@ -196,8 +198,8 @@ class Submitter:
         ]
         accepted: set[str] = set()
         problem = None
-        for heard, trouble in side_by_side(lambda pack: self._one_pack(command, *pack), packs):
-            accepted |= heard
+        for job_ids, trouble in side_by_side(lambda pack: self._one_pack(command, *pack), packs):
+            accepted |= job_ids
             problem = trouble or problem
         return Cancelled(frozenset(accepted), problem)
 
@@ -217,7 +219,7 @@ class Submitter:
         problem = failure(result) if result.status != 0 and (refused or not lines) else None
         clear = lines and all(any(_names(line, id) for id in ids) for line in lines)
         if result.status == 0 or clear:
-            return {id for id, said in named.items() if not said}, problem
+            return {id for id, complaints in named.items() if not complaints}, problem
         return set(), problem
 
     def _as(self, owner: str | None, argv: Sequence[str]) -> list[str]:
@@ -225,8 +227,8 @@ class Submitter:
         own.
         """
         prefix = owner_prefix(self.submit_as, owner)
-        found = shutil.which(argv[0], path=self.environment.get("PATH")) if prefix else None
-        return [*prefix, found or argv[0], *argv[1:]]
+        path = shutil.which(argv[0], path=self.environment.get("PATH")) if prefix else None
+        return [*prefix, path or argv[0], *argv[1:]]
 
 
 def printed_id(printed: str, forms: Sequence[re.Pattern[str]], command: str) -> str:

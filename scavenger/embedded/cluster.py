@@ -121,7 +121,7 @@ class EmbeddedCluster:
         processes.become_subreaper()
         self._clear_leftovers()
         self._record.open()
-        wake = signals.install(self._stop_asked)
+        wake = signals.install(self._request_stop)
         self._started = self._accounted = self._trace_began = time.monotonic()
         self._record.log("", "start")
         try:
@@ -164,7 +164,7 @@ class EmbeddedCluster:
             self._written = now
             self._dirty = not self._write("stopping" if self._stopping else "running")
 
-    def _stop_asked(self) -> None:
+    def _request_stop(self) -> None:
         self.stop_signals += 1
 
     def _finished(self) -> bool:
@@ -285,36 +285,36 @@ class EmbeddedCluster:
         cancelled job would be.
         """
         lease_id = str(entry.get("id", "")) if isinstance(entry, Mapping) else ""
-        known = self.leases.get(lease_id)
-        if known is not None:  # asked again after an answer got lost
-            return {"id": lease_id, **known.record()}
+        existing = self.leases.get(lease_id)
+        if existing is not None:  # asked again after an answer got lost
+            return {"id": lease_id, **existing.record()}
         try:
             lease = self._start(read_take(entry), now, wall)
         except (ClusterRefused, OSError) as error:
             return {"id": lease_id, "node": "", "state": "ended", "pid": 0, "reason": str(error)}
         return {"id": lease_id, **lease.record()}
 
-    def _start(self, wanted: TakeRequest, now: float, wall: float) -> LeaseProcess:
-        node = self.nodes.get(wanted.node)
+    def _start(self, request: TakeRequest, now: float, wall: float) -> LeaseProcess:
+        node = self.nodes.get(request.node)
         if node is None:
-            raise ClusterRefused(f"There is no node {wanted.node[:100]!r} in this cluster.")
+            raise ClusterRefused(f"There is no node {request.node[:100]!r} in this cluster.")
         if self._stopping:
             raise ClusterRefused("The cluster is stopping.")
         if node.state != "idle":
             raise ClusterRefused(f"Node {node.name} is {node.state}, not idle.")
         lease = start_lease(
-            wanted.id,
+            request.id,
             node.name,
-            wanted.argv,
-            wanted.env,
-            folder=self.layout.lease(wanted.id),
+            request.argv,
+            request.env,
+            folder=self.layout.lease(request.id),
             cluster=str(self.layout.root),
             wall=wall,
-            ends_by=None if wanted.duration_s is None else now + wanted.duration_s,
+            ends_by=None if request.duration_s is None else now + request.duration_s,
         )
-        self.leases[wanted.id] = node.lease = lease
+        self.leases[request.id] = node.lease = lease
         self.totals["leases"] += 1
-        self._record.log(node.name, "leased", wanted.id)
+        self._record.log(node.name, "leased", request.id)
         self._prune()
         return lease
 

@@ -141,7 +141,7 @@ def start_cluster(
         for word in (option, str(value))
     ]
     with open(layout.log, "ab") as log:
-        said_before = log.tell()
+        log_offset = log.tell()
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -160,7 +160,7 @@ def start_cluster(
             return ClusterProcess(layout.root, process.pid, int(state["pid_start"]), process)
         if process.poll() is not None:
             with open(layout.log, "rb") as log_again:
-                log_again.seek(said_before)
+                log_again.seek(log_offset)
                 words = log_again.read().decode(errors="replace").strip()
             raise SchedulerError(
                 f"The embedded cluster did not start: {words or _silence(layout.log)} (see "

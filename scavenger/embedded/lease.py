@@ -117,12 +117,12 @@ class LeaseProcess:
         else:
             assert self._sweep_by is not None
             self._scan_at = now + SCAN_EVERY_S
-            left = processes.of_lease(self.pid, self.marks)
-            if not left:
+            remaining = processes.of_lease(self.pid, self.marks)
+            if not remaining:
                 self.clean = True
             elif now >= self._sweep_by:
                 self._killing = True
-                self.orphans = len(left)
+                self.orphans = len(remaining)
                 self._kill_all()
 
     def kill_all_now(self) -> None:
@@ -159,9 +159,9 @@ class LeaseProcess:
         """Kill what is alive of the lease; how many there were. A killed process may need a moment
         to go.
         """
-        left = processes.of_lease(self.pid, self.marks)
-        self._killed |= {(p.pid, p.start) for p in left if processes.send(p, signal.SIGKILL)}
-        return len(left)
+        remaining = processes.of_lease(self.pid, self.marks)
+        self._killed |= {(p.pid, p.start) for p in remaining if processes.send(p, signal.SIGKILL)}
+        return len(remaining)
 
 
 def start(

@@ -71,29 +71,29 @@ def become_subreaper() -> None:
 
 def all_processes() -> dict[int, Process]:
     """Every live process by pid (zombies left out)."""
-    found = (read(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return {p.pid: p for p in found if p is not None and p.state not in "ZX"}
+    processes = (read(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return {p.pid: p for p in processes if p is not None and p.state not in "ZX"}
 
 
 def with_environment(marks: Iterable[str]) -> list[Process]:
     """Live processes of this user that were started with all of the settings ``NAME=value`` in
     their environment.
     """
-    wanted = [mark.encode() for mark in marks]
-    return [p for p in all_processes().values() if _has(p.pid, wanted)]
+    settings = [mark.encode() for mark in marks]
+    return [p for p in all_processes().values() if _has(p.pid, settings)]
 
 
 def working_below(directory: Path) -> list[Process]:
     """Live processes of this user whose working directory is inside ``directory``."""
-    found = []
+    processes = []
     for process in all_processes().values():
         try:
             where = Path(os.readlink(f"/proc/{process.pid}/cwd"))
         except OSError:
             continue
         if directory in where.parents:
-            found.append(process)
-    return found
+            processes.append(process)
+    return processes
 
 
 def of_lease(
@@ -107,11 +107,11 @@ def of_lease(
     start its children with a clean environment.
     """
     table = all_processes() if processes is None else processes
-    wanted = [mark.encode() for mark in marks]
+    settings = [mark.encode() for mark in marks]
     members = {p.pid for p in table.values() if p.session == leader or p.pid == leader}
     own = {os.getpid(), os.getppid()}
     candidates = [p for p in table.values() if p.pid not in members and p.pid not in own]
-    members |= {p.pid for p in candidates if _has(p.pid, wanted)}
+    members |= {p.pid for p in candidates if _has(p.pid, settings)}
     grown = True
     while grown:
         below = {p.pid for p in candidates if p.parent in members and p.pid not in members}

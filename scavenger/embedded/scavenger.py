@@ -159,7 +159,7 @@ class LocalScavenger:
         except SchedulerError as error:
             return [(False, str(error))]
         age = time.time() - float(state["time"])
-        found = [
+        findings = [
             (
                 True,
                 f"An embedded cluster of {len(state['nodes'])} nodes runs in {self.layout.root} "
@@ -168,11 +168,11 @@ class LocalScavenger:
         ]
         try:
             self._ask({"kind": "release", "leases": []})
-            found.append((True, f"It answers requests; its state is {age:.1f} s old."))
+            findings.append((True, f"It answers requests; its state is {age:.1f} s old."))
         except SchedulerError as error:
-            found.append((False, str(error)))
+            findings.append((False, str(error)))
         grace = float(state["grace_s"])
-        found.append(
+        findings.append(
             (
                 grace >= 1.0,
                 f"Preempted leases have {grace:g} s to leave"
@@ -183,7 +183,7 @@ class LocalScavenger:
                 ),
             )
         )
-        return found
+        return findings
 
     def options(self) -> dict[str, Any]:
         """What the cluster was started with: ``nodes``, ``trace``, ``speedup``, ``grace``,

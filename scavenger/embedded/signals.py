@@ -10,8 +10,8 @@ import signal
 from collections.abc import Callable
 
 
-def install(stop_asked: Callable[[], None]) -> int:
-    """Call ``stop_asked`` at each request to stop, and wake the loop then and when a child ends.
+def install(request_stop: Callable[[], None]) -> int:
+    """Call ``request_stop`` at each request to stop, and wake the loop then and when a child ends.
     Returns the descriptor to wait on.
     """
     reader, writer = os.pipe()
@@ -20,7 +20,7 @@ def install(stop_asked: Callable[[], None]) -> int:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def stop(number: int, frame: object) -> None:
-        stop_asked()
+        request_stop()
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)

@@ -121,28 +121,30 @@ def check_jobs(command: GatedCommand, rules: GateRules, environment: dict[str, s
         )
     except subprocess.TimeoutExpired:
         raise GateClosed(f"{asks} gave no answer within {ASK_S:g} s.") from None
-    said, told = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
-    lines = [line for line in told.splitlines() if line.strip()]
+    stdout, stderr = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+    lines = [line for line in stderr.splitlines() if line.strip()]
     bad = [line for line in lines if not ended.search(line)]
     if bad or (done.returncode and not lines):
         why = bad[0].strip()[:300] if bad else f"status {done.returncode}"
         raise GateClosed(f"{asks} does not say what these jobs are: {why}")
-    names = said.splitlines() if rules.kind == "slurm" else _pbs_names(said, lines, command.jobs)
+    names = (
+        stdout.splitlines() if rules.kind == "slurm" else _pbs_names(stdout, lines, command.jobs)
+    )
     for name in names:
         if not name.startswith(rules.prefix):
             raise GateClosed(f'"{name[:80]}" is the name of no lease: it is not ended.')
 
 
-def _pbs_names(said: str, told: Sequence[str], jobs: Sequence[str]) -> list[str]:
+def _pbs_names(stdout: str, complaints: Sequence[str], jobs: Sequence[str]) -> list[str]:
     """The names of ``jobs`` that qstat shows. Raises GateClosed where it neither shows one nor
-    says (``told``) that there is none.
+    says (``complaints``) that there is none.
     """
-    found = read_ended(said, "").ours
-    answered = {number_in(job.id) for job in found}
-    answered |= {match[1] for line in told if (match := _NUMBER.search(line))}
+    records = read_ended(stdout, "").ours
+    answered = {number_in(job.id) for job in records}
+    answered |= {match[1] for line in complaints if (match := _NUMBER.search(line))}
     if silent := [job for job in jobs if number_in(job) not in answered]:
         raise GateClosed(f"qstat does not say what job {silent[0]} is.")
-    return [job.name for job in found]
+    return [job.name for job in records]
 
 
 def _run_each(command: GatedCommand, environment: dict[str, str]) -> int:

@@ -59,10 +59,10 @@ def read_rules(path: Path, owner: int = 0) -> GateRules:
     to write. Raises GateClosed.
     """
     try:
-        said = tomllib.loads(_text(path, owner))
+        values = tomllib.loads(_text(path, owner))
     except tomllib.TOMLDecodeError as error:
         raise GateClosed(f"{path} is no TOML: {error}.") from None
-    wanted: dict[str, type] = {
+    types: dict[str, type] = {
         "kind": str,
         "agent": list,
         "script": str,
@@ -72,48 +72,48 @@ def read_rules(path: Path, owner: int = 0) -> GateRules:
         "environment": dict,
         "least_uid": int,
     }
-    for name, value in said.items():
-        if name not in wanted:
-            raise GateClosed(f"{path} has a key {name}; there are {', '.join(wanted)}.")
-        if not isinstance(value, wanted[name]) or isinstance(value, bool):
+    for name, value in values.items():
+        if name not in types:
+            raise GateClosed(f"{path} has a key {name}; there are {', '.join(types)}.")
+        if not isinstance(value, types[name]) or isinstance(value, bool):
             raise GateClosed(f"{path}: {name} is a {type(value).__name__}, which it cannot be.")
-    if said.get("kind") not in KINDS:
+    if values.get("kind") not in KINDS:
         raise GateClosed(f"{path}: kind must be one of {', '.join(KINDS)}.")
-    agent, script = _words(path, said, "agent"), Path(said.get("script", ""))
+    agent, script = _words(path, values, "agent"), Path(values.get("script", ""))
     if not agent or not agent[0].startswith("/"):
         raise GateClosed(f"{path}: agent must begin with the full path of a program.")
-    if len(prefix := said.get("prefix", "malletrain-")) < 4:
+    if len(prefix := values.get("prefix", "malletrain-")) < 4:
         raise GateClosed(f"{path}: prefix must have four characters at least.")
     return GateRules(
-        said["kind"],
+        values["kind"],
         agent,
         _text(script, owner),
         prefix,
-        _words(path, said, "options"),
-        _commands(path, said, owner),
-        {str(name): str(value) for name, value in said.get("environment", {}).items()},
-        said.get("least_uid", 1000),
+        _words(path, values, "options"),
+        _commands(path, values, owner),
+        {str(name): str(value) for name, value in values.get("environment", {}).items()},
+        values.get("least_uid", 1000),
     )
 
 
-def _words(path: Path, said: dict[str, Any], name: str) -> tuple[str, ...]:
-    words = said.get(name, [])
+def _words(path: Path, values: dict[str, Any], name: str) -> tuple[str, ...]:
+    words = values.get(name, [])
     if not all(isinstance(word, str) for word in words):
         raise GateClosed(f"{path}: {name} must be a list of texts.")
     return tuple(words)
 
 
-def _commands(path: Path, said: dict[str, Any], owner: int) -> dict[str, str]:
+def _commands(path: Path, values: dict[str, Any], owner: int) -> dict[str, str]:
     """Each command of the kind that the file names, and that is somebody's who may name it."""
-    found = {}
-    for name, where in said.get("commands", {}).items():
-        if name not in KINDS[said["kind"]]:
-            raise GateClosed(f"{path}: commands has {name}, which is none of {said['kind']}'s.")
+    commands = {}
+    for name, where in values.get("commands", {}).items():
+        if name not in KINDS[values["kind"]]:
+            raise GateClosed(f"{path}: commands has {name}, which is none of {values['kind']}'s.")
         if not str(where).startswith("/"):
             raise GateClosed(f"{path}: the path of {name} must begin with /.")
         _trusted(Path(where), owner)
-        found[name] = str(where)
-    return found
+        commands[name] = str(where)
+    return commands
 
 
 def _text(path: Path, owner: int) -> str:

@@ -27,10 +27,10 @@ def check_script(script: bytes, rules: GateRules) -> None:
     """Raises GateClosed when ``script`` is not that of leases."""
     try:
         text = script.decode("utf-8", "surrogateescape")
-        parts, made = _taken_apart(text, rules.template)
+        parts, rebuilt = _parse(text, rules.template)
     except (SchedulerError, ValueError, IndexError):
         raise GateClosed("The batch script is not that of a lease.") from None
-    if made != script:
+    if rebuilt != script:
         raise GateClosed("The batch script is not that of a lease, made of the rules' own script.")
     for part in parts:
         _check(part, rules)
@@ -50,7 +50,7 @@ def _check(part: Part, rules: GateRules) -> None:
             raise GateClosed(f"A lease sets no variable {name[:80]}.")
 
 
-def _taken_apart(text: str, template: str) -> tuple[list[Part], bytes]:
+def _parse(text: str, template: str) -> tuple[list[Part], bytes]:
     """What the leases of a script run, and the script that would be made for them."""
     middle = _between(text, *template.split(f"\n{PLACE}\n", 1))
     words = _words(middle)
@@ -83,17 +83,17 @@ def _part(node: str, words: list[str], at: int) -> tuple[Part, int]:
     while words[at] == "export":
         name, _, env[name] = words[at + 1].partition("=")
         at += 2
-    kept = words[at] != "set"
+    keep_at_home = words[at] != "set"
     at = words.index("set", at) + 2
     end = words.index(";;", at) if ";;" in words[at:] else len(words)
-    return Part(node, words[at:end], env, keep_at_home=kept), end
+    return Part(node, words[at:end], env, keep_at_home=keep_at_home), end
 
 
 def _choice(words: list[str], node: str) -> Iterator[Part]:
     """The leases of a script that chooses among several by ``node``."""
     at, common = words.index("case"), {}
-    for said in words[1:at:2]:
-        name, _, common[name] = said.partition("=")
+    for assignment in words[1:at:2]:
+        name, _, common[name] = assignment.partition("=")
     at += 3
     while words[at] != "*)":
         part, end = _part(words[at].removesuffix(")"), words, at + 1)

@@ -81,8 +81,8 @@ def gated(words: Sequence[str], rules: GateRules) -> GatedCommand:
         raise GateClosed("Say which command is to be run.")
     verb, rest = words[0].rpartition("/")[2], tuple(words[1:])
     if verb not in VERBS or verb not in rules.commands:
-        known = ", ".join(sorted(VERBS.keys() & rules.commands.keys()))
-        raise GateClosed(f"{verb[:80]} is not let through; what is: {known}.")
+        allowed = ", ".join(sorted(VERBS.keys() & rules.commands.keys()))
+        raise GateClosed(f"{verb[:80]} is not let through; what is: {allowed}.")
     argv = (rules.commands[verb], *rest)
     if any("\0" in word or "\n" in word for word in rest):
         raise GateClosed(f"A line break cannot stand in an argument of {verb}.")
@@ -94,18 +94,18 @@ def _submit(verb: str, argv: tuple[str, ...], rules: GateRules) -> GatedCommand:
     name = re.escape(rules.prefix) + r"[A-Za-z0-9_.+-]{1,200}"
     patterns = [re.compile(text.replace("{name}", name)) for text in table]
     items = argv[1:] if verb == "sbatch" else _pairs(argv[1:])
-    left = list(rules.options)
+    remaining = list(rules.options)
     for item in items:
-        if item in left:
-            left.remove(item)
+        if item in remaining:
+            remaining.remove(item)
         elif not any(pattern.fullmatch(item) for pattern in patterns):
             raise GateClosed(f'{verb} is not let through with "{item[:200]}".')
-    if left:
-        raise GateClosed(f'{verb} must have "{left[0]}" too, by the options of the rules.')
-    told = [re.split("[= ]", item)[0] for item in items]
-    if missing := [option for option in NEEDED[verb] if option not in told]:
+    if remaining:
+        raise GateClosed(f'{verb} must have "{remaining[0]}" too, by the options of the rules.')
+    options = [re.split("[= ]", item)[0] for item in items]
+    if missing := [option for option in NEEDED[verb] if option not in options]:
         raise GateClosed(f"{verb} must have {missing[0]} too.")
-    if twice := [option for option in told if told.count(option) > 1 and option != "-l"]:
+    if twice := [option for option in options if options.count(option) > 1 and option != "-l"]:
         raise GateClosed(f"{verb} may have {twice[0]} once.")
     return GatedCommand(argv, submits=True)
 
@@ -122,8 +122,8 @@ def _end(verb: str, argv: tuple[str, ...], rules: GateRules) -> GatedCommand:
     pattern = SLURM_JOB if rules.kind == "slurm" else PBS_JOB
     for options in SIGNALS[verb]:
         jobs = argv[1 + len(options) :]
-        said = argv[1 : 1 + len(options)]
-        if said == options and jobs and all(pattern.fullmatch(job) for job in jobs):
+        actual = argv[1 : 1 + len(options)]
+        if actual == options and jobs and all(pattern.fullmatch(job) for job in jobs):
             return GatedCommand(argv, jobs=jobs)
     raise GateClosed(f'{verb} is not let through with "{" ".join(argv[1:])[:200]}".')
 
@@ -131,10 +131,10 @@ def _end(verb: str, argv: tuple[str, ...], rules: GateRules) -> GatedCommand:
 def _shrink(verb: str, argv: tuple[str, ...], rules: GateRules) -> GatedCommand:
     job = re.compile(r"JobId=([0-9]{1,12})")
     match argv[1:]:
-        case ("update", which, nodes) if (found := job.fullmatch(which)) and re.fullmatch(
+        case ("update", which, nodes) if (job_match := job.fullmatch(which)) and re.fullmatch(
             f"NodeList={NODES}", nodes
         ):
-            return GatedCommand(argv, jobs=(found[1],))
+            return GatedCommand(argv, jobs=(job_match[1],))
     raise GateClosed(f'{verb} is not let through with "{" ".join(argv[1:])[:200]}".')
 
 

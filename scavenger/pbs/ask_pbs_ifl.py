@@ -81,7 +81,7 @@ def ask(module: Any, server: str, of_jobs: list[str], of_nodes: list[str]) -> di
 
 
 def _stat(module: Any, call: Any, connection: int, names: list[str]) -> dict[str, Any]:
-    first = call(connection, "", _wanted(module, names), None)
+    first = call(connection, "", _attribute_list(module, names), None)
     if first is None:
         if number := module.get_pbs_errno():
             raise NoAnswer(f"PBS refused to answer (error {number}).")
@@ -92,7 +92,7 @@ def _stat(module: Any, call: Any, connection: int, names: list[str]) -> dict[str
         module.pbs_statfree(first)
 
 
-def _wanted(module: Any, names: list[str]) -> Any:
+def _attribute_list(module: Any, names: list[str]) -> Any:
     """The attributes as the linked list that libpbs wants."""
     head = None
     for name in reversed(names):

@@ -58,9 +58,9 @@ class BindingsSource:
     def read(self, prefix: str) -> tuple[dict[str, RawNode], PbsJobTable]:
         """Vnodes and jobs now. Raises SchedulerError."""
         attributes = (",".join(JOB_ATTRIBUTES), ",".join(NODE_ATTRIBUTES))
-        said = self.commands.ask([*self._argv, *attributes])
+        text = self.commands.ask([*self._argv, *attributes])
         try:
-            answer: Any = msgspec.json.decode(said, type=_Answer)
+            answer: Any = msgspec.json.decode(text, type=_Answer)
         except msgspec.DecodeError as error:
             raise SchedulerError(
                 f"The answer of PBS's Python bindings cannot be understood: {error}. Nothing was "

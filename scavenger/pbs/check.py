@@ -48,9 +48,9 @@ def findings(checked: PbsChecked) -> Iterator[Finding]:
     parts = [_server, _queue]
     parts += [_backfill] if checked.settings.backfill else [_preemption, _grace]
     tests = [*parts, _shape, _shell, _nodes]
-    found = [finding for part in tests for finding in part(checked)]
-    yield from found
-    if all(works for works, _ in found):
+    results = [finding for part in tests for finding in part(checked)]
+    yield from results
+    if all(works for works, _ in results):
         yield from _permission(checked)
 
 
@@ -71,11 +71,14 @@ def _server(checked: PbsChecked) -> Iterator[Finding]:
 
 def _queue(checked: PbsChecked) -> Iterator[Finding]:
     name = checked.settings.lease.queue
-    known = ", ".join(sorted(q.name for q in checked.site.queues.values() if not q.acl)) or "none"
+    available = (
+        ", ".join(sorted(q.name for q in checked.site.queues.values() if not q.acl)) or "none"
+    )
     if not name:
         yield (
             False,
-            f"No queue is named for the leases; set queue in [scheduler.pbs] to one of {known}.",
+            "No queue is named for the leases; set queue in [scheduler.pbs] to one of "
+            f"{available}.",
         )
         return
     queue = checked.site.queues.get(name)
@@ -83,7 +86,7 @@ def _queue(checked: PbsChecked) -> Iterator[Finding]:
         yield (
             False,
             f"PBS has no queue {name}; set queue in [scheduler.pbs] to one of those it has: "
-            f"{known}.",
+            f"{available}.",
         )
     elif not queue.enabled:
         yield False, f"Queue {name} takes no jobs; run: qmgr -c 'set queue {name} enabled = True'"
@@ -204,23 +207,23 @@ def _waits(name: str, above: list[str], checked: PbsChecked) -> bool:
 
 
 def _grace(checked: PbsChecked) -> Iterator[Finding]:
-    wanted = checked.settings.wanted_grace_s
+    needed_s = checked.settings.needed_grace_s
     name = checked.settings.lease.queue
     grace = checked.grace_s
-    if grace < wanted:
+    if grace < needed_s:
         yield (
             False,
             (
                 f"A preempted lease has {grace:g} s until it is killed, too short to take a "
-                f"snapshot and leave in order ({wanted:g} s with "
+                f"snapshot and leave in order ({needed_s:g} s with "
                 f"drain_timeout and stop_grace of [jobs]); run qmgr -c 'set queue {name} "
-                f"kill_delay = {wanted:.0f}', or make those shorter."
+                f"kill_delay = {needed_s:.0f}', or make those shorter."
             ),
         )
     else:
         yield (
             True,
-            f"A preempted lease has {grace:g} s to leave (kill_delay); jobs need {wanted:g} s "
+            f"A preempted lease has {grace:g} s to leave (kill_delay); jobs need {needed_s:g} s "
             "at most to take a snapshot and stop.",
         )
 
@@ -324,12 +327,12 @@ def _nodes(checked: PbsChecked) -> Iterator[Finding]:
         return
     hosts = by_host(nodes)
     queue = checked.settings.lease.queue
-    found = checked.site.queues.get(queue)
+    configured = checked.site.queues.get(queue)
     queues_of = checked.site.queues_of()
     mine = [
         vnodes
         for vnodes in hosts.values()
-        if found is None or not found.execution or queue in queues_of(vnodes[0][1])
+        if configured is None or not configured.execution or queue in queues_of(vnodes[0][1])
     ]
     if not mine:
         yield (

@@ -53,9 +53,9 @@ def decode(text: str, kind: type[T], command: str) -> T:
     try:
         return msgspec.json.decode(repair(text).encode("utf-8", "replace"), type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        said = f" ({shorten(str(error), 100)})" if text.strip() else ""
+        detail = f" ({shorten(str(error), 100)})" if text.strip() else ""
         raise SchedulerError(
-            f'The answer of {command} cannot be understood: "{shorten(text, 120)}"{said}. '
+            f'The answer of {command} cannot be understood: "{shorten(text, 120)}"{detail}. '
             "Nothing was changed."
         ) from None
 
@@ -74,15 +74,15 @@ def decode_joined(text: str, kind: type[T], command: str) -> T:
 
 
 def _joined(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    joined: dict[str, Any] = {}
     for key, value in pairs:
-        before = found.get(key)
+        before = joined.get(key)
         if isinstance(before, str) and isinstance(value, str):
             value = f"{before},{value}"
         elif isinstance(before, dict) and isinstance(value, dict):
             value = _joined([*before.items(), *value.items()])
-        found[key] = value
-    return found
+        joined[key] = value
+    return joined
 
 
 def _mend_at(data: bytes, complaint: str) -> bytes | None:

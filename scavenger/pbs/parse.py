@@ -149,7 +149,7 @@ def read_ended(text: str, prefix: str, mark: str = DSV_MARK) -> PbsJobTable:
     """Read ``qstat -x -f -F dsv -D DSV_MARK IDS``. Of several ids its JSON shows the first only
     (OpenPBS 23.06).
     """
-    found = {}
+    jobs = {}
     for part in re.split(r"^Job Id: ", whole(text, "qstat"), flags=re.MULTILINE)[1:]:
         job_id, *fields = part.rstrip("\n").split(mark)
         values: dict[str, Any] = {"Resource_List": {}}
@@ -159,8 +159,8 @@ def read_ended(text: str, prefix: str, mark: str = DSV_MARK) -> PbsJobTable:
                 values["Resource_List"][name.partition(".")[2]] = value
             elif name in JOB_ATTRIBUTES:
                 values[name] = value
-        found[job_id] = msgspec.convert(values, RawJob)
-    return job_table(found, prefix)
+        jobs[job_id] = msgspec.convert(values, RawJob)
+    return job_table(jobs, prefix)
 
 
 def read_unknown(text: str) -> set[str]:
@@ -183,9 +183,9 @@ def job_table(raw: Mapping[str, RawJob], prefix: str) -> PbsJobTable:
         if isinstance(name, str) and name.startswith(prefix):
             table.ours.append(_job(job_id, job))
         elif job.estimated is not None and job.job_state in ("Q", "B", "T"):
-            made = _job(job_id, job)
-            if made.start is not None and made.planned_on:
-                table.pending.append(made)
+            pbs_job = _job(job_id, job)
+            if pbs_job.start is not None and pbs_job.planned_on:
+                table.pending.append(pbs_job)
     return table
 
 
@@ -219,7 +219,7 @@ def vnodes_of(text: str) -> tuple[str, ...]:
 
 def read_reservations(text: str) -> dict[str, PbsReservation]:
     """Read ``pbs_rstat -f``: id → reservation. Raises SchedulerError when it is something else."""
-    found: dict[str, PbsReservation] = {}
+    reservations: dict[str, PbsReservation] = {}
     fields: dict[str, str] = {}
     last = ""
     for line in [*whole(text, "pbs_rstat").splitlines(), "Resv ID: "]:
@@ -234,7 +234,7 @@ def read_reservations(text: str) -> dict[str, PbsReservation]:
                         f"The answer of pbs_rstat cannot be understood: {fields['id'][:60]} has "
                         "no times."
                     )
-                found[fields["id"]] = PbsReservation(
+                reservations[fields["id"]] = PbsReservation(
                     fields["id"], start, end, fields.get("reserve_state", "")
                 )
             fields = {"id": line.partition(":")[2].strip()} if line.strip() != "Resv ID:" else {}
@@ -248,7 +248,7 @@ def read_reservations(text: str) -> dict[str, PbsReservation]:
             raise SchedulerError(
                 f'The answer of pbs_rstat cannot be understood: "{line[:80]}". Nothing was changed.'
             )
-    return found
+    return reservations
 
 
 def read_time(value: Any) -> float | None:

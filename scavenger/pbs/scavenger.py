@@ -26,7 +26,7 @@ from scavenger.batch.lease_script import Part, lease_script
 from scavenger.batch.look import Finding, SchedulerAnswer
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
-from scavenger.batch.submission import Wanted
+from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import Lease, LeaseState
 from scavenger.pbs.check import PbsChecked, findings
 from scavenger.pbs.job import PBS, PbsLeaseOptions, qsub, select_of
@@ -58,7 +58,7 @@ TURN_S = 30.0
 """Longest default turn. PBS's scheduler runs whenever a job ends, and not only every
 scheduler_iteration.
 """
-ASKED_AT_ONCE = 50
+IDS_PER_QUERY = 50
 
 
 class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
@@ -101,7 +101,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         self._taken = TakenBack()
 
     @property
-    def asked_through(self) -> str:
+    def source_name(self) -> str:
         """Its commands, or its bindings."""
         return f"its {self.source.name}"
 
@@ -134,17 +134,24 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
             self._taken.mark(now)
         self._hosts, self._own = hosts, own
         grace_s = self.grace_s(site)
-        found = {lease_id: lease_job(lease_id, job, now, grace_s) for lease_id, job in own.items()}
+        lease_jobs = {
+            lease_id: lease_job(lease_id, job, now, grace_s) for lease_id, job in own.items()
+        }
         taken = self._taken.why(hold_s, now)
         leave = self._never_preempted(site, own)
         return SchedulerAnswer(
-            facts, found, gone, hold=self._closed(site) or taken, leave=leave, urgent=bool(taken)
+            facts,
+            lease_jobs,
+            gone,
+            hold=self._closed(site) or taken,
+            leave=leave,
+            urgent=bool(taken),
         )
 
     def _missing(self, own: Mapping[str, PbsJob]) -> dict[str, LeaseJob]:
         """Leases that were there at the last look and are not among ``own``."""
-        known = self.ledger.jobs.items()
-        return {lease: job for lease, job in known if lease not in own and job.alive}
+        jobs = self.ledger.jobs.items()
+        return {lease: job for lease, job in jobs if lease not in own and job.alive}
 
     def _ask_of_missing(self, own: dict[str, PbsJob]) -> dict[str, PbsJob]:
         """What PBS remembers of leases that are no more, by their jobs' ids. Those that it still
@@ -152,60 +159,64 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         """
         given_up = self.ledger.given_up
         lost = {job.id: lease for lease, job in self._missing(own).items() if lease not in given_up}
-        ids, found = list(lost), dict[str, PbsJob]()
-        for first in range(0, len(ids), ASKED_AT_ONCE):
-            found |= self._remembered(ids[first : first + ASKED_AT_ONCE])
-        for job_id in [i for i, job in found.items() if job.state not in ENDED_STATES]:
+        ids, remembered = list(lost), dict[str, PbsJob]()
+        for first in range(0, len(ids), IDS_PER_QUERY):
+            remembered |= self._remembered(ids[first : first + IDS_PER_QUERY])
+        for job_id in [i for i, job in remembered.items() if job.state not in ENDED_STATES]:
             if lease := lost.get(job_id):
-                job = found.pop(job_id)
+                job = remembered.pop(job_id)
                 own[lease] = self._own.get(lease, job)
-        return found
+        return remembered
 
     def _remembered(self, ids: Sequence[str]) -> dict[str, PbsJob]:
         """What PBS knows of these jobs. Raises SchedulerError where it neither shows one nor says
         that it does not know it.
         """
-        found: dict[str, PbsJob] = {}
+        by_id: dict[str, PbsJob] = {}
         silent = list(ids)
         # Without job_history_enable it answers -x well, and shows nothing, not even what runs.
         for options in (["-x", "-f"], ["-f"]):
             result = self.commands.run(["qstat", *options, "-F", "dsv", "-D", DSV_MARK, *silent])
             jobs = read_ended(result.stdout, self.settings.prefix).ours
-            found |= {job.id: job for job in jobs}
-            known = {number_in(job.id) for job in jobs} | read_unknown(result.stderr)
-            silent = [job_id for job_id in silent if number_in(job_id) not in known]
+            by_id |= {job.id: job for job in jobs}
+            answered = {number_in(job.id) for job in jobs} | read_unknown(result.stderr)
+            silent = [job_id for job_id in silent if number_in(job_id) not in answered]
             if not silent:
-                return found
+                return by_id
             if result.status:
                 break
         raise failure(result)
 
     def _find_gone(
-        self, own: Mapping[str, PbsJob], found: Mapping[str, PbsJob], now: float
+        self, own: Mapping[str, PbsJob], remembered: Mapping[str, PbsJob], now: float
     ) -> dict[str, Lease]:
-        """Leases that were there at the last look and are no more. ``found``: what PBS remembers
-        of them.
+        """Leases that were there at the last look and are no more. ``remembered``: what PBS
+        still knows of them.
         """
         given_up = self.ledger.given_up
         gone = {}
         for lease, job in self._missing(own).items():
-            last = found.get(job.id) or self._own.get(lease)
+            last = remembered.get(job.id) or self._own.get(lease)
             reason = (
                 given_up[lease][1]
                 if lease in given_up
-                else self.ender.asked[lease][1]
-                if lease in self.ender.asked
+                else self.ender.leave_requests[lease][1]
+                if lease in self.ender.leave_requests
                 else ended_because(last)
                 if last is not None
                 else "it ended"
             )
             gone[lease] = replace(
-                job.lease, node=job.wanted, state=LeaseState.ENDED, reason=reason, leaving_by=None
+                job.lease,
+                node=job.requested_node,
+                state=LeaseState.ENDED,
+                reason=reason,
+                leaving_by=None,
             )
             if (
                 lease not in given_up
-                and lease not in self.ender.asked
-                and (job.id not in found or terminated_by(found[job.id]) == "Scheduler")
+                and lease not in self.ender.leave_requests
+                and (job.id not in remembered or terminated_by(remembered[job.id]) == "Scheduler")
             ):
                 self._taken.mark(now)
         return gone
@@ -255,19 +266,19 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         queue = site.queues.get(self.settings.lease.queue)
         return KILL_DELAY_S if queue is None else queue.kill_delay_s
 
-    def _submission(self, wanted: Wanted, site: PbsSite) -> tuple[list[str], bytes]:
+    def _submission(self, spec: LeaseSpec, site: PbsSite) -> tuple[list[str], bytes]:
         lease = self.settings.lease
         rerunnable = site.requeues if lease.rerunnable == "auto" else lease.rerunnable == "yes"
-        select = select_of(lease, wanted.node, self._hosts[wanted.node])
+        select = select_of(lease, spec.node, self._hosts[spec.node])
         argv = qsub(
             self.settings,
-            name=wanted.name,
+            name=spec.name,
             select=select,
-            limit_s=wanted.limit_s,
+            limit_s=spec.limit_s,
             rerunnable=rerunnable,
         )
-        env = {**wanted.env, "MALLETRAIN_OUTPUT": str(wanted.output or "/dev/null")}
-        part = Part(wanted.node, wanted.argv, env, keep_at_home=wanted.keep_at_home)
+        env = {**spec.env, "MALLETRAIN_OUTPUT": str(spec.output or "/dev/null")}
+        part = Part(spec.node, spec.argv, env, keep_at_home=spec.keep_at_home)
         return argv, lease_script(self.settings.template, part)
 
     def _findings(self, site: PbsSite) -> Iterator[Finding]:

@@ -124,7 +124,7 @@ class PbsSite:
         plain = tuple(q for q in self.queues.values() if q.execution)
         keys = sorted({key for q in plain for key in q.chunk})
         free = tuple(q.name for q in plain if not q.chunk)
-        known: dict[tuple[str, ...], tuple[str, ...]] = {}
+        cache: dict[tuple[str, ...], tuple[str, ...]] = {}
 
         def find(node: RawNode) -> Sequence[str]:
             if node.queue:
@@ -132,17 +132,17 @@ class PbsSite:
             if not keys:
                 return free
             has = node.resources_available
-            wanted = tuple(text_of(has.get(key)) for key in keys)
-            found = known.get(wanted)
-            if found is None:
-                values = dict(zip(keys, wanted, strict=True))
-                found = tuple(
+            resources = tuple(text_of(has.get(key)) for key in keys)
+            names = cache.get(resources)
+            if names is None:
+                values = dict(zip(keys, resources, strict=True))
+                names = tuple(
                     q.name
                     for q in plain
                     if all(value in words_of(values[key]) for key, value in q.chunk.items())
                 )
-                known[wanted] = found
-            return found
+                cache[resources] = names
+            return names
 
         return find
 
@@ -194,11 +194,11 @@ def ask_site(commands: Commands) -> PbsSite:
 
 def read_site(server: str, queues: str, sched: str = "") -> PbsSite:
     """From the output of the three commands. Raises SchedulerError."""
-    found = decode_joined(server, _Server, "qstat -Bf")
-    if not found.Server:
+    answer = decode_joined(server, _Server, "qstat -Bf")
+    if not answer.Server:
         raise SchedulerError("The answer of qstat -Bf cannot be understood: it names no server.")
-    name, attributes = next(iter(found.Server.items()))
-    shown = text_of(attributes.get("pbs_version") or found.pbs_version)
+    name, attributes = next(iter(answer.Server.items()))
+    shown = text_of(attributes.get("pbs_version") or answer.pbs_version)
     settings = dict(_SCHED.findall(whole(sched, "qmgr")))
     table = decode_joined(queues, _Queues, "qstat -Qf").Queue
     return PbsSite(
@@ -261,11 +261,11 @@ def _queue(name: str, values: Mapping[str, Any]) -> PbsQueue:
 
 
 def _limits(values: Mapping[str, Any]) -> dict[str, str]:
-    found = {name: text_of(values[name]) for name in LIMITS if name in values}
+    limits = {name: text_of(values[name]) for name in LIMITS if name in values}
     for name in AMOUNTS:
         if isinstance(amounts := values.get(name), dict):
-            found.update({f"{name}.{what}": text_of(text) for what, text in amounts.items()})
-    return found
+            limits.update({f"{name}.{what}": text_of(text) for what, text in amounts.items()})
+    return limits
 
 
 def limit_of(text: str, user: str) -> int | None:
@@ -273,10 +273,10 @@ def limit_of(text: str, user: str) -> int | None:
     "Format of Limit Attributes"); None: it says nothing of single users, or has a unit. Of several
     for one user the smallest counts: qstat's JSON puts max_queued_res behind max_run_res.
     """
-    found: dict[str, int] = {}
+    limits: dict[str, int] = {}
     for name, most in _LIMIT.findall(text):
-        found[name] = min(int(most), found.get(name, int(most)))
-    return found.get(user, found.get("PBS_GENERIC"))
+        limits[name] = min(int(most), limits.get(name, int(most)))
+    return limits.get(user, limits.get("PBS_GENERIC"))
 
 
 def _order(text: str) -> str:

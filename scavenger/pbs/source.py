@@ -28,7 +28,7 @@ Api = Literal["auto", "commands", "bindings"]
 RESERVATIONS_EVERY_S = 60.0
 PBS_CONF = Path("/etc/pbs.conf")
 _EXEC = re.compile(r"^\s*PBS_EXEC=(.+?)\s*$", re.MULTILINE)
-_KEPT = (
+_INHERITED = (
     "PBS_CONF_FILE",
     "PBS_SERVER",
     "PBS_DEFAULT",
@@ -79,24 +79,24 @@ class Reservations:
 
     def __init__(self, commands: Commands) -> None:
         self.commands = commands
-        self._known: dict[str, PbsReservation] = {}
+        self._by_name: dict[str, PbsReservation] = {}
         self._at = float("-inf")
 
     def of(self, nodes: Mapping[str, RawNode], now: float) -> Mapping[str, PbsReservation]:
         """Every reservation named by one of ``nodes``. Raises SchedulerError."""
         named = {name for node in nodes.values() if node.resv for name in reservations_of(node)}
         if named and (
-            not named <= self._known.keys() or not 0 <= now - self._at < RESERVATIONS_EVERY_S
+            not named <= self._by_name.keys() or not 0 <= now - self._at < RESERVATIONS_EVERY_S
         ):
-            found = read_reservations(self.commands.ask(["pbs_rstat", "-f"]))
+            reservations = read_reservations(self.commands.ask(["pbs_rstat", "-f"]))
             # One that pbs_rstat does not show (it has just ended, say) is not asked for again at
             # every poll.
-            self._known = {
-                **dict.fromkeys(named - found.keys(), PbsReservation("", 0.0, 0.0, "")),
-                **found,
+            self._by_name = {
+                **dict.fromkeys(named - reservations.keys(), PbsReservation("", 0.0, 0.0, "")),
+                **reservations,
             }
             self._at = now
-        return {name: r for name, r in self._known.items() if r.name}
+        return {name: r for name, r in self._by_name.items() if r.name}
 
 
 def asking_environment(
@@ -105,22 +105,24 @@ def asking_environment(
     """The environment of PBS's commands: where they are, no translation, times in UTC, nothing of a
     job that this process may run in.
     """
-    kept = {k: v for k, v in environment.items() if not k.startswith("PBS_") or k.startswith(_KEPT)}
-    if shutil.which("qstat", path=kept.get("PATH")) is None:
-        folders = [f"{kept['PBS_EXEC']}/bin"] if kept.get("PBS_EXEC") else []
+    inherited = {
+        k: v for k, v in environment.items() if not k.startswith("PBS_") or k.startswith(_INHERITED)
+    }
+    if shutil.which("qstat", path=inherited.get("PATH")) is None:
+        folders = [f"{inherited['PBS_EXEC']}/bin"] if inherited.get("PBS_EXEC") else []
         try:
             folders += [
-                f"{found}/bin"
-                for found in _EXEC.findall(
-                    Path(kept.get("PBS_CONF_FILE", conf)).read_text("utf-8", "replace")
+                f"{folder}/bin"
+                for folder in _EXEC.findall(
+                    Path(inherited.get("PBS_CONF_FILE", conf)).read_text("utf-8", "replace")
                 )
             ]
         except OSError:
             pass
-        kept["PATH"] = os.pathsep.join(
-            [*filter(None, [kept.get("PATH", "")]), *folders, "/opt/pbs/bin"]
+        inherited["PATH"] = os.pathsep.join(
+            [*filter(None, [inherited.get("PATH", "")]), *folders, "/opt/pbs/bin"]
         )
-    return {**kept, "LC_ALL": "C", "TZ": "UTC0"}
+    return {**inherited, "LC_ALL": "C", "TZ": "UTC0"}
 
 
 def submitting_environment(

@@ -189,7 +189,7 @@ def describe(
         for lease, job in reading.own.items()
         if job.host and job.state not in ENDED_STATES
     }
-    kept: dict[tuple[str, ...], tuple[str, ...]] = {}
+    interned: dict[tuple[str, ...], tuple[str, ...]] = {}
     facts = {}
     for host, vnodes in reading.hosts.items():
         state, idle, trouble, resv_state, drained = _state(vnodes)
@@ -199,7 +199,7 @@ def describe(
         features: tuple[str, ...] = ()
         if with_features:
             features = features_of(first)
-            features = kept.setdefault(features, features)
+            features = interned.setdefault(features, features)
         facts[host] = NodeFacts(
             name=host,
             state=state,
@@ -222,13 +222,13 @@ def features_of(node: RawNode) -> tuple[str, ...]:
     """What the rules call features: ``name=value`` of every resource that is a text, and the names
     of those that are true.
     """
-    found = []
+    features = []
     for name, value in node.resources_available.items():
         if value is True or value == "True":
-            found.append(name)
+            features.append(name)
         elif isinstance(value, str) and value != "False":
-            found += [f"{name}={part.strip()}" for part in value.split(",")]
-    return tuple(found)
+            features += [f"{name}={part.strip()}" for part in value.split(",")]
+    return tuple(features)
 
 
 def _state(vnodes: Host) -> tuple[str, bool, str, bool, str]:
@@ -260,20 +260,20 @@ def _state(vnodes: Host) -> tuple[str, bool, str, bool, str]:
 
 
 def _reserved(
-    vnodes: Host, known: Mapping[str, PbsReservation], resv_state: bool, now: float
+    vnodes: Host, reservations: Mapping[str, PbsReservation], resv_state: bool, now: float
 ) -> tuple[str, float | None]:
     """The reservation that has the host now, in words, and when the next one begins."""
     active, coming = "", None
     for _, node in vnodes:
         for name in reservations_of(node):
-            found = known.get(name)
-            if found is None:
+            reservation = reservations.get(name)
+            if reservation is None:
                 active = active or (f"reservation {name} has it" if resv_state else "")
-            elif found.start <= now < found.end:
+            elif reservation.start <= now < reservation.end:
                 what = "maintenance reservation" if name.startswith("M") else "reservation"
                 active = active or f"{what} {name} has it"
-            elif found.start > now and (coming is None or found.start < coming):
-                coming = found.start
+            elif reservation.start > now and (coming is None or reservation.start < coming):
+                coming = reservation.start
     if resv_state and not active:
         active = "it is in a reservation"
     return active, coming

@@ -85,13 +85,13 @@ def parse_associations(tree: str, users: str) -> Associations:
     )
 
 
-def _defaults(users: str, known: Callable[[str], bool]) -> dict[str, str]:
-    found = {}
+def _defaults(users: str, exists: Callable[[str], bool]) -> dict[str, str]:
+    defaults = {}
     for line in users.splitlines():
         user, _, account = line.partition("|")
-        if user and known(account.rstrip("|")):
-            found[user] = account.rstrip("|")
-    return found
+        if user and exists(account.rstrip("|")):
+            defaults[user] = account.rstrip("|")
+    return defaults
 
 
 def _share(text: str) -> float:

@@ -100,9 +100,9 @@ class PyslurmSource:
 
     def read(self, prefix: str) -> Tables:
         """Nodes, jobs and reservations now. Raises SchedulerError."""
-        said = self.commands.ask([*self._argv, prefix])
+        text = self.commands.ask([*self._argv, prefix])
         try:
-            tables: Tables = msgspec.json.decode(said, type=Tables)
+            tables: Tables = msgspec.json.decode(text, type=Tables)
         except msgspec.DecodeError as error:
             raise SchedulerError(
                 f"The answer of pyslurm cannot be understood: {error}. Nothing was changed."
@@ -112,11 +112,13 @@ class PyslurmSource:
 
 def read(module: Any, prefix: str) -> Tables:
     """What pyslurm says now. Raises SchedulerError."""
-    jobs = _load(module, "Jobs", lambda found: job_table(found, prefix))
+    jobs = _load(module, "Jobs", lambda collection: job_table(collection, prefix))
     partitions = _load(
-        module, "Partitions", lambda found: {p.name for p in items(found) if str(p.state) == "UP"}
+        module,
+        "Partitions",
+        lambda collection: {p.name for p in items(collection) if str(p.state) == "UP"},
     )
-    nodes = _load(module, "Nodes", lambda found: node_table(found, partitions))
+    nodes = _load(module, "Nodes", lambda collection: node_table(collection, partitions))
     return nodes, jobs, _load(module, "Reservations", reservations)
 
 
@@ -133,8 +135,8 @@ def items(collection: Any) -> Iterable[Any]:
     """The objects of one of pyslurm's collections, which are mappings by name or id (lists in some
     versions).
     """
-    found: Iterable[Any] = collection.values() if hasattr(collection, "values") else collection
-    return found
+    objects: Iterable[Any] = collection.values() if hasattr(collection, "values") else collection
+    return objects
 
 
 def node_table(nodes: Any, up: set[str]) -> NodeTable:
@@ -171,7 +173,7 @@ def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
         mine = name.startswith(prefix)
         if not mine and state != "PENDING":
             continue
-        made = SlurmJob(
+        slurm_job = SlurmJob(
             state,
             _id(job),
             str(job.user_name),
@@ -188,7 +190,7 @@ def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
             job.batch_host or "",
             str(job.account or ""),
         )
-        (table.ours if mine else table.pending).append(made)
+        (table.ours if mine else table.pending).append(slurm_job)
     return table
 
 
@@ -200,16 +202,16 @@ def _id(job: Any) -> str:
     return f"{job.array_id}_[{waiting}]" if waiting else f"{job.array_id}_{job.array_task_id}"
 
 
-def reservations(found: Any) -> list[SlurmReservation]:
+def reservations(collection: Any) -> list[SlurmReservation]:
     """``pyslurm.Reservations`` that hold nodes."""
-    made = []
-    for r in items(found):
+    result = []
+    for r in items(collection):
         start, end = _time(r.start_time), _time(r.end_time)
         if r.nodes and start is not None and end is not None:
-            made.append(
+            result.append(
                 SlurmReservation(r.name, start, end, r.nodes, "MAINT" in str(r.flags).upper())
             )
-    return made
+    return result
 
 
 def _time(value: Any) -> float | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from scavenger.batch.commands import CommandError, Commands
 from scavenger.batch.look import Finding
 from scavenger.batch.settings import BatchSettings
-from scavenger.batch.submission import Wanted
+from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import SchedulerError
 from scavenger.slurm.check_limits import limits
 from scavenger.slurm.job import SlurmLeaseOptions, batch_script, sbatch
@@ -45,20 +45,20 @@ def findings(checked: SlurmChecked) -> Iterator[Finding]:
 def _partitions(checked: SlurmChecked) -> Iterator[Finding]:
     names = checked.settings.lease.partitions
     if not names and not checked.settings.lease.qos:
-        known = ", ".join(sorted(checked.site.partitions))
+        available = ", ".join(sorted(checked.site.partitions))
         yield (
             False,
             "No partition is named for the leases; set partition in [scheduler.slurm] to one "
-            f"of {known}, or set qos.",
+            f"of {available}, or set qos.",
         )
     for name in names:
         partition = checked.site.partitions.get(name)
         if partition is None:
-            known = ", ".join(sorted(checked.site.partitions)) or "none"
+            available = ", ".join(sorted(checked.site.partitions)) or "none"
             yield (
                 False,
                 f"Slurm has no partition {name}; set partition in [scheduler.slurm] to one of "
-                f"those it has: {known}.",
+                f"those it has: {available}.",
             )
         elif not partition.up:
             yield (
@@ -190,27 +190,27 @@ def _preempting_qos(checked: SlurmChecked) -> Iterator[Finding]:
 
 
 def _grace(checked: SlurmChecked) -> Iterator[Finding]:
-    wanted = checked.settings.wanted_grace_s
+    needed_s = checked.settings.needed_grace_s
     grace = checked.grace_s
     where = (
         f"partition {name}"
         if (name := checked.settings.lease.main_partition)
         else f"QOS {checked.settings.lease.qos}"
     )
-    if grace < wanted:
+    if grace < needed_s:
         yield (
             False,
             (
                 f"A preempted lease has {grace:g} s until it is killed, too short to take a "
-                f"snapshot and leave in order ({wanted:g} s with "
-                f"drain_timeout and stop_grace of [jobs]); set GraceTime={wanted:.0f} for "
+                f"snapshot and leave in order ({needed_s:g} s with "
+                f"drain_timeout and stop_grace of [jobs]); set GraceTime={needed_s:.0f} for "
                 f"{where} in Slurm, or make those shorter."
             ),
         )
     else:
         yield (
             True,
-            f"A preempted lease has {grace:g} s to leave; jobs need {wanted:g} s at most to "
+            f"A preempted lease has {grace:g} s to leave; jobs need {needed_s:g} s at most to "
             "take a snapshot and stop.",
         )
     if checked.site.user_signal:
@@ -273,10 +273,10 @@ def _permission(checked: SlurmChecked) -> Iterator[Finding]:
     except SchedulerError as error:
         yield False, str(error)
         return
-    wanted = Wanted(s.prefix + "check", "any", (), {}, s.least_s, checked.grace_s, None)
+    spec = LeaseSpec(s.prefix + "check", "any", (), {}, s.least_s, checked.grace_s, None)
     argv = [
         word
-        for word in sbatch(s, wanted, False)
+        for word in sbatch(s, spec, False)
         if not word.startswith(("--nodelist=", "--deadline="))
     ]
     try:

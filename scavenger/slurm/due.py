@@ -38,11 +38,11 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
 
 class Claims(NamedTuple):
-    """``kept``: idle node → why it is left alone. ``lacked``: job id → leases that it lacks to
-    start.
+    """``node_holds``: idle node → why no lease may use it. ``lacked``: job id → leases that it
+    lacks to start.
     """
 
-    kept: dict[str, str]
+    node_holds: dict[str, str]
     lacked: dict[str, list[str]]
 
 
@@ -98,7 +98,7 @@ def was_due(name: str, before: Collection[str]) -> bool:
     squeue, ``7_[0-3%2]``, until Slurm collects nodes for one of them, ``7_0``.
     """
     array, _, task = name.partition("_")
-    lines = [known.partition("_")[2] for known in before if known.startswith(f"{array}_[")]
+    lines = [entry.partition("_")[2] for entry in before if entry.startswith(f"{array}_[")]
     return name in before or (bool(task) and any(_has_task(line, task) for line in lines))
 
 
@@ -171,20 +171,20 @@ def claims(
         for lease, node in sorted(leases.items(), key=lambda lease: lease[1])
         if lease not in leaving
     }
-    found = Claims({}, {})
+    result = Claims({}, {})
     for job in due[:AT_ONCE]:
         tasks = tasks_at_once(job.id)
-        wanted, planned = set(job.partition.split(",")), expand(job.planned_on)
+        partitions, planned = set(job.partition.split(",")), expand(job.planned_on)
         first = set(planned)
         # A job that names a number of tasks only is listed with one node.
         needed = max(job.nodes, len(planned)) if job.nodes == 1 else job.nodes
-        can = [name for name in (*coming, *_first(idle, first)) if _in(facts, name, wanted)]
-        give = [name for name in _first(offered, first) if _in(facts, name, wanted)]
+        can = [name for name in (*coming, *_first(idle, first)) if _in(facts, name, partitions)]
+        give = [name for name in _first(offered, first) if _in(facts, name, partitions)]
         short = needed - len(can)
         if short > 0:
             if len(give) < short or first.isdisjoint(give):
                 continue
-            found.lacked[job.id] = [offered.pop(name) for name in give[:short]]
+            result.lacked[job.id] = [offered.pop(name) for name in give[:short]]
         # Slurm preempts for several tasks in one go, for as many as leases and open nodes make.
         startable = min(tasks, (len(can) + len(give)) // max(1, needed))
         taken = set(can[: needed * max(1, startable)])
@@ -192,11 +192,11 @@ def claims(
         why = f"Slurm is about to start job {job.id}, which needs {nodes}"
         if tasks > 1:
             why += f" for each of {tasks} tasks"
-        found.kept.update(dict.fromkeys(taken & idle.keys(), why))
+        result.node_holds.update(dict.fromkeys(taken & idle.keys(), why))
         coming -= taken
         for name in taken:
             idle.pop(name, None)
-    return found
+    return result
 
 
 def _first(names: Collection[str], first: Collection[str]) -> list[str]:

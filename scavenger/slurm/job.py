@@ -16,7 +16,7 @@ from typing import Literal
 from scavenger.batch import lease_script
 from scavenger.batch.groups import name_of
 from scavenger.batch.settings import BatchSettings
-from scavenger.batch.submission import Dialect, Shrink, Wanted, printed_id
+from scavenger.batch.submission import Dialect, LeaseSpec, Shrink, printed_id
 from scavenger.hostlist import fold
 
 Launch = Literal["auto", "batch", "step"]
@@ -55,19 +55,19 @@ class SlurmLeaseOptions:
 
 
 def sbatch(
-    settings: BatchSettings[SlurmLeaseOptions], wanted: Wanted, step: bool, memory_mb: int = 0
+    settings: BatchSettings[SlurmLeaseOptions], spec: LeaseSpec, step: bool, memory_mb: int = 0
 ) -> list[str]:
     """The command that submits one lease; its script comes through standard input. ``step``: the
     agent runs as a job step. ``memory_mb``: of a whole node; 0: all that it has.
     """
-    output = "/dev/null" if wanted.output is None else _pattern(str(wanted.output))
-    where = [f"--nodelist={wanted.node}", "--nodes=1", "--ntasks=1"]
-    return _sbatch(settings, wanted.name, where, output, wanted, step, memory_mb)
+    output = "/dev/null" if spec.output is None else _pattern(str(spec.output))
+    where = [f"--nodelist={spec.node}", "--nodes=1", "--ntasks=1"]
+    return _sbatch(settings, spec.name, where, output, spec, step, memory_mb)
 
 
 def sbatch_shared(
     settings: BatchSettings[SlurmLeaseOptions],
-    pack: Sequence[Wanted],
+    pack: Sequence[LeaseSpec],
     others: Collection[str],
     step: bool,
     memory_mb: int = 0,
@@ -101,7 +101,7 @@ def _sbatch(
     name: str,
     where: Sequence[str],
     output: str,
-    wanted: Wanted,
+    spec: LeaseSpec,
     step: bool,
     memory_mb: int,
 ) -> list[str]:
@@ -116,13 +116,13 @@ def _sbatch(
         f"--output={output}",
         "--input=/dev/null",
         "--chdir=/",
-        f"--time={int(wanted.limit_s // 60)}",
-        f"--deadline=now+{int(wanted.limit_s + settings.start_within_s) + 60}seconds",
+        f"--time={int(spec.limit_s // 60)}",
+        f"--deadline=now+{int(spec.limit_s + settings.start_within_s) + 60}seconds",
         # To the batch script alone where that is the agent; to the steps, and so not to the shell
         # around srun, where a step is.
-        f"--signal={'' if step else 'B:'}TERM@{max(1, min(65535, math.ceil(wanted.grace_s)))}",
+        f"--signal={'' if step else 'B:'}TERM@{max(1, min(65535, math.ceil(spec.grace_s)))}",
     ]
-    if settings.time_min_s is not None and settings.time_min_s < wanted.limit_s:
+    if settings.time_min_s is not None and settings.time_min_s < spec.limit_s:
         words.append(f"--time-min={max(1, int(settings.time_min_s // 60))}")
     if options.exclusive:
         words += ["--exclusive", f"--mem={memory_mb}"]
@@ -151,7 +151,7 @@ def batch_script(
 
 
 def shared_script(
-    settings: BatchSettings[SlurmLeaseOptions], pack: Sequence[Wanted], step: bool
+    settings: BatchSettings[SlurmLeaseOptions], pack: Sequence[LeaseSpec], step: bool
 ) -> bytes:
     """The batch script of an array or a block. Raises SchedulerError."""
     if settings.shape == "array":
@@ -170,9 +170,9 @@ def block_script(template: str, parts: Sequence[lease_script.Part]) -> bytes:
     return lease_script.lease_script(template, lease_script.Part("", argv, env))
 
 
-def shrink(wanted: Shrink) -> list[str]:
+def shrink(request: Shrink) -> list[str]:
     """The command that takes nodes from a running job."""
-    return ["scontrol", "update", f"JobId={wanted.job}", f"NodeList={fold(wanted.kept)}"]
+    return ["scontrol", "update", f"JobId={request.job}", f"NodeList={fold(request.remaining)}"]
 
 
 NODE = "$SLURMD_NODENAME"

@@ -53,7 +53,7 @@ class LimitWatch:
         """Limit → since when jobs wait there without any of them getting on."""
         self._waiting: dict[str, tuple[str, ...]] = {}
         """Job that waited at the last look → its limit."""
-        self._left: dict[str, tuple[float, list[str]]] = {}
+        self._turns: dict[str, tuple[float, list[str]]] = {}
         """Job → when leases that leave for it were last seen, and which."""
 
     def look(
@@ -78,20 +78,20 @@ class LimitWatch:
             if job.id in waiting
             and (now - self._since[waiting[job.id]]) % (BELIEVED_S + DOUBTED_S) < BELIEVED_S
         ]
-        found = at_limit(believed, own, options, user)
-        lacked = {job: self._turn(job, some, own, now) for job, some in found.lacked.items()}
-        self._left = {job: left for job, left in self._left.items() if job in waiting}
-        return AtLimit(found.hold, {job: some for job, some in lacked.items() if some})
+        demand = at_limit(believed, own, options, user)
+        lacked = {job: self._turn(job, some, own, now) for job, some in demand.lacked.items()}
+        self._turns = {job: turn for job, turn in self._turns.items() if job in waiting}
+        return AtLimit(demand.hold, {job: some for job, some in lacked.items() if some})
 
     def _turn(
         self, job: str, leases: list[str], own: Mapping[str, SlurmJob], now: float
     ) -> list[str]:
         """The leases that leave for this job now: first all of those that began to."""
-        at, before = self._left.get(job, (now - TURN_S, []))
+        at, before = self._turns.get(job, (now - TURN_S, []))
         still = [lease for lease in before if lease in own and own[lease].state not in ENDED_STATES]
         if not still and now - at < TURN_S:
             return []
-        self._left[job] = (now, still or leases)
+        self._turns[job] = (now, still or leases)
         return still or leases
 
 
@@ -114,19 +114,19 @@ def at_limit(
         for lease, job in sorted(own.items())
         if job.state not in ENDED_STATES and job.state not in PENDING_STATES
     }
-    found = AtLimit("", {})
+    demand = AtLimit("", {})
     for job in pending:
-        if not found.hold and _counts(job, user, options.account, options):
+        if not demand.hold and _counts(job, user, options.account, options):
             why = f"job {job.id} waits for {job.reason}, against which leases count"
-            found = found._replace(hold=why)
+            demand = demand._replace(hold=why)
         leave = [
             lease for lease, one in running.items() if _counts(job, one.user, one.account, options)
         ][: job.nodes]
         for lease in leave:
             del running[lease]
         if leave:
-            found.lacked[job.id] = leave
-    return found
+            demand.lacked[job.id] = leave
+    return demand
 
 
 def _limit_of(job: SlurmJob) -> tuple[str, ...]:

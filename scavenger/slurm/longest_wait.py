@@ -53,8 +53,12 @@ def longest_wait(
         exempt_of: QOS → its PreemptExemptTime, seconds; None: not set there. One that is set counts
             more than that of the cluster.
     """
-    found = site.partitions.get(partition)
-    named = [name for name in (found.qos if found is not None else "", qos or DEFAULT_QOS) if name]
+    configured = site.partitions.get(partition)
+    named = [
+        name
+        for name in (configured.qos if configured is not None else "", qos or DEFAULT_QOS)
+        if name
+    ]
     by_qos = {n: s for n in named if (s := exempt_of.get(n)) is not None}
     if by_qos:
         name = max(by_qos, key=lambda n: by_qos[n])
@@ -62,7 +66,7 @@ def longest_wait(
     else:
         # A time of -1 (UNLIMITED, INFINITE) is the same as 0.
         exempt_s, exempt_by = read_duration(site.settings.get(CLUSTER, "")) or 0.0, CLUSTER
-    grace_s = found.grace_s if found is not None else 0.0
+    grace_s = configured.grace_s if configured is not None else 0.0
     return LongestWait(exempt_s, exempt_by, grace_s, site.kill_wait_s, site.backfill_cycle_s or 0.0)
 
 

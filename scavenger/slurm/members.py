@@ -16,7 +16,7 @@ from scavenger.slurm.parse import SlurmJob
 RUNNING_STATES = frozenset({"RUNNING", "SUSPENDED", "STOPPED"})
 
 
-def taken_apart(
+def split_by_lease(
     jobs: Iterable[SlurmJob],
     prefix: str,
     node_of: Callable[[str], str],
@@ -30,14 +30,14 @@ def taken_apart(
         node_of: the node of a lease; empty: nobody knows it.
         users: who has leases. A job of anybody else stays as it is.
     """
-    found: list[SlurmJob] = []
+    parts: list[SlurmJob] = []
     waiting: list[tuple[SlurmJob, tuple[str, ...]]] = []
     placed: set[str] = set()
     for job in jobs:
         name = job.name[len(prefix) :]
         leases = leases_in(name) if job.user in users else ()
         if not leases:
-            found.append(job)
+            parts.append(job)
         elif not job.node_list:
             waiting.append((job, leases))
         else:
@@ -46,15 +46,15 @@ def taken_apart(
                 # One that is of no lease was forgotten by a daemon that is gone; nobody wants it.
                 lease = of_node.get(node, unknown(name, node))
                 placed.add(lease)
-                found.append(_part(job, prefix + lease, node, _is_block(job)))
+                parts.append(_part(job, prefix + lease, node, _is_block(job)))
     for job, leases in waiting:
         if job.state == "PENDING":
-            found += [
+            parts += [
                 _part(job, prefix + lease, node, False)
                 for lease in leases
                 if lease not in placed and (node := node_of(lease))
             ]
-    return found
+    return parts
 
 
 def _is_block(job: SlurmJob) -> bool:
@@ -65,4 +65,4 @@ def _part(job: SlurmJob, name: str, node: str, in_block: bool) -> SlurmJob:
     removable = in_block and job.state in RUNNING_STATES
     part = PartOf(job.id.partition("_")[0], node, node == job.batch_host, removable)
     here = job.node_list and node
-    return job._replace(name=name, node_list=here, wanted=node, part=part, nodes=1)
+    return job._replace(name=name, node_list=here, requested_nodes=node, part=part, nodes=1)

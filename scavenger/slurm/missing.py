@@ -15,16 +15,16 @@ from scavenger.interface import SchedulerError
 from scavenger.slurm.parse import SQUEUE_FIELDS, SlurmJob, new_mark, read_jobs
 from scavenger.slurm.state import ENDED_STATES
 
-ASKED_AT_ONCE = 500
+IDS_PER_QUERY = 500
 
 
-def missing(known: Mapping[str, LeaseJob], own: Mapping[str, SlurmJob]) -> dict[str, str]:
+def missing(expected: Mapping[str, LeaseJob], own: Mapping[str, SlurmJob]) -> dict[str, str]:
     """Lease id → its job, of leases that have not ended and are not among ``own``. Those that share
     a job are left out: of them a node may go.
     """
     return {
         lease: job.lease.scheduler_id
-        for lease, job in known.items()
+        for lease, job in expected.items()
         if lease not in own and job.alive and job.part is None and job.lease.scheduler_id
     }
 
@@ -35,9 +35,9 @@ def ask_of_missing(commands: Commands, prefix: str, jobs: Mapping[str, str]) -> 
     Raises:
         SchedulerError: one of them is there, under its name; or Slurm does not say.
     """
-    asked = list(jobs.items())
-    for first in range(0, len(asked), ASKED_AT_ONCE):
-        some = dict(asked[first : first + ASKED_AT_ONCE])
+    pairs = list(jobs.items())
+    for first in range(0, len(pairs), IDS_PER_QUERY):
+        some = dict(pairs[first : first + IDS_PER_QUERY])
         there = _those_there(commands, prefix, list(some.values()))
         cut = [lease for lease, job in some.items() if there.get(job) == prefix + lease]
         if cut:

@@ -55,7 +55,7 @@ class NodeTable(NamedTuple):
 class SlurmJob(NamedTuple):
     """One job of the queue; times in epoch seconds, None when not known. ``nodes``: how many, the
     least of a range. The others as Slurm writes them: those it has (``node_list``), those it asked
-    for by name (``wanted``), those the backfill scheduler has in mind (``planned_on``).
+    for by name (``requested_nodes``), those the backfill scheduler has in mind (``planned_on``).
     """
 
     state: str
@@ -67,7 +67,7 @@ class SlurmJob(NamedTuple):
     start: float | None
     end: float | None
     node_list: str
-    wanted: str
+    requested_nodes: str
     planned_on: str
     reason: str
     name: str
@@ -166,7 +166,7 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
         if len(fields) != 16:
             raise _unreadable("squeue", line)
         count = fields[5].partition("-")[0]
-        node_list, wanted, planned_on = (
+        node_list, requested_nodes, planned_on = (
             "" if nodes == "(null)" else nodes for nodes in fields[9:12]
         )
         job = SlurmJob(
@@ -179,7 +179,7 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
             read_time(fields[7]),
             read_time(fields[8]),
             node_list,
-            wanted,
+            requested_nodes,
             planned_on,
             fields[12],
             fields[15],
@@ -200,7 +200,7 @@ _FIELD = re.compile(r"(\w+)=(\S*)")
 
 def read_reservations(text: str) -> list[SlurmReservation]:
     """Read ``scontrol show reservation -o``. Raises SchedulerError when it is something else."""
-    found = []
+    reservations = []
     for line in whole(text, "scontrol show reservation").splitlines():
         if not line.startswith("ReservationName="):
             if line.strip() and "No reservations" not in line:
@@ -211,7 +211,7 @@ def read_reservations(text: str) -> list[SlurmReservation]:
         nodes = fields.get("Nodes", "")
         if start is None or end is None or nodes in ("", "(null)"):  # one of licences only
             continue
-        found.append(
+        reservations.append(
             SlurmReservation(
                 fields["ReservationName"],
                 start,
@@ -220,7 +220,7 @@ def read_reservations(text: str) -> list[SlurmReservation]:
                 "MAINT" in fields.get("Flags", "").split(","),
             )
         )
-    return found
+    return reservations
 
 
 STEP_FIELDS = "%i|%N"
@@ -231,15 +231,15 @@ def read_steps(text: str) -> dict[tuple[str, str], str]:
     """Read ``squeue -h -s -o STEP_FIELDS``: (job, node) → the step that runs there, batch scripts
     left out. Raises SchedulerError when it is something else.
     """
-    found: dict[tuple[str, str], str] = {}
+    steps: dict[tuple[str, str], str] = {}
     for line in whole(text, "squeue").splitlines():
         step, bar, nodes = line.partition("|")
         job, dot, number = step.partition(".")
         if not bar or not dot:
             raise _unreadable("squeue", line)
         if number.isdecimal():
-            found.update(dict.fromkeys(((job, node) for node in expand(nodes)), step))
-    return found
+            steps.update(dict.fromkeys(((job, node) for node in expand(nodes)), step))
+    return steps
 
 
 def planned_uses(pending: Collection[SlurmJob]) -> dict[str, float]:

@@ -21,7 +21,7 @@ from scavenger.batch.lease_ledger import own_jobs
 from scavenger.batch.look import Finding, LookResult, SchedulerAnswer
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
-from scavenger.batch.submission import Wanted
+from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import LeaseState, SchedulerError
 from scavenger.slurm.check import SlurmChecked, findings
 from scavenger.slurm.due import BELIEVED_S, PATIENCE_S, claims, due_jobs
@@ -35,7 +35,7 @@ from scavenger.slurm.job import (
     shared_script,
 )
 from scavenger.slurm.limits import AtLimit, LimitWatch
-from scavenger.slurm.members import taken_apart
+from scavenger.slurm.members import split_by_lease
 from scavenger.slurm.missing import ask_of_missing, missing
 from scavenger.slurm.parse import STEP_FIELDS, SlurmJob, read_steps
 from scavenger.slurm.site import SlurmSite, ask_site
@@ -90,7 +90,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         """Job that lacks nodes → since when, and the leases that have them."""
 
     @property
-    def asked_through(self) -> str:
+    def source_name(self) -> str:
         """Its commands, or pyslurm."""
         return self.source.name
 
@@ -105,11 +105,11 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
     def _read(self, site: SlurmSite, hold_s: float, now: float) -> SchedulerAnswer:
         s = self.settings
         nodes, jobs, reservations = self.source.read(s.prefix)
-        ours = taken_apart(jobs.ours, s.prefix, self.ledger.node_of, self.ledger.users)
+        ours = split_by_lease(jobs.ours, s.prefix, self.ledger.node_of, self.ledger.users)
         own = own_jobs(ours, s.prefix, self._user_of(ours), PENDING_STATES, ENDED_STATES)
-        wanted = self.ledger.jobs.keys() - self.ledger.given_up.keys()
-        known = {lease: self.ledger.jobs[lease] for lease in wanted}
-        ask_of_missing(self.commands, s.prefix, missing(known, own))
+        expected_ids = self.ledger.jobs.keys() - self.ledger.given_up.keys()
+        expected = {lease: self.ledger.jobs[lease] for lease in expected_ids}
+        ask_of_missing(self.commands, s.prefix, missing(expected, own))
         facts = describe(nodes, jobs.pending, reservations, own, self._idle_since, now)
         due = (
             []
@@ -119,17 +119,21 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             )
         )
         grace_s = self.grace_s(site)
-        found = {lease_id: lease_job(lease_id, job, now, grace_s) for lease_id, job in own.items()}
+        lease_jobs = {
+            lease_id: lease_job(lease_id, job, now, grace_s) for lease_id, job in own.items()
+        }
         for lease_id in self._agents_ended(own, now):
-            found[lease_id] = found[lease_id]._replace(lost=found[lease_id].lost or ENDED)
+            lease_jobs[lease_id] = lease_jobs[lease_id]._replace(
+                lost=lease_jobs[lease_id].lost or ENDED
+            )
         running = {
-            i: job.lease for i, job in found.items() if job.lease.state is LeaseState.RUNNING
+            i: job.lease for i, job in lease_jobs.items() if job.lease.state is LeaseState.RUNNING
         }
         given_up = self.ledger.given_up
         leaving = {
             i
             for i, lease in running.items()
-            if lease.leaving_by is not None or i in self.ender.asked or i in given_up
+            if lease.leaving_by is not None or i in self.ender.leave_requests or i in given_up
         }
         claimed = claims(due, facts, {i: lease.node for i, lease in running.items()}, leaving)
         limited = (
@@ -142,7 +146,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             for job, leases in {**limited.lacked, **claimed.lacked}.items()
         }
         hold = self._hold.look(
-            own, given_up, facts, bool(claimed.kept or claimed.lacked), hold_s, now
+            own, given_up, facts, bool(claimed.node_holds or claimed.lacked), hold_s, now
         )
         leave = {
             lease: f"job {job} waits at a limit against which it counts"
@@ -154,12 +158,12 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         }
         return SchedulerAnswer(
             facts,
-            found,
+            lease_jobs,
             hold=hold or limited.hold,
-            kept=claimed.kept,
+            node_holds=claimed.node_holds,
             leave=leave,
             urgent=bool(hold or self._lacked),
-            wanted=sum(job.nodes for job in jobs.pending),
+            requested=sum(job.nodes for job in jobs.pending),
         )
 
     def _agents_ended(self, own: Mapping[str, SlurmJob], now: float) -> Collection[str]:
@@ -220,11 +224,11 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         too_late = launch == "auto" and not site.user_signal
         return launch == "step" or too_late or self.settings.shape == "block"
 
-    def _submission(self, wanted: Wanted, site: SlurmSite) -> tuple[list[str], bytes]:
+    def _submission(self, spec: LeaseSpec, site: SlurmSite) -> tuple[list[str], bytes]:
         step = self._as_step(site)
         memory_mb = most_memory_mb(site, self.settings.lease)
-        return sbatch(self.settings, wanted, step, memory_mb), batch_script(
-            self.settings.template, wanted.argv, wanted.env, step, wanted.keep_at_home
+        return sbatch(self.settings, spec, step, memory_mb), batch_script(
+            self.settings.template, spec.argv, spec.env, step, spec.keep_at_home
         )
 
     def _shared_by(self, site: SlurmSite) -> int:
@@ -234,7 +238,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         return min(s.shared_by, site.array_size) if s.shape == "array" else s.shared_by
 
     def _shared_submission(
-        self, pack: Sequence[Wanted], view: LookResult[SlurmSite]
+        self, pack: Sequence[LeaseSpec], view: LookResult[SlurmSite]
     ) -> tuple[list[str], bytes]:
         step, nodes = self._as_step(view.site), {one.node for one in pack}
         named = view.rules.partitions
@@ -251,8 +255,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         )
 
     def _steps(self, jobs: Collection[str]) -> Mapping[tuple[str, str], str]:
-        asked = ["squeue", "-h", "-s", "-j", ",".join(sorted(jobs)), "-o", STEP_FIELDS]
-        return read_steps(self.commands.ask(asked))
+        argv = ["squeue", "-h", "-s", "-j", ",".join(sorted(jobs)), "-o", STEP_FIELDS]
+        return read_steps(self.commands.ask(argv))
 
     def _findings(self, site: SlurmSite) -> Iterator[Finding]:
         return findings(

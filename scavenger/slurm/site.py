@@ -82,14 +82,22 @@ class SlurmSite:
         """OFF, CANCEL, REQUEUE, SUSPEND, …: what happens to a job of the partition that is
         preempted.
         """
-        found = self.partitions.get(partition)
-        mode = found.preempt_mode if found is not None and found.preempt_mode else self.preempt_mode
+        configured = self.partitions.get(partition)
+        mode = (
+            configured.preempt_mode
+            if configured is not None and configured.preempt_mode
+            else self.preempt_mode
+        )
         return mode.split(",")[-1] if mode.upper().startswith("GANG,") else mode
 
     def grace_of(self, partition: str) -> float:
         """Seconds a preempted job of the partition has between the first signal and SIGKILL."""
-        found = self.partitions.get(partition)
-        return found.grace_s if found is not None and found.grace_s > 0 else self.kill_wait_s
+        configured = self.partitions.get(partition)
+        return (
+            configured.grace_s
+            if configured is not None and configured.grace_s > 0
+            else self.kill_wait_s
+        )
 
 
 def ask_site(commands: Commands) -> SlurmSite:

@@ -85,8 +85,8 @@ def asking_environment(environment: Mapping[str, str] = os.environ) -> dict[str,
     """The environment of commands that are read: no translation, no defaults of the user's, times
     as epoch seconds.
     """
-    kept = _without_defaults(environment)
-    return {**kept, "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": BITSTR_LEN, "LC_ALL": "C"}
+    inherited = _without_defaults(environment)
+    return {**inherited, "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": BITSTR_LEN, "LC_ALL": "C"}
 
 
 def submitting_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -136,7 +136,7 @@ def lease_job(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease
     return LeaseJob(
         lease_of(lease_id, job, now, grace_s),
         job.user,
-        job.wanted,
+        job.requested_nodes,
         job.submitted,
         lost,
         job.state == "COMPLETING",
@@ -197,8 +197,8 @@ def _trouble(base: str, marks: str, reason: str) -> str:
 
 def _drained(base: str, marks: str, reason: str) -> str:
     """Why who runs on a node in this state has to leave; empty when they need not."""
-    wanted = base in DRAINED_STATES or not DRAINED_MARKS.isdisjoint(marks)
-    return _trouble(base, marks, reason) if wanted else ""
+    drained = base in DRAINED_STATES or not DRAINED_MARKS.isdisjoint(marks)
+    return _trouble(base, marks, reason) if drained else ""
 
 
 def _reserved(
@@ -229,7 +229,7 @@ def _holders(own: Mapping[str, SlurmJob]) -> dict[str, str]:
     """Node → the lease that runs on it or waits for it."""
     holders: dict[str, str] = {}
     for lease_id, job in own.items():
-        if job.state not in ENDED_STATES and (nodes := job.node_list or job.wanted):
+        if job.state not in ENDED_STATES and (nodes := job.node_list or job.requested_nodes):
             try:
                 holders.update(dict.fromkeys(expand(nodes), lease_id))
             except HostlistError as error:

@@ -17,18 +17,18 @@ from scavenger.slurm.site import SlurmSite
 
 def longest_lease(site: SlurmSite, lease: SlurmLeaseOptions) -> tuple[float | None, str]:
     """(seconds, what says so), the least of all; None: there is no such limit."""
-    found: list[tuple[float, str]] = []
+    limits: list[tuple[float, str]] = []
     for name in lease.partitions:
         partition = site.partitions.get(name)
         if partition is None:
             continue
         if partition.max_time_s is not None:
-            found.append((partition.max_time_s, f"MaxTime of partition {name}"))
+            limits.append((partition.max_time_s, f"MaxTime of partition {name}"))
         if (most := site.max_wall.get(partition.qos)) is not None:
-            found.append((most, f"MaxWall of QOS {partition.qos} of partition {name}"))
+            limits.append((most, f"MaxWall of QOS {partition.qos} of partition {name}"))
     if (most := site.max_wall.get(lease.qos)) is not None:
-        found.append((most, f"MaxWall of QOS {lease.qos}"))
-    return min(found, default=(None, ""))
+        limits.append((most, f"MaxWall of QOS {lease.qos}"))
+    return min(limits, default=(None, ""))
 
 
 def most_memory_mb(site: SlurmSite, lease: SlurmLeaseOptions) -> int:

@@ -104,14 +104,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.command == "stats":
             names = None if args.nodes is None else files.read_names(args.nodes)
-            found = files.read(args.file, names=names, duration_s=args.duration)
+            trace = files.read(args.file, names=names, duration_s=args.duration)
         else:
-            found = _make(args)
-            files.write(found, args.output)
+            trace = _make(args)
+            files.write(trace, args.output)
     except (TraceError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    statistics = found.statistics()
+    statistics = trace.statistics()
     try:
         print(json.dumps(statistics.to_dict()) if args.json else _table(statistics), flush=True)
     except (

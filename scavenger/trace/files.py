@@ -158,7 +158,7 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> None:
 def read_names(path: str | os.PathLike[str]) -> list[str]:
     """Node names, one per line. Raises TraceError when the file cannot be read or holds none."""
     try:
-        found = [
+        names = [
             line.strip() for line in Path(path).read_text("utf-8").splitlines() if line.strip()
         ]
     except OSError as error:
@@ -166,9 +166,9 @@ def read_names(path: str | os.PathLike[str]) -> list[str]:
         raise TraceError(str(path), [f"The node list cannot be read: {why}."]) from None
     except UnicodeDecodeError:
         raise TraceError(str(path), ["The node list is not text in UTF-8."]) from None
-    if not found:
+    if not names:
         raise TraceError(str(path), ["The node list is empty; it has one node name per line."])
-    return found
+    return names
 
 
 def _short(value: float) -> str:

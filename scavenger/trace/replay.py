@@ -97,16 +97,16 @@ class Replay:
         if self.at_end == "repeat":
             self._round += 1
             self._cursor = int(np.searchsorted(self.trace.time, 0.0, side="right"))
-            wanted = self.trace.idle_at(0.0)
+            target = self.trace.idle_at(0.0)
         else:
             self._over = True
-            wanted = {
+            target = {
                 "hold": self.idle.copy(),
                 "idle": np.ones_like(self.idle),
                 "busy": np.zeros_like(self.idle),
             }[self.at_end]
-        for k in range(len(wanted)):
-            self._set(out, now, k, bool(wanted[k]))
+        for k in range(len(target)):
+            self._set(out, now, k, bool(target[k]))
 
     def _set(self, out: list[NodeChange], time: float, node: int, idle: bool) -> None:
         if bool(self.idle[node]) != idle:
@@ -201,14 +201,14 @@ def active_nodes(trace: Trace, count: int, *, seed: int = 0, useful_s: float = 0
     pool = np.argsort(-score, kind="stable")[: 64 * count]
     grid = np.linspace(0.0, trace.duration_s, 240, endpoint=False)
     states = np.stack([trace.idle_at(float(t))[pool] for t in grid], axis=1)
-    left = score[pool] + 1e-12  # nodes without activity come last, but they do come
+    weight = score[pool] + 1e-12  # nodes without activity come last, but they do come
     active = max(int((score[pool] > 0).sum()), 1)
     first = int(np.random.default_rng(seed).integers(min(active, 4 * count)))
     chosen = [first]
     distance = np.ones(len(pool))
     while len(chosen) < count:
         distance = np.minimum(distance, (states != states[chosen[-1]]).mean(axis=1) + 1e-6)
-        value = left * distance
+        value = weight * distance
         value[chosen] = -1.0
         chosen.append(int(np.argmax(value)))
     return [int(pool[k]) for k in chosen]

@@ -144,12 +144,12 @@ def like(trace: Trace, bins: int = 60) -> MachineModel:
         swing_s=SUMMIT.swing_s,
         quantum_s=float(positive.min()) if len(positive) else 0.0,
     )
-    wanted, low, high = _variability(trace), 0.0, 3.0
+    target, low, high = _variability(trace), 0.0, 3.0
     duration = min(trace.duration_s, 7 * 86400.0)
     for _ in range(6):
         middle = 0.5 * (low + high)
         tried = replace(model, swing=middle)
-        got = float(
+        variability = float(
             np.mean(
                 [
                     _variability(synthesise(tried, len(trace.names), duration, seed=k))
@@ -157,7 +157,7 @@ def like(trace: Trace, bins: int = 60) -> MachineModel:
                 ]
             )
         )
-        low, high = (middle, high) if got < wanted else (low, middle)
+        low, high = (middle, high) if variability < target else (low, middle)
     return replace(model, swing=0.5 * (low + high))
 
 
@@ -209,7 +209,7 @@ def synthesise(
     sizes = _batch_sizes(rng.standard_normal(batches), model, sigma, count)
     common = rng.standard_normal(batches)
     free_from = np.full(count, -math.inf)  # until then the node is idle
-    found: list[tuple[npt.NDArray[np.int64], FloatArray, FloatArray]] = []
+    gaps: list[tuple[npt.NDArray[np.int64], FloatArray, FloatArray]] = []
     for start, size, shared in zip(starts, sizes.tolist(), common.tolist(), strict=True):
         if model.quantum_s:
             start = round(start / model.quantum_s) * model.quantum_s
@@ -227,10 +227,10 @@ def synthesise(
             )
         free_from[members] = ends[block]
         if ends.max() > 0:
-            found.append((members, np.full(len(members), start), ends[block]))
-    if not found:
+            gaps.append((members, np.full(len(members), start), ends[block]))
+    if not gaps:
         return Trace.from_gaps([], [], [], names, duration_s)
-    node, begin, end = (np.concatenate(column) for column in zip(*found, strict=True))
+    node, begin, end = (np.concatenate(column) for column in zip(*gaps, strict=True))
     return Trace.from_gaps(node, begin, end, names, duration_s)
 
 
@@ -255,9 +255,9 @@ def demo_trace(
     time; in each third of the time at least one node coming and one going per 18 real seconds;
     events ``spacing_s`` apart for 70 % of them. Raises TraceError when no such trace is found.
     """
-    wanted = nodes * 3.5 / 6 if mean_idle is None else mean_idle
+    target_idle = nodes * 3.5 / 6 if mean_idle is None else mean_idle
     model = MachineModel(
-        idle_fraction=min(max(wanted / nodes, 0.01), 0.99),
+        idle_fraction=min(max(target_idle / nodes, 0.01), 0.99),
         lengths=lognormal(475.0, 1192.0, shortest_gap_s * speedup),
     )
     for attempt in range(DEMO_ATTEMPTS):
@@ -267,25 +267,25 @@ def demo_trace(
             duration_s * speedup,
             seed=seed * DEMO_ATTEMPTS + attempt,
         )
-        if _lively(trace, wanted, speedup, spacing_s):
+        if _lively(trace, target_idle, speedup, spacing_s):
             return trace
     raise TraceError(
         "synth",
         [
-            f"No lively trace of {nodes} nodes, {duration_s:g} s, {wanted:g} idle at speed-up "
+            f"No lively trace of {nodes} nodes, {duration_s:g} s, {target_idle:g} idle at speed-up "
             f"{speedup:g} was found; "
             "take more nodes, a longer time or another speed-up."
         ],
     )
 
 
-def _lively(trace: Trace, wanted: float, speedup: float, spacing_s: float) -> bool:
+def _lively(trace: Trace, target_idle: float, speedup: float, spacing_s: float) -> bool:
     times, counts = trace.idle_count()
     widths = np.diff(np.append(times, trace.duration_s))
     mean = float((counts * widths).sum() / trace.duration_s)
-    if abs(mean - wanted) > 0.1 * wanted or counts[0] < wanted / 2:
+    if abs(mean - target_idle) > 0.1 * target_idle or counts[0] < target_idle / 2:
         return False
-    if float(widths[counts < max(1.0, wanted / 3)].sum()) > 0.05 * trace.duration_s:
+    if float(widths[counts < max(1.0, target_idle / 3)].sum()) > 0.05 * trace.duration_s:
         return False
     inside = trace.time > 0
     time, idle = trace.time[inside], trace.idle[inside]

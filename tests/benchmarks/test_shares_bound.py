@@ -16,7 +16,9 @@ QUICK, SLOW = ScalingCurve.of({1: 10.0, 2: 15.0}), ScalingCurve.of({1: 1.0, 2: 2
 
 
 def work(name, curve, hours, **more):
-    return SimJob(name, 1, 2, curve.at(1) * hours * HOUR, curve, told=curve, model=name, **more)
+    return SimJob(
+        name, 1, 2, curve.at(1) * hours * HOUR, curve, stated_curve=curve, model=name, **more
+    )
 
 
 IDLE = np.array([1.0, 1.0, 2.0])

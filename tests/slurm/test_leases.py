@@ -169,7 +169,7 @@ def test_leases_leave_for_a_job_that_lacks_a_node_it_counted_on(cluster, root):
 
     def starts():
         one.poll()
-        asked.update(one.ender.asked)
+        asked.update(one.ender.leave_requests)
         return slurm.jobs()[main][0] == "RUNNING"
 
     slurm.until(starts, "the main job runs")

@@ -30,7 +30,7 @@ def test_defaults(tmp_path):
     assert made.time_min_s is None, "PBS need not fit a lease in where it can preempt it"
     assert made.lease.rerunnable == "auto"
     assert made.output_dir == tmp_path / "state" / "leases"
-    assert made.wanted_grace_s == 15.0
+    assert made.needed_grace_s == 15.0
     assert "#MALLETRAIN-LEASE" in made.template
     assert made.template.rstrip().endswith('exec "$@"')
 

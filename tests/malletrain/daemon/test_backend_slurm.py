@@ -29,7 +29,7 @@ def test_defaults(tmp_path):
     assert made.grace_s is None
     assert made.output_dir == tmp_path / "state" / "leases"
     assert made.idle_for_s is None
-    assert made.wanted_grace_s == 15.0
+    assert made.needed_grace_s == 15.0
     assert "#MALLETRAIN-LEASE" in made.template
     assert made.template.rstrip().endswith('exec "$@"')
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from malletrain.demo.account import HeldSpan, RoundSpan, account, machine_of
+from malletrain.demo.account import AssignmentSpan, RoundSpan, account, machine_of
 from malletrain.demo.intervals import both, length, normal, without
 
 
@@ -69,7 +69,7 @@ def two_nodes():
 
 def test_account_adds_up():
     rounds = [RoundSpan("j", 1, ("n1", "n2"), 10, 51), RoundSpan("j", 2, ("n1",), 55, 90)]
-    held = [HeldSpan("n1", "j", (4, 95)), HeldSpan("n2", "j", (4, 50))]
+    held = [AssignmentSpan("n1", "j", (4, 95)), AssignmentSpan("n2", "j", (4, 50))]
     a = account(two_nodes(), rounds, held)
     assert a.offered == 100 + 50
     assert a.harvested == (51 - 10) + (50 - 10) + (
@@ -89,7 +89,7 @@ def test_growing_counts_the_warm_up_of_the_joiner():
         40,
     )
     rounds = [RoundSpan("j", 1, ("n1",), 5, 20), RoundSpan("j", 2, ("n1", "n2"), 22, 40)]
-    held = [HeldSpan("n1", "j", (0, 40)), HeldSpan("n2", "j", (12, 40))]
+    held = [AssignmentSpan("n1", "j", (0, 40)), AssignmentSpan("n2", "j", (12, 40))]
     a = account(machine, rounds, held)
     assert a.lost_to_rescaling == 5 + 2 + 10
     assert a.lost_to_preemption == 0
@@ -113,7 +113,9 @@ def test_preempted_to_nothing():
         50,
     )
     rounds = [RoundSpan("j", 1, ("n1",), 1, 20), RoundSpan("j", 2, ("n1",), 36, 50)]
-    a = account(machine, rounds, [HeldSpan("n1", "j", (0, 20)), HeldSpan("n1", "j", (30, 50))])
+    a = account(
+        machine, rounds, [AssignmentSpan("n1", "j", (0, 20)), AssignmentSpan("n1", "j", (30, 50))]
+    )
     assert (a.lost_to_rescaling, a.lost_to_preemption, a.harvested) == (1, 6, 19 + 14)
 
 
@@ -157,7 +159,7 @@ def histories(draw):
             )
         for _ in range(draw(st.integers(0, 4))):
             start, end = sorted((draw(TIMES), draw(TIMES)))
-            held.append(HeldSpan(draw(st.sampled_from(NODES)), job, (start, end)))
+            held.append(AssignmentSpan(draw(st.sampled_from(NODES)), job, (start, end)))
     return rows, rounds, held
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from malletrain.demo.account import HeldSpan, RoundSpan
-from malletrain.demo.story import held_of, rounds_of, throughput
+from malletrain.demo.account import AssignmentSpan, RoundSpan
+from malletrain.demo.story import assignments_of, rounds_of, throughput
 from malletrain.protocol.views import EventView, RescaleView
 from tests.malletrain.cli.fake_daemon import detail, job_view
 
@@ -31,13 +31,13 @@ def test_held():
         event(12, "job-started", nodes=["n2"]),
         event(20, "job-completed"),
     ]
-    held = held_of(events, 30.0, {"j1": "a", "j2": "b"})
+    held = assignments_of(events, 30.0, {"j1": "a", "j2": "b"})
     assert sorted(held, key=lambda h: (h.interval, h.node)) == [
-        HeldSpan("n1", "a", (1, 5)),
-        HeldSpan("n2", "a", (1, 9)),
-        HeldSpan("n3", "a", (5, 7)),
-        HeldSpan("n1", "b", (6, 30.0)),
-        HeldSpan("n2", "a", (12, 20)),
+        AssignmentSpan("n1", "a", (1, 5)),
+        AssignmentSpan("n2", "a", (1, 9)),
+        AssignmentSpan("n3", "a", (5, 7)),
+        AssignmentSpan("n1", "b", (6, 30.0)),
+        AssignmentSpan("n2", "a", (12, 20)),
     ]
 
 

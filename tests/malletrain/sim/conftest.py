@@ -41,6 +41,6 @@ def job(name="job", samples=1e9, most=8, rate=10.0, **more):
         more.pop("max_nodes", most),
         samples,
         curve,
-        told=curve,
+        stated_curve=curve,
         **more,
     )

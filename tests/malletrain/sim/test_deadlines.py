@@ -20,7 +20,7 @@ MACHINE = trace_of({f"n{k}": [(0.0, 40 * HOUR)] for k in range(4)}, 40 * HOUR)
 def quick(name="quick", hours=20.0):
     """A job that makes a hundred times as much of a node as the others."""
     curve = linear(4, 1000.0)
-    return SimJob(name, 1, 4, 4000.0 * HOUR * hours, curve, told=curve)
+    return SimJob(name, 1, 4, 4000.0 * HOUR * hours, curve, stated_curve=curve)
 
 
 def play(*jobs):

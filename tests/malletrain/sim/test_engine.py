@@ -37,7 +37,7 @@ def play(gaps, jobs, duration=1000.0, policy="malletrain", semantics="real", **m
 
 def honest(name, points, most=4):
     curve = ScalingCurve.of(points)
-    return SimJob(name, 1, most, 1e9, curve, told=curve)
+    return SimJob(name, 1, most, 1e9, curve, stated_curve=curve)
 
 
 class TestScenes:
@@ -147,7 +147,7 @@ class TestScenes:
             4,
             1e9,
             ScalingCurve.of({1: 10.0, 4: 10.0}),
-            told=ScalingCurve.of({1: 10.0, 4: 400.0}),
+            stated_curve=ScalingCurve.of({1: 10.0, 4: 400.0}),
         )
         deceived = play(
             FOUR, [lied, job("honest", most=4)], policy="freetrain", semantics="freetrain"
@@ -277,7 +277,7 @@ def test_what_must_hold_in_any_world(world):
                     12,
                     work,
                     curve,
-                    told=curve,
+                    stated_curve=curve,
                     submit_s=float(rng.uniform(0, 2500)),
                     sizes=sizes,
                 )

@@ -84,7 +84,7 @@ def test_random_cells_are_valid_and_differ():
 def test_a_search_is_made_of_jobs_nobody_measured():
     jobs = nas(20, seed=5, max_nodes=48)
     assert jobs == nas(20, seed=5, max_nodes=48)
-    assert all(j.told is None and j.max_nodes == 48 == j.curve.largest for j in jobs)
+    assert all(j.stated_curve is None and j.max_nodes == 48 == j.curve.largest for j in jobs)
     assert len({j.curve for j in jobs}) > 10
 
 

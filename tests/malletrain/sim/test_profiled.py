@@ -41,7 +41,10 @@ class Listening(Simulation):
 
 
 def simulated(policy, jobs=1, samples=500_000.0):
-    work = [SimJob(f"j{i}", 1, 6, samples, CURVE, told=CURVE, model=f"m{i}") for i in range(jobs)]
+    work = [
+        SimJob(f"j{i}", 1, 6, samples, CURVE, stated_curve=CURVE, model=f"m{i}")
+        for i in range(jobs)
+    ]
     trace = trace_of({f"n{k}": [(0.0, 7200.0)] for k in range(6)}, 7200.0)
     made = Listening(trace, work, SimSettings(policy=POLICIES[policy], site=ALWAYS))
     return made, made.run()
@@ -137,7 +140,7 @@ def test_a_job_believes_models_of_similar_size():
 
 
 def test_a_curve_that_is_revealed_is_the_true_one_from_when_the_job_first_runs():
-    job = SimJob("a", 1, 6, 1e6, CURVE, told=None)
+    job = SimJob("a", 1, 6, 1e6, CURVE, stated_curve=None)
     reports = Reports(0, revealed=True)
     suggested = reports.described(job)
     assert suggested is not None

@@ -15,8 +15,8 @@ from malletrain.sim.workloads import (
     SimJob,
     WorkloadError,
     arriving,
-    given,
     hpo,
+    with_stated_curves,
 )
 from tests.malletrain.sim.conftest import job, linear
 
@@ -49,21 +49,21 @@ def test_a_real_log_gives_arrivals_sizes_and_work():
 def test_what_owners_state_and_the_truth_stays():
     jobs = hpo({"a": linear(4), "b": ScalingCurve.of({1: 3.0, 8: 12.0}), "c": linear(16, 5.0)}, 100)
     for how in ("exact", "other", "linear", "none"):
-        stated = given(jobs, how, seed=1)
+        stated = with_stated_curves(jobs, how, seed=1)
         assert [j.curve for j in stated] == [j.curve for j in jobs]
-        assert given(jobs, how, seed=1) == stated
-    assert given(jobs, "exact") == jobs
-    assert all(j.told is None for j in given(jobs, "none"))
+        assert with_stated_curves(jobs, how, seed=1) == stated
+    assert with_stated_curves(jobs, "exact") == jobs
+    assert all(j.stated_curve is None for j in with_stated_curves(jobs, "none"))
     assert all(
-        j.told.at(j.max_nodes) == pytest.approx(j.max_nodes * j.curve.at(1))
-        for j in given(jobs, "linear")
+        j.stated_curve.at(j.max_nodes) == pytest.approx(j.max_nodes * j.curve.at(1))
+        for j in with_stated_curves(jobs, "linear")
     )
-    other = given(jobs, "other")
-    assert all(j.told != j.curve for j in other)
-    assert {j.told for j in other} == {j.curve for j in jobs}
-    assert len({j.told for j in other if j.model == "a"}) == 2
+    other = with_stated_curves(jobs, "other")
+    assert all(j.stated_curve != j.curve for j in other)
+    assert {j.stated_curve for j in other} == {j.curve for j in jobs}
+    assert len({j.stated_curve for j in other if j.model == "a"}) == 2
     with pytest.raises(WorkloadError, match="only one model"):
-        given([job("x"), job("y")], "other")
+        with_stated_curves([job("x"), job("y")], "other")
 
 
 def test_curves_from_a_file(tmp_path):
@@ -114,7 +114,7 @@ def test_a_file_that_is_no_file_of_curves(tmp_path):
 def test_jobs_from_csv_and_json_are_the_same(tmp_path):
     table = tmp_path / "jobs.csv"
     table.write_text(
-        "name,samples,model,curve,told,max_nodes,sizes\none,1e6,a,,,,\ntwo,2e6,,1:10 "
+        "name,samples,model,curve,stated_curve,max_nodes,sizes\none,1e6,a,,,,\ntwo,2e6,,1:10 "
         "8:60,none,6,1 2 4\n"
     )
     entries = tmp_path / "jobs.json"
@@ -122,15 +122,15 @@ def test_jobs_from_csv_and_json_are_the_same(tmp_path):
         "name": "two",
         "samples": 2e6,
         "curve": {"1": 10, "8": 60},
-        "told": "none",
+        "stated_curve": "none",
         "max_nodes": 6,
         "sizes": [1, 2, 4],
     }
     entries.write_text(json.dumps([{"name": "one", "samples": 1e6, "model": "a"}, second]))
     found = read_workload(table, CURVES)
     assert found == read_workload(entries, CURVES)
-    assert found[0].curve == found[0].told == CURVES["a"]
-    assert (found[1].max_nodes, found[1].told, found[1].sizes) == (6, None, (1, 2, 4))
+    assert found[0].curve == found[0].stated_curve == CURVES["a"]
+    assert (found[1].max_nodes, found[1].stated_curve, found[1].sizes) == (6, None, (1, 2, 4))
 
 
 @pytest.mark.parametrize(

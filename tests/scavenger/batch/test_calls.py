@@ -102,20 +102,20 @@ def test_a_busy_controller_is_left_alone_longer_each_time_until_it_answers():
     waits = []
     for _ in range(8):
         one.say("RPC rate limit", 1)
-        waits.append(one.calls.left_alone_s())
+        waits.append(one.calls.backoff_s())
         one.now += waits[-1]
     assert waits == [5, 10, 20, 40, 80, 160, 300, 300]
     assert one.calls.busy == "RPC rate limit"
     one.say("fine")
-    assert (one.calls.busy, one.calls.left_alone_s()) == ("", 0)
+    assert (one.calls.busy, one.calls.backoff_s()) == ("", 0)
 
 
 def test_a_silent_controller_is_asked_more_rarely_until_any_answer():
     one = Asked()
     for _ in range(3):
         one.calls.count("squeue", "silent", "squeue gave no answer")
-        one.now += one.calls.left_alone_s()
+        one.now += one.calls.backoff_s()
     one.calls.count("squeue", "silent", "squeue gave no answer")
-    assert (one.calls.left_alone_s(), one.calls.busy) == (40, "squeue gave no answer")
+    assert (one.calls.backoff_s(), one.calls.busy) == (40, "squeue gave no answer")
     one.calls.count("squeue", "ok")
-    assert (one.calls.left_alone_s(), one.calls.busy) == (0, "")
+    assert (one.calls.backoff_s(), one.calls.busy) == (0, "")

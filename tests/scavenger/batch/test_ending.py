@@ -21,10 +21,10 @@ class Scheduler:
         self.killed = []
         self.shrunk = []
 
-    def shrink(self, wanted):
-        if wanted.job in self.refuses:
+    def shrink(self, request):
+        if request.job in self.refuses:
             return CommandError("no")
-        self.shrunk.append((wanted.kept, wanted.given))
+        self.shrunk.append((request.remaining, request.released))
 
     def kill(self, jobs):
         self.killed += [job.id for job in jobs]
@@ -80,11 +80,11 @@ def test_who_was_asked_to_leave_is_asked_once_then_cancelled(ender, scheduler):
     for now in (0.0, 5.0, GRACE_S, GRACE_S + 1, GRACE_S + 3):
         ender.ask({"l1": "its node drains"}, signal, GRACE_S, now)
     assert scheduler.asked == [(["1"], signal), (["1"], ())]
-    [lease] = ender.with_asked([job(1).lease], GRACE_S)
+    [lease] = ender.mark_leaving([job(1).lease], GRACE_S)
     assert (lease.reason, lease.leaving_by) == ("its node drains", GRACE_S)
-    assert list(ender.with_asked([job(2).lease], GRACE_S)) == [job(2).lease]
+    assert list(ender.mark_leaving([job(2).lease], GRACE_S)) == [job(2).lease]
     ender.forget({"l2"}, 40.0)
-    assert ender.asked == {}
+    assert ender.leave_requests == {}
 
 
 def test_where_asking_is_cancelling_the_cancel_is_not_repeated_either(ender, scheduler):
@@ -163,7 +163,7 @@ def test_a_job_whose_first_node_is_wanted_ends(block, scheduler):
     signal = ("--signal=TERM",)
     block.ask({"l1": "its node drains"}, signal, GRACE_S, 0.0)
     assert scheduler.asked == [(["8.1", "8.2", "8.3", "8.4"], signal)]
-    assert block.asked["l1"][1] == "its node drains"
+    assert block.leave_requests["l1"][1] == "its node drains"
     del block.all_steps["8", "n1"], block.all_steps["8", "n2"]
     block.ask({"l1": "its node drains"}, signal, GRACE_S, 2.0)
     assert scheduler.shrunk == [(("n1", "n3", "n4"), ("n2",))]
@@ -187,4 +187,4 @@ def test_nobody_is_taken_for_gone_while_the_scheduler_says_nothing(block, schedu
 def test_where_asking_is_cancelling_a_shared_job_gives_the_node_back(block, scheduler):
     block.ask({"l2": "its node drains"}, (), GRACE_S, 0.0)
     assert scheduler.shrunk == [(("n1", "n3", "n4"), ("n2",))]
-    assert list(block.asked) == ["l2"]
+    assert list(block.leave_requests) == ["l2"]

@@ -31,7 +31,7 @@ def at(day, clock):
     ],
 )
 def test_seconds_left(texts, day, clock, left):
-    assert parse_hours(texts).left_s(at(day, clock)) == left
+    assert parse_hours(texts).remaining_s(at(day, clock)) == left
 
 
 @pytest.mark.parametrize(

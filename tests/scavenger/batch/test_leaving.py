@@ -38,7 +38,7 @@ def test_only_running_leases_of_known_nodes_are_asked():
 
 
 @pytest.mark.parametrize(
-    ("left_s", "why"),
+    ("remaining_s", "why"),
     [
         (None, None),
         (11.0, None),
@@ -46,8 +46,10 @@ def test_only_running_leases_of_known_nodes_are_asked():
         (0.0, "no leases are allowed at this hour"),
     ],
 )
-def test_leases_leave_by_the_end_of_the_hours(left_s, why):
+def test_leases_leave_by_the_end_of_the_hours(remaining_s, why):
     lease = Lease("l1", "1", LeaseState.RUNNING, "n1")
     node = NodeFacts("n1", "allocated", False)
-    leave = must_leave([lease], {"n1": node}, 60.0, NOW, hours_left_s=left_s, grace_s=10.0)
+    leave = must_leave(
+        [lease], {"n1": node}, 60.0, NOW, hours_remaining_s=remaining_s, grace_s=10.0
+    )
     assert leave.get("l1") == why

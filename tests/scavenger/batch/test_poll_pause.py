@@ -55,6 +55,6 @@ def test_a_silent_controller_is_asked_as_often_as_the_promises_need(
     monkeypatch.setattr(calls, "_clock", lambda: now)
     for _ in range(4):
         calls.count("squeue", "silent", "no answer")
-        waits.append(calls.left_alone_s())
+        waits.append(calls.backoff_s())
         now += waits[-1]
     assert waits == [5, 10, 20, 20]

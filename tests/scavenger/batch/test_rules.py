@@ -116,8 +116,8 @@ def test_the_longest_horizons_come_first_and_the_reserve_keeps_the_shortest():
     rules = GapRules(reserve=2)
     choice = choose(nodes(6), rules, NOW, lambda n: horizon[n.name])
     assert [n.name for n in choice.gaps] == ["n5", "n4", "n3", "n2"]
-    assert set(choice.left) == {"n0", "n1"}
-    assert choice.left["n0"][0] == "reserve"
+    assert set(choice.exclusions) == {"n0", "n1"}
+    assert choice.exclusions["n0"][0] == "reserve"
     assert "2 idle nodes are left" in explain(nodes(1)[0], rules, choice, NOW).rules[-1][2]
 
 
@@ -148,7 +148,7 @@ def test_limits_on_all_leases_and_on_one_poll():
     assert len(choose(nodes(10), rules, NOW, lambda n: None).gaps) == 3
     choice = choose(nodes(10), rules, NOW, lambda n: None, (1, "the site allows 5 leases"))
     assert len(choice.gaps) == 1
-    assert choice.left["n9"] == ("at once", "the site allows 5 leases")
+    assert choice.exclusions["n9"] == ("at once", "the site allows 5 leases")
     assert choose(nodes(2), rules, NOW, lambda n: None, (-4, "x")).gaps == ()
 
 

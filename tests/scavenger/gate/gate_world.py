@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scavenger.batch.settings import BatchSettings
-from scavenger.batch.submission import Wanted
+from scavenger.batch.submission import LeaseSpec
 from scavenger.gate.rules import GateRules, read_rules
 from scavenger.pbs.job import PbsLeaseOptions
 from scavenger.slurm.job import SlurmLeaseOptions
@@ -36,9 +36,9 @@ def settings(kind: str = "slurm", shape: str = "single", **more) -> BatchSetting
     return BatchSettings("0a1b2c3d", TEMPLATES[kind], lease, shape=shape, user="malletrain", **more)
 
 
-def wanted(lease: str = "l7", node: str = "n7", **env: str) -> Wanted:
+def lease_spec(lease: str = "l7", node: str = "n7", **env: str) -> LeaseSpec:
     """A lease as the daemon asks for it."""
-    said = {
+    variables = {
         "MALLETRAIN_LEASE_KEY": "a'b\"c$(id)\r\n;;",
         "MALLETRAIN_LEASE": lease,
         "MALLETRAIN_NODE": node,
@@ -47,7 +47,7 @@ def wanted(lease: str = "l7", node: str = "n7", **env: str) -> Wanted:
     }
     argv = (*AGENT, "--endpoint", "tcp://head:7443", "--server-key", "k'(&", "--lease", lease)
     name = f"malletrain-0a1b2c3d-{lease}"
-    return Wanted(name, node, argv, said, 3600.0, 30.0, None, True, lease, "ann")
+    return LeaseSpec(name, node, argv, variables, 3600.0, 30.0, None, True, lease, "ann")
 
 
 class GateWorld:
@@ -66,7 +66,7 @@ class GateWorld:
 
     def write(self, **more: object) -> None:
         """The rules anew, with ``more`` in place of what they say."""
-        said = {
+        values = {
             "kind": self.kind,
             "agent": list(AGENT),
             "script": str(self.script),
@@ -76,7 +76,7 @@ class GateWorld:
         }
         commands = {name: str(self.tools.root / name) for name in NAMES[self.kind]}
         tables = {"commands": commands, "environment": {"SLURM_CONF": "/etc/slurm.conf"}}
-        lines = [f"{key} = {json.dumps(value)}" for key, value in said.items()]
+        lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
         for name, table in tables.items():
             lines += [f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())]
         self.path.write_text("\n".join(lines) + "\n")

@@ -9,14 +9,14 @@ from scavenger.gate.rules import GateClosed, read_rules
 from scavenger.gate.verbs import gated
 from scavenger.interface import LeaseRequest, LeaseState, SchedulerError
 from scavenger.slurm.job import batch_script, sbatch
-from tests.scavenger.gate.gate_world import TEMPLATES, GateWorld, settings, wanted
+from tests.scavenger.gate.gate_world import TEMPLATES, GateWorld, lease_spec, settings
 from tests.scavenger.pbs.fake_pbs import FakePbs
 from tests.scavenger.slurm import slurm_world
 from tests.scavenger.slurm.slurm_world import PREFIX
 
 
 def submission(**env):
-    one = wanted(**env)
+    one = lease_spec(**env)
     return sbatch(settings(), one, False), batch_script(
         TEMPLATES["slurm"], one.argv, one.env, False
     )
@@ -155,7 +155,7 @@ def test_the_scavenger_asks_and_ends_through_the_gate(tmp_path):
         gate.write(options=["--exclusive", "--mem=0", f"--partition={partition}"])
     gate.tools.runs("sbatch", "echo 7; exit 0")
     gate.tools.answers("squeue", f"{PREFIX}l1\n")
-    lease = wanted("l1", "n1")
+    lease = lease_spec("l1", "n1")
     [taken] = one.take([LeaseRequest("l1", "n1", lease.argv, lease.env, owner="ann")])
     assert (taken.state, taken.reason) == (LeaseState.PENDING, "")
     slurm.queue(

@@ -12,7 +12,7 @@ from scavenger.batch.lease_script import Part, lease_script
 from scavenger.gate.rules import GateClosed, GateRules
 from scavenger.gate.scripts import check_script
 from scavenger.slurm.job import batch_script, shared_script
-from tests.scavenger.gate.gate_world import AGENT, TEMPLATES, settings, wanted
+from tests.scavenger.gate.gate_world import AGENT, TEMPLATES, lease_spec, settings
 
 RULES = GateRules("slurm", AGENT, TEMPLATES["slurm"], "malletrain-", (), {}, {}, 1000)
 TEXT = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=40)
@@ -33,8 +33,8 @@ MINE = [
 
 def scripts():
     """Name → the script of leases of one shape."""
-    one = wanted()
-    some = [wanted(f"l{k}", f"n{k}", MALLETRAIN_NODE_CLASS="xyz"[k]) for k in range(3)]
+    one = lease_spec()
+    some = [lease_spec(f"l{k}", f"n{k}", MALLETRAIN_NODE_CLASS="xyz"[k]) for k in range(3)]
     made = {
         "alone": batch_script(TEMPLATES["slurm"], one.argv, one.env, True, one.keep_at_home),
         "silent": batch_script(TEMPLATES["slurm"], one.argv, one.env, False),
@@ -69,7 +69,7 @@ def test_whatever_a_lease_is_told_arrives_or_is_refused(value, other, words):
 
 
 def test_pbs_scripts_get_through():
-    one, rules = wanted(), replace(RULES, kind="pbs", template=TEMPLATES["pbs"])
+    one, rules = lease_spec(), replace(RULES, kind="pbs", template=TEMPLATES["pbs"])
     part = Part(one.node, one.argv, {**one.env, "MALLETRAIN_OUTPUT": "/dev/null"}, None, True)
     check_script(lease_script(TEMPLATES["pbs"], part), rules)
     assert refused(lease_script(TEMPLATES["slurm"], part), rules)
@@ -92,7 +92,7 @@ def test_pbs_scripts_get_through():
 def test_a_lease_that_runs_something_else_does_not(argv, env):
     assert refused(batch_script(RULES.template, argv, env, False))
     for shape in ("array", "block"):
-        some = [wanted("l1", "n1"), replace(wanted("l2", "n2"), argv=argv or ("x",))]
+        some = [lease_spec("l1", "n1"), replace(lease_spec("l2", "n2"), argv=argv or ("x",))]
         some[1] = replace(some[1], env={**some[1].env, **env})
         assert refused(shared_script(settings(shape=shape), some, False))
 

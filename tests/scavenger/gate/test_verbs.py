@@ -10,7 +10,7 @@ from scavenger.gate.rules import GateClosed, GateRules
 from scavenger.gate.verbs import gated
 from scavenger.pbs.job import qsub
 from scavenger.slurm.job import sbatch, sbatch_shared, shrink
-from tests.scavenger.gate.gate_world import AGENT, NAMES, OPTIONS, settings, wanted
+from tests.scavenger.gate.gate_world import AGENT, NAMES, OPTIONS, lease_spec, settings
 
 RULES = {
     kind: GateRules(
@@ -29,11 +29,11 @@ RULES = {
 
 def submissions():
     """Name → (kind, what a scavenger runs)."""
-    shared = [wanted(f"l{k}", f"n{k}") for k in (1, 2, 3)]
+    shared = [lease_spec(f"l{k}", f"n{k}") for k in (1, 2, 3)]
     least = settings(time_min_s=60.0)
     made = {
-        "single": ("slurm", sbatch(settings(), wanted(), False)),
-        "step": ("slurm", sbatch(least, wanted(), True)),
+        "single": ("slurm", sbatch(settings(), lease_spec(), False)),
+        "step": ("slurm", sbatch(least, lease_spec(), True)),
     }
     for shape in ("array", "block"):
         others = {f"m{k}" for k in range(200)}

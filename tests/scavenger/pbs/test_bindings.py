@@ -227,7 +227,7 @@ def test_a_server_without_an_answer_holds_up_nobody(installed):
     with pytest.raises(NoAnswerError, match="gave no answer within 2 s"):
         source.read("x")
     assert commands.calls.counts() == {("ask_pbs_ifl.py", SILENT): 1}
-    assert commands.calls.left_alone_s() > 0
+    assert commands.calls.backoff_s() > 0
 
 
 def test_bytes_that_are_no_characters(installed):

@@ -35,7 +35,7 @@ def troubles(site, **settings):
 
 
 def test_a_good_site(site):
-    found = site.scavenger(wanted_grace_s=7.0).check()
+    found = site.scavenger(needed_grace_s=7.0).check()
     assert all(works for works, _ in found), found
     text = " ".join(sentence for _, sentence in found)
     for words in (
@@ -90,7 +90,7 @@ def queue(**changes):
 )
 def test_what_would_not_work(site, change, words):
     site.pbs.edit(change)
-    found = troubles(site, wanted_grace_s=7.0)
+    found = troubles(site, needed_grace_s=7.0)
     assert any(words in sentence for sentence in found), found
 
 

@@ -52,7 +52,7 @@ def test_a_lease_that_one_answer_lacks_goes_on(lacking, history):
 
 def test_however_many_are_missing_each_is_asked_for(lacking, monkeypatch):
     made, one, cut = lacking
-    monkeypatch.setattr(scavenger, "ASKED_AT_ONCE", 1)
+    monkeypatch.setattr(scavenger, "IDS_PER_QUERY", 1)
     cut |= {"l1", "l2"}
     assert states(one) == {"l1": RUN, "l2": RUN}
     assert len(made.tools.calls("qstat -x")) == 2

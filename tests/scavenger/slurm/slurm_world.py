@@ -82,7 +82,7 @@ def job(
     start: object = "N/A",
     end: object = "N/A",
     nodes: str = "",
-    wanted: str = "(null)",
+    requested_nodes: str = "(null)",
     planned: str = "(null)",
     reason: str = "None",
     account: str = "(null)",
@@ -92,7 +92,7 @@ def job(
     times = "|".join(
         f"{t:.0f}" if isinstance(t, (int, float)) else str(t) for t in (submitted, start, end)
     )
-    return f"MARK|{state}|{number}|{user}|{partition}|{count}|{times}|{nodes}|{wanted}|{planned}|{reason}|{account}|{batch}|{name}\n"  # noqa: E501
+    return f"MARK|{state}|{number}|{user}|{partition}|{count}|{times}|{nodes}|{requested_nodes}|{planned}|{reason}|{account}|{batch}|{name}\n"  # noqa: E501
 
 
 class World:

@@ -24,7 +24,7 @@ def troubles(slurm, **settings):
 
 
 def test_a_good_site(slurm):
-    found = slurm.scavenger(wanted_grace_s=9.0).check()
+    found = slurm.scavenger(needed_grace_s=9.0).check()
     assert all(works for works, _ in found), found
     text = " ".join(sentence for _, sentence in found)
     for words in (
@@ -63,7 +63,7 @@ def test_what_would_not_work(slurm, config, partitions, words):
     slurm.file(
         "partitions", world.PARTITIONS.replace(*partitions) if partitions else world.PARTITIONS
     )
-    found = troubles(slurm, wanted_grace_s=9.0)
+    found = troubles(slurm, needed_grace_s=9.0)
     assert any(words in sentence for sentence in found), found
 
 

@@ -144,7 +144,7 @@ def test_slurm_takes_nodes_back_for_several_tasks_of_an_array_at_once():
     ], "the fourth, a lease, is just being preempted"
     leases = {"l3": "n3", "l4": "n4", "l5": "n5"}
     found = claims(array, facts(idle="n1", allocated="n[2-8]"), leases, ())
-    assert (sorted(found.kept), found.lacked) == (["n1"], {"5_[0-1]": ["l3"]}), (
+    assert (sorted(found.node_holds), found.lacked) == (["n1"], {"5_[0-1]": ["l3"]}), (
         "leases leave for the first task only: for the others Slurm preempts them"
     )
 
@@ -184,7 +184,7 @@ def lacked(jobs, nodes, leases, leaving=()):
 
 
 def kept(jobs, nodes, leases, leaving=()):
-    return sorted(claims(jobs, nodes, leases, leaving).kept)
+    return sorted(claims(jobs, nodes, leases, leaving).node_holds)
 
 
 def test_a_job_lacks_what_idle_and_leaving_nodes_do_not_give():
@@ -214,14 +214,14 @@ def test_as_many_idle_nodes_are_left_alone_as_the_job_still_needs():
     assert kept(due(waiting(count=1, planned="n[1-3]")), nodes, leases) == ["n1", "n2", "n3"], (
         "it counts tasks, not nodes"
     )
-    [sentence, *_] = claims(due(waiting(count=4)), nodes, leases, ()).kept.values()
+    [sentence, *_] = claims(due(waiting(count=4)), nodes, leases, ()).node_holds.values()
     assert sentence == "Slurm is about to start job 1, which needs 4 nodes"
 
 
 def test_completing_nodes_count_as_open():
     nodes = facts(idle="n1", completing="n[2-3]", allocated="n[4-8]")
     found = claims(due(waiting(count=3)), nodes, {f"l{i}": f"n{i}" for i in range(4, 9)}, ())
-    assert (sorted(found.kept), found.lacked) == (["n1"], {})
+    assert (sorted(found.node_holds), found.lacked) == (["n1"], {})
 
 
 def test_leases_on_planned_nodes_go_first():
@@ -272,5 +272,5 @@ def test_claims_never_exceed_what_there_is(idle, others, going, wants):
     given_up = [lease for some in found.lacked.values() for lease in some]
     assert len(set(given_up)) == len(given_up)
     assert set(given_up) <= leases.keys() - leaving
-    assert found.kept.keys() <= {f"n{i}" for i in idle}
-    assert len(given_up) + len(found.kept) <= sum(wants)
+    assert found.node_holds.keys() <= {f"n{i}" for i in idle}
+    assert len(given_up) + len(found.node_holds) <= sum(wants)

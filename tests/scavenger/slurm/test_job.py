@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scavenger.batch.lease_script import KEPT_AT_HOME, PLACE, owner_prefix
 from scavenger.batch.settings import BatchSettings
-from scavenger.batch.submission import Shrink, Wanted
+from scavenger.batch.submission import LeaseSpec, Shrink
 from scavenger.interface import SchedulerError
 from scavenger.slurm.job import (
     SlurmLeaseOptions,
@@ -30,7 +30,7 @@ def submit(step=False, output=None, time_min_s=None, **options):
     settings = BatchSettings(
         "t", TEMPLATE, SlurmLeaseOptions(**options), time_min_s=time_min_s, start_within_s=60.0
     )
-    return sbatch(settings, Wanted("malletrain-t-l1", "n1", (), {}, 3600.0, 9.5, output), step)
+    return sbatch(settings, LeaseSpec("malletrain-t-l1", "n1", (), {}, 3600.0, 9.5, output), step)
 
 
 @settings(max_examples=25, deadline=None)
@@ -152,7 +152,7 @@ def test_job_ids():
 def shared(shape, count=3):
     settings = BatchSettings("t", TEMPLATE, SlurmLeaseOptions(), start_within_s=60.0, shape=shape)
     pack = [
-        Wanted(
+        LeaseSpec(
             f"malletrain-t-l{i}",
             f"n{i}",
             [sys.executable, "-c", PRINT, f"it's l{i}"],

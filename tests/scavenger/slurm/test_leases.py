@@ -39,7 +39,11 @@ def test_asking_again_for_a_known_lease_starts_nothing(slurm):
     [first] = scavenger.take([request(1)])
     slurm.queue(
         world.job(
-            "PENDING", int(first.scheduler_id), f"{PREFIX}l1", submitted=slurm.now, wanted="n1"
+            "PENDING",
+            int(first.scheduler_id),
+            f"{PREFIX}l1",
+            submitted=slurm.now,
+            requested_nodes="n1",
         )
     )
     [again] = scavenger.take([request(1)])
@@ -53,7 +57,7 @@ def test_asking_again_for_a_known_lease_starts_nothing(slurm):
 def test_there_are_never_more_requests_than_gaps(slurm):
     scavenger = slurm.ready()
     slurm.nodes(idle="n1", allocated="n[2-8]")
-    slurm.queue(world.job("PENDING", 5, f"{PREFIX}l0", submitted=slurm.now, wanted="n1"))
+    slurm.queue(world.job("PENDING", 5, f"{PREFIX}l0", submitted=slurm.now, requested_nodes="n1"))
     leases = scavenger.take([request(1), request(2)])
     assert [lease.state for lease in leases] == [LeaseState.ENDED] * 2
     assert "with lease l0" in leases[0].reason
@@ -141,7 +145,12 @@ def test_leases_that_do_not_start_in_time_are_withdrawn(slurm):
     scavenger = slurm.ready(start_within_s=60.0)
     slurm.queue(
         world.job(
-            "PENDING", 9, f"{PREFIX}l1", submitted=slurm.now - 30, wanted="n1", reason="Priority"
+            "PENDING",
+            9,
+            f"{PREFIX}l1",
+            submitted=slurm.now - 30,
+            requested_nodes="n1",
+            reason="Priority",
         )
     )
     [lease] = scavenger.poll().leases

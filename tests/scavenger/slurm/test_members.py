@@ -2,7 +2,7 @@
 
 import pytest
 
-from scavenger.slurm.members import taken_apart
+from scavenger.slurm.members import split_by_lease
 from scavenger.slurm.parse import SlurmJob, read_steps
 from scavenger.slurm.state import lease_job
 
@@ -19,16 +19,16 @@ def job(state, number, nodes="", name="l1-3", batch=""):
 def apart(*jobs):
     """Lease → (state, node, the node it asked for, what ends with it)."""
     found = {}
-    for one in taken_apart(jobs, PREFIX, lambda lease: NODES.get(lease, ""), {"me"}):
+    for one in split_by_lease(jobs, PREFIX, lambda lease: NODES.get(lease, ""), {"me"}):
         lease = one.name[len(PREFIX) :]
         assert lease not in found, "one job for each lease"
-        found[lease] = (one.state, one.node_list, one.wanted, one.id)
+        found[lease] = (one.state, one.node_list, one.requested_nodes, one.id)
     return found
 
 
 def test_a_lease_of_its_own_stays_what_it_is():
     single = job("RUNNING", "9", "n7", "l9")
-    assert taken_apart([single], PREFIX, NODES.get, {"me"}) == [single]
+    assert split_by_lease([single], PREFIX, NODES.get, {"me"}) == [single]
 
 
 def test_tasks_of_an_array_by_their_nodes_and_those_that_wait_by_what_is_left():
@@ -54,7 +54,9 @@ def test_nodes_of_a_block():
         "l1": ("RUNNING", "n1", "n1", "8"),
         "l3": ("RUNNING", "n3", "n3", "8"),
     }
-    parts = {one.part.node: one.part for one in taken_apart([running], PREFIX, NODES.get, {"me"})}
+    parts = {
+        one.part.node: one.part for one in split_by_lease([running], PREFIX, NODES.get, {"me"})
+    }
     assert [(p.id, p.first, p.removable) for p in parts.values()] == [
         ("8/n1", True, True),
         ("8/n3", False, True),
@@ -63,25 +65,29 @@ def test_nodes_of_a_block():
 
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
 def test_a_node_that_no_daemon_knows_is_nobodys_lease_and_not_kept(state):
-    found = taken_apart([job(state, "8", "n[2,5]", batch="n5")], PREFIX, NODES.get, {"me"})
-    jobs = {one.wanted: lease_job(one.name[len(PREFIX) :], one, 10.0, 5.0) for one in found}
+    found = split_by_lease([job(state, "8", "n[2,5]", batch="n5")], PREFIX, NODES.get, {"me"})
+    jobs = {
+        one.requested_nodes: lease_job(one.name[len(PREFIX) :], one, 10.0, 5.0) for one in found
+    }
     assert (jobs["n2"].lease.id, jobs["n2"].lost) == ("l2", "")
     assert (jobs["n5"].lease.id, jobs["n5"].lost) == ("l1-3@n5", "nobody asked for it")
 
 
 def test_what_a_part_is_called_and_what_ends_with_it():
-    [waiting, *_] = taken_apart([job("PENDING", "7_[0-2]")], PREFIX, NODES.get, {"me"})
+    [waiting, *_] = split_by_lease([job("PENDING", "7_[0-2]")], PREFIX, NODES.get, {"me"})
     made = lease_job("l1", waiting, 10.0, 5.0)
     assert (made.lease.scheduler_id, made.id) == ("7/n1", "7_[0-2]")
-    [node, _] = taken_apart([job("RUNNING", "8", "n[1,3]", batch="n1")], PREFIX, NODES.get, {"me"})
+    [node, _] = split_by_lease(
+        [job("RUNNING", "8", "n[1,3]", batch="n1")], PREFIX, NODES.get, {"me"}
+    )
     made = lease_job("l1", node, 10.0, 5.0)
     assert (made.lease.scheduler_id, made.id) == ("8/n1", "8/n1"), "no command ends the whole"
 
 
 def test_a_job_of_somebody_who_has_no_lease_is_not_taken_apart():
     fakes = [job("RUNNING", "8", "n[1-3]")._replace(user="eve"), job("PENDING", "9")]
-    assert taken_apart(fakes, PREFIX, NODES.get, {"me"})[0] is fakes[0]
-    assert taken_apart(fakes, PREFIX, NODES.get, {"ann"}) == fakes
+    assert split_by_lease(fakes, PREFIX, NODES.get, {"me"})[0] is fakes[0]
+    assert split_by_lease(fakes, PREFIX, NODES.get, {"ann"}) == fakes
 
 
 def test_steps():

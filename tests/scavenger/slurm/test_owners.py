@@ -56,7 +56,12 @@ def fakes(slurm):
         world.job("SUSPENDED", 666, f"{PREFIX}l1", nodes="n7", user="eve", end=slurm.now + 9999),
         world.job("RUNNING", 667, f"{PREFIX}l2", nodes="n8", user="eve", end=slurm.now + 9999),
         world.job(
-            "PENDING", 668, f"{PREFIX}zzz", wanted="n6", user="eve", submitted=slurm.now - 9999
+            "PENDING",
+            668,
+            f"{PREFIX}zzz",
+            requested_nodes="n6",
+            user="eve",
+            submitted=slurm.now - 9999,
         ),
     ]
 
@@ -73,7 +78,12 @@ def test_jobs_of_others_with_the_name_of_a_lease_change_nothing(slurm, first, re
     true = [
         runs(slurm, numbers[0], "l1", "ann", "n1"),
         world.job(
-            "PENDING", numbers[1], f"{PREFIX}l2", wanted="n2", user="ann", submitted=slurm.now
+            "PENDING",
+            numbers[1],
+            f"{PREFIX}l2",
+            requested_nodes="n2",
+            user="ann",
+            submitted=slurm.now,
         ),
         runs(slurm, 99, "l9", "me", "n5"),
     ]

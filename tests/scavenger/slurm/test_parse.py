@@ -71,7 +71,7 @@ def test_only_waiting_jobs_and_ours_are_kept():
         ("6", f"x|{PREFIX}l9"),
     ]
     assert table.ours[0].end == 900.0
-    assert table.ours[0].wanted == ""
+    assert table.ours[0].requested_nodes == ""
     assert planned_uses(table.pending) == {"n1": 500.0, "n2": 500.0}
 
 
@@ -172,7 +172,7 @@ def test_the_recordings_of_a_real_slurm():
             start=get["START_TIME"],
             end=get["END_TIME"],
             nodes=v[names.index("NODELIST")],
-            wanted=get["REQ_NODES"] or "(null)",
+            requested_nodes=get["REQ_NODES"] or "(null)",
             planned=get["SCHEDNODES"],
             reason=get["REASON"],
         )

@@ -90,7 +90,7 @@ def test_many_gaps_are_taken_a_share_at_each_poll(slurm):
 def test_while_slurm_takes_leases_back_for_an_unknown_job_no_other_is_asked_for(slurm):
     scavenger = slurm.ready()
     running = world.job("RUNNING", 9, f"{PREFIX}l1", nodes="n1", end=slurm.now + 3600)
-    waiting = world.job("PENDING", 10, f"{PREFIX}l2", submitted=slurm.now, wanted="n2")
+    waiting = world.job("PENDING", 10, f"{PREFIX}l2", submitted=slurm.now, requested_nodes="n2")
     slurm.nodes(idle="n[2-8]", allocated="n1")
     slurm.queue(running, waiting)
     assert len(scavenger.poll().gaps) == 6
@@ -125,7 +125,7 @@ def test_idle_nodes_are_left_to_the_job_that_slurm_is_about_to_start(slurm):
         world.job("RUNNING", 20 + i, f"{PREFIX}l{i}", nodes=f"n{i}", end=slurm.now + 10)
         for i in (1, 2)
     ]
-    waiting = world.job("PENDING", 31, f"{PREFIX}l3", submitted=slurm.now, wanted="n3")
+    waiting = world.job("PENDING", 31, f"{PREFIX}l3", submitted=slurm.now, requested_nodes="n3")
     main = world.job(
         "PENDING", 5, "main", count=5, start=slurm.now, planned="n[1-3]", reason="Resources"
     )

@@ -99,7 +99,7 @@ def test_where_there_may_not_be_so_many_jobs_there_are_as_many_as_there_may_be(s
     assert [lease.state for lease in leases] == [PENDING, ENDED, ENDED, ENDED]
     assert "QOSMaxSubmitJobPerUserLimit" in leases[3].reason
     assert len(slurm.tools.calls("sbatch")) == 3, "four, two and one of them"
-    slurm.queue(job("PENDING", "70", "l1", wanted="n1"))
+    slurm.queue(job("PENDING", "70", "l1", requested_nodes="n1"))
     assert "refuses more jobs" in one.take([request(5)])[0].reason
 
 

@@ -106,7 +106,7 @@ def test_idle_times_go_on_and_begin_anew():
 def test_our_leases_hold_the_nodes_they_run_on_and_wait_for():
     queue = (
         world.job("RUNNING", 1, f"{PREFIX}l1", nodes="n1")
-        + world.job("PENDING", 2, f"{PREFIX}l2", wanted="n2")
+        + world.job("PENDING", 2, f"{PREFIX}l2", requested_nodes="n2")
         + world.job("COMPLETED", 3, f"{PREFIX}l3", nodes="n3")
         + world.job("RUNNING", 4, f"{PREFIX}l4", nodes="n4", user="somebody")
     )

@@ -13,11 +13,11 @@ from scavenger.batch.lease_ledger import LeaseLedger
 from scavenger.batch.look import LookResult, SiteT
 from scavenger.batch.rules import why_not
 from scavenger.batch.settings import BatchSettings, OptionsT
-from scavenger.batch.submission import Wanted
+from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import Lease, LeaseRequest, LeaseState, SchedulerError
 
 
-def wanted_lease(
+def lease_spec(
     request: LeaseRequest,
     view: LookResult[SiteT],
     settings: BatchSettings[OptionsT],
@@ -25,7 +25,7 @@ def wanted_lease(
     step_s: float,
     grace_s: float,
     longest: tuple[float | None, str] = (None, ""),
-) -> Wanted:
+) -> LeaseSpec:
     """The lease that a request comes to. Raises SchedulerError when it may not be asked for.
 
     Args:
@@ -50,7 +50,7 @@ def wanted_lease(
             f"({longest_by}), and the shortest lease has {s.least_s:g} s"
         )
     free_s = None if facts.free_until is None else facts.free_until - now - s.spare_s
-    ends = free_s, s.rules.hours.left_s(now), request.duration_s, longest_s
+    ends = free_s, s.rules.hours.remaining_s(now), request.duration_s, longest_s
     limit_s = s.limit_s(request.id, step_s, *ends)
     if limit_s is None:
         raise SchedulerError(f"the gap of {request.node} is too short for a lease by now")
@@ -69,7 +69,7 @@ def wanted_lease(
         if s.output_dir is not None and request.owner is None
         else None
     )
-    return Wanted(
+    return LeaseSpec(
         s.prefix + request.id,
         request.node,
         request.argv,
@@ -88,15 +88,15 @@ def refused(lease: str, node: str, reason: str) -> Lease:
     return Lease(lease, "", LeaseState.ENDED, node, reason)
 
 
-def not_yet(pack: Sequence[Wanted], error: SchedulerError) -> list[Lease]:
+def not_yet(pack: Sequence[LeaseSpec], error: SchedulerError) -> list[Lease]:
     """The leases that are not asked for now."""
     return [Lease(one.lease, "", LeaseState.NOT_YET, one.node, str(error)) for one in pack]
 
 
-def packed(wanted: Sequence[Wanted], most: int) -> list[list[Wanted]]:
+def packed(specs: Sequence[LeaseSpec], most: int) -> list[list[LeaseSpec]]:
     """Which leases share a job, ``most`` at most: those of one owner and one class of nodes."""
     return packs(
-        wanted,
+        specs,
         most,
         lambda one: one.lease,
         lambda one: (one.owner, one.env["MALLETRAIN_NODE_CLASS"]),

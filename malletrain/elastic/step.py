@@ -82,9 +82,9 @@ class Steps:
         membership = self.membership
         if self.now is not None or not membership.group.several:
             return True
-        asked = StepWishes(membership.ready_to_go, self.stop_wanted, save, digest)
+        wishes = StepWishes(membership.ready_to_go, self.stop_wanted, save, digest)
         try:
-            return membership.group.meet(asked)
+            return membership.group.meet(wishes)
         except RuntimeError as error:
             if not (membership.live and is_peer_loss(error)):
                 raise

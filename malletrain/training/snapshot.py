@@ -170,7 +170,7 @@ class Snapshot:
         self._looked = False
         self._team: Team | None = None
         self._agreement: Agreement | None = None
-        self._asked = 0
+        self._request = 0
 
     # --- restore ---
 
@@ -420,8 +420,8 @@ class Snapshot:
         wish = 0
         if rank_and_world()[0] == 0:
             number = self._flags.drain_request() if self._flags is not None else 0
-            if number and number not in (self._served, self._asked):
-                self._asked, wish = number, 1 + number
+            if number and number not in (self._served, self._request):
+                self._request, wish = number, 1 + number
             elif self._pace.is_due():
                 self._pace.saved()
                 wish = 1

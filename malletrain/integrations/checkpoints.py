@@ -76,9 +76,9 @@ def refuse_to_overwrite(record: Mapping[str, Any], checkpoint: str, run: Owner) 
     theirs = owner.of(record)
     if theirs is None or theirs.is_same(run) or not (theirs.job and run.job):
         return
-    wanted = owner.asked_for(None)
-    beside = os.path.dirname(os.path.abspath(wanted)) == os.path.dirname(checkpoint)
-    if wanted and (beside or owner.is_asked_for(theirs, checkpoint, wanted, run)):
+    requested = owner.asked_for(None)
+    beside = os.path.dirname(os.path.abspath(requested)) == os.path.dirname(checkpoint)
+    if requested and (beside or owner.is_asked_for(theirs, checkpoint, requested, run)):
         return
     raise ForeignSnapshotError(
         f"Checkpoint {checkpoint} belongs to {theirs}, and is not overwritten by job {run.job}. "

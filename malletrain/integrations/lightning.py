@@ -114,20 +114,20 @@ class MalleTrainCallback(Callback):
         Raises:
             SnapshotError: when it is another job's and was not asked for.
         """
-        there, wanted = os.path.exists(self.path), owner.asked_for(None)
+        there, requested = os.path.exists(self.path), owner.asked_for(None)
         record = checkpoints.read_record(self.folder)
         if there and checkpoints.is_own(record, self._run):
             return self.path
-        if os.path.exists(wanted):
-            report.tell(f"Going on from the checkpoint {wanted}, as asked for.")
-            path = os.path.join(wanted, NAME) if os.path.isdir(wanted) else wanted
+        if os.path.exists(requested):
+            report.tell(f"Going on from the checkpoint {requested}, as asked for.")
+            path = os.path.join(requested, NAME) if os.path.isdir(requested) else requested
             return os.path.abspath(path)
         if there:
             checkpoints.check_owner(record, self.path, self._run)
-        elif wanted:
+        elif requested:
             raise SnapshotError(
-                f"There is no checkpoint of job {wanted} in {self.folder}. Name the one to go on "
-                f"from by its path (…/{NAME})."
+                f"There is no checkpoint of job {requested} in {self.folder}. Name the one to go "
+                f"on from by its path (…/{NAME})."
             )
         return self.path if there else None
 
@@ -335,8 +335,8 @@ class MalleTrainCallback(Callback):
         if not self._stepped:
             return
         self._stepped = False
-        wanted = self._guard.wants_checkpoint(time.monotonic() >= self._due)
-        if not wanted and not self._guard.late:
+        requested = self._guard.wants_checkpoint(time.monotonic() >= self._due)
+        if not requested and not self._guard.late:
             return
         began = time.monotonic()
         record = checkpoints.read_record(self.folder)

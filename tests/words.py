@@ -33,7 +33,13 @@ GONE_MODULES = frozenset(
 PARTICIPLES = frozenset(
     ("asked", "found", "given", "held", "kept", "known", "left", "said", "told", "wanted")
 )
-FINISHED = ("allocator", "jpa", "malletrain/elastic", "malletrain/integrations")
+FINISHED = (
+    "allocator",
+    "jpa",
+    "malletrain/elastic",
+    "malletrain/integrations",
+    "malletrain/rounds",
+)
 """Rooms without names of PARTICIPLES."""
 
 

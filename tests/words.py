@@ -36,9 +36,15 @@ PARTICIPLES = frozenset(
 FINISHED = (
     "allocator",
     "jpa",
+    "malletrain/client",
+    "malletrain/config",
     "malletrain/elastic",
+    "malletrain/identity",
     "malletrain/integrations",
+    "malletrain/memory",
+    "malletrain/protocol",
     "malletrain/rounds",
+    "malletrain/submission",
 )
 """Rooms without names of PARTICIPLES."""
 

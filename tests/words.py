@@ -41,6 +41,7 @@ FINISHED = (
     "malletrain/elastic",
     "malletrain/identity",
     "malletrain/integrations",
+    "malletrain/launch",
     "malletrain/memory",
     "malletrain/protocol",
     "malletrain/rounds",

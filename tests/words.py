@@ -36,6 +36,7 @@ PARTICIPLES = frozenset(
 FINISHED = (
     "allocator",
     "jpa",
+    "malletrain/agent",
     "malletrain/client",
     "malletrain/config",
     "malletrain/elastic",

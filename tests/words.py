@@ -47,6 +47,7 @@ FINISHED = (
     "malletrain/protocol",
     "malletrain/rounds",
     "malletrain/submission",
+    "malletrain/training",
 )
 """Rooms without names of PARTICIPLES."""
 

@@ -92,11 +92,11 @@ class MemorySnapshots:
         team = self._all_ranks()
         look = MemoryRestore(self.tier, self._label, self._path, self._owner, team)
         survey = look.survey()
-        if survey.disk_at and _is_newer(survey.disk, survey.found):
+        if survey.disk_at and _is_newer(survey.disk, survey.newest):
             look.take_in(survey.disk_at)
             survey = look.survey()
         self._addresses = survey.addresses
-        snapshot = survey.found
+        snapshot = survey.newest
         if snapshot is None:
             return from_disk()
         if _is_newer(survey.disk, snapshot):

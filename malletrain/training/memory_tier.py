@@ -118,7 +118,7 @@ class MemoryTier:
 
     # --- read ---
 
-    def held(self) -> list[tuple[HeldSnapshot, dict[str, Any]]]:
+    def snapshots(self) -> list[tuple[HeldSnapshot, dict[str, Any]]]:
         """What is here and good, newest first, with what each snapshot says. What is damaged is
         told and removed.
         """

@@ -158,7 +158,7 @@ def check(
     payload: Mapping[str, Any],
     name: str,
     mine: Owner,
-    wanted: str,
+    requested: str,
     what: str = "snapshot",
     remedy: str = SNAPSHOT_REMEDY,
 ) -> None:
@@ -168,7 +168,7 @@ def check(
         payload: the snapshot.
         name: its path.
         mine: this run.
-        wanted: what was asked for, a job or a path (:func:`asked_for`).
+        requested: what was asked for, a job or a path (:func:`asked_for`).
         what: what the file is called in sentences.
         remedy: why two runs must not share it, and what to do.
 
@@ -179,7 +179,7 @@ def check(
     theirs = of(payload)
     if theirs is None or theirs.is_same(mine):
         return
-    if is_asked_for(theirs, name, wanted, mine):
+    if is_asked_for(theirs, name, requested, mine):
         report.tell(f"Going on from the {what} of {theirs} in {name}, as asked for.")
         return
     if not (mine.job and theirs.job):

@@ -56,7 +56,7 @@ class Replicas:
     def __init__(self, every: int, memory: MemorySnapshots | None) -> None:
         self.every = every
         """Steps from one to the next; 0: none, or by themselves."""
-        self.kept = every > 0
+        self.exist = every > 0
         """Whether another node has, or is about to have, what a node holds."""
         self._memory = memory
         self._room = _bytes_in_time()
@@ -81,12 +81,12 @@ class Replicas:
             return
         try:
             bytes_held = memory.held_by_a_node()
-            self.kept = bytes_held > self._room and self._renew(memory, steps)
+            self.exist = bytes_held > self._room and self._renew(memory, steps)
         except Exception as error:  # a state that cannot be had stops no training
-            self.kept = False
+            self.exist = False
             report.tell(f"No copy on another node: {error}", once=f"no copy {type(error)}")
             return
-        if self.kept and rank_and_world()[0] == 0:
+        if self.exist and rank_and_world()[0] == 0:
             report.tell(
                 f"A node holds {shown(bytes_held)} of the state and can hand over "
                 f"{shown(self._room)} within its notice: another node has a copy, renewed with "

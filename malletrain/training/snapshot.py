@@ -143,7 +143,7 @@ class Snapshot:
         self._flags: FlagsReader | None = report.open_flags()
         self._served = 0
         self._pace = Pace(every_s, self._flags)
-        self._outcomes = Outcomes(self.path, objects, lambda: self.replicas.kept)
+        self._outcomes = Outcomes(self.path, objects, lambda: self.replicas.exist)
         self._disk = DiskTier(self.path, keep, self._owner, self._all_ranks)
         self._copies = DiskCopies(self._disk, self._outcomes)
         self._memory: MemorySnapshots | None = None

@@ -39,6 +39,8 @@ FINISHED = (
     "malletrain/agent",
     "malletrain/client",
     "malletrain/config",
+    "malletrain/core",
+    "malletrain/daemon",
     "malletrain/elastic",
     "malletrain/identity",
     "malletrain/integrations",

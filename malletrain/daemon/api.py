@@ -430,7 +430,7 @@ class Api:
             self.leases.polls.trouble(now),
             tuple(core.rounds.measured.values()),
             self.views.shares(user),
-            self.leases.restraints.now.told(),
+            self.leases.restraints.now.sentence(),
             self.handler_failures.summary() if core.accounts.operates(user) else "",
             trainer_views(core),
             self.views.late(user),

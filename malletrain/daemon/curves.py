@@ -48,7 +48,7 @@ class _Stored:
     node_class: str
     processes: int
     now: float
-    known: Mapping[str, CurveRow] | None = None
+    rows_by_key: Mapping[str, CurveRow] | None = None
     """The newest curve of each key, where they have been read; None: they have not."""
     every: tuple[Sibling, ...] | None = None
     """The newest curves of all keys, where they have been read."""
@@ -61,7 +61,7 @@ class _Stored:
 
     def of_key(self, key: str) -> Sibling | None:
         """The newest of this key; None where it cannot be read."""
-        row = self.store.curve(key) if self.known is None else self.known.get(key)
+        row = self.store.curve(key) if self.rows_by_key is None else self.rows_by_key.get(key)
         return self._sibling(row) if row else None
 
     def others(self, key: str) -> list[Sibling]:
@@ -130,7 +130,7 @@ class Curves:
             if profiled and row.learned:
                 model = _read(row.learned, f"job {job}", self._costs)
             elif profiled:
-                storage = replace(self._storage(row, spec), known=rows_by_key)
+                storage = replace(self._storage(row, spec), rows_by_key=rows_by_key)
                 model = siblings.starts_with(storage, row.key, named=_may_differ(spec))
                 if model is None and (spec.parameters or spec.flops):
                     size = ModelSize(_positive(spec.parameters), _positive(spec.flops))

@@ -69,11 +69,11 @@ def extend(core: Core, row: JobRow, new_goals: OwnerGoals, stated: bool) -> None
         "budget_nh": None if new_goals.budget_s is None else new_goals.budget_s / HOUR_S,
         "work": new_goals.work,
     }
-    core.audit.record(EventKind.JOB_EXTENDED, _said(new_goals), job=row.id, **data)
+    core.audit.record(EventKind.JOB_EXTENDED, _sentence(new_goals), job=row.id, **data)
     core.feed(core.goals.extend(row.id, new_goals, stated=stated))
 
 
-def _said(goals: OwnerGoals) -> str:
+def _sentence(goals: OwnerGoals) -> str:
     parts = [
         "no deadline" if goals.deadline is None else f"the deadline {_utc(goals.deadline)}",
         "no budget" if goals.budget_s is None else f"a budget of {goals.budget_s / HOUR_S:.4g} nh",

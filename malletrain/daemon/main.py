@@ -324,13 +324,14 @@ class Daemon:
         wait = self.config.daemon.adopt_wait if lease_count else 0.0
         core.controller.hold(core.clock.now() + wait + 60.0)
         core.restore()
-        found = f"{len(core.runs)} unfinished jobs and {lease_count} leases"
+        inventory = f"{len(core.runs)} unfinished jobs and {lease_count} leases"
         if before is None:
-            kind, sentence = EventKind.DAEMON_STARTED, f"The daemon runs; it knows {found}."
+            kind, sentence = EventKind.DAEMON_STARTED, f"The daemon runs; it knows {inventory}."
         else:
             kind = before.kind
             sentence = (
-                f"{before.sentence} It has taken {found} in hand anew; the jobs went on meanwhile."
+                f"{before.sentence} It has taken {inventory} in hand anew; the jobs went on "
+                "meanwhile."
             )
         with core.transaction():
             core.audit.record(kind, sentence, boot=self._boot)

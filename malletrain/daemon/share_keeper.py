@@ -40,7 +40,7 @@ class ShareKeeper:
         if shares.settings is None or (now < self._kept_at + EVERY_S and not at_once):
             return
         self._kept_at = now
-        for party, service in shares.kept().items():
+        for party, service in shares.services().items():
             self._store.services.put(
                 ServiceRow(party, service.served, service.due, service.seconds, now)
             )

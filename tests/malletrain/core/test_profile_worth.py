@@ -207,5 +207,5 @@ def test_of_many_jobs_some_are_looked_at_at_one_moment_and_the_others_later():
     for moment in (0.0, 1.0, 2.0, 3.0):
         for job in jobs:
             worth.pays(job, jobs, moment)
-        counts.append(sum(worth.asked(job.submitted.job) for job in jobs))
+        counts.append(sum(worth.has_estimate(job.submitted.job) for job in jobs))
     assert counts == [10, 20, 25, 25]

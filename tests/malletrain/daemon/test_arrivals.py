@@ -81,7 +81,7 @@ def test_a_node_to_which_the_word_did_not_come_is_told_again(start, agent, notic
     if noticed:
         one.hello(warm=())
     else:
-        daemon.call(lambda: setattr(node, "warm_told_at", 0.0))
+        daemon.call(lambda: setattr(node, "warm_up_sent_at", 0.0))
     assert one.hear(messages.WarmUp).interpreters == (lost,)
     one.say(messages.Warm((lost.key,)))
     one.work(job)

@@ -132,7 +132,7 @@ def test_jobs_of_one_key_begin_with_a_belief_and_not_with_the_points(curves):
     curves.keep("j1", made, MEASURED)
     model, _ = new(curves, "j2", "--layers", "9", profile_key="sweep")
     assert model.curve.measured_sizes == ()
-    assert model.known
+    assert model.has_data
     rate, std = model.curve.estimate(4)
     assert rate == pytest.approx(340.0, rel=0.05)
     assert std > 0.2 * rate

@@ -20,7 +20,7 @@ from typing import Protocol
 from malletrain.agent.launch import (
     LauncherEntry,
     base_environment,
-    kept_command,
+    supervised_command,
     warm_arguments,
 )
 from malletrain.agent.process import JobProcess, reap_orphans
@@ -72,7 +72,7 @@ class WarmPython:
         )
         words = warm_arguments(LauncherEntry(entry.__file__, described(spec)), path)
         command = entered(spec.software, python_command(spec, words))
-        argv = kept_command(command, os.getpid(), "/", log_file, memory)
+        argv = supervised_command(command, os.getpid(), "/", log_file, memory)
         self._keeper = JobProcess(argv, environment)
 
     @property

@@ -160,7 +160,7 @@ class ProfileWorth:
         """
         return math.sqrt((1.0 + sum(self._off)) / (1 + len(self._off)))
 
-    def left_s(self, job: str, now: float) -> float:
+    def remaining_s(self, job: str, now: float) -> float:
         """How long the job goes on yet, seconds, by how long others lasted."""
         return self._lengths.expected_remaining(now - self._began.get(job, now))
 
@@ -218,9 +218,9 @@ class ProfileWorth:
         visits_s = visits * self.stay_s
         alike = beside.kinds.get(kind, ())
         if job not in alike:
-            return min(self.left_s(job, beside.now), visits_s)
+            return min(self.remaining_s(job, beside.now), visits_s)
         if (kind, visits) not in beside.of_use:
             beside.of_use[kind, visits] = sum(
-                min(self.left_s(name, beside.now), visits_s) for name in alike
+                min(self.remaining_s(name, beside.now), visits_s) for name in alike
             )
         return beside.of_use[kind, visits]

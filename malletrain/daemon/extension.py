@@ -23,7 +23,7 @@ from malletrain.store.records import JobRow
 KEYS = ("deadline", "budget_nh", "more_nh", "work")
 
 
-def wanted_of(spec: messages.JobSpec) -> OwnerGoals:
+def goals_of(spec: messages.JobSpec) -> OwnerGoals:
     """The goals that a job is submitted with."""
     budget_s = None if spec.budget_nh is None else spec.budget_nh * HOUR_S
     return OwnerGoals(spec.deadline, budget_s, spec.work)

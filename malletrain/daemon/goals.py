@@ -68,7 +68,7 @@ class JobGoals:
         self._clock = clock
         self._keeper = controller.goals
         self._metrics = metrics
-        self._kept_at = -math.inf
+        self._saved_at = -math.inf
         now = clock.now()
         spans = store.goals.spans(now - KEPT * SPAN_S)
         self._keeper.history.restore(NodeSpan(s.began, s.node_class, s.nodes) for s in spans)
@@ -201,9 +201,9 @@ class JobGoals:
         ``at_once``; call it within a step.
         """
         now = self._clock.now()
-        if now < self._kept_at + KEEP_EVERY_S and not at_once:
+        if now < self._saved_at + KEEP_EVERY_S and not at_once:
             return
-        self._kept_at = now
+        self._saved_at = now
         for job in self._keeper.records:
             self.charge(job)
         if spans := self._keeper.history.fresh():

@@ -58,7 +58,7 @@ class ActiveJob:
     counts: AlignedCounts = field(default_factory=AlignedCounts)
     series: dict[str, GrowingSeries] = field(default_factory=dict)
     """Its metrics over time, by name."""
-    told_at: float = 0.0
+    progress_at: float = 0.0
     """When the controller last heard of its progress."""
 
     @property

@@ -207,7 +207,7 @@ class Daemon:
         try:
             log.info("metrics", port=self.metrics.serve(settings.metrics_listen))
         except MetricsError as error:
-            if settings.metrics_asked_for:
+            if settings.metrics_required:
                 raise
             log.warning("no metrics", reason=str(error))
 
@@ -382,9 +382,9 @@ class Daemon:
             with service.core.transaction():
                 service.core.goals.keep()
             self._retention.look(self._clock.now())
-            bytes_held = self._transport.kept_bytes
-            self._transport.end_unreadable(self._memory_trim.swollen(bytes_held))
-            self._memory_trim.update(time.monotonic(), bytes_held)
+            connection_bytes = self._transport.connection_bytes
+            self._transport.end_unreadable(self._memory_trim.swollen(connection_bytes))
+            self._memory_trim.update(time.monotonic(), connection_bytes)
             show_gauges(service, self.metrics, WATCH_EVERY_S)
 
     def _look_at_users(self) -> None:

@@ -152,7 +152,7 @@ class Metrics:
             "command",
             "outcome",
         )
-        self._calls_told: dict[tuple[str, str], int] = {}
+        self._last_calls: dict[tuple[str, str], int] = {}
         self._backoff = gauge(
             "scheduler_backoff_seconds",
             "How long leases are not asked for still: the main scheduler is busy, it refused "
@@ -339,10 +339,10 @@ class Metrics:
     def scheduler_calls(self, counts: Mapping[tuple[str, str], int]) -> None:
         """(command, outcome) → how often it was called since the daemon began."""
         for (command, outcome), count in counts.items():
-            more = count - self._calls_told.get((command, outcome), 0)
+            more = count - self._last_calls.get((command, outcome), 0)
             if more > 0:
                 self._calls.labels(command, outcome).inc(more)
-        self._calls_told = dict(counts)
+        self._last_calls = dict(counts)
 
     def scheduler_backoff(self, cause: str, seconds: float) -> None:
         """For so long leases are not asked for still; ``cause`` is one of BACKOFF_CAUSES."""

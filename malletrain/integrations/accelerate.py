@@ -149,7 +149,7 @@ class Guard(StateGuard):
 
     def _to_resume(self) -> str | None:
         """The state to go on from: the newest of this run, else one that was asked for."""
-        newest, requested = self.newest(), owner.asked_for(None)
+        newest, requested = self.newest(), owner.resume_source(None)
         record = checkpoints.read_record(newest) if newest else {}
         if newest is not None and checkpoints.is_own(record, self._run):
             return newest

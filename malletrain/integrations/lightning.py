@@ -114,7 +114,7 @@ class MalleTrainCallback(Callback):
         Raises:
             SnapshotError: when it is another job's and was not asked for.
         """
-        there, requested = os.path.exists(self.path), owner.asked_for(None)
+        there, requested = os.path.exists(self.path), owner.resume_source(None)
         record = checkpoints.read_record(self.folder)
         if there and checkpoints.is_own(record, self._run):
             return self.path
@@ -269,7 +269,7 @@ class MalleTrainCallback(Callback):
         self._batches.epoch = self._epoch = trainer.current_epoch
         self._step = 0
         self._results.forget()
-        self._save_if_wanted(trainer)
+        self._save_if_due(trainer)
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
@@ -277,7 +277,7 @@ class MalleTrainCallback(Callback):
         """All of the step before is over, its validation too. Callbacks that log here (the rate) do
         so once a step.
         """
-        self._save_if_wanted(trainer)
+        self._save_if_due(trainer)
         assert self._batches is not None
         # Lightning leaves out a plateau's schedule in an epoch that it resumed within.
         trainer.fit_loop._restarting = False
@@ -289,7 +289,7 @@ class MalleTrainCallback(Callback):
         assert self._batches is not None
         if self._stepped:
             self._fit_over, self._step = True, self._batches.steps_per_epoch
-        self._save_if_wanted(trainer)
+        self._save_if_due(trainer)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Lightning divides a loss by the number of micro-batches, and DDP averages over ranks;
@@ -331,7 +331,7 @@ class MalleTrainCallback(Callback):
             return (self._epoch * each + self._step) % interval == 0
         return self._step % interval == 0
 
-    def _save_if_wanted(self, trainer: Any) -> None:
+    def _save_if_due(self, trainer: Any) -> None:
         if not self._stepped:
             return
         self._stepped = False

@@ -96,7 +96,7 @@ class MalleTrainCallback(TrainerCallback):
 
     def _of_another(self, folder: str, paths: list[str], records: dict[str, dict[str, Any]]) -> str:
         """Where this run has no checkpoint yet: that of another, if it may go on from it."""
-        requested = owner.asked_for(None)
+        requested = owner.resume_source(None)
         if os.path.isdir(requested):
             report.tell(f"Going on from the checkpoint {requested}, as asked for.")
             return os.path.abspath(requested)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from malletrain.launch import fabric
-from malletrain.launch.lines import LineConnection, Said
+from malletrain.launch.lines import LineConnection, ProcessLine
 from malletrain.launch.loop import TICK_S, Child, LaunchLoop, first_words, last_words, stop_all
 from malletrain.launch.round_store import ReachedStore, ServedStore
 from malletrain.protocol import env
@@ -108,7 +108,7 @@ class LiveLauncher:
 
     # --- the agent ---
 
-    def agent_said(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         """A round, or the end of one."""
         if isinstance(message, Round) and message.job == self.order.job:
             if self._round is None or message.generation > self._round.generation:
@@ -182,7 +182,7 @@ class LiveLauncher:
             child = Child(self._loop, self.command, environment)
             self._workers.append(_Worker(child, local_rank))
 
-    def process_said(self, connection: LineConnection, message: Said) -> None:
+    def on_line(self, connection: LineConnection, message: ProcessLine) -> None:
         """A greeting, or news of a worker that has greeted."""
         worker = next((w for w in self._workers if w.connection is connection), None)
         if worker is None:
@@ -203,7 +203,7 @@ class LiveLauncher:
             if message.generation == newest and self._last_phase != (AssignmentPhase.LOST, newest):
                 self._say(AssignmentPhase.LOST, newest)
 
-    def _greeted(self, connection: LineConnection, message: Said) -> None:
+    def _greeted(self, connection: LineConnection, message: ProcessLine) -> None:
         for worker in self._workers:
             free = worker.connection is None or not worker.connection.open
             if message.say == "hello" and worker.local_rank == message.local_rank and free:

@@ -61,7 +61,7 @@ class DiskTier:
     ) -> dict[str, Any] | None:
         """Have ``put_back(payload, file)`` restore the newest good snapshot, the same one on all
         ranks: the run's own, else that of ``requested`` (see
-        :func:`malletrain.training.owner.asked_for`). Where it finds that one damaged, it is the
+        :func:`malletrain.training.owner.resume_source`). Where it finds that one damaged, it is the
         turn of the one before.
 
         Returns:
@@ -99,7 +99,7 @@ class DiskTier:
         """
         there = snapshot_file.peek(self.path)
         theirs = owner.of(there) if there is not None else None
-        if theirs and owner.is_asked_for(theirs, self.path, requested, self._owner):
+        if theirs and owner.is_resume_source(theirs, self.path, requested, self._owner):
             self._signature = snapshot_file.signature(self.path)
 
     def _choose(self, path: str, requested: str) -> tuple[dict[str, Any] | None, str]:

@@ -47,7 +47,7 @@ def age_of(payload: Mapping[str, Any]) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class HeldSnapshot:
+class NodeSnapshot:
     """What a node has of one snapshot, looked through and found good."""
 
     moment: Moment
@@ -67,7 +67,7 @@ class NodeOffer:
 
     address: str
     """Of its keeper; empty: it has none, and no memory either."""
-    snapshots: tuple[HeldSnapshot, ...] = ()
+    snapshots: tuple[NodeSnapshot, ...] = ()
     on_disk: tuple[tuple[int, int], str] | None = None
     """Age and id of the newest snapshot that it sees on disk."""
 

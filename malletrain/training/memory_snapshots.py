@@ -181,7 +181,7 @@ class MemorySnapshots:
         """Whether each rank holds a part of the state."""
         return is_sharded(self._objects)
 
-    def held_by_a_node(self) -> int:
+    def bytes_per_node(self) -> int:
         """Bytes of the state that a node holds, at most. Collective for a sharded model."""
         if not self.is_sharded:
             return tensor_bytes(self._payload())

@@ -80,15 +80,15 @@ class Replicas:
         if memory is None or self.every or not self._room or nodes() < 2:
             return
         try:
-            bytes_held = memory.held_by_a_node()
-            self.exist = bytes_held > self._room and self._renew(memory, steps)
+            node_bytes = memory.bytes_per_node()
+            self.exist = node_bytes > self._room and self._renew(memory, steps)
         except Exception as error:  # a state that cannot be had stops no training
             self.exist = False
             report.tell(f"No copy on another node: {error}", once=f"no copy {type(error)}")
             return
         if self.exist and rank_and_world()[0] == 0:
             report.tell(
-                f"A node holds {shown(bytes_held)} of the state and can hand over "
+                f"A node holds {shown(node_bytes)} of the state and can hand over "
                 f"{shown(self._room)} within its notice: another node has a copy, renewed with "
                 "every snapshot.",
                 once="copies by themselves",

@@ -198,7 +198,7 @@ class Snapshot:
                 restored.
         """
         report.mark("restoring")
-        requested = owner.asked_for(resume_from)
+        requested = owner.resume_source(resume_from)
         self._numbers.begin()
         if self._memory is None:
             payload = self._from_disk(requested)

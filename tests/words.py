@@ -36,6 +36,22 @@ PARTICIPLES = frozenset(
 FINISHED = (
     *("allocator", "jpa", "scavenger"),
     *("malletrain/assess", "malletrain/demo", "malletrain/sim"),
+    "allocator",
+    "jpa",
+    "malletrain/agent",
+    "malletrain/client",
+    "malletrain/config",
+    "malletrain/core",
+    "malletrain/daemon",
+    "malletrain/elastic",
+    "malletrain/identity",
+    "malletrain/integrations",
+    "malletrain/launch",
+    "malletrain/memory",
+    "malletrain/protocol",
+    "malletrain/rounds",
+    "malletrain/submission",
+    "malletrain/training",
 )
 """Rooms without names of PARTICIPLES."""
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from malletrain.agent.launch import kept_command
+from malletrain.agent.launch import supervised_command
 from malletrain.protocol import env
 
 _ENDED = re.compile(r"\nmalletrain-check-ended (\d+)\n")
@@ -36,7 +36,7 @@ class CheckProcess:
     def __init__(self, command: tuple[str, ...], log: Path, node: str) -> None:
         self._log = log
         log.unlink(missing_ok=True)
-        argv = kept_command(["/bin/sh", "-c", _SCRIPT, "sh", *command], os.getpid(), "/", log)
+        argv = supervised_command(["/bin/sh", "-c", _SCRIPT, "sh", *command], os.getpid(), "/", log)
         # What concerns the agent (where the daemon is, its lease) is none of the check's business.
         environment = {n: v for n, v in os.environ.items() if not n.startswith("MALLETRAIN_")}
         environment[env.NODE] = node

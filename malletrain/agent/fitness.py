@@ -42,9 +42,9 @@ class NodeFitness:
         self._send = send
         self._doubted = ""
         """The job whose workers failed here, while it is being looked why."""
-        self._said: Doubt | None = None
+        self._last_doubt: Doubt | None = None
         """The last doubt, or that it is over."""
-        self._told = False
+        self._sickness_sent = False
         self._looked = asyncio.Event()
         if self._watch.looked:
             self._looked.set()
@@ -62,7 +62,7 @@ class NodeFitness:
         """Send what is to be said of the job, and look at the node where its workers failed."""
         if isinstance(message, Phase):
             broken = message.assignment.phase in BROKEN
-            if broken and self._checked and not self._told and not self._doubted:
+            if broken and self._checked and not self._sickness_sent and not self._doubted:
                 self._doubted = message.assignment.job
                 self._say(Doubt(self._doubted))
                 self._watch.look_soon()
@@ -73,8 +73,8 @@ class NodeFitness:
         self._watch.step(now)
         if self._watch.looked:
             self._looked.set()
-        if self._watch.sick and not self._told:
-            self._told = True  # where the daemon is away, Hello says it
+        if self._watch.sick and not self._sickness_sent:
+            self._sickness_sent = True  # where the daemon is away, Hello says it
             self._send(Sick(self._watch.sick, bool(self._doubted)))
         if self._doubted and not self._watch.looking:
             if not self._watch.sick:
@@ -85,11 +85,11 @@ class NodeFitness:
         """The daemon is there (again). It waits for the end of a doubt that it has heard of, so
         what may have been lost with the connection is said once more.
         """
-        if self._said is not None and not self._watch.sick:
-            self._send(self._said)
+        if self._last_doubt is not None and not self._watch.sick:
+            self._send(self._last_doubt)
 
     def _say(self, doubt: Doubt) -> None:
-        self._said = doubt
+        self._last_doubt = doubt
         self._send(doubt)
 
     def stop(self) -> None:

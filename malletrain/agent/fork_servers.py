@@ -20,7 +20,7 @@ from typing import Protocol
 from malletrain.agent.launch import (
     LauncherEntry,
     base_environment,
-    kept_command,
+    supervised_command,
     warm_arguments,
 )
 from malletrain.agent.process import JobProcess, reap_orphans
@@ -72,7 +72,7 @@ class WarmPython:
         )
         words = warm_arguments(LauncherEntry(entry.__file__, described(spec)), path)
         command = entered(spec.software, python_command(spec, words))
-        argv = kept_command(command, os.getpid(), "/", log_file, memory)
+        argv = supervised_command(command, os.getpid(), "/", log_file, memory)
         self._keeper = JobProcess(argv, environment)
 
     @property
@@ -242,7 +242,7 @@ class NodeForkServers:
         self._marks = marks
         self._send = send
         self._servers: dict[str, WarmPython] = {}
-        self._wanted: tuple[Interpreter, ...] = ()
+        self._interpreters: tuple[Interpreter, ...] = ()
         self._idle_s = 0.0
         self._failed: set[str] = set()
         self._count = 0
@@ -252,7 +252,7 @@ class NodeForkServers:
 
     def warm_up(self, message: WarmUp) -> None:
         """Have these warm."""
-        self._wanted, self._idle_s = message.interpreters, message.idle_s
+        self._interpreters, self._idle_s = message.interpreters, message.idle_s
         for server in self._servers.values():
             server.idle_since = time.monotonic()
         self._say()
@@ -289,16 +289,16 @@ class NodeForkServers:
             self._say()
         if busy or self._leaving or not all(s.pid for s in self._servers.values()):
             return
-        for interpreter in self._wanted:
+        for interpreter in self._interpreters:
             if interpreter.key not in self._servers and interpreter.key not in self._failed:
                 self._start(interpreter)
                 return
 
     def _of_no_use(self, server: WarmPython, now: float) -> bool:
         if server.pid and now - server.idle_since > self._idle_s:
-            self._wanted = tuple(i for i in self._wanted if i.key != server.key)
+            self._interpreters = tuple(i for i in self._interpreters if i.key != server.key)
             return True
-        return server.key not in {i.key for i in self._wanted}
+        return server.key not in {i.key for i in self._interpreters}
 
     def _say(self) -> None:
         self._send(Warm(self.settled()))

@@ -45,7 +45,7 @@ def _yes(value: str) -> bool:
     return value == "Yes"
 
 
-def _wanted(value: str) -> bool:
+def _action(value: str) -> bool:
     return value not in ("None", "N/A", "")
 
 
@@ -56,7 +56,7 @@ FIELDS = (
     (re.compile(r"Remapped Rows/Pending"), _yes, "memory rows wait to be remapped"),
     (re.compile(r"Remapped Rows/Remapping Failure Occurred"), _yes, "no spare memory rows left"),
     (re.compile(r"(GPU )?Reset Status/Reset Required"), _yes, "a reset is required"),
-    (re.compile(r"GPU Recovery Action"), _wanted, "the driver asks for"),
+    (re.compile(r"GPU Recovery Action"), _action, "the driver asks for"),
 )
 """(path of a field below its GPU, whether its value is bad, what it means)."""
 
@@ -92,8 +92,8 @@ def listing(printed: str) -> Iterator[tuple[str, str, str]]:
     gpu = ""
     sections: list[tuple[int, str]] = []
     for line in printed.splitlines():
-        if found := _GPU.match(line):
-            gpu, sections = found[1], []
+        if header := _GPU.match(line):
+            gpu, sections = header[1], []
             continue
         indent, name, value = _LINE.fullmatch(line.rstrip()).groups()  # type: ignore[union-attr]
         if not gpu or not name:

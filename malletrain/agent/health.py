@@ -61,7 +61,9 @@ def checks_of(plan: HealthPlan, gpu_count: int) -> list[Check]:
         checks.append(Check(gpus.COMMAND, lambda code, printed: _sentence(code, printed)))
     if plan.check:
         name, limit_s = plan.check[0].rpartition("/")[2], plan.timeout_s
-        checks.append(Check(plan.check, lambda code, said: _of_site(name, limit_s, code, said)))
+        checks.append(
+            Check(plan.check, lambda code, printed: _of_site(name, limit_s, code, printed))
+        )
     return checks
 
 
@@ -109,7 +111,7 @@ class HealthWatch:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._start = start
-        self._left = list(self._checks)
+        self._remaining = list(self._checks)
         """Those that are still to run in this look."""
         self._current: Check | None = None
         self._running: Running | None = None
@@ -126,11 +128,11 @@ class HealthWatch:
     @property
     def looking(self) -> bool:
         """Whether a look is under way, or begins at once."""
-        return not self.sick and bool(self._left or self._current)
+        return not self.sick and bool(self._remaining or self._current)
 
     def look_soon(self) -> None:
         """Look at once, from the beginning: something has failed on the node."""
-        self._left, self._due = list(self._checks), 0.0
+        self._remaining, self._due = list(self._checks), 0.0
 
     def step(self, now: float) -> None:
         """Start what is due and see what ended; to be called often. ``now``: seconds of a clock
@@ -141,8 +143,8 @@ class HealthWatch:
         if self._current is not None and self._running is not None:
             self._look_at(self._current, self._running, now)
         elif self._checks and now >= self._due:
-            self._left = self._left or list(self._checks)
-            self._begin(self._left.pop(0), now)
+            self._remaining = self._remaining or list(self._checks)
+            self._begin(self._remaining.pop(0), now)
 
     def stop(self) -> None:
         """Look no more, and leave no process behind."""
@@ -167,7 +169,7 @@ class HealthWatch:
                 self._judge(_without_result(check), now)
             else:
                 # It was swept away with the processes of a job: nobody knows what it found.
-                self._left.insert(0, check)
+                self._remaining.insert(0, check)
                 self._current = self._running = None
                 self._due = now + AGAIN_S
         elif now >= self._kill_at:
@@ -178,5 +180,5 @@ class HealthWatch:
     def _judge(self, wrong: str, now: float) -> None:
         self._current = self._running = None
         self.sick = wrong
-        if wrong or not self._left:
+        if wrong or not self._remaining:
             self.looked, self._due = True, now + self._interval_s

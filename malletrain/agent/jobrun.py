@@ -22,7 +22,7 @@ from malletrain.agent.logs import LogForwarder, tail
 from malletrain.agent.reports import BEGINS_ANEW, DrainServed, WorkerReports
 from malletrain.agent.start import UnfitNode, start_launcher
 from malletrain.agent.worker_failures import stock_failures, unfit, with_tails
-from malletrain.launch.fabric import network_kept
+from malletrain.launch.fabric import round_for_launcher
 from malletrain.protocol import messages
 from malletrain.protocol.failures import UNFIT
 from malletrain.protocol.flags import FlagsWriter
@@ -150,10 +150,12 @@ class NodeJob:
             self._send(store)  # said before, and lost on the way
             return
         newest = self._pending()
-        newest_known = newest.generation if newest else self.generation
-        if self.releasing or message.generation <= newest_known:
+        newest_generation = newest.generation if newest else self.generation
+        if self.releasing or message.generation <= newest_generation:
             return
-        message = self._rounds[message.generation] = network_kept(message, self._assign.spec.env)
+        message = self._rounds[message.generation] = round_for_launcher(
+            message, self._assign.spec.env
+        )
         self._waited_s = 0.0
         if self._assign.spec.mode == "live":
             self._no_drain()  # its workers go to it themselves, and not while they wait for an end

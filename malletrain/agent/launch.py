@@ -168,7 +168,7 @@ def warm_arguments(entry: LauncherEntry, socket: Path) -> list[str]:
     return [entry.path, "warm", entry.where, entry.library, *launcher_words(socket)]
 
 
-def kept_command(
+def supervised_command(
     command: list[str], parent: int, workdir: str, log: Path, memory: Path | None = None
 ) -> list[str]:
     """``command`` under a supervisor that leaves nothing of it behind when it or ``parent`` ends,

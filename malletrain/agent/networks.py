@@ -66,14 +66,14 @@ def interface_of(address: str, among: tuple[NodeNetwork, ...]) -> str:
     return next((n.interface for n in among if n.address == address), "")
 
 
-def _asked(socket_: socket.socket, what: int, name: str) -> bytes:
+def _ioctl(socket_: socket.socket, what: int, name: str) -> bytes:
     request = struct.pack("16s24x", name.encode())
     return fcntl.ioctl(socket_.fileno(), what, request)
 
 
 def _flags(socket_: socket.socket, name: str) -> int:
     try:
-        return int(struct.unpack_from("H", _asked(socket_, _SIOCGIFFLAGS, name), 16)[0])
+        return int(struct.unpack_from("H", _ioctl(socket_, _SIOCGIFFLAGS, name), 16)[0])
     except OSError:  # it is gone
         return 0
 
@@ -82,8 +82,8 @@ def _addresses(socket_: socket.socket, name: str) -> list[tuple[str, int]]:
     """(address, bits of the network) of an interface: its first of IPv4, those of IPv6."""
     addresses = []
     try:
-        address = socket.inet_ntoa(_asked(socket_, _SIOCGIFADDR, name)[20:24])
-        mask = _asked(socket_, _SIOCGIFNETMASK, name)[20:24]
+        address = socket.inet_ntoa(_ioctl(socket_, _SIOCGIFADDR, name)[20:24])
+        mask = _ioctl(socket_, _SIOCGIFNETMASK, name)[20:24]
         addresses.append((address, int.from_bytes(mask, "big").bit_count()))
     except OSError:
         pass  # it has none

@@ -45,7 +45,7 @@ class Prober:
         self._send = send
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def asked(self, message: ProbeOpen | ProbeTo) -> None:
+    def begin(self, message: ProbeOpen | ProbeTo) -> None:
         """Begin what the daemon asks for."""
         work = self._open(message) if isinstance(message, ProbeOpen) else self._try(message)
         task = asyncio.create_task(work)

@@ -66,7 +66,7 @@ class WorkerReports:
         self._due: dict[tuple[int, int, str], float] = {}
         """When more values of this metric go."""
         self._unsent: set[tuple[int, int, int]] = set()
-        self._kept: deque[messages.Message] = deque(maxlen=_REMEMBERED)
+        self._backlog: deque[messages.Message] = deque(maxlen=_REMEMBERED)
 
     def take_all(self, datagrams: Iterable[local.Datagram], now: float) -> list[DrainServed]:
         """Some datagrams of workers, at ``now`` on a monotonic clock. Returns the drains that they
@@ -216,9 +216,9 @@ class WorkerReports:
 
     def reconnected(self) -> None:
         """The daemon hears us again: send what it may have missed."""
-        for message in self._kept:
+        for message in self._backlog:
             self._send(message)
-        self._kept.clear()
+        self._backlog.clear()
         self._unsent.update(self._counts)
         self.flush()
         for metric in self._metrics.values():
@@ -245,7 +245,7 @@ class WorkerReports:
 
     def _pass_on(self, message: messages.Message) -> None:
         if not self._send(message):
-            self._kept.append(message)
+            self._backlog.append(message)
 
 
 def halved(points: Sequence[messages.MetricSample]) -> list[messages.MetricSample]:

@@ -78,7 +78,7 @@ class NodeAgent:
         reach = self._link.send, self._memory
         self._servers = NodeForkServers(self._sockets, os.environ, marks, *reach)
         self._run: NodeJob | None = None
-        self._told: messages.Assignment | None = None
+        self._hello_assignment: messages.Assignment | None = None
         self._next: Assign | None = None
         self._count = 0
         self._leave_by: float | None = None
@@ -132,7 +132,7 @@ class NodeAgent:
     def _hello(self) -> Hello:
         config = self._config
         # That the workers have ended comes last: nobody wants to hear of a job that is over.
-        self._told = self._run.assignment(ended=False) if self._run else None
+        self._hello_assignment = self._run.assignment(ended=False) if self._run else None
         return Hello(
             node=config.node,
             lease=config.lease,
@@ -141,7 +141,7 @@ class NodeAgent:
             gpus=config.gpus,
             node_class=config.node_class,
             leaving_in_s=self._leave_by and max(0.0, self._leave_by - time.monotonic()),
-            assignment=self._told,
+            assignment=self._hello_assignment,
             shipping=self._logs.jobs(),
             networks=networks(),
             sick=self._fitness.sick,
@@ -159,7 +159,7 @@ class NodeAgent:
         if self._run is not None:
             self._run.reconnected()
         now = self._run.assignment() if self._run else None
-        if now is not None and now != self._told:  # it changed on the way
+        if now is not None and now != self._hello_assignment:  # it changed on the way
             self._link.send(Phase(now))
 
     def _from_daemon(self, message: Any) -> None:
@@ -177,7 +177,7 @@ class NodeAgent:
             ):
                 self._to_run(message)
             case messages.ProbeOpen() | messages.ProbeTo():
-                self._prober.asked(message)
+                self._prober.begin(message)
             case messages.WarmUp():
                 self._servers.warm_up(message)
                 self._servers.step(busy=self._run is not None)
@@ -207,7 +207,7 @@ class NodeAgent:
             self._run.flags.expect_loss(message.in_s)
         elif isinstance(message, messages.ShowStacks):
             ranks = self._run.reports.ranks(message.generation)
-            self._stacks.asked(message, self.directory / f"job-{self._count}", ranks)
+            self._stacks.read(message, self.directory / f"job-{self._count}", ranks)
         elif isinstance(message, Round):
             self._run.round(message)
         elif isinstance(message, messages.Abort):

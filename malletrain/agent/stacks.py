@@ -38,7 +38,7 @@ class StackReader:
         self._send = send
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def asked(self, message: ShowStacks, directory: Path, ranks: Mapping[int, int]) -> None:
+    def read(self, message: ShowStacks, directory: Path, ranks: Mapping[int, int]) -> None:
         """The daemon asks for the workers whose files are in ``directory``. ``ranks``: process id,
         as the worker itself knows it → rank.
         """

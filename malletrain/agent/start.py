@@ -26,9 +26,9 @@ from malletrain.agent.launch import (
     JobPlace,
     LauncherEntry,
     job_environment,
-    kept_command,
     launch_arguments,
     launcher_words,
+    supervised_command,
 )
 from malletrain.agent.process import JobProcess
 from malletrain.agent.software import (
@@ -102,7 +102,7 @@ def start_launcher(
 
     def cold() -> JobProcess:
         command, outside = launcher_command(spec, order_file, place, environment)
-        argv = kept_command(command, os.getpid(), spec.workdir, log, place.memory)
+        argv = supervised_command(command, os.getpid(), spec.workdir, log, place.memory)
         return JobProcess(argv, outside)
 
     launched = servers.launch(spec, launcher_words(order_file), environment, log, cold)

@@ -121,7 +121,7 @@ class Controller:
         )
         self._leases = LeasePlanner(self.state, self.gaps, self._bidders, planner, s)
         self._losses = Losses(self.state, s.planning.look_ahead_s)
-        self._held_until = 0.0
+        self._hold_until = 0.0
         self._table: dict[type, Callable[[Any, float], Iterable[Command]]] = {
             NodeJoined: self._node_joined,
             NodeLeaving: self._node_leaving,
@@ -185,7 +185,7 @@ class Controller:
         if (profile := self.profiles.next_wakeup()) is not None:
             due.append(profile)
         due += [*self.queue.wakeups(), self.shares.plan_at()]
-        times = [*(max(at, self._held_until) for at in due), *self.goals.wakeups()]
+        times = [*(max(at, self._hold_until) for at in due), *self.goals.wakeups()]
         return min(times) if times and min(times) < math.inf else None
 
     # --- the two doors ---
@@ -206,7 +206,7 @@ class Controller:
         self.shares.count(self.queue.in_reach, now)
         commands = [command for event in events for command in self._table[type(event)](event, now)]
         commands += self.goals.notice(now)
-        if now < self._held_until:
+        if now < self._hold_until:
             return commands
         self.queue.notice(now)
         if now >= self.shares.plan_at():
@@ -223,7 +223,7 @@ class Controller:
         """Plan nothing before ``until``, and look for nobody who waits: after a restart, leases and
         jobs come back one by one, and each would have all jobs looked through.
         """
-        self._held_until = until
+        self._hold_until = until
         self.state.plan_soon(until)
 
     # --- nodes ---

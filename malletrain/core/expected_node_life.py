@@ -88,7 +88,7 @@ class ExpectedNodeLife:
         keys = (pool_of * len(nodes_of_jobs) + np.arange(len(nodes_of_jobs)).repeat(sizes)) * len(
             every
         ) + cohort_of
-        self._keys, self._held = np.unique(keys, return_counts=True)
+        self._keys, self._own_counts = np.unique(keys, return_counts=True)
         shape = len(pools), len(every)
         taken = np.bincount(at, minlength=len(counts))
         self._taken, self._free = taken.reshape(shape), (counts - taken).reshape(shape)
@@ -135,7 +135,7 @@ class ExpectedNodeLife:
         every, cohorts = self._shape
         low, high = self._keys.searchsorted((pool * every * cohorts, (pool + 1) * every * cohorts))
         job, cohort = np.divmod(self._keys[low:high] - pool * every * cohorts, cohorts)
-        count = self._held[low:high]
+        count = self._own_counts[low:high]
         if len(jobs) < every:
             place = np.full(every, -1)
             place[list(jobs)] = np.arange(len(jobs))

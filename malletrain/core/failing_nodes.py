@@ -29,7 +29,7 @@ class FailingNodes:
         """Node → job that failed there → its script, and when."""
         self._works: dict[str, set[str]] = {}
         """Script → nodes on which it has made steps."""
-        self.found: dict[str, str] = {}
+        self.findings: dict[str, str] = {}
         """Node → why, as a sentence, of those that were found out; to be deleted once told."""
 
     def works(self, script: str, nodes: Iterable[str]) -> None:
@@ -62,7 +62,7 @@ class FailingNodes:
         sound = [name for name, (of, _) in jobs.items() if self._works.get(of, set()) - {node}]
         if len(sound) >= JOBS:
             del self._failed[node]
-            self.found[node] = (
+            self.findings[node] = (
                 f"{len(sound)} jobs failed on it within a day and none was done, of scripts that "
                 f"work on other nodes: {', '.join(sound)}."
             )

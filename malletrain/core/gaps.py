@@ -48,7 +48,7 @@ class Gaps:
     lease_wait_s: float = 120.0
     rejected_s: float = 300.0
     _seen: dict[str, NodeInfo] = field(default_factory=dict)
-    _asked: dict[str, tuple[float, NodeInfo, str]] = field(default_factory=dict)
+    _requests: dict[str, tuple[float, NodeInfo, str]] = field(default_factory=dict)
     _promised: dict[str, tuple[float, NodeInfo, str]] = field(default_factory=dict)
     _rejected_until: dict[tuple[str, str], float] = field(default_factory=dict)
     _refusals: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -71,9 +71,9 @@ class Gaps:
             for name, (horizon, node_class) in gaps.items()
             if horizon is None or horizon >= self.min_horizon_s
         }
-        self._asked = {
+        self._requests = {
             name: request
-            for name, request in self._asked.items()
+            for name, request in self._requests.items()
             if now < request[0] + self.lease_wait_s
         }
         # A node that was reclaimed is the main scheduler's now. As soon as it is a gap it is asked
@@ -99,7 +99,7 @@ class Gaps:
         """``node`` is leased, or cannot be: until the next poll it is no gap."""
         before = self._class(node)
         self._seen.pop(node, None)
-        self._asked.pop(node, None)
+        self._requests.pop(node, None)
         after = self._class(node)
         if self._by_class is not None and before != after:
             self._by_class[before] -= 1
@@ -109,7 +109,7 @@ class Gaps:
 
     def _class(self, node: str) -> str:
         """The class of a node that is open or coming; empty: it is neither."""
-        for requests in (self._asked, self._promised):
+        for requests in (self._requests, self._promised):
             if node in requests:
                 return requests[node][1].node_class
         return self._seen[node].node_class if node in self._seen else ""
@@ -123,9 +123,9 @@ class Gaps:
 
     def refused(self, node: str, owner: str, now: float) -> None:
         """A lease asked for came to nothing: ask more and more rarely."""
-        if node in self._asked and self._asked[node][2] != owner:
+        if node in self._requests and self._requests[node][2] != owner:
             return
-        if node in self._asked:
+        if node in self._requests:
             self._refusals[node, owner] = times = self._refusals.get((node, owner), 0) + 1
             if times > 1:
                 self._rejected_until[node, owner] = now + min(
@@ -143,8 +143,8 @@ class Gaps:
         """The lease on ``node`` was not asked for yet. The node is a gap still, and nobody has
         refused anything; more is asked for after the next poll.
         """
-        if node in self._asked and self._asked[node][2] == owner:
-            del self._asked[node]
+        if node in self._requests and self._requests[node][2] == owner:
+            del self._requests[node]
             self._room = 0
             self._by_class = None
 
@@ -173,7 +173,7 @@ class Gaps:
         gaps = {
             name: info
             for name, info in self._seen.items()
-            if name not in leased and name not in self._asked
+            if name not in leased and name not in self._requests
         }
         if self._rejected_until:
             gaps = {
@@ -219,7 +219,7 @@ class Gaps:
         """
         requested = {
             name: (info, owner)
-            for name, (_, info, owner) in self._asked.items()
+            for name, (_, info, owner) in self._requests.items()
             if name not in leased
         }
         return {
@@ -232,7 +232,7 @@ class Gaps:
         reclaimed = any(owner in (None, mine) for _, _, mine in self._promised.values())
         return reclaimed or any(
             owner in (None, mine) and name not in leased
-            for name, (_, _, mine) in self._asked.items()
+            for name, (_, _, mine) in self._requests.items()
         )
 
     def by_class(self) -> Counter[str]:
@@ -242,7 +242,7 @@ class Gaps:
                 **self._seen,
                 **{
                     name: info
-                    for name, (_, info, _) in (*self._promised.items(), *self._asked.items())
+                    for name, (_, info, _) in (*self._promised.items(), *self._requests.items())
                 },
             }
             self._by_class = Counter(info.node_class for info in nodes.values())
@@ -279,5 +279,5 @@ class Gaps:
                 continue
             self._room -= 1
             chosen.setdefault(owner, []).append(name)
-            self._asked[name] = (now, info, owner)
+            self._requests[name] = (now, info, owner)
         return Asked({owner: tuple(names) for owner, names in chosen.items()}, later)

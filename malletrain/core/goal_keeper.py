@@ -250,7 +250,11 @@ class GoalKeeper:
         record.review_at = now + min(most, max(least, part))
         record.look(now)
         self._charge(record, now)
-        rates, deadline, remaining_work = record.rates(), record.goals.deadline, record.left
+        rates, deadline, remaining_work = (
+            record.rates(),
+            record.goals.deadline,
+            record.remaining_work,
+        )
         record.forecast = record.need = None
         if deadline is None or deadline <= now:
             return
@@ -281,7 +285,7 @@ class GoalKeeper:
         """
         node_class, remaining_work, rates = (
             self._places.class_of(record.job),
-            record.left,
+            record.remaining_work,
             record.rates(),
         )
         if remaining_work is None or rates is None:

@@ -44,7 +44,7 @@ class GoalRecord:
     """When it was looked at last."""
     charged_until: float | None = None
     """Up to when it was charged before the controller was made."""
-    held: int = 0
+    node_count: int = 0
     """Nodes since then."""
     charged_for: tuple[str, ...] | None = None
     """The nodes that its account has, as the controller had them; None: look anew."""
@@ -76,7 +76,7 @@ class GoalRecord:
     """When it is looked how it stands."""
 
     @property
-    def left(self) -> float | None:
+    def remaining_work(self) -> float | None:
         """Samples left; None: not known."""
         return None if self.goals.work is None else max(0.0, self.goals.work - self.done)
 
@@ -134,10 +134,10 @@ class GoalRecord:
             # Of another unit: what was expected before is not to be compared.
             self.measured = self.job.curve is not None
             self.expected = self.counted = self.seen = self.busy_s = self.counted_s = 0.0
-        if self.held:
-            self.expected += self.curve.at(self.held) * seconds
+        if self.node_count:
+            self.expected += self.curve.at(self.node_count) * seconds
             self.busy_s += seconds
-        self.at, self.held = now, len(self.job.nodes)
+        self.at, self.node_count = now, len(self.job.nodes)
 
     def report(self, done: float, now: float) -> None:
         """So many samples are done."""

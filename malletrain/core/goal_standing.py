@@ -69,7 +69,7 @@ def more_nodes_help(record: GoalRecord, now: float) -> bool:
         return False
     if len(record.job.nodes) >= sizes[-1]:
         return False
-    remaining_work, rates = record.left, record.rates()
+    remaining_work, rates = record.remaining_work, record.rates()
     return (
         remaining_work is None
         or rates is None
@@ -79,7 +79,7 @@ def more_nodes_help(record: GoalRecord, now: float) -> bool:
 
 def least_yield(record: GoalRecord, charge_factor: float, now: float) -> float | None:
     """Samples that a node-second has to bring for the budget to be enough; None: not known."""
-    remaining_work, budget_s = record.left, record.goals.budget_s
+    remaining_work, budget_s = record.remaining_work, record.goals.budget_s
     if remaining_work is None or budget_s is None or charge_factor <= 0:
         return None
     seconds = (budget_s - record.account.charged(now)) / charge_factor

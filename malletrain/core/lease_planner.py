@@ -169,7 +169,7 @@ class LeasePlanner:
         profile_due = self._settings.profiling is not None and record.submitted.profile
         if not profile_due or scaling.profiled or scaling.curve.current.prior is not None:
             return None
-        if record.curve is not None and not scaling.known:
+        if record.curve is not None and not scaling.has_data:
             return None  # its owner states it
         return max(scaling.curve.measured_sizes, default=0)
 

@@ -33,7 +33,7 @@ class Losses:
     def __init__(self, state: ControllerState, ahead_s: float | None) -> None:
         self._state = state
         self._ahead_s = ahead_s
-        self._said: dict[str, float] = {}
+        self._forecasts: dict[str, float] = {}
 
     def review(self) -> list[LossExpected]:
         """What there is to say of the jobs that process samples, after a plan."""
@@ -41,13 +41,13 @@ class Losses:
             return []
         jobs = [job for job in self._state.at_work.values() if job.nodes]
         names = {job.submitted.job for job in jobs}
-        self._said = {name: in_s for name, in_s in self._said.items() if name in names}
+        self._forecasts = {name: in_s for name, in_s in self._forecasts.items() if name in names}
         news = []
         cohorts = {job.submitted.job: self._cohorts(job) for job in jobs}
         stays = self._stays(cohorts.values())
         for job in jobs:
             in_s = self._expected_s(cohorts[job.submitted.job], stays)
-            before = self._said.get(job.submitted.job, math.inf)
+            before = self._forecasts.get(job.submitted.job, math.inf)
             changed = in_s != before and not before / CHANGE < in_s < before * CHANGE
             if changed and not job.rescaling:
                 news.append(self._say(job, in_s))
@@ -61,11 +61,11 @@ class Losses:
             return []
         cohorts = self._cohorts(job)
         in_s = self._expected_s(cohorts, self._stays([cohorts]))
-        news = in_s < math.inf or job.submitted.job in self._said
+        news = in_s < math.inf or job.submitted.job in self._forecasts
         return [self._say(job, in_s)] if news else []
 
     def _say(self, job: JobRecord, in_s: float) -> LossExpected:
-        self._said[job.submitted.job] = in_s
+        self._forecasts[job.submitted.job] = in_s
         return LossExpected(job.submitted.job, in_s)
 
     def _cohorts(self, job: JobRecord) -> dict[Cohort | None, None]:

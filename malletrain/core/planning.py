@@ -207,7 +207,7 @@ def make_plan(
     """
     current_nodes = {c.job: tuple(filter(nodes.__contains__, c.nodes)) for c in candidates}
     staying = {c.job: current_nodes[c.job] for c in candidates if c.fixed}
-    taken = {n for held in staying.values() for n in held}
+    taken = {n for names in staying.values() for n in names}
     open_nodes = (
         {name: info for name, info in nodes.items() if name not in taken} if taken else nodes
     )
@@ -226,7 +226,7 @@ def make_plan(
     allocation = solver(bids, capacity, settings)
     placed = place(
         allocation.sizes,
-        {job: held for job, held in current_nodes.items() if job not in staying},
+        {job: names for job, names in current_nodes.items() if job not in staying},
         open_nodes,
     )
     result = {c.job: tuple(placed.get(c.job, ())) for c in bidders}

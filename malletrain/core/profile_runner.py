@@ -335,7 +335,7 @@ class ProfileRunner:
         ]
 
     def _observed(self, job: JobRecord, seen: Observed, now: float) -> list[Command]:
-        if not job.scaling.known:  # others of its kind that wait know nothing either
+        if not job.scaling.has_data:  # others of its kind that wait know nothing either
             self.profiler.shared.remember(job.submitted.kind, seen.scaling.curve)
         commands = self._learn(job, seen.scaling)
         if seen.change is not None:

@@ -38,10 +38,10 @@ _DOUBTFUL = 0.1
 
 
 @dataclass(frozen=True)
-class _Found:
-    """What was found of a job, and until when that counts while no more is known of it."""
+class _Estimate:
+    """Whether a profile of a job pays, and until when that counts while no more is known of it."""
 
-    known: tuple[MeasuredCurve, int]
+    situation: tuple[MeasuredCurve, int]
     until: float
     pays: bool
 
@@ -94,9 +94,9 @@ class ProfileWorth:
         self._stays: deque[tuple[float, bool]] = deque(maxlen=_KEPT)
         """How long, and whether a plan ended it by a move to another size."""
         self._off: deque[float] = deque(maxlen=_KEPT)
-        self._found: dict[str, _Found] = {}
+        self._estimates: dict[str, _Estimate] = {}
         self._beside: _Beside | None = None
-        self._asked = 0
+        self._looks = 0
         """How many were looked at at this moment."""
 
     def trains(self, job: str, nodes: int, now: float, *, visit: bool = False) -> None:
@@ -127,7 +127,7 @@ class ProfileWorth:
 
     def ended(self, job: str, now: float, *, done: bool) -> None:
         """The job has ended; ``done``: its work is."""
-        self._found.pop(job, None)
+        self._estimates.pop(job, None)
         self._leaves(job, now, moved=False)
         self._rounds.pop(job, None)
         since = self._began.pop(job, None)
@@ -160,7 +160,7 @@ class ProfileWorth:
         """
         return math.sqrt((1.0 + sum(self._off)) / (1 + len(self._off)))
 
-    def left_s(self, job: str, now: float) -> float:
+    def remaining_s(self, job: str, now: float) -> float:
         """How long the job goes on yet, seconds, by how long others lasted."""
         return self._lengths.expected_remaining(now - self._began.get(job, now))
 
@@ -171,24 +171,24 @@ class ProfileWorth:
 
     def pays(self, job: JobRecord, others: Sequence[JobRecord], now: float) -> bool:
         """Whether a profile of the running job is expected to pay. Looked at anew every minute, and
-        when something was learned; of :data:`_AT_ONCE` jobs at one moment, others are told what was
-        found before.
+        when something was learned; of :data:`_AT_ONCE` jobs at one moment, others get the estimate
+        before.
         """
         name, situation = job.submitted.job, (job.scaling.curve, len(job.nodes))
-        estimate = self._found.get(name)
-        if estimate is None or estimate.known != situation or now >= estimate.until:
+        estimate = self._estimates.get(name)
+        if estimate is None or estimate.situation != situation or now >= estimate.until:
             if self._beside is None or self._beside.now != now:
-                self._beside, self._asked = _Beside(others, now), 0
-            if self._asked >= _AT_ONCE:
+                self._beside, self._looks = _Beside(others, now), 0
+            if self._looks >= _AT_ONCE:
                 return estimate is not None and estimate.pays
-            self._asked += 1
-            estimate = _Found(situation, now + 60.0, self._pays(job, self._beside))
-            self._found[name] = estimate
+            self._looks += 1
+            estimate = _Estimate(situation, now + 60.0, self._pays(job, self._beside))
+            self._estimates[name] = estimate
         return estimate.pays
 
-    def asked(self, job: str) -> bool:
+    def has_estimate(self, job: str) -> bool:
         """Whether it was looked at whether a profile of the job pays."""
-        return job in self._found
+        return job in self._estimates
 
     def _pays(self, job: JobRecord, beside: _Beside) -> bool:
         spec, curve, costs = job.submitted, job.scaling.curve, job.scaling.costs
@@ -215,12 +215,12 @@ class ProfileWorth:
         """For how long a profile of so many visits would be of use, seconds, of all jobs of its
         kind together.
         """
-        told_s = visits * self.stay_s
+        visits_s = visits * self.stay_s
         alike = beside.kinds.get(kind, ())
         if job not in alike:
-            return min(self.left_s(job, beside.now), told_s)
+            return min(self.remaining_s(job, beside.now), visits_s)
         if (kind, visits) not in beside.of_use:
             beside.of_use[kind, visits] = sum(
-                min(self.left_s(name, beside.now), told_s) for name in alike
+                min(self.remaining_s(name, beside.now), visits_s) for name in alike
             )
         return beside.of_use[kind, visits]

@@ -80,7 +80,7 @@ class Profiler:
         self.settings = settings
         self.advisor = Advisor(settings.advisor)
         self._costs = RescaleCosts(cost.up_s, cost.down_s, cost.start_s)
-        self._told: dict[str, str] = {}
+        self._wish_classes: dict[str, str] = {}
         self._since: dict[str, float] = {}
         self._formed: dict[str, float] = {}
         self._watches: dict[str, _Watch] = {}
@@ -129,7 +129,7 @@ class Profiler:
             and self.wants(job)
             and self.worth.ready(job)
             and not self.wishes(job, jobs, now)
-            and self.worth.asked(job.submitted.job)
+            and self.worth.has_estimate(job.submitted.job)
         ]
 
     # --- what happened ---
@@ -148,7 +148,7 @@ class Profiler:
         }
         answers: list[AdvisorAnswer] = []
         free = Counter(machine.usable[n].node_class for n in machine.idle)
-        for name, node_class in list(self._told.items()):
+        for name, node_class in list(self._wish_classes.items()):
             job = wishing.get(name)
             if name != self.profiling and (
                 job is None or self._class_of(job, machine, free) != node_class
@@ -159,7 +159,7 @@ class Profiler:
             return answers
         answers += self.advisor.handle(self._nodes(jobs, machine, free, now), now)
         for name, job in wishing.items():
-            if name not in self._told and self._ready(job, machine, free, now):
+            if name not in self._wish_classes and self._ready(job, machine, free, now):
                 answers += self._ask(job, self._class_of(job, machine, free), now)
         active = self.profiling
         if active is not None and now - self._formed.get(active, now) >= self.settings.silence_s:
@@ -233,18 +233,18 @@ class Profiler:
 
     def gone(self, job: str, now: float) -> list[AdvisorAnswer]:
         """The job has ended."""
-        for forgotten in (self._told, self._since, self._formed, self._watches):
+        for forgotten in (self._wish_classes, self._since, self._formed, self._watches):
             forgotten.pop(job, None)
         self.shared.forget(job)
         return self.advisor.handle(JobEnded(job), now)
 
     def limited(self, job: str, now: float) -> list[AdvisorAnswer]:
         """The limits of the job's scale changed: what was asked for it counts no more."""
-        return self._withdraw(job, now) if job in self._told else []
+        return self._withdraw(job, now) if job in self._wish_classes else []
 
     def forget_wish(self, job: str) -> None:
         """The job's profile is over, or it waits anew: it may be put forward again."""
-        self._told.pop(job, None)
+        self._wish_classes.pop(job, None)
         self._since.pop(job, None)
 
     def lacks(self, job: str, current_nodes: int, now: float) -> list[AdvisorAnswer]:
@@ -253,7 +253,7 @@ class Profiler:
 
     def class_of(self, job: str) -> str:
         """The class of nodes that the job was put forward for."""
-        return self._told.get(job, "default")
+        return self._wish_classes.get(job, "default")
 
     def prior_suggested(self, job: JobRecord, prior: Prior, now: float) -> list[AdvisorAnswer]:
         """What other jobs suggest has become known: a profile that waits begins from there, one
@@ -266,7 +266,7 @@ class Profiler:
     # --- inside ---
 
     def _withdraw(self, name: str, now: float) -> list[AdvisorAnswer]:
-        del self._told[name]
+        del self._wish_classes[name]
         return self.advisor.handle(JobEnded(name), now)
 
     def _ready(self, job: JobRecord, machine: Machine, free: Mapping[str, int], now: float) -> bool:
@@ -274,7 +274,7 @@ class Profiler:
         for more.
         """
         largest = max(job.sizes or (job.submitted.max_nodes,))
-        current_nodes = self._held(job, machine)
+        current_nodes = self._usable_count(job, machine)
         enough = current_nodes + free.get(self._class_of(job, machine, free), 0) >= largest
         if self._incomplete(job):
             return enough and now - (job.scaling.ended or 0.0) >= self.settings.again_s
@@ -293,7 +293,7 @@ class Profiler:
 
     def _ask(self, job: JobRecord, node_class: str, now: float) -> list[AdvisorAnswer]:
         spec = job.submitted
-        self._told[spec.job] = node_class
+        self._wish_classes[spec.job] = node_class
         sizes = job.sizes or range(spec.min_nodes, spec.max_nodes + 1)
         chosen = spec.profile_sizes
         fresh = not job.scaling.profiled and job.scaling.curve.current.prior is None
@@ -327,7 +327,7 @@ class Profiler:
                 node_class = self._class_of(job, machine, free)
                 remaining[node_class] = max(0, remaining[node_class] - int(job.smallest))
         starving = any(job.starving and not job.nodes for job in jobs)
-        nodes_of_jobs = {job.submitted.job: self._held(job, machine) for job in jobs}
+        nodes_of_jobs = {job.submitted.job: self._usable_count(job, machine) for job in jobs}
         if self.profiling is not None:
             nodes_of_jobs.setdefault(self.profiling, 0)
         donors = (
@@ -361,7 +361,7 @@ class Profiler:
         )
 
     @staticmethod
-    def _held(job: JobRecord, machine: Machine) -> int:
+    def _usable_count(job: JobRecord, machine: Machine) -> int:
         return sum(n in machine.usable for n in job.nodes)
 
     def _class_of(self, job: JobRecord, machine: Machine, free: Mapping[str, int]) -> str:
@@ -375,14 +375,14 @@ class Profiler:
         mine = (name for name in free if owner_of(name) == owner)
         return (
             own_class
-            or self._told.get(job.submitted.job)
+            or self._wish_classes.get(job.submitted.job)
             or max(mine, key=lambda c: (free[c], c), default=pool("default", owner))
         )
 
     def _next_tick(self, now: float) -> float | None:
         if self.profiling is not None:
             return now + 1.0
-        if self._told:
+        if self._wish_classes:
             return now + 10.0
         waits = [
             since + self.settings.lease_patience_s * n

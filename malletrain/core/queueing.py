@@ -69,14 +69,14 @@ class AdmissionQueue:
         self._gaps = gaps
         self.max_running = max_running
         self._starvation_s = starvation_s
-        self._found: dict[tuple[float, ...], list[JobRecord]] = {}
-        self._found_at = -1
+        self._cache: dict[tuple[float, ...], list[JobRecord]] = {}
+        self._cache_at = -1
         self._enough = math.inf
 
     def allow(self, max_running: int) -> None:
         """So many jobs may run at once from now on."""
         self.max_running = max_running
-        self._found.clear()
+        self._cache.clear()
 
     def admitted(self, nodes: Mapping[str, int], *, shared: bool) -> list[JobRecord]:
         """The first unfinished jobs, as many as may run at once, that could run if all these nodes
@@ -85,9 +85,9 @@ class AdmissionQueue:
         ``shared``: every node may become any owner's. Where there are several owners or parties,
         the first job of each comes before the second of any, and those follow by weight.
         """
-        if self._found_at != self._state.admissions:
-            self._found_at = self._state.admissions
-            self._found.clear()
+        if self._cache_at != self._state.admissions:
+            self._cache_at = self._state.admissions
+            self._cache.clear()
             self._enough = self._all_fit_on()
         most = {
             (owner, trainer): min(self._most(nodes, owner, trainer, shared), self._enough)
@@ -95,11 +95,11 @@ class AdmissionQueue:
             for trainer in self._trainers
         }
         key = tuple(most.values())
-        if key not in self._found:
-            self._found[key] = [
+        if key not in self._cache:
+            self._cache[key] = [
                 job for trainer in self._trainers for job in self._of_one(trainer, most)
             ]
-        return self._found[key]
+        return self._cache[key]
 
     def _all_fit_on(self) -> float:
         """Nodes beyond which some more change nothing: of thousands that join one by one each would

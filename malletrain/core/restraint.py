@@ -50,7 +50,7 @@ class Restraint(msgspec.Struct, frozen=True):
                 return f"Drained{_by(self.drained[name])}."
         return f"Excluded{_by(self.excluded[node])}." if node in self.excluded else ""
 
-    def told(self) -> str:
+    def sentence(self) -> str:
         """All of it as a sentence; empty: nothing."""
         sentences = []
         if self.paused is not None:

@@ -32,7 +32,7 @@ class ScalingModel:
     ended: float | None = None
 
     @property
-    def known(self) -> bool:
+    def has_data(self) -> bool:
         """Whether a throughput is measured or suggested at any size; else the job runs with the
         neutral prior.
         """
@@ -45,7 +45,7 @@ class ScalingModel:
         ``kappa`` counts only after a profile: before it a job seen at one size only would be too
         uncertain to ever be moved.
         """
-        if not self.known:
+        if not self.has_data:
             return None
         return self.curve.conservative(
             named(sizes, self.curve.measured_sizes), kappa if self.profiled else 0.0

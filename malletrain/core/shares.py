@@ -238,14 +238,14 @@ class Shares:
             elif c.curve is None:
                 c = c.but(weight=c.weight * top)
             else:
-                curve = kept(c.curve, len(c.nodes), rounded(factor / top))
+                curve = discounted(c.curve, len(c.nodes), rounded(factor / top))
                 c = c.but(weight=c.weight * top, curve=curve)
             standings.append(c)
         return standings
 
     # --- for the shells ---
 
-    def told(self, weights: Mapping[str, float]) -> None:
+    def set_weights(self, weights: Mapping[str, float]) -> None:
         """The weights are others from now on."""
         if self.settings is not None:
             self.settings = replace(self.settings, weights=dict(weights))
@@ -254,7 +254,7 @@ class Shares:
         """Go on from what was kept at the time ``at``."""
         self._service, self._at = dict(service), at
 
-    def kept(self) -> dict[str, PartyService]:
+    def services(self) -> dict[str, PartyService]:
         """What a restart needs, by party."""
         return dict(self._service)
 
@@ -276,7 +276,7 @@ class Shares:
 
 
 @lru_cache(maxsize=4096)
-def kept(curve: ScalingCurve, nodes: int, part: float) -> ScalingCurve:
+def discounted(curve: ScalingCurve, nodes: int, part: float) -> ScalingCurve:
     """The curve up to so many nodes; what more of them bring counts by ``part``."""
     have = curve.at(nodes)
     sizes, rates = curve.arrays

@@ -93,7 +93,7 @@ class SharedCurves:
 
     def __init__(self) -> None:
         self._kinds: dict[str, MeasuredCurve] = {}
-        self._told: dict[str, MeasuredCurve] = {}
+        self._last_curve: dict[str, MeasuredCurve] = {}
 
     def remember(self, kind: str, curve: MeasuredCurve) -> None:
         """A profile is over: what others of its kind need not measure."""
@@ -106,11 +106,11 @@ class SharedCurves:
     def tell(self, job: str, kind: str, own: MeasuredCurve) -> MeasuredCurve:
         """The job's own curve with what others of its kind have measured since it was last told."""
         curve = self._kinds.get(kind)
-        if curve is None or self._told.get(job) is curve:
+        if curve is None or self._last_curve.get(job) is curve:
             return own
-        self._told[job] = curve
+        self._last_curve[job] = curve
         return own.with_points_of(curve)
 
     def forget(self, job: str) -> None:
         """The job has ended."""
-        self._told.pop(job, None)
+        self._last_curve.pop(job, None)

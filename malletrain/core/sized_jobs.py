@@ -63,5 +63,5 @@ def _next_ones(unfinished: Iterable[JobRecord], most: int) -> Iterator[str]:
         owner = record.submitted.owner
         if not record.nodes and looked_at[owner] < most:
             looked_at[owner] += 1
-            if not record.scaling.known and record.submitted.curve is None:
+            if not record.scaling.has_data and record.submitted.curve is None:
                 yield record.submitted.job

@@ -165,7 +165,7 @@ class SlowNodes:
         """What was known before this process began, or of the node's link."""
         (self._links if slow_node.link_mbit else self._nodes)[node] = slow_node
 
-    def known(self, now: float) -> dict[str, SlowNode]:
+    def current(self, now: float) -> dict[str, SlowNode]:
         """The nodes that are believed to be slow at this time."""
         return self.links(now) | self._believed(self._nodes, now)
 

@@ -83,7 +83,7 @@ class ControllerState:
             due_until=now - event.leased_s + self._due_s,
         )
         self.nodes[event.node] = node
-        self._known(event.owner)
+        self._add_owner(event.owner)
         info = (
             node.info if node.pool == event.node_class else replace(node.info, node_class=node.pool)
         )
@@ -196,11 +196,11 @@ class ControllerState:
         self._sweeps_over.pop(event.sweep, None)
         if not state.ended:
             self.unfinished[event.job] = self.at_work[event.job] = job
-            self._known(event.owner)
+            self._add_owner(event.owner)
             self.admissions += 1
         return job
 
-    def _known(self, owner: str) -> None:
+    def _add_owner(self, owner: str) -> None:
         """There is this owner."""
         if owner not in self.owners:
             self.owners[owner] = None

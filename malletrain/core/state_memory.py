@@ -50,7 +50,7 @@ class HandOverTime:
         return self.seconds * self.rate
 
     @property
-    def told(self) -> str:
+    def explanation(self) -> str:
         """The time and where it comes from."""
         if self.drain_s <= self.grace_s:
             return f"the {self.drain_s:g} s of drain_timeout"
@@ -61,8 +61,8 @@ class HandOverTime:
         by = "as measured" if 0 < self.mbit * 125_000 < KEEPER_RATE else "which encryption allows"
         return (
             f"A node that leaves can hand over {shown(self.bytes)} of a snapshot in "
-            f"memory: within {self.told}, at {shown(self.rate)}/s, {by}. Jobs with more on a node "
-            "keep a copy on another one, renewed with every snapshot."
+            f"memory: within {self.explanation}, at {shown(self.rate)}/s, {by}. Jobs with more "
+            "on a node keep a copy on another one, renewed with every snapshot."
         )
 
 
@@ -80,8 +80,8 @@ def late(newest: Mapping[str, Any], notice: HandOverTime) -> str:
     size, seconds = _number(newest, "bytes"), _number(newest, "seconds")
     if newest.get("path") == IN_MEMORY and seconds > notice.seconds / 2:
         return (
-            f"The last hand-over of {shown(size)} took {seconds:.3g} s of {notice.told}: a node "
-            f"that leaves may not get it done. {_REMEDY}"
+            f"The last hand-over of {shown(size)} took {seconds:.3g} s of {notice.explanation}: a "
+            f"node that leaves may not get it done. {_REMEDY}"
         )
     part = size / max(1.0, _number(newest, "nodes"))
     needed = part / notice.rate
@@ -89,7 +89,7 @@ def late(newest: Mapping[str, Any], notice: HandOverTime) -> str:
         return ""
     return (
         f"A node that leaves hands over {shown(part)}, which takes {needed:.3g} s at "
-        f"{shown(notice.rate)}/s and does not fit into {notice.told}. {_REMEDY}"
+        f"{shown(notice.rate)}/s and does not fit into {notice.explanation}. {_REMEDY}"
     )
 
 

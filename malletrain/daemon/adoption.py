@@ -17,22 +17,22 @@ class Adoption:
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
-        self._found: dict[str, dict[str, Assignment]] = {}
+        self._assignments: dict[str, dict[str, Assignment]] = {}
 
     def reported(self, node: str, assignment: Assignment) -> None:
         """An agent has said Hello, and that it holds this."""
-        self._found.setdefault(assignment.job, {})[node] = assignment
+        self._assignments.setdefault(assignment.job, {})[node] = assignment
 
     def changed(self, node: str, assignment: Assignment) -> bool:
         """One that had said so says how it stands now. False: it had not."""
-        reported = node in self._found.get(assignment.job, {})
+        reported = node in self._assignments.get(assignment.job, {})
         if reported:
-            self._found[assignment.job][node] = assignment
+            self._assignments[assignment.job][node] = assignment
         return reported
 
     def of(self, job: str) -> dict[str, Assignment]:
         """Node → what it holds of the job: those that hold it yet, and were not lost meanwhile."""
-        assignments = self._found.get(job, {})
+        assignments = self._assignments.get(job, {})
         agents = {node: self._agents.on(node) for node in assignments}
         return {
             node: assignments[node]
@@ -42,5 +42,5 @@ class Adoption:
 
     def over(self, unfinished: Container[str]) -> list[tuple[str, str]]:
         """(node, job) where a node holds a job yet that has ended meanwhile: nobody has told it."""
-        ended = [job for job in self._found if job not in unfinished]
+        ended = [job for job in self._assignments if job not in unfinished]
         return [(node, job) for job in ended for node in self.of(job)]

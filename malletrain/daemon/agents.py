@@ -59,7 +59,7 @@ class LeasedAgent:
     """The interpreter that has to be warm before jobs get the node; empty: they may have it."""
     awaited_until: float = 0.0
     """When they get it all the same."""
-    warm_told_at: float = 0.0
+    warm_up_sent_at: float = 0.0
     """When it was told last what to have warm."""
     networks: tuple[NodeNetwork, ...] = ()
     """Those of the node."""

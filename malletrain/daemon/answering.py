@@ -23,7 +23,7 @@ class Answering:
 
     def __init__(self) -> None:
         self._waiting: FairQueue[str, tuple[asyncio.Future[None], float]] = FairQueue()
-        self._left_s = ROUND_S
+        self._remaining_s = ROUND_S
         """Of this round."""
         self._due = False
         """The next round is asked for."""
@@ -33,7 +33,7 @@ class Answering:
         processor.
         """
         loop = asyncio.get_running_loop()
-        if self._left_s > 0.0 and not self._waiting:
+        if self._remaining_s > 0.0 and not self._waiting:
             self._begin(usual_s, loop)
             return
         turn: asyncio.Future[None] = loop.create_future()
@@ -42,7 +42,7 @@ class Answering:
         await turn
 
     def _begin(self, usual_s: float, loop: asyncio.AbstractEventLoop) -> None:
-        self._left_s -= max(usual_s, LEAST_S)
+        self._remaining_s -= max(usual_s, LEAST_S)
         self._soon(loop)
 
     def _soon(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -51,8 +51,8 @@ class Answering:
             loop.call_soon(self._round, loop)
 
     def _round(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._due, self._left_s = False, ROUND_S
-        while self._waiting and self._left_s > 0.0:
+        self._due, self._remaining_s = False, ROUND_S
+        while self._waiting and self._remaining_s > 0.0:
             turn, usual_s = self._waiting.take()
             if not turn.done():  # else nobody waits for the answer any more
                 self._begin(usual_s, loop)

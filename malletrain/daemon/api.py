@@ -33,7 +33,7 @@ from malletrain.daemon.admission import (
     why_cancelled,
 )
 from malletrain.daemon.core import Core
-from malletrain.daemon.extension import wanted_of
+from malletrain.daemon.extension import goals_of
 from malletrain.daemon.goals import goals_problem
 from malletrain.daemon.handler_failures import HandlerFailures
 from malletrain.daemon.job_changes import (
@@ -196,7 +196,7 @@ class Api:
             raise RequestRefused(problem, "usage")
         if problem := refused(spec, user, core.accounts, core.config.notify):
             raise RequestRefused(problem)
-        if problem := goals_problem(wanted_of(spec), spec.mode, core.clock.now()):
+        if problem := goals_problem(goals_of(spec), spec.mode, core.clock.now()):
             raise RequestRefused(problem, "usage")
         if problem := core.goals.too_small(spec.budget_nh, spec.min_nodes):
             raise RequestRefused(problem, "usage")
@@ -430,7 +430,7 @@ class Api:
             self.leases.polls.trouble(now),
             tuple(core.rounds.measured.values()),
             self.views.shares(user),
-            self.leases.restraints.now.told(),
+            self.leases.restraints.now.sentence(),
             self.handler_failures.summary() if core.accounts.operates(user) else "",
             trainer_views(core),
             self.views.late(user),

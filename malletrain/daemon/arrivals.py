@@ -32,7 +32,7 @@ class Arrivals:
         self._jobs: frozenset[str] = frozenset()
         """Those that were unfinished when the agents were told last."""
 
-    def wanted(self, owner: str) -> tuple[Interpreter, ...]:
+    def interpreters_for(self, owner: str) -> tuple[Interpreter, ...]:
         """What the nodes of an owner of leases are to have warm, the first one first."""
         if not self._idle_s:
             return ()
@@ -54,7 +54,7 @@ class Arrivals:
             works: a job that it works for, for the audit log.
             now: seconds.
         """
-        interpreters = () if agent.warm is None else self.wanted(agent.owner)
+        interpreters = () if agent.warm is None else self.interpreters_for(agent.owner)
         if interpreters:
             self._tell(agent, interpreters, now)
         if (
@@ -84,7 +84,7 @@ class Arrivals:
         self.warm(agent, keys or (), now)
         agent.warm = keys
         if keys is not None and agent.gone_at is None:
-            self._tell_what_lacks(agent, self.wanted(agent.owner), now)
+            self._tell_what_lacks(agent, self.interpreters_for(agent.owner), now)
 
     def look(self, now: float) -> None:
         """Let jobs have the nodes that were waited for long enough, and where there are other jobs
@@ -93,8 +93,8 @@ class Arrivals:
         for agent in self._parts.agents:
             if agent.awaited and now >= agent.awaited_until:
                 self._join(agent, None, now)
-            elif agent.awaited and now >= agent.warm_told_at + AGAIN_S:
-                self._tell(agent, self.wanted(agent.owner), now)
+            elif agent.awaited and now >= agent.warm_up_sent_at + AGAIN_S:
+                self._tell(agent, self.interpreters_for(agent.owner), now)
         jobs = frozenset(self._parts.runs)
         if jobs == self._jobs:
             return
@@ -104,7 +104,7 @@ class Arrivals:
             if agent.warm is None or agent.gone_at is not None:
                 continue
             if agent.owner not in interpreters:
-                interpreters[agent.owner] = self.wanted(agent.owner)
+                interpreters[agent.owner] = self.interpreters_for(agent.owner)
             mine = interpreters[agent.owner]
             if agent.awaited and agent.awaited not in {one.key for one in mine}:
                 agent.awaited = mine[0].key if mine else ""
@@ -119,7 +119,7 @@ class Arrivals:
             self._tell(agent, interpreters, now)
 
     def _tell(self, agent: LeasedAgent, interpreters: tuple[Interpreter, ...], now: float) -> None:
-        agent.warm_told_at = now
+        agent.warm_up_sent_at = now
         self._parts.agents.reach(agent, WarmUp(interpreters, self._idle_s))
 
     def _join(self, agent: LeasedAgent, job: str | None, now: float) -> None:

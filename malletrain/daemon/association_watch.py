@@ -36,7 +36,7 @@ class AssociationWatch:
             return
         with self._core.transaction():
             self._parts.parties.learned(associations)
-            self._parts.controller.shares.told(self._parts.parties.weights())
+            self._parts.controller.shares.set_weights(self._parts.parties.weights())
 
     async def run(self) -> None:
         """Ask for ever."""

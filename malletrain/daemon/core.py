@@ -306,12 +306,12 @@ class Core:
         now = self.clock.now()
         every = MEASURED_EVERY_S if run.row.state == JobState.PROFILING.value else OBSERVED_EVERY_S
         if (
-            now - run.told_at < every
+            now - run.progress_at < every
             or run.counts.generation != run.rounds.generation
             or not run.counts.advance()
         ):
             return
-        run.told_at = now
+        run.progress_at = now
         self._gathered.progressed(
             Progressed(
                 run.row.id,

@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 KEPT_INTERRUPTIONS = 100
 LARGEST_SCRIPT = 16 * 1024 * 1024
-TOLD_EVERY_S = 1.0
+NEWS_EVERY_S = 1.0
 """Waiting jobs are told no more often: hundreds that run keep curves all the time."""
 
 
@@ -48,7 +48,7 @@ class _Stored:
     node_class: str
     processes: int
     now: float
-    known: Mapping[str, CurveRow] | None = None
+    rows_by_key: Mapping[str, CurveRow] | None = None
     """The newest curve of each key, where they have been read; None: they have not."""
     every: tuple[Sibling, ...] | None = None
     """The newest curves of all keys, where they have been read."""
@@ -61,7 +61,7 @@ class _Stored:
 
     def of_key(self, key: str) -> Sibling | None:
         """The newest of this key; None where it cannot be read."""
-        row = self.store.curve(key) if self.known is None else self.known.get(key)
+        row = self.store.curve(key) if self.rows_by_key is None else self.rows_by_key.get(key)
         return self._sibling(row) if row else None
 
     def others(self, key: str) -> list[Sibling]:
@@ -106,7 +106,7 @@ class Curves:
         self._costs = costs
         self.news = False
         """What is known, or who waits, has changed since waiting jobs were last told."""
-        self._told_at = -math.inf
+        self._news_at = -math.inf
 
     # --- a job begins ---
 
@@ -130,7 +130,7 @@ class Curves:
             if profiled and row.learned:
                 model = _read(row.learned, f"job {job}", self._costs)
             elif profiled:
-                storage = replace(self._storage(row, spec), known=rows_by_key)
+                storage = replace(self._storage(row, spec), rows_by_key=rows_by_key)
                 model = siblings.starts_with(storage, row.key, named=_may_differ(spec))
                 if model is None and (spec.parameters or spec.flops):
                     size = ModelSize(_positive(spec.parameters), _positive(spec.flops))
@@ -153,7 +153,7 @@ class Curves:
 
     def tell_at(self) -> float | None:
         """When :meth:`for_waiting` is due; None: nothing has changed."""
-        return self._told_at + TOLD_EVERY_S if self.news else None
+        return self._news_at + NEWS_EVERY_S if self.news else None
 
     def for_waiting(self, specs: Callable[[str], messages.JobSpec | None]) -> list[PriorSuggested]:
         """What waiting jobs are told of jobs of other sizes. ``specs``: how a job was submitted."""
@@ -173,7 +173,7 @@ class Curves:
                 read[where] = self._storage(row, spec).read()
             return SizedJob(row.key, size, read[where], self._costs)
 
-        self.news, self._told_at = False, self._clock.now()
+        self.news, self._news_at = False, self._clock.now()
         most = self._controller.queue.max_running
         return suggestions(self._controller.state.unfinished.values(), most, sized)
 

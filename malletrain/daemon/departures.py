@@ -88,7 +88,7 @@ class Departures:
         if agent.gone_at is not None and agent.holds is None:
             self._parts.agents.reach(agent, Goodbye(sentence))
 
-    def left(self, lease: str) -> None:
+    def lease_ended(self, lease: str) -> None:
         """The lease of an agent that was given back has ended."""
         agent = self._parts.agents.forget(lease)
         if agent is not None:

@@ -22,7 +22,7 @@ from malletrain.store.records import JobRow
 KEYS = ("deadline", "budget_nh", "more_nh", "work")
 
 
-def wanted_of(spec: messages.JobSpec) -> OwnerGoals:
+def goals_of(spec: messages.JobSpec) -> OwnerGoals:
     """The goals that a job is submitted with."""
     budget_s = None if spec.budget_nh is None else spec.budget_nh * HOUR_S
     return OwnerGoals(spec.deadline, budget_s, spec.work)
@@ -68,11 +68,11 @@ def extend(core: Core, row: JobRow, new_goals: OwnerGoals, stated: bool) -> None
         "budget_nh": None if new_goals.budget_s is None else new_goals.budget_s / HOUR_S,
         "work": new_goals.work,
     }
-    core.audit.record(EventKind.JOB_EXTENDED, _said(new_goals), job=row.id, **data)
+    core.audit.record(EventKind.JOB_EXTENDED, _sentence(new_goals), job=row.id, **data)
     core.feed(core.goals.extend(row.id, new_goals, stated=stated))
 
 
-def _said(goals: OwnerGoals) -> str:
+def _sentence(goals: OwnerGoals) -> str:
     parts = [
         "no deadline" if goals.deadline is None else f"the deadline {_utc(goals.deadline)}",
         "no budget" if goals.budget_s is None else f"a budget of {goals.budget_s / HOUR_S:.4g} nh",

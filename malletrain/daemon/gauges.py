@@ -18,7 +18,7 @@ def show_gauges(service: Service, metrics: Metrics, since_s: float) -> None:
     leased = [(agent.node, agent.node_class, use_of(agent)) for agent in agents]
     uses = Counter(use for *_, use in leased)
     metrics.nodes(*(uses[use] for use in NODE_USES))
-    metrics.held(leased)
+    metrics.leased_nodes(leased)
     restraint = service.leases.restraints.now
     metrics.restrained(
         restraint.paused is not None or EVERY_NODE in restraint.drained,

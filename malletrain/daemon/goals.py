@@ -68,7 +68,7 @@ class JobGoals:
         self._clock = clock
         self._keeper = controller.goals
         self._metrics = metrics
-        self._kept_at = -math.inf
+        self._saved_at = -math.inf
         now = clock.now()
         spans = store.goals.spans(now - KEPT * SPAN_S)
         self._keeper.history.restore(NodeSpan(s.began, s.node_class, s.nodes) for s in spans)
@@ -201,9 +201,9 @@ class JobGoals:
         ``at_once``; call it within a step.
         """
         now = self._clock.now()
-        if now < self._kept_at + KEEP_EVERY_S and not at_once:
+        if now < self._saved_at + KEEP_EVERY_S and not at_once:
             return
-        self._kept_at = now
+        self._saved_at = now
         for job in self._keeper.records:
             self.charge(job)
         if spans := self._keeper.history.fresh():
@@ -254,15 +254,15 @@ class JobGoals:
             charged_s / HOUR_S,
             row.work,
             row.standing,
-            _known(seen.end, now) if seen else None,
-            _known(seen.low, now) if seen else None,
-            _known(seen.high, now) if seen else None,
+            _finite(seen.end, now) if seen else None,
+            _finite(seen.low, now) if seen else None,
+            _finite(seen.high, now) if seen else None,
             seen.hours if seen else 0.0,
             _why(record, now) if record else "",
         )
 
 
-def _known(at: float, now: float) -> float | None:
+def _finite(at: float, now: float) -> float | None:
     """JSON knows no infinity, and no calendar the year 10^12."""
     return at if at < now + LATEST_S else None
 
@@ -278,6 +278,6 @@ def _why(record: GoalRecord, now: float) -> str:
         )
     if record.forecast is None:
         return "When it ends can be said once its speed is known."
-    if _known(record.forecast.end, now) is None:
+    if _finite(record.forecast.end, now) is None:
         return "With the nodes that there were of late it does not end."
     return ""

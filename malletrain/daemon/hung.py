@@ -58,11 +58,12 @@ class _Rhythm:
     reports: int = 0
     pause: float = 0.0
     """The longest time between two reports of a worker."""
-    asked: float | None = None
+    request_at: float | None = None
     """When an agent was asked last; None: nobody hangs."""
     to_ask: tuple[str, ...] = ()
     """Nodes whose agents are still to be asked."""
-    told: bool = False
+    recorded: bool = False
+    """The hang is in the audit log."""
     silent: tuple[int, ...] = ()
     ended: set[int] = field(default_factory=set)
     """Silent ranks of which no process was found while others went on."""
@@ -96,7 +97,7 @@ class _Rhythm:
 
     def calm(self) -> None:
         """Nobody hangs."""
-        self.asked, self.told, self.silent, self.stacks = None, False, (), {}
+        self.request_at, self.recorded, self.silent, self.stacks = None, False, (), {}
         self.to_ask = ()
 
 
@@ -122,17 +123,17 @@ class HungSteps:
             if not self._at_work(run):
                 rhythm.heard = dict.fromkeys(rhythm.heard, now)
                 rhythm.calm()
-            elif rhythm.asked is None:
+            elif rhythm.request_at is None:
                 self._judge(run, rhythm, now)
             elif rhythm.to_ask:
                 self._ask(run, rhythm, now)
-            elif not rhythm.told and now >= rhythm.asked + ANSWER_S:
+            elif not rhythm.recorded and now >= rhythm.request_at + ANSWER_S:
                 self._tell(run, rhythm, now)
 
     def receive_stacks(self, agent: LeasedAgent, run: ActiveJob, message: Stacks) -> None:
         """Where a worker stands."""
         rhythm = self._rhythms.get(run.row.id)
-        if rhythm is None or rhythm.asked is None or message.generation != rhythm.generation:
+        if rhythm is None or rhythm.request_at is None or message.generation != rhythm.generation:
             return
         rank = message.rank if message.rank >= 0 else min([0, *rhythm.stacks]) - 1
         if rank in rhythm.stacks or len(rhythm.stacks) < len(run.rounds.members) * MOST_WORKERS:
@@ -166,7 +167,7 @@ class HungSteps:
 
     def _ask(self, run: ActiveJob, rhythm: _Rhythm, now: float) -> None:
         """Ask the next nodes."""
-        rhythm.asked = now
+        rhythm.request_at = now
         for node in rhythm.to_ask[:AT_ONCE]:
             self._core.agents.tell(node, ShowStacks(run.row.id, rhythm.generation))
         rhythm.to_ask = rhythm.to_ask[AT_ONCE:]
@@ -193,7 +194,7 @@ class HungSteps:
         """The agents had their time. A worker of which nothing is left has ended in order while
         others go on, which is no hang.
         """
-        core, job, rhythm.told = self._core, run.row.id, True
+        core, job, rhythm.recorded = self._core, run.row.id, True
         rhythm.silent = rhythm.silent_for(self._limit(run, rhythm), now)
         everybody = len(rhythm.silent) == len(rhythm.heard) - len(rhythm.ended)
         hung = [r for r in rhythm.silent if r in rhythm.stacks or everybody]
@@ -237,12 +238,12 @@ def _places(rhythm: _Rhythm) -> str:
         places.setdefault(stands.place or "alive", []).append(who)
     if not places:
         return "no agent found a living worker"
-    told = [
+    phrases = [
         f"{', '.join(who[:3])}{f' and {len(who) - 3} more' if len(who) > 3 else ''} "
         f"{'stand' if len(who) > 1 else 'stands'} {place}"
         for place, who in list(places.items())[:4]
     ]
-    return "; ".join(told)
+    return "; ".join(phrases)
 
 
 def innermost(text: str) -> str:

@@ -58,7 +58,7 @@ class ActiveJob:
     counts: AlignedCounts = field(default_factory=AlignedCounts)
     series: dict[str, GrowingSeries] = field(default_factory=dict)
     """Its metrics over time, by name."""
-    told_at: float = 0.0
+    progress_at: float = 0.0
     """When the controller last heard of its progress."""
 
     @property
@@ -122,7 +122,7 @@ class JobRepository:
         self._metrics.rescale(r.kind, r.cost_s)
         self._audit.record(
             EventKind.RESCALE_FINISHED,
-            _told(r),
+            _rescale_sentence(r),
             job=run.row.id,
             generation=r.generation,
             cost_s=r.cost_s,
@@ -136,7 +136,7 @@ class JobRepository:
             self._audit.record(EventKind.JOB_NOTICE, sentence, job=run.row.id)
 
 
-def _told(r: RescaleRecord) -> str:
+def _rescale_sentence(r: RescaleRecord) -> str:
     nodes = f"{r.to_nodes} node{'s' if r.to_nodes != 1 else ''}"
     if r.kind == "start":
         return f"Started on {nodes}; the first sample came {r.cost_s:.2f} s after the decision."

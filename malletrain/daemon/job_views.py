@@ -284,7 +284,7 @@ class JobViews:
 
     def _slow(self, row: JobRow) -> tuple[str, ...]:
         """What is known of those of its nodes that hold up the others."""
-        run, slow = self._core.runs.get(row.id), self._core.slow.known(self._core.clock.now())
+        run, slow = self._core.runs.get(row.id), self._core.slow.current(self._core.clock.now())
         members = run.rounds.members if run else ()
         return tuple(slow[node].sentence for node in members if node in slow)
 
@@ -342,10 +342,10 @@ def _profile_state(
         return "off", "The job can use one number of nodes only."
     if not spec.profile:
         return (
-            "known" if model.known else "off"
+            "known" if model.has_data else "off"
         ), "The owner wants no profile; only what is seen in passing is known."
     if JobState(row.state).ended:
-        return ("known" if model.known else "off"), "The job ended before it was profiled."
+        return ("known" if model.has_data else "off"), "The job ended before it was profiled."
     return "waiting", profile.waits or model.reason
 
 

@@ -257,7 +257,7 @@ class LeaseReconciler:
                 elif lease.state is LeaseState.RUNNING:
                     self._correct_start(row, lease)
             self._cancel_unheard(now)
-            failing = self._parts.failing.found
+            failing = self._parts.failing.findings
             for node in list(failing):  # without an agent there, the next one is told
                 if (agent := self._parts.agents.on(node)) is not None:
                     self._lease_actions.sick(agent, failing.pop(node), broken=False)
@@ -271,7 +271,9 @@ class LeaseReconciler:
     def _report_gaps(self, poll: PollResult, now: float) -> None:
         sick = self._parts.sick.now(now)
         self._parts.metrics.sick(len(sick))
-        slow = self._parts.slow.known(now) if slow_node_policy(self._parts.config) == "swap" else {}
+        slow = (
+            self._parts.slow.current(now) if slow_node_policy(self._parts.config) == "swap" else {}
+        )
         avoided = {*sick, *slow}
         restraint = self.restraints.now
         gaps = {
@@ -409,7 +411,7 @@ class LeaseReconciler:
         if agent is not None:
             self._departures.lost(agent, reason)
         else:
-            self._departures.left(lease_id)
+            self._departures.lease_ended(lease_id)
             event = LeaseNotTaken if requested else LeaseNotYet
             self._parts.events.append(event(row.node, row.owner))
 

@@ -209,7 +209,7 @@ class Daemon:
         try:
             log.info("metrics", port=self.metrics.serve(settings.metrics_listen))
         except MetricsError as error:
-            if settings.metrics_asked_for:
+            if settings.metrics_required:
                 raise
             log.warning("no metrics", reason=str(error))
 
@@ -326,13 +326,14 @@ class Daemon:
         wait = self.config.daemon.adopt_wait if lease_count else 0.0
         core.controller.hold(core.clock.now() + wait + 60.0)
         core.restore()
-        found = f"{len(core.runs)} unfinished jobs and {lease_count} leases"
+        inventory = f"{len(core.runs)} unfinished jobs and {lease_count} leases"
         if before is None:
-            kind, sentence = EventKind.DAEMON_STARTED, f"The daemon runs; it knows {found}."
+            kind, sentence = EventKind.DAEMON_STARTED, f"The daemon runs; it knows {inventory}."
         else:
             kind = before.kind
             sentence = (
-                f"{before.sentence} It has taken {found} in hand anew; the jobs went on meanwhile."
+                f"{before.sentence} It has taken {inventory} in hand anew; the jobs went on "
+                "meanwhile."
             )
         with core.transaction():
             core.audit.record(kind, sentence, boot=self._boot)
@@ -383,9 +384,9 @@ class Daemon:
             with service.core.transaction():
                 service.core.goals.keep()
             self._retention.look(self._clock.now())
-            bytes_held = self._transport.kept_bytes
-            self._transport.end_unreadable(self._memory_trim.swollen(bytes_held))
-            self._memory_trim.update(time.monotonic(), bytes_held)
+            connection_bytes = self._transport.connection_bytes
+            self._transport.end_unreadable(self._memory_trim.swollen(connection_bytes))
+            self._memory_trim.update(time.monotonic(), connection_bytes)
             show_gauges(service, self.metrics, WATCH_EVERY_S)
 
     def _look_at_users(self) -> None:

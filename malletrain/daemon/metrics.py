@@ -92,14 +92,14 @@ class Metrics:
             "Nodes the main scheduler took back, with or without notice.",
             "notice",
         )
-        self._held = gauge(
+        self._leased_nodes = gauge(
             "leased_node",
             "Nodes held now, one by one, by class and use; always 1.",
             "node",
             "node_class",
             "use",
         )
-        self._held_now: set[tuple[str, str, str]] = set()
+        self._leased_nodes_now: set[tuple[str, str, str]] = set()
         self._users_problems = gauge(
             "users_list_problems",
             "Lines of the list of users that are left out, and 1 more where it is not read.",
@@ -152,7 +152,7 @@ class Metrics:
             "command",
             "outcome",
         )
-        self._calls_told: dict[tuple[str, str], int] = {}
+        self._last_calls: dict[tuple[str, str], int] = {}
         self._backoff = gauge(
             "scheduler_backoff_seconds",
             "How long leases are not asked for still: the main scheduler is busy, it refused "
@@ -199,14 +199,14 @@ class Metrics:
         for use, count in zip(NODE_USES, (training, free, leaving), strict=True):
             self._leased.labels(use).set(count)
 
-    def held(self, nodes: Iterable[tuple[str, str, str]]) -> None:
+    def leased_nodes(self, nodes: Iterable[tuple[str, str, str]]) -> None:
         """The nodes held now: (node, class, one of NODE_USES) of each."""
         now = set(nodes)
-        for gone in self._held_now - now:
-            self._held.remove(*gone)
-        for new in now - self._held_now:
-            self._held.labels(*new).set(1)
-        self._held_now = now
+        for gone in self._leased_nodes_now - now:
+            self._leased_nodes.remove(*gone)
+        for new in now - self._leased_nodes_now:
+            self._leased_nodes.labels(*new).set(1)
+        self._leased_nodes_now = now
 
     def users_problems(self, count: int) -> None:
         """How much is wrong with the list of users."""
@@ -339,10 +339,10 @@ class Metrics:
     def scheduler_calls(self, counts: Mapping[tuple[str, str], int]) -> None:
         """(command, outcome) → how often it was called since the daemon began."""
         for (command, outcome), count in counts.items():
-            more = count - self._calls_told.get((command, outcome), 0)
+            more = count - self._last_calls.get((command, outcome), 0)
             if more > 0:
                 self._calls.labels(command, outcome).inc(more)
-        self._calls_told = dict(counts)
+        self._last_calls = dict(counts)
 
     def scheduler_backoff(self, cause: str, seconds: float) -> None:
         """For so long leases are not asked for still; ``cause`` is one of BACKOFF_CAUSES."""

@@ -41,7 +41,7 @@ def node_views(core: Core, parts: Parts, leases: LeaseReconciler, explain: bool)
         answer = f"{sick_node.sentence} It is left alone for another {span(sick_node.until - now)}."
         rules[node] = (*rules.get(node, ()), ("health", False, answer))
         views[node] = NodeView(node, "sick", "", "", sick_node.since)
-    for node, slow_node in parts.slow.known(now).items():
+    for node, slow_node in parts.slow.current(now).items():
         alone = f" It is left alone for another {span(parts.slow.until(node) - now)}."
         free = core.agents.on(node) is None and slow_node_policy(core.config) == "swap"
         answer = f"{slow_node.sentence}{alone if free else ''}"

@@ -113,7 +113,7 @@ class OperatorActions:
     async def _pause(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
         """Nothing new is leased; with ``release`` all leases are given back."""
         hold, release = self._hold(user, params), params.get("release") is True
-        leased = self._held() if release else []
+        leased = self._leased_nodes() if release else []
         sentence = "Nothing new is leased until 'malletrain resume'. " + (
             _given_back(len(leased)) if release else "What is held stays."
         )
@@ -140,7 +140,7 @@ class OperatorActions:
             )
         else:
             there, after, sick = [], before.pausing(None), set()
-            more = after.told()
+            more = after.sentence()
             word = "is over" if before.paused else "was not there"
             sentence = f"The pause {word}.{f' Still so: {more}' if more else ''}"
         if after == before and not sick:
@@ -159,7 +159,7 @@ class OperatorActions:
         hold, nodes = self._hold(user, params), self._nodes(params)
         if not nodes:
             raise RequestRefused("Name the nodes to drain, or all of them (--all).", "usage")
-        leased = [node for node in self._held() if EVERY_NODE in nodes or node in nodes]
+        leased = [node for node in self._leased_nodes() if EVERY_NODE in nodes or node in nodes]
         restraint = self._leases.restraints.now.draining(nodes, hold)
         sentence = restraint.refusal(nodes[0])
         with self._transaction():
@@ -225,7 +225,7 @@ class OperatorActions:
                 )
         return nodes
 
-    def _held(self) -> list[str]:
+    def _leased_nodes(self) -> list[str]:
         return [row.node for row in self._leases.active.values()]
 
     def _record(

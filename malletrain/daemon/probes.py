@@ -35,7 +35,7 @@ class _Trial:
     deadline: float
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     ports: dict[str, int] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)
+    pending: set[str] = field(default_factory=set)
     """Who is to say what came of it; empty before all listen."""
     results: Results = field(default_factory=dict)
 
@@ -73,7 +73,7 @@ class Probes:
     def up(self, node: str, message: ProbeUp) -> None:
         """An agent listens."""
         trial = self._trials.get(message.number)
-        if trial is None or trial.asked:
+        if trial is None or trial.pending:
             return
         trial.ports[node] = message.port
         if set(trial.ports) >= {to for _, to in trial.tries}:
@@ -82,18 +82,18 @@ class Probes:
     def tried(self, node: str, message: Probed) -> None:
         """An agent has tried."""
         trial = self._trials.get(message.number)
-        if trial is None or node not in trial.asked:
+        if trial is None or node not in trial.pending:
             return
-        trial.asked.discard(node)
+        trial.pending.discard(node)
         meant = {to for source, to in trial.tries if source == node}
         trial.results.update({(node, r.node): r for r in message.results if r.node in meant})
-        if not trial.asked:
+        if not trial.pending:
             self._end(message.number)
 
     def tick(self, now: float) -> None:
         """Go on without those that are late."""
         for number, trial in list(self._trials.items()):
-            if now >= trial.deadline and trial.asked:
+            if now >= trial.deadline and trial.pending:
                 self._end(number)
             elif now >= trial.deadline:
                 self._go(number, trial, now)
@@ -107,9 +107,9 @@ class Probes:
                 if other == source and to in trial.ports
             )
             if targets:
-                trial.asked.add(source)
+                trial.pending.add(source)
                 self._agents.tell(source, ProbeTo(number, trial.token, targets, trial.seconds))
-        if not trial.asked:
+        if not trial.pending:
             self._end(number)
 
     def _end(self, number: int) -> None:

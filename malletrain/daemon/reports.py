@@ -180,7 +180,7 @@ class AgentReports:
         """Whether the log is one that this agent can have: of its node, of its user's job, of a
         round and a rank that there were.
         """
-        job = self._known(chunk.job)
+        job = self._facts_of(chunk.job)
         if job is None or chunk.node != agent.node:
             return False
         owner, generation, ranks = job
@@ -189,7 +189,7 @@ class AgentReports:
         rank = chunk.stream.removeprefix("rank")
         return rank == chunk.stream or int(rank) < ranks
 
-    def _known(self, job: str) -> tuple[str, int, int] | None:
+    def _facts_of(self, job: str) -> tuple[str, int, int] | None:
         """Owner, newest round and ranks at most of a job; None where there is no such job."""
         run = self._core.runs.get(job)
         if run is not None:

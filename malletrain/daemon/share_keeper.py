@@ -20,7 +20,7 @@ class ShareKeeper:
     def __init__(self, controller: Controller, store: Store) -> None:
         self._controller = controller
         self._store = store
-        self._kept_at = 0.0
+        self._saved_at = 0.0
 
     def restore(self, now: float) -> None:
         """Take up what was kept."""
@@ -38,10 +38,10 @@ class ShareKeeper:
     def keep(self, now: float, *, at_once: bool = False) -> None:
         """Write the counters down when it is time to, or ``at_once``."""
         shares = self._controller.shares
-        if shares.settings is None or (now < self._kept_at + EVERY_S and not at_once):
+        if shares.settings is None or (now < self._saved_at + EVERY_S and not at_once):
             return
-        self._kept_at = now
-        for party, service in shares.kept().items():
+        self._saved_at = now
+        for party, service in shares.services().items():
             self._store.services.put(
                 ServiceRow(party, service.served, service.due, service.seconds, now)
             )

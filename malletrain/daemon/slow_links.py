@@ -133,9 +133,11 @@ class SlowLinkWatch:
                 if (was := slow.get(node)) and links.well(node, was.link_mbit, was.since):
                     self._well(node, was.link_mbit)
             for node, link in links.slow(group, members, now).items():
-                self._found(node, link, group, now, fresh=node not in slow)
+                self._record_slow(node, link, group, now, fresh=node not in slow)
 
-    def _found(self, node: str, link: SlowLink, group: str, now: float, *, fresh: bool) -> None:
+    def _record_slow(
+        self, node: str, link: SlowLink, group: str, now: float, *, fresh: bool
+    ) -> None:
         sentence = link.sentence(node)
         self._slow.remember(node, SlowNode(now, link.times, sentence, link.usual))
         if fresh:

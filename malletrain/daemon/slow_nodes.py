@@ -143,7 +143,7 @@ class SlowNodeWatch:
             compared = self._slow.compare(window, now)
             self._say(run, compared, now)
             job = self._core.controller.jobs[run.row.id]
-            slow_nodes_ = self._slow.known(now)
+            slow_nodes_ = self._slow.current(now)
             links = {n: s for n, s in self._slow.links(now).items() if n in window.shares}
             slow = {n: slow_nodes_[n] for n in window.shares if n in compared.slow or n in links}
             saved_s = window.saved_s(
@@ -160,7 +160,7 @@ class SlowNodeWatch:
     def _say(self, run: ActiveJob, compared: Compared, now: float) -> None:
         core, job = self._core, run.row.id
         for node in compared.fresh:
-            sentence = self._slow.known(now)[node].sentence
+            sentence = self._slow.current(now)[node].sentence
             core.audit.record(
                 EventKind.NODE_SLOW, sentence, job=job, node=node, slowdown=compared.slow[node]
             )

@@ -21,7 +21,7 @@ class Strays:
     """Of one daemon."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, float] = {}
+        self._requested_at: dict[str, float] = {}
         """Lease → when its end was asked for last."""
 
     def to_end(self, leases: Iterable[Lease], active: Container[str], now: float) -> list[Lease]:
@@ -37,11 +37,13 @@ class Strays:
             for lease in leases
             if lease.state is not LeaseState.ENDED and lease.id not in active
         }
-        self._asked = {lease: at for lease, at in self._asked.items() if lease in strays}
+        self._requested_at = {
+            lease: at for lease, at in self._requested_at.items() if lease in strays
+        }
         due = [
             lease
             for lease in strays.values()
-            if now - self._asked.get(lease.id, -AGAIN_S) >= AGAIN_S
+            if now - self._requested_at.get(lease.id, -AGAIN_S) >= AGAIN_S
         ]
-        self._asked.update((lease.id, now) for lease in due)
+        self._requested_at.update((lease.id, now) for lease in due)
         return due

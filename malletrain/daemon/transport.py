@@ -320,7 +320,7 @@ class Transport:
         receiver.message(peer, who, message, came.size, came.key)
 
     @property
-    def kept_bytes(self) -> int:
+    def connection_bytes(self) -> int:
         """What all connections take for being there whose peers have spoken: it is no message that
         waits. Those of nobody, whom no key lets in, do not make room for more.
         """

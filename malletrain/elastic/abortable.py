@@ -91,15 +91,15 @@ class AbortableGroup(dist.ProcessGroup):
 
 
 def _passed_on(name: str) -> Callable[..., Any]:
-    def call(self: AbortableGroup, *given: Any, **named: Any) -> Any:
-        return self._begin(name, [given], named)
+    def call(self: AbortableGroup, *args: Any, **kwargs: Any) -> Any:
+        return self._begin(name, [args], kwargs)
 
     return call
 
 
 def _one_by_one(name: str) -> Callable[..., Any]:
     def call(self: AbortableGroup, outputs: Any, inputs: Any, *options: Any) -> Any:
-        calls = [(out, given, *options) for out, given in zip(outputs, inputs, strict=True)]
+        calls = [(out, tensor, *options) for out, tensor in zip(outputs, inputs, strict=True)]
         return self._begin(name, calls, {})
 
     return call

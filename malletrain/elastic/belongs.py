@@ -16,7 +16,7 @@ from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.training import Training
 
 
-def _held(training: Training) -> set[int]:
+def _parameter_ids(training: Training) -> set[int]:
     modules = training.state.modules().values()
     return {id(parameter) for module in modules for parameter in module.parameters()}
 
@@ -24,8 +24,8 @@ def _held(training: Training) -> set[int]:
 def check_model(training: Training, module: torch.nn.Module, call: str) -> None:
     """Raises ElasticError where ``module``, given to ``call``, is not of the run's state."""
     trained = [p for p in module.parameters() if p.requires_grad]
-    held = _held(training)
-    if unknown := [p for p in trained if id(p) not in held]:
+    parameter_ids = _parameter_ids(training)
+    if unknown := [p for p in trained if id(p) not in parameter_ids]:
         raise ElasticError(
             f"{call}: {len(unknown)} of {len(trained)} parameters are of no module that "
             "elastic.Run was given, so that no other process would get them. Pass the module by "
@@ -52,9 +52,9 @@ class Optimizers:
         size = sum(len(group["params"]) for group in optimizer.param_groups)
         if self._sizes.get(id(optimizer)) == size:
             return
-        held = _held(self._training)
+        parameter_ids = _parameter_ids(self._training)
         params = [p for group in optimizer.param_groups for p in group["params"]]
-        if unknown := [p for p in params if id(p) not in held]:
+        if unknown := [p for p in params if id(p) not in parameter_ids]:
             raise ElasticError(
                 f"The optimizer trains {len(unknown)} parameters that are of no module that "
                 "elastic.Run was given, so that no other process would get them. Pass the module "
@@ -66,8 +66,8 @@ class Optimizers:
         """Before an update of any optimizer. Raises ElasticError."""
         if optimizer in self._others or any(optimizer is o for o in self._training.optimizers):
             return
-        held = _held(self._training)
-        if any(id(p) in held for group in optimizer.param_groups for p in group["params"]):
+        parameter_ids = _parameter_ids(self._training)
+        if any(id(p) in parameter_ids for group in optimizer.param_groups for p in group["params"]):
             raise ElasticError(
                 f"This {type(optimizer).__name__} trains the run's model and is not of the run's "
                 "state: a process that joins would begin without its momentum. Pass it by name: "

@@ -111,10 +111,10 @@ class CheckIn:
     before. ``failed`` is called, in that thread, when the store cannot be reached; nobody is waited
     for any more then.
 
-    With ``told`` each member tells the others that word, and ``arrange`` makes of all of them, in
-    the order of their places, the rank of each: the last to come asks it. As long as this
-    process ``rehearses`` it says that it is there only when :meth:`rehearse` is over, where not all
-    told the same word.
+    With ``holding``, what this process has of the state, each member tells the others its own, and
+    ``arrange`` returns the rank of each from all of them, in the order of their places: the last to
+    come calls it. As long as this process ``rehearses`` it says that it is there only when
+    :meth:`rehearse` is over, where the holdings differ.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class CheckIn:
         signature: str,
         rooms: RoomMaker,
         failed: Callable[[], None],
-        told: str | None = None,
+        holding: str | None = None,
         arrange: Callable[[list[str]], list[int]] | None = None,
         rehearses: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -131,7 +131,7 @@ class CheckIn:
         self._rooms = rooms
         self.ranked = place
         """With the rank by that order, once everyone is there."""
-        self._told = told
+        self._holding = holding
         self._arrange = arrange
         self._failed = failed
         self._signature = signature
@@ -144,7 +144,7 @@ class CheckIn:
         self._store: Any = None
         self._rehearses = rehearses
         self._differ = False
-        """Others told another word than some."""
+        """The members' holdings differ."""
         self._ranked, self._rehearsed = threading.Event(), threading.Event()
         sockets.spare(place.port)
         threading.Thread(
@@ -172,7 +172,7 @@ class CheckIn:
                 # another process had this place and died; the round cannot be formed any more
                 self._lost = True
                 return
-            if self._told is not None and not self._ordered(store):
+            if self._holding is not None and not self._ordered(store):
                 return
             if store.add("here", 1) == self.place.size:
                 store.set("all", "")
@@ -194,13 +194,13 @@ class CheckIn:
             pass  # then it is allocated when it is needed, where a lack of memory is told
 
     def _ordered(self, store: Any) -> bool:
-        """Tell the others that word, and learn the rank; False when the round is void."""
+        """Tell the others the holding, and learn the rank; False when the round is void."""
         size = self.place.size
-        store.set(f"told/{self.place.rank}", self._told)
-        if store.add("told", 1) == size:
-            words = [store.get(f"told/{rank}").decode() for rank in range(size)]
-            order = self._arrange(words) if self._arrange is not None else list(range(size))
-            store.set("order", json.dumps([order, len(set(words)) > 1]))
+        store.set(f"holding/{self.place.rank}", self._holding)
+        if store.add("holding", 1) == size:
+            holdings = [store.get(f"holding/{rank}").decode() for rank in range(size)]
+            order = self._arrange(holdings) if self._arrange is not None else list(range(size))
+            store.set("order", json.dumps([order, len(set(holdings)) > 1]))
         while not self.void and not _came(store, "order"):
             pass
         if self.void:

@@ -151,7 +151,7 @@ class Group:
         self._waiting: dict[Any, Callable[[], None]] = {}
         self._sockets: dict[int, str] = {}
         self._ports: set[int] = set()
-        self._held: Any = None
+        self._world: Any = None
         self._adopted: list[Any] = []
         self._nccl = False
         self.by_host = False
@@ -197,8 +197,8 @@ class Group:
             raise
         finally:
             sys.excepthook = hook  # torch wraps it once more for every group
-        self._held, self._nccl = dist.group.WORLD, nccl
-        set_timeout(self._held, COLLECTIVE_TIMEOUT)
+        self._world, self._nccl = dist.group.WORLD, nccl
+        set_timeout(self._world, COLLECTIVE_TIMEOUT)
         # What was opened meanwhile are gloo's listener and its connections to peers; those from
         # peers may come in later.
         self._note_connections(before)
@@ -324,22 +324,22 @@ class Group:
         if not self._begun:  # else a call that others did not make has begun it: meet()
             self._ask(StepWishes(go, stop, save, step=True), rate)
 
-    def meet(self, asked: StepWishes) -> bool:
-        """Whether all ranks have come to the same call, ``asked``, outside of a step. If not the
+    def meet(self, wishes: StepWishes) -> bool:
+        """Whether all ranks have come to the same call, ``wishes``, outside of a step. If not the
         others are in their step, which has begun for this rank, too. Raises what :meth:`wait`
         raises.
         """
         if self._begun:
             return False
-        self._ask(asked)
+        self._ask(wishes)
         answer = self._answer()
         self._begun = answer.step
-        return not answer.step and answer.save == asked.save and answer.hash == asked.hash
+        return not answer.step and answer.save == wishes.save and answer.hash == wishes.hash
 
     @property
     def forming(self) -> bool:
         """The default group is being formed: nothing within it is, yet."""
-        return self._held is None
+        return self._world is None
 
     def fence(self, name: str) -> None:
         """The script is about to begin the collective ``name`` of all ranks. Outside of a step this
@@ -360,12 +360,12 @@ class Group:
         self._begun = False
         return self._answer()
 
-    def _ask(self, asked: StepWishes, rate: float = rates.UNKNOWN) -> None:
+    def _ask(self, wishes: StepWishes, rate: float = rates.UNKNOWN) -> None:
         self._begun = True
         number = self.place.rank + 1
-        where = (number * asked.step, number * asked.script)
+        where = (number * wishes.step, number * wishes.script)
         self._flag.copy_(
-            torch.tensor((*asked, *rates.both(rate), *where, *_MARK), dtype=torch.float64)
+            torch.tensor((*wishes, *rates.both(rate), *where, *_MARK), dtype=torch.float64)
         )
         if self.several and not self.broken:
             with library_collectives():
@@ -378,8 +378,8 @@ class Group:
             self.wait(work)
         elif self.broken:
             raise Interrupted("A peer is lost.")
-        *asked, highest, negated_lowest, in_step, in_script, high, low = self._flag.tolist()
-        wishes = StepWishes(*map(bool, asked))
+        *flags, highest, negated_lowest, in_step, in_script, high, low = self._flag.tolist()
+        wishes = StepWishes(*map(bool, flags))
         here = f"rank {self.place.rank}"
         if (high, low) != _MARK:
             raise MismatchError(_sentence("Another rank", collective, f"{here} is in one"))
@@ -398,17 +398,17 @@ class Group:
         self.broken = True
         for fd, identity in sockets.opened().items():
             sockets.shut_down(fd, identity, self._sockets.get(fd) == identity, self._ports)
-        held = self._held
-        if self._nccl and held is not None:
+        world = self._world
+        if self._nccl and world is not None:
             try:
-                held.abort()
+                world.abort()
             except RuntimeError:
                 pass
         with self._lock:
-            given_up = list(self._waiting.items())
-        if given_up and held is not None:
-            _bury([work for work, _ in given_up], [held, *self._adopted])
-        for _, give_up in given_up:
+            pending = list(self._waiting.items())
+        if pending and world is not None:
+            _bury([work for work, _ in pending], [world, *self._adopted])
+        for _, give_up in pending:
             give_up()
 
     def leave(self) -> None:
@@ -416,7 +416,7 @@ class Group:
         have read all of the last step yet.
         """
         self._flag_work = None
-        if self._held is not None and dist.is_initialized():
+        if self._world is not None and dist.is_initialized():
             if self.broken:
                 self.abort()
             dist.destroy_process_group()
@@ -425,9 +425,9 @@ class Group:
         """Drop the connections, a little later: taking a group down holds the interpreter for some
         hundredths of a second.
         """
-        held, self._held, self._adopted = [self._held, *self._adopted], None, []
-        if held[0] is not None:
-            timer = threading.Timer(CLOSE_LATER_S, held.clear)
+        groups, self._world, self._adopted = [self._world, *self._adopted], None, []
+        if groups[0] is not None:
+            timer = threading.Timer(CLOSE_LATER_S, groups.clear)
             timer.daemon = True
             timer.start()
 
@@ -440,7 +440,7 @@ def rehearse() -> None:
         return
     require("live mode")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    held = dist.group.WORLD
+    world = dist.group.WORLD
     model = torch.nn.Linear(1, 1)
     ddp = torch.nn.parallel.DistributedDataParallel(model, init_sync=False)
     for _ in range(2):  # DDP arranges its buckets after the first
@@ -449,7 +449,7 @@ def rehearse() -> None:
     # waited for without letting go of the interpreter, which they may need.
     del ddp, model
     dist.destroy_process_group()
-    del held
+    del world
 
 
 def _sentence(who: str, collective: str, others: str) -> str:

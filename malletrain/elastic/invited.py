@@ -34,8 +34,8 @@ def to_wait_for(rows: Sequence[Invited]) -> int | None:
     in a moment, and everybody is to be asked again then. None: there is nothing to wait for.
     """
     members = _members(rows).values()
-    known = [row.place is not None for row in members]
-    if all(known) or not any(known) or any(row.void for row in rows):
+    complete = [row.place is not None for row in members]
+    if all(complete) or not any(complete) or any(row.void for row in rows):
         return None
     return max(row.generation for row in members)
 

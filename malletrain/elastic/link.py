@@ -138,13 +138,15 @@ class LiveLink(Link):
                 except Exception:  # who hears nothing any more would hang
                     traceback.print_exc()
 
-    def _heard(self, said: dict[str, Any]) -> None:
-        if "round" in said:
-            network = tuple(said.get("network", {}).items())
-            self._take(Place(said["round"], said["rank"], said["size"], said["port"], network))
-        elif "abort" in said:
-            self.say("heard", said["abort"])
-            self.on_abort(said["abort"])
+    def _heard(self, message: dict[str, Any]) -> None:
+        if "round" in message:
+            network = tuple(message.get("network", {}).items())
+            self._take(
+                Place(message["round"], message["rank"], message["size"], message["port"], network)
+            )
+        elif "abort" in message:
+            self.say("heard", message["abort"])
+            self.on_abort(message["abort"])
 
 
 def connect() -> Link:

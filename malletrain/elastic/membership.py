@@ -105,7 +105,7 @@ class GroupMembership:
             self._signature,
             self.training,
             lambda: self._say_lost(place.generation),
-            self._policy.held(),
+            self._policy.holding(),
             self._policy.order,
             lambda: self._policy.joins,
         )

@@ -37,8 +37,8 @@ class Parallel(torch.nn.Module):
         self.module = module
         self._used = used
         self._options = options
-        wanted = options.get("forward_sync_buffers", options.get("broadcast_buffers"))
-        self._sync_buffers = wanted is not False
+        option = options.get("forward_sync_buffers", options.get("broadcast_buffers"))
+        self._sync_buffers = option is not False
         self._group: Group | None = None
         self._round: Group | None = None
         self._seen: list[torch.nn.Parameter] = []

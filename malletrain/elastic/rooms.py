@@ -30,17 +30,17 @@ def described(optimizers: Iterable[torch.optim.Optimizer]) -> str:
     """What a joiner needs memory for, by what is here; empty while the optimizers make a step for
     the first time. For any thread: nothing is copied.
     """
-    found = []
+    tensors = []
     try:
         for optimizer in optimizers:
             for state in list(optimizer.state.values()):
                 for value in list(state.values()):
                     if isinstance(value, torch.Tensor) and value.nbytes >= LEAST_BYTES:
                         dtype = str(value.dtype).removeprefix("torch.")
-                        found.append([list(value.shape), dtype, value.is_cuda])
+                        tensors.append([list(value.shape), dtype, value.is_cuda])
     except (AttributeError, RuntimeError):  # it changes at this moment, or is of a kind of its own
         return "[]"
-    return json.dumps(found)
+    return json.dumps(tensors)
 
 
 def keep_freed() -> bool:
@@ -75,10 +75,10 @@ class Rooms:
             ValueError: It was not described so.
             MemoryError, RuntimeError: There is too little memory.
         """
-        wanted: dict[Kind, int] = defaultdict(int)
+        counts: dict[Kind, int] = defaultdict(int)
         for shape, dtype, cuda in json.loads(data):
-            wanted[tuple(shape), getattr(torch, dtype), cuda] += 1
-        for kind, count in wanted.items():
+            counts[tuple(shape), getattr(torch, dtype), cuda] += 1
+        for kind, count in counts.items():
             shape, dtype, cuda = kind
             device = self._device if cuda else torch.device("cpu")
             while len(self._free[kind]) < count:

@@ -323,7 +323,7 @@ class Run:
         """End the training loops (:meth:`batches` and ``sampler.epochs()``, :meth:`steps`) on all
         ranks after the same step; any rank may ask, inside or between steps.
         """
-        self._steps.stop_wanted = True
+        self._steps.stop_requested = True
 
     def save(self) -> bool:
         """Write the snapshot now, and wait for it. Returns whether this process wrote it.
@@ -333,7 +333,7 @@ class Run:
         that step is done.
         """
         if self._sharded_model and not self._steps.all_call(save=True):
-            self._steps.save_wanted = True
+            self._steps.save_requested = True
             return False
         with library_collectives():
             return self._training.save()

@@ -38,14 +38,14 @@ def _rule(optimizer: Any, base_batch: int, law: Callable[[float], float]) -> Rul
         )
 
     def change(run: Any) -> None:
-        wanted = law(run.global_batch / base_batch)
+        new_factor = law(run.global_batch / base_batch)
         for group in optimizer.param_groups:
             # What a scheduler made of it meanwhile stays: only the ratio to the factor before is
             # applied.
-            factor = wanted / group.get("malletrain_lr_factor", 1.0)
+            factor = new_factor / group.get("malletrain_lr_factor", 1.0)
             group["lr"] *= factor
             if "initial_lr" in group:  # what most schedulers compute from
                 group["initial_lr"] *= factor
-            group["malletrain_lr_factor"] = wanted
+            group["malletrain_lr_factor"] = new_factor
 
     return change

@@ -12,15 +12,15 @@ import socket
 
 def opened() -> dict[int, str]:
     """Of this process: what each file descriptor that is a socket is."""
-    found = {}
+    identities = {}
     for name in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue
         if target.startswith("socket:"):
-            found[int(name)] = target
-    return found
+            identities[int(name)] = target
+    return identities
 
 
 def listens_on(fd: int) -> int:
@@ -48,8 +48,8 @@ def spare(port: int) -> None:
     _spared = port
 
 
-def shut_down(fd: int, identity: str, known: bool, ports: set[int]) -> None:
-    """Shut a TCP connection down, if ``fd`` still is the one it was and is ``known`` to be ours or
+def shut_down(fd: int, identity: str, ours: bool, ports: set[int]) -> None:
+    """Shut a TCP connection down, if ``fd`` still is the one it was and is ``ours`` or
     came in on one of our ``ports``. One to the store of the newest round never is.
     """
     try:
@@ -62,7 +62,7 @@ def shut_down(fd: int, identity: str, known: bool, ports: set[int]) -> None:
             peer, own = connection.getpeername()[1], connection.getsockname()[1]
             if _spared in (peer, own):
                 return
-            if known or own in ports:
+            if ours or own in ports:
                 connection.shutdown(socket.SHUT_RDWR)
     except OSError:
         pass

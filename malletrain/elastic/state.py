@@ -142,16 +142,18 @@ class Holder:
         that a large model is never there twice.
         """
         skeleton = pickle.loads(packed)
-        found: dict[int, torch.Tensor] = {}
+        tensor_of_slot: dict[int, torch.Tensor] = {}
         for name, module in self.modules().items() if in_place else ():
             own = module.state_dict()
             theirs = skeleton["objects"].get(name, {})
             for key, slot in theirs.items():
                 mine = own.get(key)
                 if isinstance(slot, Slot) and isinstance(mine, torch.Tensor) and _fits(mine, slot):
-                    found[slot.index] = mine.detach()
+                    tensor_of_slot[slot.index] = mine.detach()
         slots = sorted(_slots(skeleton), key=lambda slot: slot.index)
-        return skeleton, [found[s.index] if s.index in found else self._room(s) for s in slots]
+        return skeleton, [
+            tensor_of_slot[s.index] if s.index in tensor_of_slot else self._room(s) for s in slots
+        ]
 
     def _room(self, slot: Slot) -> torch.Tensor:
         if (ready := self.rooms.take(slot.shape, slot.dtype, slot.cuda)) is not None:

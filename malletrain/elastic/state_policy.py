@@ -15,7 +15,7 @@ from malletrain.elastic.invited import Invited
 from malletrain.elastic.link import Place
 from malletrain.elastic.sharded import rehearsal
 from malletrain.elastic.sharded import sharing as shards
-from malletrain.elastic.sharded.assignment import Held, best_order
+from malletrain.elastic.sharded.assignment import StatePart, best_order
 from malletrain.elastic.sharded.training import ShardedTraining
 from malletrain.elastic.training import Training
 
@@ -46,15 +46,15 @@ class WholeState:
     def rehearse_at(self, place: Place) -> None:
         """Do once, alone, what is looked up for this place."""
 
-    def held(self) -> str | None:
+    def holding(self) -> str | None:
         """What this process tells the members of the next round, for :meth:`order`; None for
         nothing.
         """
         return None
 
-    def order(self, held: list[str]) -> list[int]:
+    def order(self, holdings: list[str]) -> list[int]:
         """The rank of each member of the next round, by what they told."""
-        return list(range(len(held)))
+        return list(range(len(holdings)))
 
     def hand_over(self, group: Group, invited: Callable[[int], Invited]) -> bool:
         """Called on all ranks of a group that is about to be left; False to stay.
@@ -93,16 +93,16 @@ class ShardedState(WholeState):
     def rehearse_at(self, place: Place) -> None:
         rehearsal.rehearse_at(self._sharded, place)
 
-    def held(self) -> str:
-        held = self._sharded.held()
-        return json.dumps(None if held is None else [held.part, held.parts, held.rows])
+    def holding(self) -> str:
+        part = self._sharded.holding()
+        return json.dumps(None if part is None else [part.part, part.parts, part.rows])
 
-    def order(self, held: list[str]) -> list[int]:
-        holdings = [json.loads(one) for one in held]
+    def order(self, holdings: list[str]) -> list[int]:
+        parts = [json.loads(one) for one in holdings]
         return best_order(
             [
-                None if one is None else Held(one[0], one[1], tuple((n, b) for n, b in one[2]))
-                for one in holdings
+                None if one is None else StatePart(one[0], one[1], tuple((n, b) for n, b in one[2]))
+                for one in parts
             ]
         )
 

@@ -34,10 +34,10 @@ class Steps:
         self.attempts = 0
         self.planned: list[tuple[int, int]] = []
         """(samples of this process, of all) of each batch handed out and not trained on yet."""
-        self.stop_wanted = False
+        self.stop_requested = False
         self.stopping = False
         """All ranks have agreed to end the loop."""
-        self.save_wanted = False
+        self.save_requested = False
         """All ranks are to save, as soon as all are there."""
         self.exchanged = False
         """Gradients of the step under way went through the group."""
@@ -72,7 +72,7 @@ class Steps:
         if membership.changes != self._changes:
             rate, self._changes = rates.UNKNOWN, membership.changes
         membership.group.begin_step(
-            membership.ready_to_go, self.stop_wanted, self.save_wanted, rate
+            membership.ready_to_go, self.stop_requested, self.save_requested, rate
         )
 
     def all_call(self, *, save: bool = False, digest: bool = False) -> bool:
@@ -82,9 +82,9 @@ class Steps:
         membership = self.membership
         if self.now is not None or not membership.group.several:
             return True
-        asked = StepWishes(membership.ready_to_go, self.stop_wanted, save, digest)
+        wishes = StepWishes(membership.ready_to_go, self.stop_requested, save, digest)
         try:
-            return membership.group.meet(asked)
+            return membership.group.meet(wishes)
         except RuntimeError as error:
             if not (membership.live and is_peer_loss(error)):
                 raise
@@ -113,7 +113,7 @@ class Steps:
                 self.training.snapshot_step()
                 if save:
                     self.training.save()
-                    self.save_wanted = False
+                    self.save_requested = False
         except RuntimeError as late:
             if not (self.membership.live and is_peer_loss(late)):
                 raise

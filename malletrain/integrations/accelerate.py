@@ -149,19 +149,19 @@ class Guard(StateGuard):
 
     def _to_resume(self) -> str | None:
         """The state to go on from: the newest of this run, else one that was asked for."""
-        newest, wanted = self.newest(), owner.asked_for(None)
+        newest, requested = self.newest(), owner.resume_source(None)
         record = checkpoints.read_record(newest) if newest else {}
         if newest is not None and checkpoints.is_own(record, self._run):
             return newest
-        if os.path.isdir(wanted):
-            report.tell(f"Going on from the state {wanted}, as asked for.")
-            return os.path.abspath(wanted)
+        if os.path.isdir(requested):
+            report.tell(f"Going on from the state {requested}, as asked for.")
+            return os.path.abspath(requested)
         if newest is not None:
             checkpoints.check_owner(record, newest, self._run)
-        elif wanted:
+        elif requested:
             raise SnapshotError(
-                f"There is no state of job {wanted} in {self.folder}. Name the one to go on from "
-                "by the path of its folder (state-a or state-b)."
+                f"There is no state of job {requested} in {self.folder}. Name the one to go on "
+                "from by the path of its folder (state-a or state-b)."
             )
         return newest
 
@@ -238,8 +238,8 @@ class Guard(StateGuard):
         return repr([each.state_dict() for each in registered if not hasattr(each, "parameters")])
 
     def _save_if_due(self) -> bool:
-        wanted = self.wants_checkpoint(time.monotonic() >= self._due)
-        if not wanted and not self.late:
+        requested = self.wants_checkpoint(time.monotonic() >= self._due)
+        if not requested and not self.late:
             return False
         began = time.monotonic()
         self.save()

@@ -63,7 +63,7 @@ def check_owner(record: Mapping[str, Any], checkpoint: str, run: Owner) -> None:
         SnapshotError: whose it is, and what to do.
     """
     owner.check(
-        record, checkpoint, run, owner.asked_for(None), "checkpoint", owner.CHECKPOINT_REMEDY
+        record, checkpoint, run, owner.resume_source(None), "checkpoint", owner.CHECKPOINT_REMEDY
     )
 
 
@@ -76,9 +76,9 @@ def refuse_to_overwrite(record: Mapping[str, Any], checkpoint: str, run: Owner) 
     theirs = owner.of(record)
     if theirs is None or theirs.is_same(run) or not (theirs.job and run.job):
         return
-    wanted = owner.asked_for(None)
-    beside = os.path.dirname(os.path.abspath(wanted)) == os.path.dirname(checkpoint)
-    if wanted and (beside or owner.is_asked_for(theirs, checkpoint, wanted, run)):
+    requested = owner.resume_source(None)
+    beside = os.path.dirname(os.path.abspath(requested)) == os.path.dirname(checkpoint)
+    if requested and (beside or owner.is_resume_source(theirs, checkpoint, requested, run)):
         return
     raise ForeignSnapshotError(
         f"Checkpoint {checkpoint} belongs to {theirs}, and is not overwritten by job {run.job}. "

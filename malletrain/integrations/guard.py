@@ -35,7 +35,7 @@ class StateGuard:
         )  # the same on all ranks, whether or not the flags can be read here
         self._flags = report.open_flags()
         self._served = 0
-        self._wanted = 0
+        self._request = 0
         self._agreed = False
         self._announced = False
         self._handler: Any = None
@@ -73,8 +73,8 @@ class StateGuard:
                 self._announced = True
                 report.send(Capable)
             number = self._flags.drain_request()
-        self._wanted = number if number != self._served else 0
-        self._agreed, self.late = map(bool, self._most([int(bool(self._wanted)), int(self.late)]))
+        self._request = number if number != self._served else 0
+        self._agreed, self.late = map(bool, self._most([int(bool(self._request)), int(self.late)]))
         return self._agreed
 
     def saved(self, path: str, began: float | None = None, over: bool = False) -> None:
@@ -94,7 +94,7 @@ class StateGuard:
         report.flush()
         self.any_rank(False)
         self._let_go()
-        number, self._wanted = self._wanted, 0
+        number, self._request = self._request, 0
         if not number or self._flags is None:
             return
         samples, steps = report.totals()

@@ -114,20 +114,20 @@ class MalleTrainCallback(Callback):
         Raises:
             SnapshotError: when it is another job's and was not asked for.
         """
-        there, wanted = os.path.exists(self.path), owner.asked_for(None)
+        there, requested = os.path.exists(self.path), owner.resume_source(None)
         record = checkpoints.read_record(self.folder)
         if there and checkpoints.is_own(record, self._run):
             return self.path
-        if os.path.exists(wanted):
-            report.tell(f"Going on from the checkpoint {wanted}, as asked for.")
-            path = os.path.join(wanted, NAME) if os.path.isdir(wanted) else wanted
+        if os.path.exists(requested):
+            report.tell(f"Going on from the checkpoint {requested}, as asked for.")
+            path = os.path.join(requested, NAME) if os.path.isdir(requested) else requested
             return os.path.abspath(path)
         if there:
             checkpoints.check_owner(record, self.path, self._run)
-        elif wanted:
+        elif requested:
             raise SnapshotError(
-                f"There is no checkpoint of job {wanted} in {self.folder}. Name the one to go on "
-                f"from by its path (…/{NAME})."
+                f"There is no checkpoint of job {requested} in {self.folder}. Name the one to go "
+                f"on from by its path (…/{NAME})."
             )
         return self.path if there else None
 
@@ -269,7 +269,7 @@ class MalleTrainCallback(Callback):
         self._batches.epoch = self._epoch = trainer.current_epoch
         self._step = 0
         self._results.forget()
-        self._save_if_wanted(trainer)
+        self._save_if_due(trainer)
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
@@ -277,7 +277,7 @@ class MalleTrainCallback(Callback):
         """All of the step before is over, its validation too. Callbacks that log here (the rate) do
         so once a step.
         """
-        self._save_if_wanted(trainer)
+        self._save_if_due(trainer)
         assert self._batches is not None
         # Lightning leaves out a plateau's schedule in an epoch that it resumed within.
         trainer.fit_loop._restarting = False
@@ -289,7 +289,7 @@ class MalleTrainCallback(Callback):
         assert self._batches is not None
         if self._stepped:
             self._fit_over, self._step = True, self._batches.steps_per_epoch
-        self._save_if_wanted(trainer)
+        self._save_if_due(trainer)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Lightning divides a loss by the number of micro-batches, and DDP averages over ranks;
@@ -331,12 +331,12 @@ class MalleTrainCallback(Callback):
             return (self._epoch * each + self._step) % interval == 0
         return self._step % interval == 0
 
-    def _save_if_wanted(self, trainer: Any) -> None:
+    def _save_if_due(self, trainer: Any) -> None:
         if not self._stepped:
             return
         self._stepped = False
-        wanted = self._guard.wants_checkpoint(time.monotonic() >= self._due)
-        if not wanted and not self._guard.late:
+        requested = self._guard.wants_checkpoint(time.monotonic() >= self._due)
+        if not requested and not self._guard.late:
             return
         began = time.monotonic()
         record = checkpoints.read_record(self.folder)

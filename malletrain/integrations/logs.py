@@ -32,7 +32,7 @@ def keep(loggers: Sequence[Any], path: str) -> None:
         if type(logger).__name__ == "CSVLogger":
             logger.save()
             with contextlib.suppress(FileNotFoundError):  # there is no row yet
-                shutil.copyfile(os.path.join(logger.log_dir, _ROWS), _kept(path, number))
+                shutil.copyfile(os.path.join(logger.log_dir, _ROWS), _rows_path(path, number))
 
 
 def go_on_in(
@@ -82,10 +82,10 @@ def go_on(
         if type(logger).__name__ == "TensorBoardLogger":
             logger._kwargs["purge_step"] = step
         elif writes:
-            _put_back(logger, _kept(path, number), step)
+            _put_back(logger, _rows_path(path, number), step)
 
 
-def _kept(path: str, number: int) -> str:
+def _rows_path(path: str, number: int) -> str:
     return f"{path}.{number}.csv"
 
 
@@ -102,12 +102,12 @@ def _forget(logger: Any) -> None:
         folder.rmdir()
 
 
-def _put_back(logger: Any, kept: str, step: int) -> None:
+def _put_back(logger: Any, rows_path: str, step: int) -> None:
     """Write the rows before ``step`` again; a CSV logger's writer deletes what its file had."""
     writer = logger.experiment
-    if not os.path.exists(kept):
+    if not os.path.exists(rows_path):
         return
-    with open(kept, newline="") as file:
+    with open(rows_path, newline="") as file:
         reader = csv.DictReader(file)
         names = list(reader.fieldnames or ())
         rows = [row for row in reader if int(row.get("step") or 0) < step]

@@ -70,7 +70,7 @@ class MalleTrainCallback(TrainerCallback):
         self._epoch_over = False
         self._eval_on_start = False
         self._numbers = ModuleNumbers({})
-        self._wanted = self._postponed = False
+        self._requested = self._postponed = False
         self._is_own = False
         """The trainer would write the checkpoint that is due without being asked."""
         self._began = 0.0
@@ -96,18 +96,18 @@ class MalleTrainCallback(TrainerCallback):
 
     def _of_another(self, folder: str, paths: list[str], records: dict[str, dict[str, Any]]) -> str:
         """Where this run has no checkpoint yet: that of another, if it may go on from it."""
-        wanted = owner.asked_for(None)
-        if os.path.isdir(wanted):
-            report.tell(f"Going on from the checkpoint {wanted}, as asked for.")
-            return os.path.abspath(wanted)
-        theirs = [path for path in paths if _is_of_job(records[path], wanted, self._run)]
+        requested = owner.resume_source(None)
+        if os.path.isdir(requested):
+            report.tell(f"Going on from the checkpoint {requested}, as asked for.")
+            return os.path.abspath(requested)
+        theirs = [path for path in paths if _is_of_job(records[path], requested, self._run)]
         first = next(iter(theirs or [path for path in paths if records[path]] or paths), "")
         if first:
             check_owner(records[first], first, self._run)
-        elif wanted:
+        elif requested:
             raise SnapshotError(
-                f"There is no checkpoint of job {wanted} in {folder}. Name the one to go on from "
-                "by the path of its folder (checkpoint-…)."
+                f"There is no checkpoint of job {requested} in {folder}. Name the one to go on "
+                "from by the path of its folder (checkpoint-…)."
             )
         return first
 
@@ -201,7 +201,7 @@ class MalleTrainCallback(TrainerCallback):
         """Whether the checkpoint is written for MalleTrain alone."""
         best = self._trainer.args.save_strategy == "best"
         is_own = self._is_own or (best and state.best_global_step == state.global_step)
-        return self._wanted and not is_own
+        return self._requested and not is_own
 
     def _keep_best(self, trainer: Any, before: str | None) -> None:
         """Trainer takes any checkpoint of the best step for the best model. One that was written
@@ -351,7 +351,7 @@ class MalleTrainCallback(TrainerCallback):
         self._epoch_over = True
         self._is_own = self._is_own or control.should_save
         self._step = 0  # even where the epoch was left early
-        if self._wanted or self._postponed:
+        if self._requested or self._postponed:
             control.should_save = True
         self._postponed = False
         return control
@@ -366,11 +366,11 @@ class MalleTrainCallback(TrainerCallback):
         """
         assert self._batches is not None
         self._is_own = control.should_save
-        self._wanted = self._guard.step(self._batches.share(self._step))
+        self._requested = self._guard.step(self._batches.share(self._step))
         self._step += 1
         # Trainer counts micro-batches, whose number depends on that of the ranks.
         state.epoch = self._epochs - 1 + self._step / self._batches.steps_per_epoch
-        if self._wanted:
+        if self._requested:
             self._began = time.monotonic()
             control.should_save = True
         if control.should_save and self._is_last_step(control):
@@ -405,8 +405,8 @@ class MalleTrainCallback(TrainerCallback):
             self._remove_superseded(args, state, 2)  # the one before stays until there is another
         if not self._epoch_over and self._is_last_step(control):
             self._postponed = True  # an evaluation in this step has ended the training
-        elif self._wanted:
-            self._wanted = False
+        elif self._requested:
+            self._requested = False
             self._guard.saved(args.output_dir, self._began, over)
 
     def _unlogged(self) -> tuple[float, int] | None:
@@ -469,8 +469,8 @@ def _check(trainer: Trainer) -> None:
         f"train_sampling_strategy={strategy!r} is set": strategy not in ("random", "sequential"),
         "group_by_length is set": bool(getattr(args, "group_by_length", False)),
     }
-    for reason, given in reasons.items():
-        if given:
+    for reason, applies in reasons.items():
+        if applies:
             raise ValueError(f"MalleTrainCallback: {reason}: {_OWN_ORDER}.")
     sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
     if sharded or getattr(trainer.accelerator, "parallelism_config", None) is not None:

@@ -105,9 +105,9 @@ class Callers:
             if code == errno.ENOENT:
                 return None
             raise OSError(code, os.strerror(code))
-        *_, found, _, _, _, user, inode = _ANSWER.unpack_from(answer, _HEADER.size)
+        *_, socket_id, _, _, _, user, inode = _ANSWER.unpack_from(answer, _HEADER.size)
         # Where there is no such connection the kernel answers with a socket that listens there.
-        return (user, inode) if found[:4] == ports else None
+        return (user, inode) if socket_id[:4] == ports else None
 
 
 def _end(address: Address) -> tuple[bytes, bytes]:

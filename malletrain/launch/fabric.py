@@ -46,7 +46,7 @@ def put(environment: MutableMapping[str, str], interface: str) -> None:
             environment.pop(name, None)
 
 
-def network_kept(message: Round, own: Mapping[str, str]) -> Round:
+def round_for_launcher(message: Round, own: Mapping[str, str]) -> Round:
     """A round as the launcher is told of it: a network that the job's own environment names stays
     its network, and one that an earlier round named does not.
     """

@@ -107,7 +107,7 @@ def main(argv: list[str]) -> int:
 def _serve(connection: socket.socket, woken: socket.socket) -> int:
     """Until the worker has ended; returns its exit code. SIGINT shows at ``woken``."""
     worker = 0
-    asked = looking = False
+    stop_requested = looking = False
     while True:
         ready = select.select([connection, woken], [], [], LOOK_S if looking else None)[0]
         if connection in ready:
@@ -119,9 +119,9 @@ def _serve(connection: socket.socket, woken: socket.socket) -> int:
                 return _end_as(message["exit"])
             worker = message["pid"]
         if woken in ready:
-            asked = bool(woken.recv(4096))
-        if asked and worker:
-            asked, looking = False, _stop(worker)
+            stop_requested = bool(woken.recv(4096))
+        if stop_requested and worker:
+            stop_requested, looking = False, _stop(worker)
         elif looking:
             looking = _still_waits(worker)
 

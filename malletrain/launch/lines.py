@@ -24,7 +24,7 @@ _READ_BYTES = 65536
 _READS_A_TURN = 16
 
 
-class Said(msgspec.Struct, frozen=True):
+class ProcessLine(msgspec.Struct, frozen=True):
     """One line from a process; other fields than these are passed over."""
 
     say: str
@@ -73,9 +73,9 @@ class LineConnection:
         except OSError:
             self.open = False
 
-    def receive(self) -> list[Said]:
+    def receive(self) -> list[ProcessLine]:
         """What was said since the last time, as much of it as one turn allows."""
-        heard: list[Said] = []
+        heard: list[ProcessLine] = []
         for _ in range(_READS_A_TURN):
             try:
                 data = self._socket.recv(_READ_BYTES)
@@ -122,7 +122,7 @@ class LineEndpoint:
         self._listener.setblocking(False)
         watch(self._listener.fileno(), True)
 
-    def receive(self) -> list[tuple[LineConnection, Said]]:
+    def receive(self) -> list[tuple[LineConnection, ProcessLine]]:
         """What all processes said since the last time. Those that hung up are gone afterwards."""
         self._accept()
         heard = []
@@ -162,9 +162,9 @@ class LineEndpoint:
             self._watch(connection.fileno(), True)
 
 
-def _understood(line: bytes) -> Said | None:
+def _understood(line: bytes) -> ProcessLine | None:
     try:
-        return msgspec.json.decode(line, type=Said)
+        return msgspec.json.decode(line, type=ProcessLine)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         _tell(f"a process said something that is not understood: {line[:80]!r}")
         return None

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from malletrain.launch import fabric
-from malletrain.launch.lines import LineConnection, Said
+from malletrain.launch.lines import LineConnection, ProcessLine
 from malletrain.launch.loop import TICK_S, Child, LaunchLoop, first_words, last_words, stop_all
 from malletrain.launch.round_store import ReachedStore, ServedStore
 from malletrain.protocol import env
@@ -69,7 +69,7 @@ class _Worker:
     local_rank: int
     connection: LineConnection | None = None
     ready: bool = False
-    told: int = 0
+    announced_round: int = 0
     """The newest round that it was told of."""
     running: int = 0
     """The newest round that it has joined."""
@@ -97,7 +97,7 @@ class LiveLauncher:
         self._generation = 0
         self._places: dict[int, int] = {}
         """Round → place of this node in it, of those that a worker may be in."""
-        self._told: tuple[AssignmentPhase | None, int] = (None, 0)
+        self._last_phase: tuple[AssignmentPhase | None, int] = (None, 0)
         self._stores: dict[int, ServedStore | ReachedStore] = {}
         self._looked = time.monotonic()
         self._start_workers()
@@ -108,7 +108,7 @@ class LiveLauncher:
 
     # --- the agent ---
 
-    def agent_said(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         """A round, or the end of one."""
         if isinstance(message, Round) and message.job == self.order.job:
             if self._round is None or message.generation > self._round.generation:
@@ -139,10 +139,14 @@ class LiveLauncher:
 
     def _invite(self, worker: _Worker) -> None:
         message = self._round
-        if message is None or worker.connection is None or worker.told >= message.generation:
+        if (
+            message is None
+            or worker.connection is None
+            or worker.announced_round >= message.generation
+        ):
             return
         reached(FaultPoint.LAUNCHER_INVITES)
-        worker.told = message.generation
+        worker.announced_round = message.generation
         count = self.order.spec.nproc_per_node
         worker.connection.send(
             {
@@ -157,7 +161,7 @@ class LiveLauncher:
     def _say(
         self, phase: AssignmentPhase, generation: int, failures: tuple[Failure, ...] = ()
     ) -> None:
-        self._told = (phase, generation)
+        self._last_phase = (phase, generation)
         self._loop.agent.send(Phase(Assignment(self.order.job, phase, generation, failures)))
 
     # --- the workers ---
@@ -178,7 +182,7 @@ class LiveLauncher:
             child = Child(self._loop, self.command, environment)
             self._workers.append(_Worker(child, local_rank))
 
-    def process_said(self, connection: LineConnection, message: Said) -> None:
+    def on_line(self, connection: LineConnection, message: ProcessLine) -> None:
         """A greeting, or news of a worker that has greeted."""
         worker = next((w for w in self._workers if w.connection is connection), None)
         if worker is None:
@@ -187,7 +191,7 @@ class LiveLauncher:
         worker.deaf_s = None
         if message.say == "ready":
             worker.ready = True
-            if all(w.ready for w in self._workers) and self._told[0] in (
+            if all(w.ready for w in self._workers) and self._last_phase[0] in (
                 None,
                 AssignmentPhase.READY,
             ):
@@ -196,10 +200,10 @@ class LiveLauncher:
             self._joined(worker, message.generation)
         elif message.say == "lost":
             newest = self._round.generation if self._round is not None else 0
-            if message.generation == newest and self._told != (AssignmentPhase.LOST, newest):
+            if message.generation == newest and self._last_phase != (AssignmentPhase.LOST, newest):
                 self._say(AssignmentPhase.LOST, newest)
 
-    def _greeted(self, connection: LineConnection, message: Said) -> None:
+    def _greeted(self, connection: LineConnection, message: ProcessLine) -> None:
         for worker in self._workers:
             free = worker.connection is None or not worker.connection.open
             if message.say == "hello" and worker.local_rank == message.local_rank and free:
@@ -221,13 +225,15 @@ class LiveLauncher:
         """What became of the workers."""
         self._end_the_deaf()
         ended = [(w, code) for w in self._workers if (code := w.child.ended()) is not None]
-        strangers = [(w, code) for w, code in ended if w.connection is None and not w.told]
-        if any(code for _, code in ended) or (strangers and not self._generation):
-            self._failed([(w, code) for w, code in ended if code] or strangers)
+        unconnected = [
+            (w, code) for w, code in ended if w.connection is None and not w.announced_round
+        ]
+        if any(code for _, code in ended) or (unconnected and not self._generation):
+            self._failed([(w, code) for w, code in ended if code] or unconnected)
         elif ended and len(ended) == len(self._workers):
             self.stop()
             self._say(AssignmentPhase.SUCCEEDED, self._generation)
-        elif ended and self._told == (AssignmentPhase.RUNNING, self._generation):
+        elif ended and self._last_phase == (AssignmentPhase.RUNNING, self._generation):
             self._say(AssignmentPhase.FINISHING, self._generation)
 
     def _end_the_deaf(self) -> None:
@@ -276,7 +282,7 @@ class LiveLauncher:
         it may not have said any more; before its first round it has one of its own.
         """
         count = self.order.spec.nproc_per_node
-        for generation in (worker.told, worker.running, 0):
+        for generation in (worker.announced_round, worker.running, 0):
             place = self._places.get(generation, 0)
             name = rank_log_name(generation, place * count + worker.local_rank)
             words = without_noise(last_words(os.path.join(self.order.log_dir, name)))

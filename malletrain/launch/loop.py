@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from malletrain.launch.lines import LineConnection, LineEndpoint, Said
+from malletrain.launch.lines import LineConnection, LineEndpoint, ProcessLine
 from malletrain.launch.supervisor import is_meant
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -28,10 +28,10 @@ _FIRST_BYTES = 256 * 1024
 class Launcher(Protocol):
     """What the loop asks of a launcher."""
 
-    def agent_said(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         """A message of the agent that is not the end."""
 
-    def process_said(self, connection: LineConnection, message: Said) -> None:
+    def on_line(self, connection: LineConnection, message: ProcessLine) -> None:
         """A line of one of the processes."""
 
     def look_after(self) -> None:
@@ -102,11 +102,11 @@ class LaunchLoop:
         try:
             while not self._over:
                 for message in self.agent.receive(TICK_S):
-                    self._agent_said(launcher, message)
+                    self._on_agent_message(launcher, message)
                 if self.agent.agent_gone:
                     self.end("The agent on this node is gone.")
                 for connection, line in self.lines.receive():
-                    launcher.process_said(connection, line)
+                    launcher.on_line(connection, line)
                 if not self._farewell:
                     launcher.look_after()
         finally:
@@ -116,13 +116,13 @@ class LaunchLoop:
         print(f"malletrain launcher: {self._farewell or self._over}", flush=True)
         return self._code
 
-    def _agent_said(self, launcher: Launcher, message: Any) -> None:
+    def _on_agent_message(self, launcher: Launcher, message: Any) -> None:
         if isinstance(message, Release):
             self.end("The job was released from this node.")
         elif isinstance(message, Error):
             self.end(message.sentence)
         elif not self._farewell:
-            launcher.agent_said(message)
+            launcher.on_message(message)
 
     def _signalled(self, number: int, _: object) -> None:
         if number == signal.SIGTERM and not is_meant(os.getppid()):
@@ -172,7 +172,7 @@ def last_words(path: str) -> str:
         return ""
 
 
-def order_given(program: str, purpose: str) -> LaunchOrder | None:
+def order_from_arguments(program: str, purpose: str) -> LaunchOrder | None:
     """The order that the command line names; None after it was said why it cannot be read."""
     parser = argparse.ArgumentParser(prog=program, description=purpose)
     usage = "the order, a JSON file written by the agent"

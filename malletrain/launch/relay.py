@@ -231,15 +231,15 @@ class ServingRelay(_Relay):
         router.sndhwm = router.rcvhwm = 0  # the members are one program: what it keeps is its own
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.maxmsgsize = _MOST_BYTES
-        self._door = HostListener(router, address)
-        self.port = self._door.port
+        self._host_listener = HostListener(router, address)
+        self.port = self._host_listener.port
         """Where the relays of other hosts call."""
-        self.watch(self._door.monitor, self._door.read_monitor)
-        self.watch(zap, self._asked)
+        self.watch(self._host_listener.monitor, self._host_listener.read_monitor)
+        self.watch(zap, self._answer_zap)
         self.watch(router, self._heard)
         self._thread.start()
 
-    def _asked(self, _: int) -> None:
+    def _answer_zap(self, _: int) -> None:
         """ZAP's question: may who has this key come in? (rfc.zeromq.org/spec/27)"""
         self._zap.send_multipart(self._keys.answered(self._zap.recv_multipart()))
 
@@ -298,7 +298,7 @@ class ServingRelay(_Relay):
 
     def _over(self) -> None:
         self._signed_listener.close()
-        self._door.close()
+        self._host_listener.close()
 
 
 class CallingRelay(_Relay):

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
 from malletrain.launch import live
-from malletrain.launch.loop import order_given, stop_signal
+from malletrain.launch.loop import order_from_arguments, stop_signal
 from malletrain.launch.rendezvous import DaemonRendezvous
 from malletrain.launch.round_store import job_secret
 from malletrain.launch.script import script_command
@@ -120,7 +120,9 @@ def _keeper(order: LaunchOrder) -> Keeper | None:
 
 def main() -> int:
     """Read the order and run it."""
-    order = order_given("malletrain.launch.restart", "Run the workers of one job on this node.")
+    order = order_from_arguments(
+        "malletrain.launch.restart", "Run the workers of one job on this node."
+    )
     if order is None:
         return 2
     try:

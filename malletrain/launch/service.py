@@ -22,8 +22,8 @@ import sys
 import time
 from pathlib import Path
 
-from malletrain.launch.lines import LineConnection, Said
-from malletrain.launch.loop import Child, LaunchLoop, last_words, order_given, stop_all
+from malletrain.launch.lines import LineConnection, ProcessLine
+from malletrain.launch.loop import Child, LaunchLoop, last_words, order_from_arguments, stop_all
 from malletrain.launch.script import script_command
 from malletrain.protocol import env
 from malletrain.protocol.launcher_channel import LaunchOrder
@@ -67,7 +67,7 @@ class ServiceLauncher:
 
     # --- the agent ---
 
-    def agent_said(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         """A view, or that there will be none any more."""
         if isinstance(message, Round) and message.job == self.order.job:
             if self._view is None or message.generation > self._view.generation:
@@ -105,7 +105,7 @@ class ServiceLauncher:
             *script_command(spec),
         ]
 
-    def process_said(self, connection: LineConnection, message: Said) -> None:
+    def on_line(self, connection: LineConnection, message: ProcessLine) -> None:
         """The process joins, or has handed over what it held."""
         if message.say == "join" and (self._connection is None or not self._connection.open):
             self._connection = connection
@@ -149,7 +149,9 @@ class ServiceLauncher:
 
 def main() -> int:
     """Read the order and run it."""
-    order = order_given("malletrain.launch.service", "Run the process of one service on this node.")
+    order = order_from_arguments(
+        "malletrain.launch.service", "Run the process of one service on this node."
+    )
     return 2 if order is None else ServiceLauncher(order).run()
 
 

@@ -71,9 +71,11 @@ def main() -> int:
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
     from torch.distributed.run import main as torchrun
 
-    from malletrain.launch.loop import order_given
+    from malletrain.launch.loop import order_from_arguments
 
-    order = order_given("malletrain.launch.torchrun", "Run one job on this node by torchrun.")
+    order = order_from_arguments(
+        "malletrain.launch.torchrun", "Run one job on this node by torchrun."
+    )
     if order is None:
         return 2
     rendezvous_handler_registry.register("malletrain", create_handler)

@@ -26,7 +26,7 @@ from typing import Any
 
 VERSION = 1
 MAX_DATAGRAM_BYTES = 4096
-MOST_KEPT = 1024
+MOST_BACKLOG = 1024
 """Datagrams that wait for an agent; of more the oldest go."""
 
 
@@ -354,23 +354,23 @@ class Outbox:
     def __init__(self, path: str) -> None:
         self.path = path
         self.unsent = 0
-        self._kept: deque[bytes] = deque(maxlen=MOST_KEPT)
+        self._backlog: deque[bytes] = deque(maxlen=MOST_BACKLOG)
         self._socket: socket.socket | None = None
 
     def send(self, data: bytes, keep: bool = False) -> bool:
         """Send ``data``, after what was kept. Returns whether the agent's socket took it."""
-        if (not self._kept or self.retry()) and self._put(data):
+        if (not self._backlog or self.retry()) and self._put(data):
             return True
         self.unsent += 1
         if keep:
-            self._kept.append(data)
+            self._backlog.append(data)
         return False
 
     def retry(self) -> bool:
         """Send what was kept, oldest first. Returns whether nothing is left."""
-        while self._kept and self._put(self._kept[0]):
-            self._kept.popleft()
-        return not self._kept
+        while self._backlog and self._put(self._backlog[0]):
+            self._backlog.popleft()
+        return not self._backlog
 
     def agent_is_slow(self) -> bool:
         """Whether the last attempt, now where something is kept, failed only because the agent's

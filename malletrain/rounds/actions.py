@@ -100,7 +100,7 @@ class Broke:
 
     failures: tuple[Failure, ...]
     sentence: str
-    known: bool = False
+    expected: bool = False
     """They hung, which has counted as a failure: that they end of it is none more."""
 
 

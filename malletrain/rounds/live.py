@@ -54,7 +54,7 @@ class LiveRounds:
             generation: Of the newest round that the store knows.
         """
         self.job = JobRounds(settings or RoundSettings(), min_nodes, generation, policy=self)
-        self._held = self.job.held
+        self._holdings = self.job.holdings
         self._group: tuple[str, ...] = ()
         self._rosters: dict[int, tuple[str, ...]] = {}
         """The rounds in which a worker may be at present: the one that trains and those formed
@@ -117,7 +117,7 @@ class LiveRounds:
     @property
     def between_epochs(self) -> bool:
         """Whether the script is in the code after the steps of an epoch."""
-        return any(self._held.is_in(n, AssignmentPhase.BETWEEN_EPOCHS) for n in self._group)
+        return any(self._holdings.is_in(n, AssignmentPhase.BETWEEN_EPOCHS) for n in self._group)
 
     @property
     def lost_member(self) -> bool:
@@ -128,14 +128,14 @@ class LiveRounds:
 
     def _holds_state(self, node: str) -> bool:
         return (
-            self._held.is_in(node, *HOLDING)
-            and self._held.phases[node].generation > 0
-            and node not in self._held.unreachable
+            self._holdings.is_in(node, *HOLDING)
+            and self._holdings.phases[node].generation > 0
+            and node not in self._holdings.unreachable
         )
 
     def ready(self, node: str) -> bool:
         """Those that hold state and those that can be started."""
-        if node in self._held.unreachable:
+        if node in self._holdings.unreachable:
             return False
         if self._at_once:
             # A worker that failed has to be started first: the others train on meanwhile.
@@ -166,7 +166,7 @@ class LiveRounds:
 
     def broken(self) -> list[str]:
         """Members whose workers failed, in whatever round."""
-        return [n for n in self.members if self._held.is_in(n, *BROKEN)]
+        return [n for n in self.members if self._holdings.is_in(n, *BROKEN)]
 
     def drain(self, now: float) -> list[Action]:
         """Nothing is drained while somebody stays."""
@@ -187,15 +187,15 @@ class LiveRounds:
 
     def _take_back(self) -> None:
         """Leavers that hold the state give it to those that stay, and leave after that."""
-        for node in sorted(self._leavers.keys() - self._held.unreachable):
+        for node in sorted(self._leavers.keys() - self._holdings.unreachable):
             gone_at = self._leavers[node]
             if gone_at and gone_at.phase in HOLDING and gone_at.generation:
                 del self._leavers[node]
-                self._held.take_back(node, gone_at)
+                self._holdings.take_back(node, gone_at)
 
     def release(self, nodes: Iterable[str]) -> list[Action]:
         """At once, or when the others have left the group that the nodes are in."""
-        assignments = dict(self._held.phases)
+        assignments = dict(self._holdings.phases)
         actions = self.job.release(nodes)
         if self.lost_member or not self.survivors():
             return actions
@@ -265,7 +265,7 @@ class LiveRounds:
         """The agent on ``node`` reports its assignment."""
         if node in self._leavers:
             self._leavers[node] = assignment
-        before = self._held.phases.get(node)
+        before = self._holdings.phases.get(node)
         stateful = self._holds_state(node) and node in self.members
         joining = (
             self.stage is RoundStage.FORMING
@@ -273,7 +273,7 @@ class LiveRounds:
             and not self._holds_state(node)
         )
         actions = self._noted(self.job.phase(node, assignment, now))
-        new = node in self._held.phases and assignment != before
+        new = node in self._holdings.phases and assignment != before
         if self.stage is RoundStage.COMPLETED or not new:
             return actions + self._old_group_done()
         if assignment.phase is AssignmentPhase.LOST:
@@ -293,7 +293,7 @@ class LiveRounds:
                         [node],
                         "its worker failed again and again while it joined; see `malletrain logs`",
                     )
-            if node in self._held.doubted:
+            if node in self._holdings.doubted:
                 self._blamed[node], fault = fault, []
             actions += self._go_on([node], now) + fault
         return self._noted(actions)
@@ -303,7 +303,7 @@ class LiveRounds:
         if generation != self.generation or node not in self.members:
             return []
         # The news of the loss only has yet to be confirmed.
-        if gone := self._held.unreachable.intersection(self.members):
+        if gone := self._holdings.unreachable.intersection(self.members):
             return self._go_on(gone, now)
         if self._adrift_at is None:
             self._adrift_at = now + self.job.settings.failure_grace_s
@@ -342,7 +342,7 @@ class LiveRounds:
         due = self.job.deadline is not None and now >= self.job.deadline
         forming = due and self.stage is RoundStage.FORMING and not self.job.failing()
         later = (AssignmentPhase.BETWEEN_EPOCHS, AssignmentPhase.FINISHING)
-        if forming and any(self._held.is_in(n, *later) for n in self._group):
+        if forming and any(self._holdings.is_in(n, *later) for n in self._group):
             self.job.deadline = now + self.job.settings.join_s  # they come when that code has run
             return []
         if forming and (stays := self.survivors()):
@@ -415,9 +415,9 @@ class LiveRounds:
     def _old_group_done(self) -> list[Action]:
         """The workers were done before they came to the change that was planned."""
         remaining = [
-            self._leavers[n] if n in self._leavers else self._held.phases.get(n)
+            self._leavers[n] if n in self._leavers else self._holdings.phases.get(n)
             for n in self._group
-            if n in self._leavers or n not in self._held.releasing
+            if n in self._leavers or n not in self._holdings.releasing
         ]
         if (
             self.stage is not RoundStage.FORMING

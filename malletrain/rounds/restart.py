@@ -52,7 +52,7 @@ class JobRounds:
     members: tuple[str, ...] = ()
     target: tuple[str, ...] = ()
     """The nodes of the newest plan."""
-    held: Holdings = field(default_factory=Holdings)
+    holdings: Holdings = field(default_factory=Holdings)
     deadline: float | None = None
     """Of the stage."""
     drains: int = 0
@@ -97,15 +97,17 @@ class JobRounds:
             self._joiners_until = min(waited, until) if waited > now else until  # and no longer
         sound = not self.lost_member and not self.failing()
         actions = self._policy.release(
-            n for n in sorted(self.held.assigned) if n not in self.target and n not in self.members
+            n
+            for n in sorted(self.holdings.assigned)
+            if n not in self.target and n not in self.members
         )
         for node in self.target:
-            actions += self.held.assign(node)
+            actions += self.holdings.assign(node)
         if self.stage is RoundStage.FORMING and sound and self._policy.keeps_round(now, within_s):
             return actions  # the target is gone to when this round is formed
         if self.stage is RoundStage.DRAINING and self.whole():
             self.deadline = min(self.deadline or now, now + self.drain_s)
-            same = self.held.keepers(self._next()) == self._heirs
+            same = self.holdings.keepers(self._next()) == self._heirs
             return actions if same else actions + self._send_drain()
         if self.stage is RoundStage.DRAINING:
             return actions + self._policy.form(now)
@@ -117,7 +119,7 @@ class JobRounds:
         self.failure.clear()
         self.ends.clear()
         self._end_by = None
-        return self._policy.release(sorted(self.held.assigned))
+        return self._policy.release(sorted(self.holdings.assigned))
 
     def adopt(
         self, generation: int, members: Iterable[str], phases: dict[str, Assignment], now: float
@@ -126,15 +128,15 @@ class JobRounds:
         when others are to join) afterwards. Else it is IDLE: have the controller plan a new round.
         """
         self.generation, self.members = generation, tuple(members)
-        strange = self.held.adopt(phases, generation)
-        others = (n for n in sorted(self.held.phases) if n not in self.members)
-        self.target = (*(n for n in self.members if n in self.held.phases), *others)
-        self.lost_member = any(n not in self.held.phases for n in self.members)
-        for node, assignment in self.held.phases.items():
+        strange = self.holdings.adopt(phases, generation)
+        others = (n for n in sorted(self.holdings.phases) if n not in self.members)
+        self.target = (*(n for n in self.members if n in self.holdings.phases), *others)
+        self.lost_member = any(n not in self.holdings.phases for n in self.members)
+        for node, assignment in self.holdings.phases.items():
             self.ends.note(node, assignment)
         if done := self._finished():
             return [*strange, *done]
-        whole = all(self.held.belongs(n, self.generation) for n in self.members)
+        whole = all(self.holdings.belongs(n, self.generation) for n in self.members)
         if not self.members or self.lost_member or not whole:
             return strange
         self.stage, self.drains = RoundStage.RUNNING, int(now)
@@ -149,13 +151,13 @@ class JobRounds:
 
     def phase(self, node: str, assignment: Assignment, now: float) -> list[Action]:
         """The agent on ``node`` reports its assignment."""
-        if node in self.held.releasing or assignment.generation > self.generation:
+        if node in self.holdings.releasing or assignment.generation > self.generation:
             return []  # what is being stopped does not count, nor a round that nobody formed
-        if node not in (*self.target, *self.members, *self.held.assigned):
+        if node not in (*self.target, *self.members, *self.holdings.assigned):
             return self._policy.release([node])
-        if node in self.held.occupied and self.stage is RoundStage.WARMING:
+        if node in self.holdings.occupied and self.stage is RoundStage.WARMING:
             self.deadline = self._joiners_until or now + self.settings.warmup_s
-        self.held.note(node, assignment)
+        self.holdings.note(node, assignment)
         self.ends.note(node, assignment)
         if done := self._finished():
             return done
@@ -193,11 +195,11 @@ class JobRounds:
 
     def released(self, node: str, now: float) -> list[Action]:
         """No process of the job is left on ``node``."""
-        expected = node in self.held.releasing
-        self.held.forget(node)
+        expected = node in self.holdings.releasing
+        self.holdings.forget(node)
         if self.stage in (RoundStage.IDLE, RoundStage.COMPLETED) or node not in self.target:
             return []
-        actions = self.held.assign(node)
+        actions = self.holdings.assign(node)
         if node not in self.members or expected or self.ends.on(node, self.generation):
             return actions
         self.lost_member = True  # its agent began anew: a new round is needed, the job did not fail
@@ -206,8 +208,8 @@ class JobRounds:
 
     def gone(self, node: str, now: float) -> list[Action]:
         """The node is lost; only what was under way anyway goes on before the next plan."""
-        self.held.forget(node)
-        self.held.unreachable.discard(node)
+        self.holdings.forget(node)
+        self.holdings.unreachable.discard(node)
         self.target = tuple(n for n in self.target if n != node)
         if node in self.members and not self.ends.on(node, self.generation):
             self.lost_member = True
@@ -236,7 +238,7 @@ class JobRounds:
             return self._policy.form(now)
         if self.lost_member:  # no plan came: go on with those that are left
             return self._await_joiners(now)
-        if self.held.unreachable.intersection(self.members):
+        if self.holdings.unreachable.intersection(self.members):
             self.deadline = now + self.settings.failure_grace_s
             return []
         absent = [n for n in self.members if not self.is_in(n, *AT_WORK)]
@@ -248,11 +250,11 @@ class JobRounds:
 
     def unreachable(self, node: str) -> None:
         """The agent on ``node`` cannot be reached: failures of its peers may be of its loss."""
-        self.held.unreachable.add(node)
+        self.holdings.unreachable.add(node)
 
     def reachable(self, node: str) -> None:
         """It is back."""
-        self.held.unreachable.discard(node)
+        self.holdings.unreachable.discard(node)
 
     def give_up(self) -> list[Action]:
         """See :class:`malletrain.rounds.interface.Rounds`."""
@@ -262,11 +264,11 @@ class JobRounds:
 
     def occupied(self, node: str) -> None:
         """Another job is on its way out of ``node``."""
-        self.held.occupied.add(node)
+        self.holdings.occupied.add(node)
 
     def doubt(self, node: str, over: bool) -> list[Action]:
         """Workers failed there, and it may be the node's fault; ``over``: it was not."""
-        self.held.doubt(node, over)
+        self.holdings.doubt(node, over)
         return []
 
     def postpone(self, by_s: float) -> None:
@@ -282,11 +284,11 @@ class JobRounds:
 
     def is_in(self, node: str, *phases: AssignmentPhase) -> bool:
         """Whether ``node`` said one of ``phases`` last, of the newest round where it is of one."""
-        return self.held.is_in_round(node, self.generation, *phases)
+        return self.holdings.is_in_round(node, self.generation, *phases)
 
     def ready(self, node: str) -> bool:
         """Whether the launcher on ``node`` lives and can take a round."""
-        return self.held.is_in(node, *TAKES_ROUND)
+        return self.holdings.is_in(node, *TAKES_ROUND)
 
     def survivors(self) -> tuple[str, ...]:
         """Members of the last round that stay and whose launcher lives, in rank order."""
@@ -322,13 +324,13 @@ class JobRounds:
 
     def failing(self) -> dict[str, Assignment]:
         """Those of the broken whom the newest round does not start again, and what they said."""
-        return self.failure.newly({n: self.held.phases[n] for n in self._policy.broken()})
+        return self.failure.newly({n: self.holdings.phases[n] for n in self._policy.broken()})
 
     # --- steps ---
 
     def release(self, nodes: Iterable[str]) -> list[Action]:
         """Let go of ``nodes``."""
-        return self.held.release(nodes)
+        return self.holdings.release(nodes)
 
     def _await_end(self) -> list[Action]:
         """The script ends: the change of nodes waits for that, as long as the nodes may stay."""
@@ -337,7 +339,7 @@ class JobRounds:
             actions.append(SendDrain(self.members[0], self.generation, 0))
         self.stage, self.deadline = RoundStage.FINISHING, self._end_by
         return actions + self._policy.release(
-            n for n in sorted(self.held.assigned) if n not in (*self.target, *self.members)
+            n for n in sorted(self.holdings.assigned) if n not in (*self.target, *self.members)
         )
 
     def _go_on_finishing(self, now: float) -> list[Action]:
@@ -369,7 +371,7 @@ class JobRounds:
             actions += self.reject(ended, "the launcher ended there at once")
         if coming and (self.deadline is None or now < self.deadline):
             return actions
-        occupied = [n for n in coming if n in self.held.occupied]
+        occupied = [n for n in coming if n in self.holdings.occupied]
         if occupied and self._joiners_until is None:
             coming = [n for n in coming if n not in occupied]
             sound = set(ready) == set(self.members) and self.whole()
@@ -377,7 +379,7 @@ class JobRounds:
                 self.deadline = now + self.settings.warmup_s
                 return actions
         if not ready and ended:
-            broke, unfit = launchers_ended({n: self.held.phases[n] for n in ended})
+            broke, unfit = launchers_ended({n: self.holdings.phases[n] for n in ended})
             if not unfit:
                 return self._break(broke)
             self.deadline = now + self.settings.warmup_s if coming else None
@@ -411,24 +413,26 @@ class JobRounds:
     def _send_drain(self) -> list[Action]:
         if not self.is_in(self.members[0], *TRAINS):
             return []  # it is done, and the others will be in a moment
-        self.drains, self._heirs = self.drains + 1, self.held.keepers(self._next())
+        self.drains, self._heirs = self.drains + 1, self.holdings.keepers(self._next())
         return [SendDrain(self.members[0], self.generation, self.drains, self._heirs)]
 
     def _next(self) -> tuple[str, ...]:
-        keep = (*self._policy.survivors(), *self.held.givers)
+        keep = (*self._policy.survivors(), *self.holdings.givers)
         return (*keep, *(n for n in self.target if n not in keep and self._policy.ready(n)))
 
     def form(self, now: float, because_lost: bool = False) -> list[Action]:
         """Make the next round of the survivors and all others that are ready."""
         ready = self._next()
         actions = self._policy.release(
-            n for n in sorted(self.held.assigned) if n not in (*self.target, *self.held.givers)
+            n
+            for n in sorted(self.holdings.assigned)
+            if n not in (*self.target, *self.holdings.givers)
         )
         self.deadline = self._joiners_until = self._end_by = None
-        self.failure.answer({n: self.held.phases[n] for n in ready})
+        self.failure.answer({n: self.holdings.phases[n] for n in ready})
         if self.target and len(ready) < max(1, self.min_nodes):
             return actions + self._await_joiners(now)
-        self.members, self._store, self.lost_member, self.held.givers = ready, None, False, ()
+        self.members, self._store, self.lost_member, self.holdings.givers = ready, None, False, ()
         if not ready:
             self.stage = RoundStage.IDLE
             return actions
@@ -440,7 +444,7 @@ class JobRounds:
         """Tell ``node`` of the round that is being formed, unless it cannot take part yet; saying
         it again does no harm.
         """
-        a = self.held.phases.get(node)
+        a = self.holdings.phases.get(node)
         if node not in self.members or a is None or a.generation >= self.generation:
             return []
         rank, size = self.members.index(node), len(self.members)
@@ -466,7 +470,7 @@ class JobRounds:
         if not broken or self.lost_member or self.failure.told_of == self.generation:
             self.failure.clear()
             return []
-        to_come = not (self.held.unreachable | self.held.doubted).isdisjoint(self.members)
+        to_come = not (self.holdings.unreachable | self.holdings.doubted).isdisjoint(self.members)
         grace_s = self.settings.failure_grace_s
         broke = self.failure.look(broken, to_come, now, grace_s, len(self.members))
         return [] if broke is None else self._break(broke)

@@ -50,7 +50,7 @@ class ServiceRounds:
     """The same with the address of each and the time it leaves."""
     target: tuple[str, ...] = ()
     """The nodes of the newest plan."""
-    held: Holdings = field(default_factory=Holdings)
+    holdings: Holdings = field(default_factory=Holdings)
     deadline: float | None = None
     """Until when those of the target that are not up are waited for."""
     drain_s: float = 10.0
@@ -60,7 +60,7 @@ class ServiceRounds:
     between_epochs: bool = False
     _leaving: dict[str, float] = field(default_factory=dict)
     _came_up: set[str] = field(default_factory=set)
-    _told_of: set[str] = field(default_factory=set)
+    _reported_failures: set[str] = field(default_factory=set)
     """Nodes whose failure was told: once is enough."""
     _failures_due: dict[str, float] = field(default_factory=dict)
     _awaited: bool = False
@@ -76,18 +76,18 @@ class ServiceRounds:
             self.settings.drain_s if within_s is None else self.settings.end_within(within_s)
         )
         self._failures_due.clear()
-        self._told_of.clear()
+        self._reported_failures.clear()
         actions: list[Action] = []
         for node in self.target:
             self._leaving.pop(node, None)
-            actions += self.held.assign(node)
-        for node in sorted(self.held.assigned - set(self.target)):
+            actions += self.holdings.assign(node)
+        for node in sorted(self.holdings.assigned - set(self.target)):
             if self._up(node):
                 self._leaving[node] = min(
                     now + self.drain_s, self._leaving.get(node, now + self.drain_s)
                 )
             else:
-                actions += self.held.release([node])
+                actions += self.holdings.release([node])
         self._awaited, self.deadline = True, now + self.settings.warmup_s
         return actions + self._announce() + self._settled()
 
@@ -97,16 +97,16 @@ class ServiceRounds:
         self._failures_due.clear()
         self.view, self._awaited = (), False
         self.target, self.members, self.stage, self.deadline = (), (), RoundStage.IDLE, None
-        return self.held.release(sorted(self.held.assigned))
+        return self.holdings.release(sorted(self.holdings.assigned))
 
     def adopt(
         self, generation: int, members: Iterable[str], phases: dict[str, Assignment], now: float
     ) -> list[Action]:
         """Take over what the agents report."""
         self.generation = generation
-        actions = self.held.adopt(phases, generation)
-        order = [n for n in members if n in self.held.phases]
-        self.target = (*order, *(n for n in sorted(self.held.phases) if n not in order))
+        actions = self.holdings.adopt(phases, generation)
+        order = [n for n in members if n in self.holdings.phases]
+        self.target = (*order, *(n for n in sorted(self.holdings.phases) if n not in order))
         self.members = tuple(order)
         self._came_up = {n for n in self.target if self._up_or_done(n)}
         actions += self._announce()
@@ -118,14 +118,14 @@ class ServiceRounds:
 
     def phase(self, node: str, assignment: Assignment, now: float) -> list[Action]:
         """The agent on ``node`` reports its assignment."""
-        if node in self.held.releasing or assignment.generation > self.generation:
+        if node in self.holdings.releasing or assignment.generation > self.generation:
             return []
-        if node not in (*self.target, *self.held.assigned):
-            return self.held.release([node])
-        self.held.note(node, assignment)
+        if node not in (*self.target, *self.holdings.assigned):
+            return self.holdings.release([node])
+        self.holdings.note(node, assignment)
         if self._up_or_done(node):
             self._came_up.add(node)
-            self._told_of.discard(node)
+            self._reported_failures.discard(node)
         if done := self._finished():
             return done
         news = self._announce()
@@ -143,13 +143,13 @@ class ServiceRounds:
         """Its process has nothing left that it would lose."""
         if self._leaving.pop(node, None) is None:
             return []
-        return self.held.release([node]) + self._announce() + self._settled()
+        return self.holdings.release([node]) + self._announce() + self._settled()
 
     def released(self, node: str, now: float) -> list[Action]:
         """No process of the job is left on ``node``."""
         self._out(node)
         actions = (
-            self.held.assign(node)
+            self.holdings.assign(node)
             if node in self.target and self.stage is not RoundStage.COMPLETED
             else []
         )
@@ -157,26 +157,26 @@ class ServiceRounds:
 
     def gone(self, node: str, now: float) -> list[Action]:
         """The node is lost."""
-        self.held.unreachable.discard(node)
+        self.holdings.unreachable.discard(node)
         self.target = tuple(n for n in self.target if n != node)
         self._out(node)
         return self._announce() + self._settled()
 
     def unreachable(self, node: str) -> None:
         """The agent on ``node`` cannot be reached: it may be lost with its process."""
-        self.held.unreachable.add(node)
+        self.holdings.unreachable.add(node)
 
     def reachable(self, node: str) -> None:
         """It is back."""
-        self.held.unreachable.discard(node)
+        self.holdings.unreachable.discard(node)
 
     def occupied(self, node: str) -> None:
         """Another job is on its way out of ``node``."""
-        self.held.occupied.add(node)
+        self.holdings.occupied.add(node)
 
     def doubt(self, node: str, over: bool) -> list[Action]:
         """The process failed there, and it may be the node's fault; ``over``: it was not."""
-        self.held.doubt(node, over)
+        self.holdings.doubt(node, over)
         return []
 
     # --- time ---
@@ -187,7 +187,7 @@ class ServiceRounds:
         over = sorted(n for n, at in self._leaving.items() if now >= at)
         for node in over:
             del self._leaving[node]
-        actions += self.held.release(over)
+        actions += self.holdings.release(over)
         due = sorted(n for n, at in self._failures_due.items() if now >= at)
         for node in due:
             actions += self._failed(node, now)
@@ -195,8 +195,8 @@ class ServiceRounds:
             late = [
                 n
                 for n in self.target
-                if n not in (*self._came_up, *self.held.occupied)
-                and not self.held.is_in(n, AssignmentPhase.EXITED)
+                if n not in (*self._came_up, *self.holdings.occupied)
+                and not self.holdings.is_in(n, AssignmentPhase.EXITED)
             ]
             if late and len(late) < len(self.target):
                 actions += self._reject(late, "the service's process did not come up there in time")
@@ -206,7 +206,7 @@ class ServiceRounds:
                     *actions,
                     Broke((), f"No process of the service came up in time on {', '.join(late)}."),
                 ]
-            self.deadline = now + self.settings.warmup_s if self.held.occupied else None
+            self.deadline = now + self.settings.warmup_s if self.holdings.occupied else None
         return actions + self._announce() + self._settled()
 
     def give_up(self) -> list[Action]:
@@ -228,20 +228,20 @@ class ServiceRounds:
     # --- inside ---
 
     def _up(self, node: str) -> bool:
-        return self.held.is_in(node, *UP)
+        return self.holdings.is_in(node, *UP)
 
     def _up_or_done(self, node: str) -> bool:
-        return self._up(node) or self.held.is_in(node, AssignmentPhase.SUCCEEDED)
+        return self._up(node) or self.holdings.is_in(node, AssignmentPhase.SUCCEEDED)
 
     def _whole(self) -> bool:
         return bool(self.target) and all(self._up_or_done(n) for n in self.target)
 
     def _reject(self, nodes: list[str], why: str, unfit: bool = False) -> list[Action]:
         self.target = tuple(n for n in self.target if n not in nodes)
-        return [*self.held.release(nodes), NodesRejected(tuple(nodes), why, unfit)]
+        return [*self.holdings.release(nodes), NodesRejected(tuple(nodes), why, unfit)]
 
     def _out(self, node: str) -> None:
-        self.held.forget(node)
+        self.holdings.forget(node)
         self._leaving.pop(node, None)
         self._failures_due.pop(node, None)
         self._came_up.discard(node)
@@ -252,9 +252,9 @@ class ServiceRounds:
         there = [
             n
             for n in order
-            if n in self.held.assigned and n not in self.held.releasing and self._up(n)
+            if n in self.holdings.assigned and n not in self.holdings.releasing and self._up(n)
         ]
-        view = tuple((n, self.held.phases[n].address, self._leaving.get(n)) for n in there)
+        view = tuple((n, self.holdings.phases[n].address, self._leaving.get(n)) for n in there)
         if view == self.view:
             return []
         self.view, self.members = view, tuple(there)
@@ -283,39 +283,39 @@ class ServiceRounds:
         the node may be lost with its agent.
         """
         actions: list[Action] = []
-        for node in sorted(self.held.assigned):
-            if not self.held.is_in(node, *BROKEN, AssignmentPhase.SUCCEEDED):
+        for node in sorted(self.holdings.assigned):
+            if not self.holdings.is_in(node, *BROKEN, AssignmentPhase.SUCCEEDED):
                 continue
             if node in self._leaving:
                 del self._leaving[node]
-                actions += self.held.release([node])
+                actions += self.holdings.release([node])
             elif (
                 node in self.target
-                and not self.held.is_in(node, AssignmentPhase.SUCCEEDED)
-                and node not in self._told_of
+                and not self.holdings.is_in(node, AssignmentPhase.SUCCEEDED)
+                and node not in self._reported_failures
             ):
                 self._failures_due.setdefault(node, now + self.settings.failure_grace_s)
         return actions
 
     def _failed(self, node: str, now: float) -> list[Action]:
-        if node in self.held.unreachable or node in self.held.doubted:
+        if node in self.holdings.unreachable or node in self.holdings.doubted:
             self._failures_due[node] = now + self.settings.failure_grace_s
             return []
         del self._failures_due[node]
-        if not self.held.is_in(node, *BROKEN):
+        if not self.holdings.is_in(node, *BROKEN):
             return []
         others = [n for n in self.target if n != node and self._up(n)]
         if (
             others and node not in self._came_up
         ):  # it comes up elsewhere, so it is not the job's fault
             return self._reject([node], "the service's process ended there at once")
-        failures = by_cause(self.held.phases[node].failures)
-        if unfit(self.held.phases[node]):
-            if self._awaited and any(not self.held.is_in(n, *BROKEN) for n in self.target):
+        failures = by_cause(self.holdings.phases[node].failures)
+        if unfit(self.holdings.phases[node]):
+            if self._awaited and any(not self.holdings.is_in(n, *BROKEN) for n in self.target):
                 self._failures_due[node] = now + self.settings.failure_grace_s
                 return []  # it may come up elsewhere still
             return self._reject([node], describe(failures).rstrip("."), unfit=True)
-        self._told_of.add(node)
+        self._reported_failures.add(node)
         return [
             Broke(
                 failures,
@@ -329,7 +329,7 @@ class ServiceRounds:
         if (
             self.stage is RoundStage.COMPLETED
             or not self.target
-            or not all(self.held.is_in(n, AssignmentPhase.SUCCEEDED) for n in self.target)
+            or not all(self.holdings.is_in(n, AssignmentPhase.SUCCEEDED) for n in self.target)
         ):
             return []
         self.stage, self.deadline = RoundStage.COMPLETED, None

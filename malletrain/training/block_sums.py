@@ -55,7 +55,7 @@ class BlockFile:
 
     Args:
         path: of the file.
-        known: of its blocks; without them exactly what is asked for is read, and not checked.
+        sums: of its blocks; without them exactly what is asked for is read, and not checked.
         damaged: makes the exception for a file that is not what was written.
 
     Raises:
@@ -67,7 +67,7 @@ class BlockFile:
         self._block = sums.block if sums else 1
         self._sums = struct.unpack(f"<{len(sums.sums) // 4}I", sums.sums) if sums else None
         self.bytes_read = 0
-        self._kept_at, self._kept = 0, b""
+        self._last_block_at, self._last_block = 0, b""
         """The last block that was read."""
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._size = os.fstat(self._file).st_size
@@ -92,14 +92,14 @@ class BlockFile:
         end = min(self._size, -(-(offset + length) // self._block) * self._block)
         data = bytearray(end - first)
         had = 0
-        if self._kept_at <= first < self._kept_at + len(self._kept):
-            head = self._kept[first - self._kept_at : end - self._kept_at]
+        if self._last_block_at <= first < self._last_block_at + len(self._last_block):
+            head = self._last_block[first - self._last_block_at : end - self._last_block_at]
             had = len(head)
             data[:had] = head
         self._fill(first + had, memoryview(data)[had:])
         if self._sums is not None:
-            self._kept_at = (end - 1) // self._block * self._block if end else 0
-            self._kept = bytes(memoryview(data)[self._kept_at - first :])
+            self._last_block_at = (end - 1) // self._block * self._block if end else 0
+            self._last_block = bytes(memoryview(data)[self._last_block_at - first :])
         return memoryview(data)[offset - first : offset - first + length]
 
     def _fill(self, at: int, room: memoryview) -> None:

@@ -23,19 +23,19 @@ class Busy:
     """That of one process, as its script says or as the thread that reports has worked."""
 
     def __init__(self) -> None:
-        self._said: float | None = None
+        self._script_s: float | None = None
         self._clock: BusyClock | None = None
 
     def step(self, seconds: float | None) -> None:
         """A step is done, in the thread that reports. ``seconds``: what the script says of it."""
         if seconds is not None:
-            self._said = (self._said or 0.0) + seconds
+            self._script_s = (self._script_s or 0.0) + seconds
         elif self._clock is None:
             self._clock = BusyClock()
 
     def read(self) -> float | None:
         """Seconds so far; None where nothing is known."""
-        return self._clock.read() if self._said is None and self._clock else self._said
+        return self._clock.read() if self._script_s is None and self._clock else self._script_s
 
     def close(self) -> None:
         """Nothing is told any more."""

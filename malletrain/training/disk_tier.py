@@ -39,7 +39,7 @@ class DiskTier:
         self.keep = keep
         self._owner = who
         self._all_ranks = all_ranks
-        self._known: tuple[int, int, int] | None = None
+        self._signature: tuple[int, int, int] | None = None
         self._newest_is_bad = False
         """It is replaced by the next one and not kept as an earlier one."""
         self._bad: dict[str, str] = {}
@@ -61,7 +61,7 @@ class DiskTier:
     ) -> dict[str, Any] | None:
         """Have ``put_back(payload, file)`` restore the newest good snapshot, the same one on all
         ranks: the run's own, else that of ``requested`` (see
-        :func:`malletrain.training.owner.asked_for`). Where it finds that one damaged, it is the
+        :func:`malletrain.training.owner.resume_source`). Where it finds that one damaged, it is the
         turn of the one before.
 
         Returns:
@@ -91,7 +91,7 @@ class DiskTier:
     def _is_restored(self, name: str) -> None:
         mine = name == self.path
         self._newest_is_bad = not mine and os.path.exists(self.path)
-        self._known = snapshot_file.signature(self.path) if mine else None
+        self._signature = snapshot_file.signature(self.path) if mine else None
 
     def is_behind(self, requested: str) -> None:
         """The objects are what another place had of this run. What the run may have begun from
@@ -99,8 +99,8 @@ class DiskTier:
         """
         there = snapshot_file.peek(self.path)
         theirs = owner.of(there) if there is not None else None
-        if theirs and owner.is_asked_for(theirs, self.path, requested, self._owner):
-            self._known = snapshot_file.signature(self.path)
+        if theirs and owner.is_resume_source(theirs, self.path, requested, self._owner):
+            self._signature = snapshot_file.signature(self.path)
 
     def _choose(self, path: str, requested: str) -> tuple[dict[str, Any] | None, str]:
         def check(payload: dict[str, Any], name: str) -> None:
@@ -230,7 +230,7 @@ class DiskTier:
 
     def _done(self, leads: bool, open_epoch: bool) -> None:
         if leads:
-            self._known = snapshot_file.signature(self.path)
+            self._signature = snapshot_file.signature(self.path)
             if not open_epoch:
                 snapshot_file.close_epoch(self.path)
         self._newest_is_bad = False
@@ -249,11 +249,11 @@ class DiskTier:
             SnapshotError: it would.
         """
         now = snapshot_file.signature(self.path)
-        if now is None or now == self._known:
+        if now is None or now == self._signature:
             return
         try:
             there = snapshot_file.read(self.path, check=False)
         except (SnapshotError, OSError):
             return
         owner.refuse_to_overwrite(there, self.path, self._owner, report.generation())
-        self._known = now
+        self._signature = now

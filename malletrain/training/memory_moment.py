@@ -47,7 +47,7 @@ def age_of(payload: Mapping[str, Any]) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class HeldSnapshot:
+class NodeSnapshot:
     """What a node has of one snapshot, looked through and found good."""
 
     moment: Moment
@@ -67,7 +67,7 @@ class NodeOffer:
 
     address: str
     """Of its keeper; empty: it has none, and no memory either."""
-    held: tuple[HeldSnapshot, ...] = ()
+    snapshots: tuple[NodeSnapshot, ...] = ()
     on_disk: tuple[tuple[int, int], str] | None = None
     """Age and id of the newest snapshot that it sees on disk."""
 
@@ -93,13 +93,15 @@ def newest(offers: Sequence[NodeOffer]) -> CompleteSnapshot | None:
     Args:
         offers: of each node, the first rank's first.
     """
-    moments = {held.moment for offer in offers for held in offer.held}
+    moments = {snapshot.moment for offer in offers for snapshot in offer.snapshots}
     for moment in sorted(moments, key=_order, reverse=True):
-        mine = [(o.address, h) for o in offers for h in o.held if h.moment == moment]
-        files = {name: address for address, held in reversed(mine) for name in held.files}
+        mine = [(o.address, h) for o in offers for h in o.snapshots if h.moment == moment]
+        files = {name: address for address, snapshot in reversed(mine) for name in snapshot.files}
         if set(mine[0][1].needed) <= set(files):
-            held = mine[0][1]
-            return CompleteSnapshot(moment, tuple(a for a, _ in mine), files, held.size, held.sizes)
+            snapshot = mine[0][1]
+            return CompleteSnapshot(
+                moment, tuple(a for a, _ in mine), files, snapshot.size, snapshot.sizes
+            )
     return None
 
 

@@ -45,7 +45,7 @@ def peer(address: str, silence_s: float = SILENCE_S) -> RemoteKeeper:
 class Survey:
     """What there is to go on from."""
 
-    found: CompleteSnapshot | None
+    newest: CompleteSnapshot | None
     """The newest that is complete in memory."""
     addresses: tuple[str, ...]
     """Keepers of all nodes, in the order of ranks."""
@@ -95,7 +95,7 @@ class MemoryRestore:
         if self._tier is None:
             return NodeOffer("", (), on_disk)
         self._tier.begin()
-        snapshots = self._tier.held()
+        snapshots = self._tier.snapshots()
         self._read = {str(one.moment): payload for one, payload in snapshots}
         return NodeOffer(self._tier.address, tuple(one for one, _ in snapshots), on_disk)
 

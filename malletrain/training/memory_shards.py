@@ -136,16 +136,16 @@ def put_back(
     payload: Mapping[str, Any],
     name: str,
     tier: MemoryTier | None,
-    found: CompleteSnapshot,
+    snapshot: CompleteSnapshot,
     label: str,
     team: Team,
 ) -> None:
     """As :func:`malletrain.training.sharded_snapshot.put_back`, from wherever the shards are.
     Collective.
     """
-    with _view(tier, found, label, team) as folder:
+    with _view(tier, snapshot, label, team) as folder:
         here = set(os.listdir(folder))
-        reader = _reader(folder, here, found, label, tier)
+        reader = _reader(folder, here, snapshot, label, tier)
         sharded_snapshot.put_back(objects, payload, name, team, reader)
 
 
@@ -200,7 +200,7 @@ def _fetch(
     folder: str,
     name: str,
     pieces: list[tuple[int, int]],
-    found: CompleteSnapshot,
+    snapshot: CompleteSnapshot,
     label: str,
     tier: MemoryTier | None,
 ) -> None:
@@ -215,8 +215,8 @@ def _fetch(
                 path.symlink_to(tempfile.mkstemp(prefix=_spare(folder))[1])
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        with peer(found.files[name]) as other:
-            remote = f"{label}/{found.moment}/{name}"
+        with peer(snapshot.files[name]) as other:
+            remote = f"{label}/{snapshot.moment}/{name}"
             other.fetch(remote, pieces, lambda at, data: os.pwrite(file, data, at))
     finally:
         os.close(file)

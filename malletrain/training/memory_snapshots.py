@@ -92,11 +92,11 @@ class MemorySnapshots:
         team = self._all_ranks()
         look = MemoryRestore(self.tier, self._label, self._path, self._owner, team)
         survey = look.survey()
-        if survey.disk_at and _is_newer(survey.disk, survey.found):
+        if survey.disk_at and _is_newer(survey.disk, survey.newest):
             look.take_in(survey.disk_at)
             survey = look.survey()
         self._addresses = survey.addresses
-        snapshot = survey.found
+        snapshot = survey.newest
         if snapshot is None:
             return from_disk()
         if _is_newer(survey.disk, snapshot):
@@ -181,7 +181,7 @@ class MemorySnapshots:
         """Whether each rank holds a part of the state."""
         return is_sharded(self._objects)
 
-    def held_by_a_node(self) -> int:
+    def bytes_per_node(self) -> int:
         """Bytes of the state that a node holds, at most. Collective for a sharded model."""
         if not self.is_sharded:
             return tensor_bytes(self._payload())

@@ -18,7 +18,7 @@ from malletrain.memory.folder import MemoryFolder, NoRoomError, remove, unfinish
 from malletrain.protocol import env
 from malletrain.training import report, shard_files, snapshot_file
 from malletrain.training.disk_tier import number_of
-from malletrain.training.memory_moment import HeldSnapshot, Moment, superseded
+from malletrain.training.memory_moment import Moment, NodeSnapshot, superseded
 from malletrain.training.owner import Owner
 from malletrain.training.snapshot_file import SnapshotError
 
@@ -118,7 +118,7 @@ class MemoryTier:
 
     # --- read ---
 
-    def held(self) -> list[tuple[HeldSnapshot, dict[str, Any]]]:
+    def snapshots(self) -> list[tuple[NodeSnapshot, dict[str, Any]]]:
         """What is here and good, newest first, with what each snapshot says. What is damaged is
         told and removed.
         """
@@ -135,7 +135,7 @@ class MemoryTier:
                 self.drop(moment)
                 continue
             sizes = {file: length for file, (length, _) in needed.items()}
-            snapshot = HeldSnapshot(moment, frozenset(there), frozenset(needed), size, sizes)
+            snapshot = NodeSnapshot(moment, frozenset(there), frozenset(needed), size, sizes)
             snapshots.append((snapshot, payload))
         return snapshots
 

@@ -102,7 +102,7 @@ def daemon_of_folder(folder: str) -> str:
     return match[1] if match else ""
 
 
-def asked_for(resume_from: str | os.PathLike[str] | None) -> str:
+def resume_source(resume_from: str | os.PathLike[str] | None) -> str:
     """What may be gone on from beside the run's own: ``resume_from``, else what the submission
     said; empty for nothing.
     """
@@ -115,7 +115,7 @@ def path_of(requested: str, workdir: str = "", daemon: str = "") -> str:
     """The snapshot that ``requested``, a job or a path, names.
 
     Args:
-        requested: see :func:`asked_for`.
+        requested: see :func:`resume_source`.
         workdir: the folder in which the job runs, when that is not this process's working folder.
         daemon: whose job it is; empty: any daemon's.
 
@@ -158,7 +158,7 @@ def check(
     payload: Mapping[str, Any],
     name: str,
     mine: Owner,
-    wanted: str,
+    requested: str,
     what: str = "snapshot",
     remedy: str = SNAPSHOT_REMEDY,
 ) -> None:
@@ -168,7 +168,7 @@ def check(
         payload: the snapshot.
         name: its path.
         mine: this run.
-        wanted: what was asked for, a job or a path (:func:`asked_for`).
+        requested: what was asked for, a job or a path (:func:`resume_source`).
         what: what the file is called in sentences.
         remedy: why two runs must not share it, and what to do.
 
@@ -179,7 +179,7 @@ def check(
     theirs = of(payload)
     if theirs is None or theirs.is_same(mine):
         return
-    if is_asked_for(theirs, name, wanted, mine):
+    if is_resume_source(theirs, name, requested, mine):
         report.tell(f"Going on from the {what} of {theirs} in {name}, as asked for.")
         return
     if not (mine.job and theirs.job):
@@ -202,7 +202,7 @@ def check(
     )
 
 
-def is_asked_for(theirs: Owner, name: str, requested: str, mine: Owner) -> bool:
+def is_resume_source(theirs: Owner, name: str, requested: str, mine: Owner) -> bool:
     """Whether ``requested`` is the snapshot of ``theirs`` in the file ``name`` (see :func:`check`).
     A job's id means the one of this run's daemon.
     """

@@ -41,7 +41,7 @@ class Pace:
     def __init__(self, every_s: float, flags: FlagsReader | None) -> None:
         self._every_s = every_s
         self._flags = flags
-        self._told = 0
+        self._loss_in_ms = 0
         self._since = time.monotonic()
         self._due = self._since + every_s
         self.cost_s: float | None = None
@@ -49,7 +49,7 @@ class Pace:
 
     def is_due(self) -> bool:
         """Whether a snapshot is due now. Costs some 200 ns."""
-        if self._flags is not None and self._flags.loss_expected_ms() != self._told:
+        if self._flags is not None and self._flags.loss_expected_ms() != self._loss_in_ms:
             self._due = min(self._due, self._since + self._interval())
         return time.monotonic() >= self._due
 
@@ -75,7 +75,7 @@ class Pace:
         self._due = time.monotonic() + wait_s
 
     def _interval(self) -> float:
-        self._told = 0 if self._flags is None else self._flags.loss_expected_ms()
-        if not self._told or self.cost_s is None:
+        self._loss_in_ms = 0 if self._flags is None else self._flags.loss_expected_ms()
+        if not self._loss_in_ms or self.cost_s is None:
             return self._every_s
-        return snapshot_every(self.cost_s, self._told / 1e3, self._every_s)
+        return snapshot_every(self.cost_s, self._loss_in_ms / 1e3, self._every_s)

@@ -56,7 +56,7 @@ class Replicas:
     def __init__(self, every: int, memory: MemorySnapshots | None) -> None:
         self.every = every
         """Steps from one to the next; 0: none, or by themselves."""
-        self.kept = every > 0
+        self.exist = every > 0
         """Whether another node has, or is about to have, what a node holds."""
         self._memory = memory
         self._room = _bytes_in_time()
@@ -80,15 +80,15 @@ class Replicas:
         if memory is None or self.every or not self._room or nodes() < 2:
             return
         try:
-            bytes_held = memory.held_by_a_node()
-            self.kept = bytes_held > self._room and self._renew(memory, steps)
+            node_bytes = memory.bytes_per_node()
+            self.exist = node_bytes > self._room and self._renew(memory, steps)
         except Exception as error:  # a state that cannot be had stops no training
-            self.kept = False
+            self.exist = False
             report.tell(f"No copy on another node: {error}", once=f"no copy {type(error)}")
             return
-        if self.kept and rank_and_world()[0] == 0:
+        if self.exist and rank_and_world()[0] == 0:
             report.tell(
-                f"A node holds {shown(bytes_held)} of the state and can hand over "
+                f"A node holds {shown(node_bytes)} of the state and can hand over "
                 f"{shown(self._room)} within its notice: another node has a copy, renewed with "
                 "every snapshot.",
                 once="copies by themselves",

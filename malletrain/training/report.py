@@ -46,7 +46,7 @@ EXIT_PATIENCE_S = 5.0
 """How long a process that ends waits for an agent that stands still to take its last reports."""
 _MOST_SAMPLES = 1e15
 
-told: set[str] = set()
+sentence_keys: set[str] = set()
 
 
 def tell(sentence: str, once: str | None = None) -> None:
@@ -54,9 +54,9 @@ def tell(sentence: str, once: str | None = None) -> None:
     process. Never raises.
     """
     if once is not None:
-        if once in told:
+        if once in sentence_keys:
             return
-        told.add(once)
+        sentence_keys.add(once)
     try:
         print(f"malletrain: {sentence}", file=sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):  # stderr is closed or absent
@@ -85,7 +85,7 @@ class _Worker:
         """One was, and is not over."""
         self._busy = Busy()
         self._lock = threading.RLock()
-        self._left = threading.Event()
+        self._wake_event = threading.Event()
         self._late = False
         self._thread: threading.Thread | None = None
         self.enter(self.sender)
@@ -148,7 +148,7 @@ class _Worker:
     def _wake(self) -> None:
         """Have the thread send what is left."""
         self._late = True
-        self._left.set()
+        self._wake_event.set()
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._send_late, name="malletrain-reports", daemon=True
@@ -163,12 +163,12 @@ class _Worker:
         worker may be stopped in the collective after its last report, and then says nothing any
         more.
         """
-        while self._left.wait() and not self.forgotten:
+        while self._wake_event.wait() and not self.forgotten:
             steps = -1
             while steps != self.steps:
                 steps = self.steps
                 time.sleep(QUIET_S)
-            self._left.clear()
+            self._wake_event.clear()
             self._late = False
             self.flush()
             while self.agent_is_slow() and not self.forgotten:

@@ -143,7 +143,7 @@ class Snapshot:
         self._flags: FlagsReader | None = report.open_flags()
         self._served = 0
         self._pace = Pace(every_s, self._flags)
-        self._outcomes = Outcomes(self.path, objects, lambda: self.replicas.kept)
+        self._outcomes = Outcomes(self.path, objects, lambda: self.replicas.exist)
         self._disk = DiskTier(self.path, keep, self._owner, self._all_ranks)
         self._copies = DiskCopies(self._disk, self._outcomes)
         self._memory: MemorySnapshots | None = None
@@ -170,7 +170,7 @@ class Snapshot:
         self._looked = False
         self._team: Team | None = None
         self._agreement: Agreement | None = None
-        self._asked = 0
+        self._request = 0
 
     # --- restore ---
 
@@ -198,7 +198,7 @@ class Snapshot:
                 restored.
         """
         report.mark("restoring")
-        requested = owner.asked_for(resume_from)
+        requested = owner.resume_source(resume_from)
         self._numbers.begin()
         if self._memory is None:
             payload = self._from_disk(requested)
@@ -420,8 +420,8 @@ class Snapshot:
         wish = 0
         if rank_and_world()[0] == 0:
             number = self._flags.drain_request() if self._flags is not None else 0
-            if number and number not in (self._served, self._asked):
-                self._asked, wish = number, 1 + number
+            if number and number not in (self._served, self._request):
+                self._request, wish = number, 1 + number
             elif self._pace.is_due():
                 self._pace.saved()
                 wish = 1

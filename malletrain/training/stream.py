@@ -154,7 +154,7 @@ class ElasticStream(CountedEpochs):
         self._waiting.clear()
         epoch, position = self.epoch, self._position
         shared = False
-        while position.left():
+        while position.remaining():
             dealt = deal(position, self.world_size, max(1, self.num_workers), shared)
             last: _HandedOut | None = None
             for step, batch in self._shared(dealt) if dealt.shared else self._dealt(dealt):
@@ -254,7 +254,7 @@ class ElasticStream(CountedEpochs):
             self._position = step.deal.position(step.cursors())
             self.samples += step.total
             self._advances += 1
-            if not self._position.left():
+            if not self._position.remaining():
                 self._begin(self.epoch + 1)
                 self.between_epochs = True
         if not self.between_epochs:  # at the end nothing is left to be ahead with

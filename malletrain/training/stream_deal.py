@@ -28,7 +28,7 @@ class StreamPosition:
     begun: Mapping[int, int] = field(default_factory=dict)
     """Records done of places that are neither done nor untouched."""
 
-    def left(self) -> list[int]:
+    def remaining(self) -> list[int]:
         """Places that are not done, in the order of the epoch."""
         return [place for place in range(self.shards) if place not in self.done]
 
@@ -98,7 +98,7 @@ def deal(position: StreamPosition, world_size: int, readers: int, shared: bool =
 
     Reader ``r`` of rank ``k`` has the list ``r * world_size + k``.
     """
-    remaining = [(place, position.begun.get(place, 0)) for place in position.left()]
+    remaining = [(place, position.begun.get(place, 0)) for place in position.remaining()]
     hands = world_size * readers
     if shared or len(remaining) < hands:
         return Deal(position, (tuple(remaining),), True)

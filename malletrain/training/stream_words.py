@@ -18,15 +18,15 @@ _NUMBERS = 4
 class StepWord:
     """What all ranks said at one step."""
 
-    def __init__(self, said: Sequence[Any], work: Any = None) -> None:
-        self._said = said
+    def __init__(self, rows: Sequence[Any], work: Any = None) -> None:
+        self._rows = rows
         self._work = work
 
     def _numbers(self) -> list[list[int]]:
         if self._work is not None:
             self._work.wait()
-            self._said, self._work = [each.tolist() for each in self._said], None
-        return list(self._said)
+            self._rows, self._work = [each.tolist() for each in self._rows], None
+        return list(self._rows)
 
     def all_have_more(self) -> bool:
         """Whether every rank has a portion more."""

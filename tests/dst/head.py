@@ -116,7 +116,7 @@ class VirtualTransport:
         self._receiver = None
         self._head.listens = False
 
-    kept_bytes = 0
+    connection_bytes = 0
 
     def end_unreadable(self, filling: bool) -> None:
         """All messages end here."""

@@ -22,7 +22,7 @@ that number of rows."""
 
 
 @dataclass(frozen=True)
-class Held:
+class StatePart:
     """The part that a process holds: ``part`` of ``parts``, each a contiguous run of rows."""
 
     part: int
@@ -33,33 +33,33 @@ class Held:
     """(rows, bytes of a row) of the state: :data:`Rows`."""
 
 
-def overlap(held: Held, part: int, parts: int) -> int:
-    """Bytes that ``held`` has of ``part`` of ``parts``."""
+def overlap(source: StatePart, part: int, parts: int) -> int:
+    """Bytes that ``source`` has of ``part`` of ``parts``."""
     total = 0
-    for length, row_bytes in held.rows:
-        first, number = share(length, held.parts, held.part)
-        begin, wanted = share(length, parts, part)
-        total += row_bytes * max(0, min(first + number, begin + wanted) - max(first, begin))
+    for length, row_bytes in source.rows:
+        first, number = share(length, source.parts, source.part)
+        begin, count = share(length, parts, part)
+        total += row_bytes * max(0, min(first + number, begin + count) - max(first, begin))
     return total
 
 
-def best_order(held: Sequence[Held | None]) -> list[int]:
+def best_order(holdings: Sequence[StatePart | None]) -> list[int]:
     """The new rank of each process of the next group.
 
     Args:
-        held: what each of them holds, in the daemon's order; None for a joiner.
+        holdings: what each of them holds, in the daemon's order; None for a joiner.
 
     Returns:
         A permutation, beginning with 0, with which the fewest bytes move.
     """
-    size = len(held)
+    size = len(holdings)
     order = [-1] * size
     order[0] = 0
-    rows = [process for process in range(1, size) if held[process] is not None]
+    rows = [process for process in range(1, size) if holdings[process] is not None]
     gains = [
         [overlap(one, part, size) for part in range(1, size)]
         for process in rows
-        if (one := held[process]) is not None
+        if (one := holdings[process]) is not None
     ]
     for process, part in zip(rows, _most(gains), strict=True):
         order[process] = part + 1
@@ -103,8 +103,8 @@ def _most(gains: Sequence[Sequence[int]]) -> list[int]:
         while column:
             row_at[column] = row_at[came_from[column]]
             column = came_from[column]
-    found = [0] * len(gains)
+    columns = [0] * len(gains)
     for column in range(1, width + 1):
         if row_at[column]:
-            found[row_at[column] - 1] = column - 1
-    return found
+            columns[row_at[column] - 1] = column - 1
+    return columns

@@ -27,7 +27,7 @@ from malletrain.training.sharded_state import take_apart
 
 
 @dataclass(frozen=True)
-class Kept:
+class ShardCopy:
     """A copy in host memory."""
 
     version: Version
@@ -38,7 +38,7 @@ class Kept:
     """What belongs to the state beside its shards."""
 
 
-def exchange(group: Group, version: Version, live: Parts, description: bytes) -> Kept:
+def exchange(group: Group, version: Version, live: Parts, description: bytes) -> ShardCopy:
     """Copy this rank's shards, and exchange the copies with the neighbours. Called on every rank
     after the same step. Raises what :meth:`Group.apart` raises.
 
@@ -58,19 +58,19 @@ def exchange(group: Group, version: Version, live: Parts, description: bytes) ->
     # A call that was left behind must not go on in the next group.
     ends = (rank + apart) % size, (rank - apart) % size, dist.group.WORLD
     group.apart(lambda: theirs.append(_swap(own, *ends)))
-    return Kept(version, combined([own, theirs[0]]), description)
+    return ShardCopy(version, combined([own, theirs[0]]), description)
 
 
 def _swap(own: Parts, to: int, source: int, world: Any) -> Parts:
-    said = pickle.dumps({key: [(c, t.dtype) for c, t in boxes] for key, boxes in own.items()})
-    length, their_length = torch.tensor([len(said)]), torch.zeros(1, dtype=torch.int64)
+    header = pickle.dumps({key: [(c, t.dtype) for c, t in boxes] for key, boxes in own.items()})
+    length, their_length = torch.tensor([len(header)]), torch.zeros(1, dtype=torch.int64)
     _both([length], to, [their_length], source, world)
-    word = torch.frombuffer(bytearray(said), dtype=torch.uint8)
-    their_word = torch.empty(int(their_length), dtype=torch.uint8)
-    _both([word], to, [their_word], source, world)
+    header_tensor = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+    their_header = torch.empty(int(their_length), dtype=torch.uint8)
+    _both([header_tensor], to, [their_header], source, world)
     theirs: dict[str, list[tuple[Chunk, torch.Tensor]]] = {
         key: [(chunk, torch.empty(chunk.sizes, dtype=dtype)) for chunk, dtype in boxes]
-        for key, boxes in pickle.loads(their_word.numpy().tobytes()).items()
+        for key, boxes in pickle.loads(their_header.numpy().tobytes()).items()
     }
     _both(_flat(own), to, _flat(theirs), source, world)
     return theirs
@@ -105,12 +105,12 @@ def digest(objects: Mapping[str, Any]) -> str:
     return sha.hexdigest()
 
 
-def _without_tensors(value: Any, found: list[torch.Tensor]) -> Any:
+def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        found.append(value)
+        tensors.append(value)
         return None
     if isinstance(value, dict):
-        return {key: _without_tensors(item, found) for key, item in value.items()}
+        return {key: _without_tensors(item, tensors) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_tensors(item, found) for item in value]
+        return [_without_tensors(item, tensors) for item in value]
     return value

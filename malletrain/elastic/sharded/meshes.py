@@ -31,7 +31,7 @@ class Meshes:
     def __init__(self, device: str, in_nodes: bool) -> None:
         self._device, self._in_nodes = device, in_nodes
         self._again_too = device == "cpu" and not in_nodes  # NCCL's groups were never lent on
-        self._kept: dict[tuple[int, int], Any] = {}
+        self._meshes: dict[tuple[int, int], Any] = {}
 
     def of(self, place: Place, shards: int) -> Any:
         """The mesh of the present default group, cut into ``shards``. Raises ElasticError."""
@@ -41,7 +41,7 @@ class Meshes:
                 f"The round has {size} ranks, which groups of {shards} do not fill: with "
                 "shard='node' every node must have the same number of ranks."
             )
-        for mesh in self._kept.values():
+        for mesh in self._meshes.values():
             lend_group(mesh, None)  # none holds a group that was left
         if self._again_too and (mesh := self._again(place.rank, size)) is not None:
             return mesh
@@ -53,23 +53,23 @@ class Meshes:
         names = (f"replicate_{number}", f"shard_{number}")[-len(shape) :]
         return init_device_mesh(self._device, shape, mesh_dim_names=names)
 
-    def known(self, place: Place) -> bool:
+    def has(self, place: Place) -> bool:
         """Whether there is a mesh of this place that can be had again."""
-        return (place.rank, place.size) in self._kept
+        return (place.rank, place.size) in self._meshes
 
     def _again(self, rank: int, size: int) -> Any | None:
         """The mesh of this place, which may be a new one; None where torch cannot have it again."""
-        mesh = self._kept.get((rank, size))
+        mesh = self._meshes.get((rank, size))
         if mesh is None:
-            if len(self._kept) >= MOST:
+            if len(self._meshes) >= MOST:
                 self._forget()
             name = f"shard_{rank}_of_{size}"  # a name of its own: see above
             mesh = init_device_mesh(self._device, (size,), mesh_dim_names=(name,))
         if not lend_group(mesh, dist.group.WORLD):
             return None
-        self._kept[rank, size] = mesh
+        self._meshes[rank, size] = mesh
         return mesh
 
     def _forget(self) -> None:
-        self._kept.clear()
+        self._meshes.clear()
         forget_meshes()

@@ -78,18 +78,18 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def parts_of(tensors: Mapping[str, Any]) -> dict[str, list[tuple[Chunk, torch.Tensor]]]:
     """What this process holds of sharded ``tensors``."""
-    found = {}
-    known: dict[Any, list[Chunk]] = {}  # a model has few shapes, and asking takes 0.1 ms
+    parts = {}
+    boxes_of_layout: dict[Any, list[Chunk]] = {}  # a model has few shapes, and asking takes 0.1 ms
     for key, tensor in tensors.items():
         if not hasattr(tensor, "to_local"):
             boxes, local = [Chunk((0,) * tensor.ndim, tuple(tensor.shape))], tensor
         else:
             local, layout = tensor.to_local(), (id(tensor.device_mesh), tensor.placements)
-            boxes = known.get((layout, tensor.shape)) or known.setdefault(
+            boxes = boxes_of_layout.get((layout, tensor.shape)) or boxes_of_layout.setdefault(
                 (layout, tensor.shape), [Chunk(*box) for box in boxes_of(tensor)]
             )
-        found[key] = [(box, local.detach()) for box in boxes if box.elements]
-    return found
+        parts[key] = [(box, local.detach()) for box in boxes if box.elements]
+    return parts
 
 
 def layout_of(parts: Parts) -> dict[str, tuple[Chunk, ...]]:
@@ -118,7 +118,7 @@ def bundles(rank: int, plan: TransferPlan, sources: Parts, targets: Parts) -> li
     """
     open_ones: dict[tuple[int, int], Bundle] = {}
     turns: dict[tuple[int, int], int] = {}
-    found: list[Bundle] = []
+    messages: list[Bundle] = []
     for piece in plan.moves:
         pair = piece.source, piece.target
         if rank not in pair:
@@ -129,16 +129,16 @@ def bundles(rank: int, plan: TransferPlan, sources: Parts, targets: Parts) -> li
         if bundle is None or bundle.size + size > PIECE_BYTES:
             turn = turns[pair] = turns.get(pair, -1) + 1
             bundle = open_ones[pair] = Bundle(*pair, turn)
-            found.append(bundle)
+            messages.append(bundle)
         bundle.boxes.append(side)
         bundle.size += size
-    return sorted(found, key=lambda b: (b.turn, b.source, b.target))
+    return sorted(messages, key=lambda b: (b.turn, b.source, b.target))
 
 
 def _exchange(rank: int, bundles: Iterable[Bundle], world: Any) -> None:
     """``world``: the group. A call that was left behind must not go on in the next one."""
-    left = iter(bundles)
-    while batch := list(islice(left, AT_ONCE)):
+    remaining = iter(bundles)
+    while batch := list(islice(remaining, AT_ONCE)):
         operations, arriving = [], []
         for bundle in batch:
             if bundle.source == rank:
@@ -165,8 +165,8 @@ def _box(parts: Parts, piece: Piece) -> torch.Tensor:
 
 def combined(several: Iterable[Parts]) -> dict[str, list[tuple[Chunk, torch.Tensor]]]:
     """All of them together."""
-    found: dict[str, list[tuple[Chunk, torch.Tensor]]] = {}
+    merged: dict[str, list[tuple[Chunk, torch.Tensor]]] = {}
     for parts in several:
         for key, boxes in parts.items():
-            found.setdefault(key, []).extend(boxes)
-    return found
+            merged.setdefault(key, []).extend(boxes)
+    return merged

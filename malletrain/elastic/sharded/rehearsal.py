@@ -58,7 +58,7 @@ def rehearse_at(training: ShardedTraining, place: Place) -> None:
     """The same as the rank that this process will be. What DTensor remembers of the operations is
     by rank and number of ranks (:mod:`malletrain.elastic.sharded.meshes`).
     """
-    if not training.meshes.known(place):
+    if not training.meshes.has(place):
         _on_stage(training, place, BACKEND)
 
 
@@ -67,7 +67,7 @@ def _on_stage(training: ShardedTraining, place: Place, backend: str) -> None:
         return
     random = rng.state()
     dist.init_process_group(backend, store=dist.HashStore(), rank=place.rank, world_size=place.size)
-    held = dist.group.WORLD
+    world = dist.group.WORLD
     try:
         mesh = training.meshes.of(place, 1 if training.in_nodes else place.size)
         if place is ALONE:
@@ -84,7 +84,7 @@ def _on_stage(training: ShardedTraining, place: Place, backend: str) -> None:
     finally:
         dist.destroy_process_group()
         rng.load(random)
-        del held
+        del world
 
 
 def _train_one_number(mesh: Any, device: torch.device) -> None:
@@ -112,7 +112,7 @@ def _go_through(training: ShardedTraining, mesh: Any, place: Place) -> None:
     skeletons, tensors = take_apart(objects)
     if place is not ALONE:
         touch(tensors, training.device)
-    said = pickle.loads(pickle.dumps(skeletons))
+    skeletons_copy = pickle.loads(pickle.dumps(skeletons))
     layout = moving.layout_of(moving.parts_of(tensors))
     shapes = {key: (tuple(t.shape), t.dtype) for key, t in tensors.items()}
     sizes = {key: dtype.itemsize for key, (_, dtype) in shapes.items()}
@@ -123,7 +123,7 @@ def _go_through(training: ShardedTraining, mesh: Any, place: Place) -> None:
     def read(rooms: dict[str, Any]) -> None:
         make_plan([layout], [moving.layout_of(moving.parts_of(rooms))], sizes)
 
-    put_together(objects, said, shapes, True, read, lambda _name, _target, error: error)
+    put_together(objects, skeletons_copy, shapes, True, read, lambda _name, _target, error: error)
 
 
 def touch(tensors: Mapping[str, Any], device: torch.device) -> None:

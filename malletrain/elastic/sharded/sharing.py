@@ -31,7 +31,7 @@ from malletrain.training import report, rng
 from malletrain.training.sharded_state import put_together
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-Found = tuple[Version, dict[str, Any], moving.Parts, list[Layout]]
+CompleteState = tuple[Version, dict[str, Any], moving.Parts, list[Layout]]
 """A state: its version, what belongs to it beside its shards, the shards here, where all are."""
 
 
@@ -39,9 +39,9 @@ def from_all(group: Group, mine: Any) -> list[Any]:
     """What each rank says, by rank."""
     if not group.several:
         return [mine]
-    found: list[Any] = [None] * group.place.size
-    dist.all_gather_object(found, mine)
-    return found
+    values: list[Any] = [None] * group.place.size
+    dist.all_gather_object(values, mine)
+    return values
 
 
 def from_one(group: Group, source: int, mine: bytes) -> bytes:
@@ -82,14 +82,14 @@ def hand_over(training: ShardedTraining, group: Group, invited: Callable[[int], 
     for others_sizes, others_kinds in from_all(group, (sizes, kinds)):
         sizes.update(others_sizes)
         kinds.update(others_kinds)
-    wanted = _dealt(layouts, staying, training.in_nodes)
-    plan = make_plan(layouts, wanted, sizes)
+    targets = _dealt(layouts, staying, training.in_nodes)
+    plan = make_plan(layouts, targets, sizes)
     rooms: moving.Parts = {
         key: [
             (chunk, torch.empty(chunk.sizes, dtype=kinds[key], device=training.device))
             for chunk in chunks
         ]
-        for key, chunks in wanted[group.place.rank].items()
+        for key, chunks in targets[group.place.rank].items()
     }
     reached(FaultPoint.SHARDS_LEAVE)
     moving.carry_out(group, plan, parts, rooms)
@@ -112,21 +112,21 @@ def _dealt(
         boxes = sorted({chunk for layout in layouts for chunk in layout.get(key, ())})
         stays = [chunk for rank in staying for chunk in layouts[rank].get(key, ())]
         for chunk in boxes:
-            left = [chunk]
-            for held in stays:
-                left = [part for box in left for part in box.without(held)]
+            remaining = [chunk]
+            for other in stays:
+                remaining = [part for box in remaining for part in box.without(other)]
             stays.append(chunk)
             for rank, (new_rank, new_size) in staying.items():
-                if in_nodes or not left:
+                if in_nodes or not remaining:
                     break
                 needed = _next_part(boxes, new_rank, new_size)
                 if needed is None:
                     continue
-                taken = [c for box in left if (c := box.common(needed)) is not None]
+                taken = [c for box in remaining if (c := box.common(needed)) is not None]
                 if taken:
                     dealt[rank].setdefault(key, []).extend(taken)
-                    left = [part for box in left for part in box.without(needed)]
-            for box in left:
+                    remaining = [part for box in remaining for part in box.without(needed)]
+            for box in remaining:
                 taker = list(staying)[turn % len(staying)]
                 turn += 1
                 dealt[taker].setdefault(key, []).append(box)
@@ -159,18 +159,18 @@ def share_shards(training: ShardedTraining, group: Group, shards: int) -> None:
     table: list[standing.ShardStanding] = from_all(group, training.place_in_shards())
     late = _catch_up(training, table)
     with training.taken_apart_once():
-        found = _newest_whole(training, group, table)
+        complete_state = _newest_whole(training, group, table)
     module = training.model.sharded(training.meshes.of(group.place, shards))
     undo = exchange_parameters(training.optimizer, training.model.module, module)
-    if found is None:
+    if complete_state is None:
         _begin_anew(training, group, module, table)
         return
-    version, said, before, _ = found
+    version, description, before, _ = complete_state
     old = training.model.module
     newest = max((one.live for one in table if one.live is not None), default=None)
     goes_back = version != newest
     try:
-        _fill(training, group, module, found, late, goes_back)
+        _fill(training, group, module, complete_state, late, goes_back)
     except BaseException:
         undo()
         raise
@@ -180,7 +180,7 @@ def share_shards(training: ShardedTraining, group: Group, shards: int) -> None:
             f"{version.steps}, {newest.steps - version.steps} steps back; the samples of those "
             "steps are drawn again."
         )
-    training.goes_on(module, said, group)
+    training.goes_on(module, description, group)
     # Who was alone has no copies, or old ones: it keeps what it had until there are new ones.
     alone = sum(one.live == version for one in table) == 1
     reached(FaultPoint.SHARDS_FILLED)
@@ -194,7 +194,7 @@ def share_shards(training: ShardedTraining, group: Group, shards: int) -> None:
         training.extra = before
         raise
     reached(FaultPoint.SHARDS_DROPPED)
-    del before, found
+    del before, complete_state
     release(old)
     if not alone:
         training.keep_copies()
@@ -213,25 +213,25 @@ def _catch_up(training: ShardedTraining, table: Sequence[standing.ShardStanding]
 
 def _newest_whole(
     training: ShardedTraining, group: Group, table: Sequence[standing.ShardStanding]
-) -> Found | None:
+) -> CompleteState | None:
     rank = group.place.rank
     for version in standing.candidates(table):
         source = standing.source_of(table, version)
-        has = table[source].live == version or version in table[source].kept
+        has = table[source].live == version or version in table[source].copies
         text = training.description(version) if rank == source and has else b""
-        said = pickle.loads(from_one(group, source, text))
+        description = pickle.loads(from_one(group, source, text))
         whole = {
             key: [Chunk((0,) * len(shape), tuple(shape))]
-            for key, (shape, _) in said["shapes"].items()
+            for key, (shape, _) in description["shapes"].items()
         }
         for copies_too in standing.holdings(table, version):
             parts = training.parts_at(version, copies_too)
             layouts: list[Layout] = from_all(group, moving.layout_of(parts))
             try:
-                make_plan(layouts, [whole], _item_bytes(said["shapes"]))
+                make_plan(layouts, [whole], _item_bytes(description["shapes"]))
             except IncompleteStateError:
                 continue
-            return version, said, parts, layouts
+            return version, description, parts, layouts
     return None
 
 
@@ -243,14 +243,14 @@ def _fill(
     training: ShardedTraining,
     group: Group,
     module: torch.nn.Module,
-    found: Found,
+    complete_state: CompleteState,
     late: bool,
     goes_back: bool,
 ) -> None:
-    """Have ``module``, and the optimizer, be what was ``found``; all else, too, where it is not
-    that already.
+    """Have ``module``, and the optimizer, hold ``complete_state``; all else, too, where it does not
+    already.
     """
-    version, said, parts, layouts = found
+    version, description, parts, layouts = complete_state
     objects: dict[str, Any] = {MODEL: module, OPTIMIZER: training.optimizer}
     if late or training.version != version:
         objects.update(training.others)
@@ -258,10 +258,10 @@ def _fill(
 
     def read(rooms: dict[str, Any]) -> None:
         targets = moving.parts_of(rooms)
-        wanted: list[Layout] = from_all(group, moving.layout_of(targets))
-        plan = make_plan(layouts, wanted, _item_bytes(said["shapes"]))
+        target_layouts: list[Layout] = from_all(group, moving.layout_of(targets))
+        plan = make_plan(layouts, target_layouts, _item_bytes(description["shapes"]))
         moving.carry_out(group, plan, parts, targets)
-        received = plan.received_bytes(group.place.rank, _item_bytes(said["shapes"]))
+        received = plan.received_bytes(group.place.rank, _item_bytes(description["shapes"]))
         training.moved_bytes = training.handed_bytes + received
 
     def refuse(name: str, target: Any, error: Exception) -> Exception:
@@ -272,15 +272,15 @@ def _fill(
             f"The peers' state of {name!r} does not fit the {type(target).__name__} here: {reason}"
         )
 
-    saved = {name: state for name, state in said["objects"].items() if name in objects}
+    saved = {name: state for name, state in description["objects"].items() if name in objects}
     with torch.no_grad():
-        put_together(objects, saved, said["shapes"], True, read, refuse)
-        set_switches(module, said["switches"])
+        put_together(objects, saved, description["shapes"], True, read, refuse)
+        set_switches(module, description["switches"])
         for name, buffer in named_buffers(module).items():
-            if name in said["buffers"]:
-                buffer.copy_(said["buffers"][name])
+            if name in description["buffers"]:
+                buffer.copy_(description["buffers"][name])
     if not training.has_state or goes_back:
-        rng.load(said["rng"])
+        rng.load(description["rng"])
 
 
 def _begin_anew(
@@ -299,8 +299,8 @@ def _begin_anew(
     restored = training.begins_anew(module, group, name)
     tensors = named_buffers(module)
     if restored:  # all but the buffers that no snapshot has
-        known = saved_names(module)
-        tensors = {n: b for n, b in tensors.items() if n not in known}
+        snapshot_names = saved_names(module)
+        tensors = {n: b for n, b in tensors.items() if n not in snapshot_names}
         random = rng.state()
     else:
         tensors.update(named_parameters(module))

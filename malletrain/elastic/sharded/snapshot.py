@@ -28,7 +28,7 @@ class RunSnapshot(Snapshot):
         self._objects = dict(objects)
         self._team = self._agreement = None
         self._looked = False
-        self._asked = 0
+        self._request = 0
         self._announced = False  # the agent is to know anew that it saves on request
 
     def _all_ranks(self) -> Team:

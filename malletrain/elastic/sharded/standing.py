@@ -36,14 +36,14 @@ class ShardStanding:
     """No step broke off between two of its updates."""
     pending: bool
     """It has all gradients of the next update and has not made it."""
-    kept: tuple[Version, ...]
+    copies: tuple[Version, ...]
     """Of which it has copies."""
 
 
 def candidates(table: Sequence[ShardStanding]) -> list[Version]:
     """The states that somebody has a part of, the newest first."""
-    found = {one.live for one in table if one.live is not None}
-    return sorted(found | {version for one in table for version in one.kept}, reverse=True)
+    versions = {one.live for one in table if one.live is not None}
+    return sorted(versions | {version for one in table for version in one.copies}, reverse=True)
 
 
 def source_of(table: Sequence[ShardStanding], version: Version) -> int:
@@ -52,8 +52,8 @@ def source_of(table: Sequence[ShardStanding], version: Version) -> int:
     """
     live = [rank for rank, one in enumerate(table) if one.live == version]
     whole = [rank for rank in live if table[rank].whole]
-    kept = [rank for rank, one in enumerate(table) if version in one.kept]
-    return next(iter((*whole, *live, *kept)))
+    copy_holders = [rank for rank, one in enumerate(table) if version in one.copies]
+    return next(iter((*whole, *live, *copy_holders)))
 
 
 def holdings(table: Sequence[ShardStanding], version: Version) -> list[bool]:
@@ -61,5 +61,5 @@ def holdings(table: Sequence[ShardStanding], version: Version) -> list[bool]:
     left out, and with them. One that trains it may be the only one with a copy of a lost peer's
     shards of it: the others are an update ahead.
     """
-    trained_and_kept = any(one.live == version and version in one.kept for one in table)
-    return [False, True] if trained_and_kept else [False]
+    trained_and_copied = any(one.live == version and version in one.copies for one in table)
+    return [False, True] if trained_and_copied else [False]

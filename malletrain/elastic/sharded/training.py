@@ -22,7 +22,7 @@ from malletrain.elastic.background import to_host
 from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.group import Group
 from malletrain.elastic.sharded import copies
-from malletrain.elastic.sharded.assignment import Held
+from malletrain.elastic.sharded.assignment import StatePart
 from malletrain.elastic.sharded.meshes import Meshes
 from malletrain.elastic.sharded.model import ShardedModel, saved_names
 from malletrain.elastic.sharded.moving import Parts, combined, parts_of
@@ -81,7 +81,7 @@ class ShardedTraining(Training):
         self.history = ""
         self.extra: Parts = {}
         """Of the live state, beside the module's own shards: what leavers gave."""
-        self.kept: list[copies.Kept] = []
+        self.copies: list[copies.ShardCopy] = []
         self.group: Group | None = None
         self.moved_bytes = 0
         """Sent to this process at the last change."""
@@ -114,7 +114,7 @@ class ShardedTraining(Training):
             self.version,
             not self._torn,
             self._pending is not None,
-            tuple(kept.version for kept in self.kept),
+            tuple(shard_copy.version for shard_copy in self.copies),
         )
 
     def live_objects(self, module: torch.nn.Module | None = None) -> dict[str, Any]:
@@ -139,15 +139,17 @@ class ShardedTraining(Training):
     def _apart(self) -> tuple[dict[str, Any], dict[str, Any]]:
         if self._once:
             return self._once[0]
-        found = take_apart(self.live_objects())
+        parts = take_apart(self.live_objects())
         if self._once is not None:
-            self._once.append(found)
-        return found
+            self._once.append(parts)
+        return parts
 
     def parts_at(self, version: Version, copies_too: bool = False) -> Parts:
         """What this process has of a state. ``copies_too``: of the live one the copies as well."""
         live = self.version == version
-        parts = combined(kept.parts for kept in self.kept if kept.version == version)
+        parts = combined(
+            shard_copy.parts for shard_copy in self.copies if shard_copy.version == version
+        )
         copied = {
             key: [(chunk, tensor.to(self.device)) for chunk, tensor in boxes]
             for key, boxes in parts.items()
@@ -158,21 +160,27 @@ class ShardedTraining(Training):
     def description(self, version: Version | None = None) -> bytes:
         """What belongs to a state beside its shards, the same for all ranks. Raises StateError."""
         if version is not None and version != self.version:
-            return next(kept.description for kept in self.kept if kept.version == version)
+            return next(
+                shard_copy.description
+                for shard_copy in self.copies
+                if shard_copy.version == version
+            )
         skeletons, tensors = self._apart()
         module = self.model.module
-        known = saved_names(module)
-        said = {
+        snapshot_names = saved_names(module)
+        description = {
             "objects": to_host(skeletons),
             "shapes": {key: (tuple(t.shape), t.dtype) for key, t in tensors.items()},
-            "buffers": to_host({n: b for n, b in named_buffers(module).items() if n not in known}),
+            "buffers": to_host(
+                {n: b for n, b in named_buffers(module).items() if n not in snapshot_names}
+            ),
             "switches": switches_of(module),
             "rng": rng.state(),
             "counters": self._counted(),
             "history": self.history,
         }
         try:
-            return pickled.dumps(said)
+            return pickled.dumps(description)
         except Exception as error:
             for name, state in skeletons.items():
                 try:
@@ -192,14 +200,14 @@ class ShardedTraining(Training):
     def _state_of(self, name: str) -> Any:
         return to_host(take_apart({name: self.others[name]})[0][name])
 
-    def held(self) -> Held | None:
+    def holding(self) -> StatePart | None:
         """The part of the state that this process has, for the order of the next ranks. Asked in
         another thread than the one that trains, which must not be disturbed.
         """
         group = self.group  # whose layout it is: a newer one may have come to nothing
         if not self.has_state or self.in_nodes or group is None:
             return None
-        return Held(group.place.rank, group.place.size, self._rows)
+        return StatePart(group.place.rank, group.place.size, self._rows)
 
     # --- steps ---
 
@@ -262,13 +270,13 @@ class ShardedTraining(Training):
 
     # --- another state ---
 
-    def goes_on(self, module: torch.nn.Module, said: Mapping[str, Any], group: Group) -> None:
-        """``module`` has the shards of the state that ``said`` describes; the objects have the
-        rest.
-        """
+    def goes_on(
+        self, module: torch.nn.Module, description: Mapping[str, Any], group: Group
+    ) -> None:
+        """``module`` has the shards of the state of ``description``; the objects have the rest."""
         self.model.module = module
-        self._count_from(dict(said["counters"]))
-        self.history = said["history"]
+        self._count_from(dict(description["counters"]))
+        self.history = description["history"]
         self.extra, self.group, self.handed_bytes = {}, group, 0
         self._rows = rows_of(module)
         self._pending = None
@@ -281,7 +289,7 @@ class ShardedTraining(Training):
         Returns False without one: then all but the module are as the script began.
         """
         self.goes_on(module, {"counters": {}, "history": history}, group)
-        self.has_state, self.kept = False, []
+        self.has_state, self.copies = False, []
         begun = pickle.loads(self._begun)
         for name, value in self.others.items():
             value.update(begun[name]) if isinstance(value, dict) else value.load_state_dict(
@@ -300,8 +308,8 @@ class ShardedTraining(Training):
         """After a step, where the group stays: copies at a neighbour and a snapshot, when due."""
         if self.replicate_every and self.steps % self.replicate_every == 0:
             self.keep_copies()
-        elif len(self.kept) > 1:
-            self.kept = self.kept[-1:]
+        elif len(self.copies) > 1:
+            self.copies = self.copies[-1:]
         super().snapshot_step()
 
     def keep_copies(self) -> None:
@@ -314,7 +322,7 @@ class ShardedTraining(Training):
         reached(FaultPoint.SHARDS_COPY)
         made = copies.exchange(group, version, self.live_parts(), self.description())
         # The one before goes when all are known to have this one: a step later.
-        self.kept = [*self.kept[-1:], made]
+        self.copies = [*self.copies[-1:], made]
         reached(FaultPoint.SHARDS_KEPT)
 
     def digest(self) -> str:
@@ -323,7 +331,7 @@ class ShardedTraining(Training):
 
 
 def rows_of(module: torch.nn.Module) -> tuple[tuple[int, int], ...]:
-    """See :class:`Held`. The optimizer's state is cut as its parameters are, and makes no
+    """See :class:`StatePart`. The optimizer's state is cut as its parameters are, and makes no
     difference to an order.
     """
     rows: dict[int, int] = {}

@@ -62,16 +62,16 @@ class TransferPlan:
 
 def make_plan(
     holders: Sequence[Layout],
-    wanted: Sequence[Layout],
+    targets: Sequence[Layout],
     item_bytes: Mapping[str, int],
     piece_bytes: int = PIECE_BYTES,
 ) -> TransferPlan:
-    """The plan for ``wanted``, by what ``holders`` have; both by rank of the new group.
+    """The plan for ``targets``, by what ``holders`` have; both by rank of the new group.
 
     Args:
         holders: boxes that each process holds of the old state; they may overlap between processes
             (replicas).
-        wanted: boxes that each process is to hold.
+        targets: boxes that each process is to hold.
         item_bytes: bytes of one element, by key.
         piece_bytes: the most that one piece has, unless an element is larger.
 
@@ -80,14 +80,14 @@ def make_plan(
     """
     copies: list[Piece] = []
     moves: list[tuple[tuple[int, int, int], Piece]] = []
-    known: dict[object, list[tuple[int, int, Chunk]]] = {}
+    routes_of: dict[object, list[tuple[int, int, Chunk]]] = {}
     of_pair: dict[tuple[int, int], int] = {}
-    for key in sorted({key for layout in wanted for key in layout}):
+    for key in sorted({key for layout in targets for key in layout}):
         had = tuple(tuple(layout.get(key, ())) for layout in holders)
-        want = tuple(tuple(layout.get(key, ())) for layout in wanted)
-        routes = known.get((had, want))  # most tensors of a model are laid out like others
+        want = tuple(tuple(layout.get(key, ())) for layout in targets)
+        routes = routes_of.get((had, want))  # most tensors of a model are laid out like others
         if routes is None:
-            routes = known[had, want] = _routes(key, had, want)
+            routes = routes_of[had, want] = _routes(key, had, want)
         most = max(1, piece_bytes // item_bytes[key])
         for source, target, chunk in routes:
             if source == target:
@@ -95,7 +95,7 @@ def make_plan(
                 continue
             for part in chunk.split(most):
                 turn = of_pair[source, target] = of_pair.get((source, target), -1) + 1
-                apart = (target - source) % len(wanted)
+                apart = (target - source) % len(targets)
                 moves.append(((turn, apart, source), Piece(source, target, key, part)))
     moves.sort(key=lambda item: item[0])
     return TransferPlan(tuple(copies), tuple(piece for _, piece in moves))
@@ -110,28 +110,29 @@ def _routes(
             if chunk.elements:
                 owners.setdefault(chunk, []).append(rank)
     turns: dict[Chunk, int] = {}
-    found: list[tuple[int, int, Chunk]] = []
+    routes: list[tuple[int, int, Chunk]] = []
     for target, chunks in enumerate(want):
         for chunk in chunks:
-            left = [chunk] if chunk.elements else []
+            remaining = [chunk] if chunk.elements else []
             own = [(mine, [target]) for mine in (had[target] if target < len(had) else ())]
-            for held, ranks in (*own, *owners.items()):
+            for offer, ranks in (*own, *owners.items()):
                 rest: list[Chunk] = []
-                for box in left:
-                    common = box.common(held)
+                for box in remaining:
+                    common = box.common(offer)
                     if common is None:
                         rest.append(box)
                         continue
-                    rest += box.without(held)
+                    rest += box.without(offer)
                     source = target
                     if target not in ranks:
-                        turn = turns.get(held, 0)
-                        turns[held] = turn + 1
+                        turn = turns.get(offer, 0)
+                        turns[offer] = turn + 1
                         source = ranks[turn % len(ranks)]
-                    found.append((source, target, common))
-                left = rest
-            if left:
+                    routes.append((source, target, common))
+                remaining = rest
+            if remaining:
                 raise IncompleteStateError(
-                    f"Nobody holds {key} from {left[0].offsets} on, {left[0].sizes} elements."
+                    f"Nobody holds {key} from {remaining[0].offsets} on, "
+                    f"{remaining[0].sizes} elements."
                 )
-    return found
+    return routes

@@ -72,7 +72,7 @@ def test_who_says_by_which_network_a_job_goes(tmp_path, outside, own, chosen, ne
 )
 def test_the_network_of_an_earlier_round_is_not_kept(monkeypatch, interface, own, network):
     earlier = own or {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}
-    told = fabric.network_kept(
+    told = fabric.round_for_launcher(
         messages.Round("j1", 2, 0, 2, interface=interface, address="10.77.0.1"), own
     )
     assert told.address == "10.77.0.1"
@@ -85,7 +85,7 @@ def test_the_network_of_an_earlier_round_is_not_kept(monkeypatch, interface, own
 
 def test_where_no_network_is_wanted_the_sites_own_stays():
     environment = {"GLOO_SOCKET_IFNAME": "hsn0"}
-    fabric.put(environment, fabric.network_kept(messages.Round("j1", 2, 0, 2), {}).interface)
+    fabric.put(environment, fabric.round_for_launcher(messages.Round("j1", 2, 0, 2), {}).interface)
     assert environment == {"GLOO_SOCKET_IFNAME": "hsn0"}
 
 

@@ -30,13 +30,13 @@ class Ends:
         return await asyncio.wait_for(self.said.get(), PATIENCE_S)
 
     async def listening(self):
-        self.listener.asked(ProbeOpen(1, "127.0.0.1", TOKEN))
+        self.listener.begin(ProbeOpen(1, "127.0.0.1", TOKEN))
         up = await self.hear()
         assert isinstance(up, ProbeUp)
         return up.port
 
     async def tried(self, *targets, token=TOKEN, seconds=0.0):
-        self.caller.asked(ProbeTo(1, token, targets, seconds))
+        self.caller.begin(ProbeTo(1, token, targets, seconds))
         probed = await self.hear()
         assert isinstance(probed, Probed)
         return {r.node: r for r in probed.results}

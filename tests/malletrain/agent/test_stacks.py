@@ -74,7 +74,7 @@ def ask(directory, ranks):
             return True
 
         reader = StackReader(send)
-        reader.asked(ShowStacks("j1", 3), directory, ranks)
+        reader.read(ShowStacks("j1", 3), directory, ranks)
         await all_said.wait()
         reader.close()
 

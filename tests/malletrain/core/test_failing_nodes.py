@@ -15,9 +15,9 @@ def test_a_node_on_which_good_scripts_fail_one_after_the_other_is_found_out():
     nodes.works("/a/train.py", ["n1"])
     nodes.works("/b/train.py", ["n2", "bad"])
     fails(nodes, ["j1", "j1", "j1", "j2"])
-    assert nodes.found == {}, "two jobs are not enough, however often they fail"
+    assert nodes.findings == {}, "two jobs are not enough, however often they fail"
     fails(nodes, ["j3"], script="/b/train.py")
-    [(node, why)] = nodes.found.items()
+    [(node, why)] = nodes.findings.items()
     assert node == "bad"
     assert "3 jobs failed on it within a day" in why
     assert why.endswith("j1, j2, j3.")
@@ -28,10 +28,10 @@ def test_scripts_that_worked_nowhere_else_say_nothing():
     nodes.works("/a/train.py", ["bad"])
     fails(nodes, [f"j{n}" for n in range(5 * JOBS)])
     fails(nodes, [f"k{n}" for n in range(5 * JOBS)], script="/never/worked.py")
-    assert nodes.found == {}
+    assert nodes.findings == {}
     nodes.works("/a/train.py", ["n1"])
     fails(nodes, ["j99"])
-    assert list(nodes.found) == ["bad"]
+    assert list(nodes.findings) == ["bad"]
 
 
 def test_a_job_that_is_done_there_clears_it():
@@ -40,7 +40,7 @@ def test_a_job_that_is_done_there_clears_it():
     fails(nodes, ["j1", "j2"])
     nodes.done(["bad", "n1"])
     fails(nodes, ["j3", "j4"])
-    assert nodes.found == {}
+    assert nodes.findings == {}
 
 
 def test_a_job_that_grew_from_the_bad_node_has_worked_elsewhere_too():
@@ -49,7 +49,7 @@ def test_a_job_that_grew_from_the_bad_node_has_worked_elsewhere_too():
     nodes.works("/a/train.py", ["bad"])
     nodes.works("/a/train.py", ["bad", "n1", "n2"])
     fails(nodes, ["j1", "j2", "j3"])
-    assert list(nodes.found) == ["bad"]
+    assert list(nodes.findings) == ["bad"]
 
 
 def test_what_failed_long_ago_counts_no_more():
@@ -57,9 +57,9 @@ def test_what_failed_long_ago_counts_no_more():
     nodes.works("/a/train.py", ["n1"])
     for day, job in enumerate(["j1", "j2", "j3", "j4"]):
         fails(nodes, [job], now=0.6 * day * WITHIN_S)
-    assert nodes.found == {}
+    assert nodes.findings == {}
     fails(nodes, ["j5"], now=0.6 * 3 * WITHIN_S)
-    assert list(nodes.found) == ["bad"]
+    assert list(nodes.findings) == ["bad"]
 
 
 def test_memory_is_bounded():
@@ -70,4 +70,4 @@ def test_memory_is_bounded():
         nodes.failed(f"j{n}", "/unknown.py", "bad", 0.0)
     nodes.works("/unknown.py", ["n1"])
     fails(nodes, ["last"], script="/unknown.py")
-    assert f"{MOST_JOBS} jobs" in nodes.found["bad"]
+    assert f"{MOST_JOBS} jobs" in nodes.findings["bad"]

@@ -17,7 +17,7 @@ from malletrain.core.goal_bids import EASY
 from malletrain.core.goals import OwnerGoals
 from malletrain.core.planning import exact, make_plan
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ShareSettings
-from malletrain.core.shares import PartyService, kept
+from malletrain.core.shares import PartyService, discounted
 from tests.allocator.strategies import curves
 from tests.malletrain.core.controller_script import play
 
@@ -148,7 +148,7 @@ def test_a_budget_says_which_sizes_and_the_share_what_they_count():
 
 @given(curves(), st.integers(1, 20), st.floats(0.0, 1.0))
 def test_only_what_a_job_has_counts_in_full(curve, nodes, part):
-    found = kept(curve, nodes, part)
+    found = discounted(curve, nodes, part)
     have = curve.at(nodes)
     for size, rate in found.points:
         at = curve.at(size)

@@ -24,11 +24,11 @@ def careful(nodes, *jobs):
 def test_how_long_a_job_goes_on_is_learned_from_those_that_ended():
     worth = ProfileWorth(ProfilingSettings())
     worth.trains("a", 1, 0.0)
-    assert 0.5 * USUAL_S < worth.left_s("a", 0.0) < 2 * USUAL_S
+    assert 0.5 * USUAL_S < worth.remaining_s("a", 0.0) < 2 * USUAL_S
     for k in range(40):
         worth.trains(f"b{k}", 1, 100.0)
         worth.ended(f"b{k}", 700.0, done=True)
-    assert worth.left_s("c", 0.0) < 0.5 * USUAL_S
+    assert worth.remaining_s("c", 0.0) < 0.5 * USUAL_S
     worth.ended("never began", 0.0, done=True)
 
 
@@ -71,9 +71,11 @@ def test_a_profile_does_not_make_the_next_one_look_worthless():
 
 def test_how_long_jobs_of_a_kind_go_on_is_found_once_for_all_that_are_asked(monkeypatch):
     """A thousand trials of a sweep: a plan waits for what is found."""
-    found, asked = ProfileWorth.left_s, []
+    found, asked = ProfileWorth.remaining_s, []
     monkeypatch.setattr(
-        ProfileWorth, "left_s", lambda worth, job, now: asked.append(job) or found(worth, job, now)
+        ProfileWorth,
+        "remaining_s",
+        lambda worth, job, now: asked.append(job) or found(worth, job, now),
     )
     worth, jobs = ProfileWorth(ProfilingSettings()), []
     for number in range(50):
@@ -207,5 +209,5 @@ def test_of_many_jobs_some_are_looked_at_at_one_moment_and_the_others_later():
     for moment in (0.0, 1.0, 2.0, 3.0):
         for job in jobs:
             worth.pays(job, jobs, moment)
-        counts.append(sum(worth.asked(job.submitted.job) for job in jobs))
+        counts.append(sum(worth.has_estimate(job.submitted.job) for job in jobs))
     assert counts == [10, 20, 25, 25]

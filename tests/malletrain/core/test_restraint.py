@@ -12,7 +12,7 @@ UNTIL = Restriction("ann", 0.0, 3600.0, "new memory")
 
 def test_nothing_is_refused_until_somebody_says_so():
     assert Restraint().refusal("n1") == ""
-    assert Restraint().told() == ""
+    assert Restraint().sentence() == ""
 
 
 def test_each_word_refuses_what_it_names():
@@ -42,7 +42,7 @@ def test_a_drain_is_over_at_its_time_and_others_are_not():
 
 def test_it_is_told_in_a_sentence_however_many_nodes():
     restraint = Restraint().draining([f"n{k}" for k in range(9)], ANN).excluding(["x"], ANN)
-    assert restraint.told() == "Drained: n[0-8]. Excluded: x."
+    assert restraint.sentence() == "Drained: n[0-8]. Excluded: x."
 
 
 def test_it_can_be_kept():

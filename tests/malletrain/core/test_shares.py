@@ -119,9 +119,9 @@ def test_a_party_that_is_long_gone_is_dropped():
     m.controller.shares.restore({"b": PartyService(1000.0, 900.0, 500.0)}, 0.0)
     m.submit("x", "a")
     m.let(5 * HOUR, HOUR)
-    assert m.controller.shares.kept().keys() == {"a", "b"}
+    assert m.controller.shares.services().keys() == {"a", "b"}
     m.let(20 * HOUR, HOUR)
-    assert m.controller.shares.kept().keys() == {"a"}
+    assert m.controller.shares.services().keys() == {"a"}
 
 
 def test_where_nodes_suffice_nothing_is_due_beyond_what_is_served():
@@ -139,7 +139,7 @@ def test_a_factor_changes_no_plan_where_there_is_enough(hours_a, hours_b):
     m = Machine(5, ShareSettings())
     due = 100 * HOUR
     for party, hours in (("a", hours_a), ("b", hours_b)):
-        kept = m.controller.shares.kept()
+        kept = m.controller.shares.services()
         kept[party] = PartyService(due - hours * HOUR, due, due)
         m.controller.shares.restore(kept, 0.0)
     m.submit("x", "a", most=3)
@@ -210,7 +210,7 @@ def test_node_classes_count_what_they_are_said_to():
     on_big = next(j for j in ("x", "y") if m.controller.jobs[j].nodes == ("b0",))
     party = {"x": "a", "y": "b"}[on_big]
     other = {"a": "b", "b": "a"}[party]
-    service = m.controller.shares.kept()
+    service = m.controller.shares.services()
     assert service[party].served == pytest.approx(4 * service[other].served, rel=0.01)
 
 
@@ -249,7 +249,7 @@ def test_without_shares_nothing_is_counted():
     m = Machine(4, None)
     m.submit("x", "a")
     m.let(HOUR)
-    assert m.controller.shares.kept() == {}
+    assert m.controller.shares.services() == {}
     assert m.controller.shares.standing("a") is None
     assert m.controller.shares.factor("a") == 1.0
 
@@ -259,13 +259,13 @@ def test_counters_outlive_a_restart():
     first.submit("x", "a", most=4)
     first.submit("y", "b", most=4)
     first.let(5 * HOUR)
-    kept = first.controller.shares.kept()
+    kept = first.controller.shares.services()
     again = Machine(4, ShareSettings())
     again.controller.shares.restore(kept, first.now)
-    assert again.controller.shares.kept() == kept
+    assert again.controller.shares.services() == kept
     again.now = first.now + 7 * DAY  # the daemon was away for a half-life
     again.do(Tick())
-    for party, service in again.controller.shares.kept().items():
+    for party, service in again.controller.shares.services().items():
         assert service == pytest.approx(tuple(0.5 * value for value in kept[party]))
 
 

@@ -61,7 +61,7 @@ def test_who_is_slow(known, busy, samples, expected):
     step = 0.2 if max(busy.values()) < 0.01 else None
     found = lasting(known, busy, samples=samples, step=step)
     assert found.slow == pytest.approx(expected)
-    assert set(known.known(60.0)) == set(expected)
+    assert set(known.current(60.0)) == set(expected)
 
 
 def test_a_node_is_slow_once_it_lasts(known):
@@ -69,7 +69,7 @@ def test_a_node_is_slow_once_it_lasts(known):
         assert not known.compare(window(four(b=0.3)), 10.0 * k).slow
     found = known.compare(window(four(b=0.3)), 10.0 * ENOUGH)
     assert (found.slow, found.fresh) == (pytest.approx({"b": 3.0}), ("b",))
-    assert "b takes 3.00 times as long" in known.known(60.0)["b"].sentence
+    assert "b takes 3.00 times as long" in known.current(60.0)["b"].sentence
     again = known.compare(window(four(b=0.3)), 70.0)
     assert again.slow
     assert not again.fresh, "it is said once"
@@ -115,7 +115,7 @@ def test_a_rank_with_more_work_is_no_slow_node(known):
     found = lasting(known, {"d": 0.3, "b": 0.1, "c": 0.1}, times=ENOUGH, begin=200.0)
     assert found.uneven
     assert found.cleared == ("a",)
-    assert not known.known(300.0)
+    assert not known.current(300.0)
     assert not lasting(known, {"e": 0.3, "b": 0.1}, begin=400.0).slow, "it is not judged any more"
     assert lasting(known, {"b": 0.1, "e": 0.3}, begin=600.0, job="j2").slow, "others are"
 
@@ -123,8 +123,8 @@ def test_a_rank_with_more_work_is_no_slow_node(known):
 def test_it_is_forgotten_as_it_decays(known):
     known.remember("n", SlowNode(0.0, 2.0, "n is slow."))
     assert known.until("n") == pytest.approx(2 * HOUR)  # 2 → 1.5 → 1.25
-    assert "n" in known.known(2 * HOUR - 1)
-    assert not known.known(2 * HOUR + 1)
+    assert "n" in known.current(2 * HOUR - 1)
+    assert not known.current(2 * HOUR + 1)
 
 
 @given(
@@ -138,9 +138,9 @@ def test_it_is_believed_exactly_until_it_says(slowdown, least, half_life_s, age)
     known.remember("n", SlowNode(0.0, slowdown, ""))
     until = known.until("n")
     if slowdown < least:
-        assert not known.known(age)
+        assert not known.current(age)
     elif abs(age - until) > 1e-6 * max(1.0, until):
-        assert bool(known.known(age)) == (age < until)
+        assert bool(known.current(age)) == (age < until)
 
 
 @given(st.lists(st.floats(1e-3, 10.0), min_size=2, max_size=9), st.sampled_from([0.5, 2.0, 8.0]))
@@ -226,14 +226,14 @@ def test_a_slow_link_and_slow_work_are_remembered_apart(known):
     lasting(known, four(b=0.3))
     known.remember("b", SlowNode(60.0, 10.0, "Its link.", 1e4))
     known.remember("c", SlowNode(60.0, 10.0, "Its link.", 1e4))
-    assert (set(known.known(60.0)), set(known.links(60.0))) == ({"b", "c"}, {"b", "c"})
+    assert (set(known.current(60.0)), set(known.links(60.0))) == ({"b", "c"}, {"b", "c"})
     assert known.until("b") == known.until("c") == 60.0 + HOUR * math.log2(9.0 / 0.25)
     known.link_well("b")
     known.link_well("c")
     known.link_well("nobody")
-    assert (set(known.known(60.0)), set(known.links(60.0))) == ({"b"}, set())
+    assert (set(known.current(60.0)), set(known.links(60.0))) == ({"b"}, set())
     known.remember("c", SlowNode(60.0, 1.3, "Its link.", 1e4))
-    assert set(known.known(60.0 + HOUR)) == {"b"}, "it is half believed"
+    assert set(known.current(60.0 + HOUR)) == {"b"}, "it is half believed"
 
 
 def test_a_slow_link_does_not_keep_slow_work_from_being_said(known):

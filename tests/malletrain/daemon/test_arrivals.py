@@ -81,7 +81,7 @@ def test_a_node_to_which_the_word_did_not_come_is_told_again(start, agent, notic
     if noticed:
         one.hello(warm=())
     else:
-        daemon.call(lambda: setattr(node, "warm_told_at", 0.0))
+        daemon.call(lambda: setattr(node, "warm_up_sent_at", 0.0))
     assert one.hear(messages.WarmUp).interpreters == (lost,)
     one.say(messages.Warm((lost.key,)))
     one.work(job)
@@ -203,7 +203,10 @@ def test_a_connection_that_ends_is_no_loss_where_no_peer_says_so(pair):
         "the connection is seen to be gone",
     )
     left.say(failed(job, "ValueError: wrong shape"))
-    until(lambda: daemon.service.core.runs[job].rounds.held.phases[left.node].phase == "failed", "")
+    until(
+        lambda: daemon.service.core.runs[job].rounds.holdings.phases[left.node].phase == "failed",
+        "",
+    )
     assert daemon.service.core.agents.on(lost.node) is not None
     assert nodes_of(daemon, job) == {left.node, lost.node}
 

@@ -11,7 +11,7 @@ from jpa import MeasuredCurve, RescaleCosts
 from malletrain.core.controller import Controller
 from malletrain.core.events import JobSubmitted, NodeJoined, NodeLost
 from malletrain.core.scaling_model import MOST_POINTS, ScalingModel, named
-from malletrain.daemon.curves import TOLD_EVERY_S, Curves
+from malletrain.daemon.curves import NEWS_EVERY_S, Curves
 from malletrain.protocol import messages
 from malletrain.store.records import CurveRow, JobRow
 from malletrain.store.store import Store
@@ -132,7 +132,7 @@ def test_jobs_of_one_key_begin_with_a_belief_and_not_with_the_points(curves):
     curves.keep("j1", made, MEASURED)
     model, _ = new(curves, "j2", "--layers", "9", profile_key="sweep")
     assert model.curve.measured_sizes == ()
-    assert model.known
+    assert model.has_data
     rate, std = model.curve.estimate(4)
     assert rate == pytest.approx(340.0, rel=0.05)
     assert std > 0.2 * rate
@@ -197,7 +197,7 @@ def test_who_was_submitted_before_there_was_a_node_is_told_of_those_that_came(cu
     assert not curves.news
     assert curves.tell_at() is None
     curves.keep("j1", specs["j1"], MEASURED)
-    assert before < curves.tell_at() - TOLD_EVERY_S <= after, "no more often than that"
+    assert before < curves.tell_at() - NEWS_EVERY_S <= after, "no more often than that"
 
 
 def test_a_restart_finds_what_the_job_knew(curves):

@@ -97,8 +97,8 @@ def test_no_more_jobs_are_named_than_prometheus_likes():
 
 def test_each_node_held_is_named_once_and_no_longer_than_it_is_held():
     metrics = Metrics()
-    metrics.held([("n1", "a100", "free"), ("n2", "a100", "training")])
-    metrics.held([("n1", "a100", "training")])
+    metrics.leased_nodes([("n1", "a100", "free"), ("n2", "a100", "training")])
+    metrics.leased_nodes([("n1", "a100", "training")])
     held = [
         sample.labels
         for family in metrics.registry.collect()

@@ -20,7 +20,7 @@ RUN = SimpleNamespace(
 def test_workers_that_end_of_a_hang_are_planned_anew_and_cost_no_try():
     fed = []
     shell = RoundShell(*(MagicMock() for _ in range(5)), fed.append, *(MagicMock(),) * 3)
-    shell.act(RUN, [Broke((), "They hung.", known=True)])
+    shell.act(RUN, [Broke((), "They hung.", expected=True)])
     assert fed == [RoundInterrupted("j1")]
     shell.act(RUN, [Broke((), "They failed.")])
     assert [type(event) for event in fed[1:]] == [WorkersFailed]

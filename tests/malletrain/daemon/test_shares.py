@@ -114,12 +114,14 @@ def test_what_was_served_is_known_after_a_restart(start):
     agent.hello()
     agent.work(job)
     shares = daemon.service.core.controller.shares
-    until(lambda: "arts" in shares.kept(), "a second of service is counted")
+    until(lambda: "arts" in shares.services(), "a second of service is counted")
     daemon.call(lambda: _keep(daemon))
     kept = until(lambda: stored(daemon).get("arts"), "it is in the database")
     agent.close()
     again = start()
-    found = until(lambda: again.service.core.controller.shares.kept().get("arts"), "it is restored")
+    found = until(
+        lambda: again.service.core.controller.shares.services().get("arts"), "it is restored"
+    )
     assert found.served >= 0.99 * kept
     assert again.service.core.controller.shares.standing("arts").factor == pytest.approx(1.0)
 

@@ -106,7 +106,9 @@ def test_a_node_with_a_slow_link_is_named_and_remembered_once():
     assert site.said() == [(EventKind.NODE_SLOW, "c")]
     (known,) = site.slow.links(site.now).values()
     assert (known.slowdown, known.link_mbit) == (10.0, 10_000.0)
-    assert site.slow.known(site.now)["c"].sentence.startswith("The link of c carries 1e+03 Mbit/s")
+    assert site.slow.current(site.now)["c"].sentence.startswith(
+        "The link of c carries 1e+03 Mbit/s"
+    )
     assert site.events[0][1]["job"] == "j1"
     assert not site.reclaimed, "whether the job is better off without it is not decided here"
 
@@ -138,7 +140,7 @@ def test_a_link_that_is_measured_well_again_is_forgotten():
     site.speeds.clear()
     site.play(24)
     assert site.said() == [(EventKind.NODE_SLOW, "c"), (EventKind.NODE_NOT_SLOW, "c")]
-    assert not site.slow.known(site.now)
+    assert not site.slow.current(site.now)
 
 
 def test_what_was_found_is_known_to_a_daemon_that_is_started_again():
@@ -162,7 +164,7 @@ def test_what_was_found_is_known_to_a_daemon_that_is_started_again():
     assert kept().links(site.now)["c"].link_mbit == 10_000.0
     site.speeds.clear()
     site.play(24)
-    assert not kept().known(site.now)
+    assert not kept().current(site.now)
 
 
 def test_pairs_are_of_one_job_one_at_a_time_and_not_too_often():

@@ -86,7 +86,7 @@ def test_a_slow_node_is_named_and_swapped_out():
     site.pass_window(BUSY)
     assert site.events == [(EventKind.NODE_SLOW, "b")]
     assert site.reclaimed == ["b"]
-    assert site.slow.known(site.now)["b"].slowdown == pytest.approx(2.25)
+    assert site.slow.current(site.now)["b"].slowdown == pytest.approx(2.25)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_job_whose_ranks_have_unequal_work_is_told():
     site.pass_windows({"b": 0.09, "c": 0.04}, 2 * ENOUGH + 2)
     assert site.events[1:] == [(EventKind.NODE_NOT_SLOW, "a")]
     assert len(site.notices) == 1
-    assert not site.slow.known(site.now)
+    assert not site.slow.current(site.now)
 
 
 IDLE = dict.fromkeys("abc", 0.001)

@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from malletrain.daemon import transport
-from malletrain.daemon.receive_queue import MOST_MESSAGES, ReceiveQueue
+from malletrain.daemon.receive_queue import MAX_MESSAGES, ReceiveQueue
 from malletrain.daemon.transport import FRAMES, TURN_S, Transport
 from malletrain.identity.keys import new_pair
 from malletrain.protocol import messages
@@ -301,7 +301,7 @@ def test_who_floods_keeps_nobody_waiting_and_fills_no_memory(flooder):
             before = len(receiver.heard)
             while "lease:l1" not in receiver.heard:  # noqa: ASYNC110
                 await asyncio.sleep(TURN_S)
-            assert receiver.heard.index("lease:l1") - before < MOST_MESSAGES, "it had its turn"
+            assert receiver.heard.index("lease:l1") - before < MAX_MESSAGES, "it had its turn"
             client.close()
         over.set()
 

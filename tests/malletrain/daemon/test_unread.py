@@ -179,7 +179,7 @@ def test_what_connections_take_is_known_as_long_as_they_are_there_and_somebody_s
     async def counted():
         with listening() as (made, address, keys, receiver), contextlib.ExitStack() as strangers:
             made.serve(receiver)
-            assert made.kept_bytes == 0
+            assert made.connection_bytes == 0
             host, _, port = address.removeprefix("tcp://").rpartition(":")
             for _ in range(3):  # they come before those who speak, and are taken in this order
                 strangers.enter_context(socket.create_connection((host, int(port))))
@@ -191,10 +191,10 @@ def test_what_connections_take_is_known_as_long_as_they_are_there_and_somebody_s
                 client.send(b"x")
                 while len(receiver.sentences) < heard:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-                assert made.kept_bytes == heard * CONNECTION_BYTES
+                assert made.connection_bytes == heard * CONNECTION_BYTES
             for left in (1, 0):
                 there[left].socket.shutdown(socket.SHUT_RDWR)
-                while made.kept_bytes != left * CONNECTION_BYTES:  # noqa: ASYNC110
+                while made.connection_bytes != left * CONNECTION_BYTES:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             for client in there:
                 client.close()

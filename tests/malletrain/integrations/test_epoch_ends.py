@@ -429,7 +429,7 @@ def test_a_state_that_the_script_saves_before_its_schedules_step_is_completed(
 
 def test_a_schedule_that_accelerate_does_not_save_is_refused(tmp_path, monkeypatch, capsys):
     pytest.importorskip("accelerate", reason="pip install malletrain[integrations]")
-    report.told.clear()
+    report.sentence_keys.clear()
     with as_plain_script(monkeypatch):
         accelerated(tmp_path, 9, False, False, monkeypatch)
         accelerated(tmp_path, 0, False, False, monkeypatch)

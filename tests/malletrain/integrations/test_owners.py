@@ -111,7 +111,7 @@ def as_job(monkeypatch, job, rate):
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", rate])
     monkeypatch.delenv("MALLETRAIN_RESUME_FROM", raising=False)
     monkeypatch.delenv("MALLETRAIN_TRIAL_FOLDER", raising=False)
-    report.told.clear()
+    report.sentence_keys.clear()
 
 
 def files(folder):

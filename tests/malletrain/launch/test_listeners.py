@@ -153,7 +153,7 @@ def test_the_user_listener_closes_connections_of_others(front):
 
 
 def test_the_signed_listener_accepts_its_own_connections_only(back):
-    with socket.socket(fileno=back.taken()) as listener, socket.socket() as stranger:
+    with socket.socket(fileno=back.duplicate()) as listener, socket.socket() as stranger:
         stranger.setblocking(False)
         stranger.connect_ex((SIGNED_ADDRESS, back.port))
         let_in = back.connect()
@@ -189,7 +189,7 @@ def at_a_port_that_was_let_in(back, listener):
 
 
 def test_a_port_that_was_let_in_is_a_stranger_afterwards(back):
-    with socket.socket(fileno=back.taken()) as listener:
+    with socket.socket(fileno=back.duplicate()) as listener:
         free = "a port that was let in is free"
         with until(lambda: at_a_port_that_was_let_in(back, listener), free) as stranger:
             stranger.setblocking(False)
@@ -200,7 +200,7 @@ def test_a_port_that_was_let_in_is_a_stranger_afterwards(back):
 
 
 def test_the_same_port_of_another_loopback_address_is_a_stranger(back):
-    with socket.socket(fileno=back.taken()) as listener, socket.socket() as stranger:
+    with socket.socket(fileno=back.duplicate()) as listener, socket.socket() as stranger:
         let_in = back.connect()
         accepted(listener).close()
         stranger.bind(("127.0.0.3", let_in.getsockname()[1]))

@@ -21,7 +21,7 @@ KEYS = RoundKeys(b"secret", "j1/1")
 def serving():
     """A relay, and the listener of what it serves."""
     listeners = listener_pair()
-    inside = socket.socket(fileno=listeners[1].taken())
+    inside = socket.socket(fileno=listeners[1].duplicate())
     inside.settimeout(PATIENCE_S)
     made = ServingRelay(listeners, KEYS, USER_ADDRESS)
     yield made, inside

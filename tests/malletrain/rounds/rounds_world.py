@@ -264,9 +264,9 @@ class RoundsWorld:
 
     def check(self):
         r = self.rounds
-        assert r.held.assigned <= {*r.target, *r.members}, "somebody was forgotten"
-        assert not r.held.assigned & r.held.releasing
-        assert set(r.held.phases) <= r.held.assigned
+        assert r.holdings.assigned <= {*r.target, *r.members}, "somebody was forgotten"
+        assert not r.holdings.assigned & r.holdings.releasing
+        assert set(r.holdings.phases) <= r.holdings.assigned
         due = r.next_wakeup()
         assert due is None or r.stage is not RoundStage.COMPLETED
 
@@ -274,11 +274,13 @@ class RoundsWorld:
         """The daemon hears the next message of ``node``."""
         agent, r = self.agents[node], self.rounds
         kind, what = agent.up.popleft()
-        releasing = node in r.held.releasing
+        releasing = node in r.holdings.releasing
         if kind == "hello":
             r.reachable(node)
             if what is None:
-                self.act(r.released(node, self.now) if releasing or node in r.held.assigned else [])
+                self.act(
+                    r.released(node, self.now) if releasing or node in r.holdings.assigned else []
+                )
             elif releasing:
                 agent.down.append(SendRelease(node))
             else:

@@ -26,12 +26,12 @@ def test_that_all_workers_end_of_a_hang_is_no_failure_more_and_what_comes_after_
     live.rounds.give_up()
     live.rounds.move(tuple(nodes), live.now)
     told = [of(Broke, live.fails(node, GAVE_UP)) for node in nodes][-1]
-    assert [broke.known for broke in told] == [True]
+    assert [broke.expected for broke in told] == [True]
     assert rounds(live.rounds.move(tuple(nodes), live.now)) == [tuple(nodes)]
     assert not of(Broke, live.rounds.tick(live.now + 30.0)), "they are being started again"
     later = Failure(0, 1, 20.0, "ValueError: oops")
     told = [of(Broke, live.says(node, "failed", 1, later)) for node in nodes][-1]
-    assert [broke.known for broke in told] == [False], "they failed as they came up again"
+    assert [broke.expected for broke in told] == [False], "they failed as they came up again"
 
 
 def test_who_hangs_as_a_round_is_formed_is_told_to_give_up_once_no_step_is_so_long():
@@ -42,10 +42,10 @@ def test_who_hangs_as_a_round_is_formed_is_told_to_give_up_once_no_step_is_so_lo
         assert not live.rounds.tick(live.now), "it may be in a long step"
     live.now += live.rounds.job.settings.join_s
     actions = live.rounds.tick(live.now)
-    assert [broke.known for broke in of(Broke, actions)] == [False]
+    assert [broke.expected for broke in of(Broke, actions)] == [False]
     assert ("a", 1) in aborts(actions)
     assert rounds(live.rounds.move(("a",), live.now)) == [("a",)]
-    assert [broke.known for broke in of(Broke, live.fails("a", GAVE_UP))] == [True]
+    assert [broke.expected for broke in of(Broke, live.fails("a", GAVE_UP))] == [True]
 
 
 def test_a_failure_that_was_told_is_not_told_again_while_its_worker_is_started():
@@ -104,7 +104,7 @@ def test_nobody_gives_up_a_round_that_waits_for_news_of_a_node_that_cannot_be_re
 
 def test_who_is_started_again_hears_of_its_round_once_more_where_that_was_lost():
     live = round_after_a_failure()
-    said = live.rounds.job.held.phases["b"]
+    said = live.rounds.job.holdings.phases["b"]
     actions = live.rounds.phase("b", said, live.now)
     assert [(a.node, a.generation) for a in of(SendRound, actions)] == [("b", 3)]
     actions = live.says("a", "running", 2)
@@ -134,14 +134,14 @@ def test_workers_that_start_again_because_a_node_was_lost_are_no_failure(nodes):
     lost, *left = nodes
     assert rounds(live.rounds.gone(lost, live.now)) == [tuple(left)]
     told = [of(Broke, live.fails(node, GAVE_UP)) for node in left][-1]
-    assert [broke.known for broke in told] == [True]
+    assert [broke.expected for broke in told] == [True]
     assert rounds(live.rounds.move(tuple(left), live.now)) == [tuple(left)]
     live.run()
     told = [of(Broke, live.fails(node, GAVE_UP)) for node in left][-1]
-    assert [broke.known for broke in told] == [False], "of this round nobody was lost"
+    assert [broke.expected for broke in told] == [False], "of this round nobody was lost"
 
 
 def test_a_script_that_fails_by_itself_after_a_node_was_lost_is_a_failure():
     live = Live("a", "b")
     live.rounds.gone("a", live.now)
-    assert [broke.known for broke in of(Broke, live.fails("b", RAISED))] == [False]
+    assert [broke.expected for broke in of(Broke, live.fails("b", RAISED))] == [False]

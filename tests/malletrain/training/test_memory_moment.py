@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malletrain.training.memory_moment import (
-    HeldSnapshot,
     Moment,
     NodeOffer,
+    NodeSnapshot,
     age_of,
     newest,
     relays,
@@ -19,7 +19,7 @@ OLD, NEW = Moment(1, 4, 1000, 0), Moment(1, 6, 900, 0)
 
 
 def held(moment, files="", needed=""):
-    return HeldSnapshot(moment, frozenset(files), frozenset(needed), 10)
+    return NodeSnapshot(moment, frozenset(files), frozenset(needed), 10)
 
 
 def test_the_newest_that_is_complete_wins():

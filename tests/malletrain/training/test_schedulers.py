@@ -26,7 +26,7 @@ given and, when these are restored, what is called after each update, with its n
 
 @pytest.fixture(autouse=True)
 def _nothing_is_told_yet():
-    report.told.clear()
+    report.sentence_keys.clear()
 
 
 def train(path, case: Case, until: int = STEPS) -> list[list[float]]:

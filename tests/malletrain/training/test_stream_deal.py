@@ -22,12 +22,12 @@ def positions(draw):
 def test_what_is_dealt_out_is_what_is_left(position, world, readers, data):
     dealt = deal(position, world, readers)
     places = [place for part in dealt.lists for place, _ in part]
-    assert sorted(places) == position.left()
+    assert sorted(places) == position.remaining()
     assert all(position.begun.get(p, 0) == done for part in dealt.lists for p, done in part)
     assert dealt.shared == (len(places) < world * readers)
     assert dealt.position({}) == position
     ends = {number: (len(part), 0) for number, part in enumerate(dealt.lists)}
-    assert dealt.position(ends).left() == []
+    assert dealt.position(ends).remaining() == []
     reader = data.draw(st.integers(0, len(dealt.lists) - 1))
     part = dealt.lists[reader]
     if part:

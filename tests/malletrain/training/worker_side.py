@@ -53,7 +53,7 @@ def as_worker(monkeypatch, rank=0, world=1, generation=3):
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     report.forget()
-    report.told.clear()
+    report.sentence_keys.clear()
     try:
         yield agent
     finally:
@@ -74,7 +74,7 @@ def as_plain_script(monkeypatch):
     ):
         monkeypatch.delenv(name, raising=False)
     report.forget()
-    report.told.clear()
+    report.sentence_keys.clear()
     try:
         yield
     finally:

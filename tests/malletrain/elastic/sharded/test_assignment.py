@@ -5,7 +5,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.elastic.sharded.assignment import Held, best_order, overlap
+from malletrain.elastic.sharded.assignment import StatePart, best_order, overlap
 
 ROWS = ((1200, 1),)
 """A state of 1200 bytes that all numbers of ranks below divide."""
@@ -20,7 +20,7 @@ def moved(held, order):
 
 
 def holders(old, new, leaves=()):
-    left = [Held(part, old, ROWS) for part in range(old) if part not in leaves]
+    left = [StatePart(part, old, ROWS) for part in range(old) if part not in leaves]
     return [*left[:new], *[None] * (new - len(left))]
 
 
@@ -61,7 +61,7 @@ def test_no_order_moves_less(data):
         ).items()
     )
     parts = data.draw(st.permutations(range(old)))[:new]
-    held = [Held(part, old, rows) for part in parts]
+    held = [StatePart(part, old, rows) for part in parts]
     held = data.draw(st.permutations([*held, *[None] * (new - len(held))]))
     order = best_order(held)
     assert order[0] == 0
@@ -74,5 +74,5 @@ def test_no_order_moves_less(data):
 
 
 def test_64_ranks_are_assigned_in_the_time_of_a_step():
-    held = [Held(part, 64, ROWS) for part in range(64)]
+    held = [StatePart(part, 64, ROWS) for part in range(64)]
     assert best_order(held) == list(range(64))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from malletrain.elastic.sharded.assignment import Held, overlap
+from malletrain.elastic.sharded.assignment import StatePart, overlap
 from tests.malletrain.elastic.conductor import conducted
 from tests.malletrain.elastic.sharded import scripts
 from tests.malletrain.elastic.test_run import change_at, losses, records, seen
@@ -86,8 +86,8 @@ PARAMETERS = ((13, 32), (13, 4), (1, 52), (1, 4))
 
 def lacking(old: tuple[int, int] | None, new: tuple[int, int]) -> int:
     """Bytes of ``new``, (part, parts), that ``old`` has not."""
-    one = Held(*new, PARAMETERS)
-    kept = overlap(Held(*old, PARAMETERS), *new) if old is not None else 0
+    one = StatePart(*new, PARAMETERS)
+    kept = overlap(StatePart(*old, PARAMETERS), *new) if old is not None else 0
     return 3 * (overlap(one, *new) - kept)
 
 

@@ -136,8 +136,8 @@ def test_a_rehearsal_leaves_nothing_behind(capsys, over):
     rehearsal.rehearse(training, "gloo")
     if over == "all":
         rehearsal.rehearse_at(training, Place(3, 1, 4))
-        assert training.meshes.known(Place(9, 1, 4))
-        assert not training.meshes.known(Place(9, 2, 4))
+        assert training.meshes.has(Place(9, 1, 4))
+        assert not training.meshes.has(Place(9, 2, 4))
     assert not dist.is_initialized()
     after = rng.state(), optimizer.state_dict(), training.others["scheduler"].state_dict()
     assert torch.equal(before[0].pop("torch"), after[0].pop("torch"))

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from malletrain.elastic.sharded import moving
-from malletrain.elastic.sharded.assignment import Held, best_order
+from malletrain.elastic.sharded.assignment import StatePart, best_order
 from malletrain.elastic.sharded.chunks import Chunk, share
 from malletrain.elastic.sharded.transfer_plan import IncompleteStateError, make_plan
 
@@ -154,7 +154,7 @@ def test_4_to_6_ranks():
     shapes = {"t": ((1200,), 0)}
     old, new = laid_out(shapes, 4), laid_out(shapes, 6)
     assert changed(shapes, old, new) == 0.75 * 4800
-    order = best_order([*(Held(part, 4, ((1200, 4),)) for part in range(4)), None, None])
+    order = best_order([*(StatePart(part, 4, ((1200, 4),)) for part in range(4)), None, None])
     best = [new[rank] for rank in order]
     assert changed(shapes, old, best) == 4800 / 3
 

@@ -206,8 +206,8 @@ class Engine:
             self._fail(trial, self._silent(job, missing[0]), job)
             return
         self._keep_cost(trial, job)
-        told = [v for v in values if v is not None]
-        self.ledger.tell(trial.number, TrialState.COMPLETE, told)
+        numbers = [v for v in values if v is not None]
+        self.ledger.tell(trial.number, TrialState.COMPLETE, numbers)
         self._point("told")
 
     def _diverged(self, job: TrialJob, metric: str) -> bool:
@@ -223,7 +223,7 @@ class Engine:
 
     def _values(self, trial: FrozenTrial, job: TrialJob) -> list[float | None]:
         """What a trial came to, in each metric; None where it reported no number."""
-        found: list[float | None] = []
+        values: list[float | None] = []
         for metric, direction in zip(self._s.sweep.metrics, self._s.sweep.directions, strict=True):
             value = self.jobs.last(job.id, metric)
             diverged = value is not None and not math.isfinite(value)
@@ -232,8 +232,8 @@ class Engine:
                 points = self.jobs.points(job.id, metric, -1)
                 series = [v for _, v in points if math.isfinite(v)]
                 value = choose(series, default=value)
-            found.append(None if diverged else value)
-        return found
+            values.append(None if diverged else value)
+        return values
 
     def _fail(self, trial: FrozenTrial, why: str, job: TrialJob | None = None) -> None:
         self.ledger.note(trial, book.WHY, why)
@@ -307,12 +307,14 @@ class Engine:
         """Why no trial begins any more; empty: more may."""
         s, ledger = self._s.sweep, self.ledger
         trials = ledger.trials()
-        if len(trials) >= ledger.wanted:
+        if len(trials) >= ledger.target_trials:
             return DONE
         if s.time is not None and now - ledger.began >= s.time:
-            return f"Its time is over, after {len(trials)} of {ledger.wanted} trials."
+            return f"Its time is over, after {len(trials)} of {ledger.target_trials} trials."
         if s.node_hours is not None and self._used_s(trials) >= s.node_hours * 3600:
-            return f"Its node-hours are used up, after {len(trials)} of {ledger.wanted} trials."
+            return (
+                f"Its node-hours are used up, after {len(trials)} of {ledger.target_trials} trials."
+            )
         return ""
 
     def _used_s(self, trials: list[FrozenTrial]) -> float:

@@ -36,10 +36,18 @@ PARTICIPLES = frozenset(
 FINISHED = (
     "allocator",
     "jpa",
+    "malletrain/api",
     "malletrain/cli",
+    "malletrain/client",
+    "malletrain/config",
+    "malletrain/identity",
+    "malletrain/memory",
     "malletrain/render",
+    "malletrain/shipped",
     "malletrain/store",
+    "malletrain/submission",
     "malletrain/sweep",
+    "malletrain/web",
 )
 """Rooms without names of PARTICIPLES."""
 

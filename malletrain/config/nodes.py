@@ -147,7 +147,7 @@ class NodesSection(Section):
             _checked(network)
         return value
 
-    def wanted(self, node_class: str) -> str:
+    def interface_for(self, node_class: str) -> str:
         """The network for nodes of a class."""
         of = dict(text.split("=", 1) for text in self.interface_of)
         return of.get(node_class, self.interface)

@@ -28,10 +28,10 @@ class Bandwidth:
 
     def look(self, now: float) -> None:
         """Begin what is due. Call it every half second or so."""
-        wanted = self._core.config.nodes.wanted
+        interface_for = self._core.config.nodes.interface_for
         pairs: dict[str, list[str]] = {}
         for agent in self._core.agents:
-            if wanted(agent.node_class) and agent.gone_at is None and agent.networks:
+            if interface_for(agent.node_class) and agent.gone_at is None and agent.networks:
                 pairs.setdefault(agent.node_class, []).append(agent.node)
         for node_class, nodes in pairs.items():
             if len(nodes) > 1 and now >= self._due.get(node_class, 0.0):

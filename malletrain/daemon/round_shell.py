@@ -257,7 +257,7 @@ class RoundShell:
     def networks(self, nodes: Sequence[str]) -> Fabric | None:
         """The network for ``nodes``, which are of one class."""
         agents = [(node, self._agents.on(node)) for node in nodes]
-        network = next((self._config.nodes.wanted(a.node_class) for _, a in agents if a), "")
+        network = next((self._config.nodes.interface_for(a.node_class) for _, a in agents if a), "")
         return choose(network, {node: a.networks if a else () for node, a in agents})
 
     def _choose_network(self, run: ActiveJob, members: tuple[str, ...]) -> None:

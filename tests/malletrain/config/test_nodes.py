@@ -9,11 +9,11 @@ SITE = '[scheduler]\nkind = "local"\n[nodes]\n'
 
 def test_a_class_may_have_a_network_of_its_own():
     nodes = parse_config(SITE + 'interface = "auto"\ninterface_of = ["a100=ib0", "old="]\n').nodes
-    assert [nodes.wanted(name) for name in ("default", "a100", "old")] == ["auto", "ib0", ""]
+    assert [nodes.interface_for(name) for name in ("default", "a100", "old")] == ["auto", "ib0", ""]
 
 
 def test_nothing_is_chosen_where_nothing_is_said():
-    assert parse_config(SITE).nodes.wanted("default") == ""
+    assert parse_config(SITE).nodes.interface_for("default") == ""
 
 
 @pytest.mark.parametrize(

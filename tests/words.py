@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("allocator", "jpa", "malletrain", "scavenger")
+PACKAGES = ("allocator", "jobscripts", "jpa", "malletrain", "scavenger")
 GONE = frozenset(
     (
         *("Ear", "Hearing", "LeaseDesk", "Inbox", "Switchboard", "Doorkeeper", "Intake", "InTurn"),
@@ -35,6 +35,7 @@ PARTICIPLES = frozenset(
 )
 FINISHED = (
     "allocator",
+    "jobscripts",
     "jpa",
     "malletrain/api",
     "malletrain/cli",
@@ -43,7 +44,6 @@ FINISHED = (
     "malletrain/identity",
     "malletrain/memory",
     "malletrain/render",
-    "malletrain/shipped",
     "malletrain/store",
     "malletrain/submission",
     "malletrain/sweep",

@@ -83,8 +83,8 @@ def pick(table: Table, of: Entry, heat: Heat) -> tuple[Entry, str]:
     names = copy_names(of.key, of.version)
     there = [copy for name in names if (copy := table.objects.get(name)) is not None]
     chosen = random.choice([of, *(copy for copy in there if readable(copy))])
-    wanted = heat.copies(of.key, of.shape.d, of.shape.code.n, len(table.usable()))
-    another = next(n for n in names if n not in table.objects) if len(there) < wanted else ""
+    target = heat.copies(of.key, of.shape.d, of.shape.code.n, len(table.usable()))
+    another = next(n for n in names if n not in table.objects) if len(there) < target else ""
     return chosen, another
 
 

@@ -142,13 +142,13 @@ class CacheNode:
             if answer["known"]:
                 self._peer = answer["peer"] or self._peer
                 return
-        held = [msgspec.to_builtins(h) for h in self.store.inventory()]
+        objects = [msgspec.to_builtins(h) for h in self.store.inventory()]
         answer, _ = await peer.call(
             "register",
             address=self.address,
             capacity=self.store.capacity,
             slot=self.slot,
-            held=held,
+            objects=objects,
             leaving=self.address in self._leaving,
             name=self.name,
             age_s=time.monotonic() - self._began,
@@ -168,13 +168,13 @@ class CacheNode:
         """What is asked of each proxy's keys; empty while one of them has not been looking for so
         long. Raises ConnectionLost, CallFailed.
         """
-        found = {}
+        curves = {}
         for slot, address in enumerate(self.proxies()):
             answer, _ = await self._peers.at(address).call("demand")
             if answer["observed_s"] < observed_s:
                 return {}
-            found[slot] = msgspec.convert(answer["curve"], DemandCurve)
-        return found
+            curves[slot] = msgspec.convert(answer["curve"], DemandCurve)
+        return curves
 
     async def drain(self) -> int:
         """Hand over what this node holds to the others, as far as the time allows. Returns the

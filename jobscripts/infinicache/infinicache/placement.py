@@ -44,20 +44,20 @@ def choose(
         there: nodes that have chunks of the object already.
     """
     bound = Counter(bond for node in there for bond in prospects.get(node, NOTHING_KNOWN).bonds)
-    left = list(room)
-    rng.shuffle(left)
-    left.sort(key=lambda a: fullness.get(a, 0.0))
-    lasting = {a: _lasting(prospects.get(a, NOTHING_KNOWN).lasts_s) for a in left}
+    candidates = list(room)
+    rng.shuffle(candidates)
+    candidates.sort(key=lambda a: fullness.get(a, 0.0))
+    lasting = {a: _lasting(prospects.get(a, NOTHING_KNOWN).lasts_s) for a in candidates}
     chosen: list[str] = []
-    while left and len(chosen) < count:
+    while candidates and len(chosen) < count:
         best = min(
-            left,
+            candidates,
             key=lambda a: (
                 -lasting[a],
                 max((bound[b] for b in prospects.get(a, NOTHING_KNOWN).bonds), default=0),
             ),
         )
-        left.remove(best)
+        candidates.remove(best)
         chosen.append(best)
         bound.update(prospects.get(best, NOTHING_KNOWN).bonds)
     return chosen

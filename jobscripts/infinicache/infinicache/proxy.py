@@ -26,7 +26,7 @@ from infinicache.demand import KeyDemand
 from infinicache.entries import Entry
 from infinicache.hot import Heat, copy_names, is_copy, like, pick, readable
 from infinicache.mover import Mover
-from infinicache.objects import MAX_KEY, CacheError, HeldObject, Unavailable
+from infinicache.objects import MAX_KEY, CacheError, StoredObject, Unavailable
 from infinicache.table import Table
 from infinicache.upkeep import Upkeep
 
@@ -96,7 +96,7 @@ class Proxy:
         """The members as of now, the slots that this process serves, and how long nodes are
         expected to last, where that is foretold.
         """
-        self._arrivals.told(lasts, time.monotonic())
+        self._arrivals.update_lifetimes(lasts, time.monotonic())
         gone = set(self._members) - set(members)
         self._members, self._leaving = tuple(members), frozenset(leaving)
         if not slots:
@@ -115,7 +115,7 @@ class Proxy:
                 self._worker = asyncio.get_running_loop().create_task(self._work())
         for address in gone & set(self._heard):
             self._heard.pop(address)
-            self._arrivals.left(address)
+            self._arrivals.remove(address)
             degraded, lost = self.table.lose_node(address, self.backup_of.pop(address, None))
             self._upkeep.soon(degraded)
             if lost:
@@ -138,7 +138,7 @@ class Proxy:
         address: str,
         capacity: int,
         slot: int | None,
-        held: list[Any],
+        objects: list[Any],
         leaving: bool,
         name: str = "",
         age_s: float = 0.0,
@@ -150,7 +150,7 @@ class Proxy:
         self._arrivals.came(address, name, age_s, now)
         stale: list[tuple[str, str, int]] = []
         if slot in self._slots:
-            inventory = msgspec.convert(held, list[HeldObject])
+            inventory = msgspec.convert(objects, list[StoredObject])
             degraded, _ = (
                 self.table.reconcile(address, inventory)
                 if address in self.table.nodes

@@ -61,10 +61,10 @@ def test_who_came_first_is_expected_to_stay_unless_the_site_foretells():
     }
     known.came("a", "rack1n01", 0.0, 2000.0)
     assert known.prospect("a", 1100.0).lasts_s == 400.0, "registered anew, it is no newcomer"
-    known.told({"b": 7200.0}, 1100.0)
+    known.update_lifetimes({"b": 7200.0}, 1100.0)
     assert known.prospect("b", 1100.0).lasts_s == 7200.0
     assert known.prospect("b", 1200.0).lasts_s == 7100.0
-    known.left("b")
+    known.remove("b")
     assert known.prospect("b", 1200.0) == NOTHING_KNOWN
 
 

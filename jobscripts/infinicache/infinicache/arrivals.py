@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infinicache.entries import PoolNode
-from infinicache.placement import NOTHING_KNOWN, Prospect, bonds_of
+from infinicache.placement import NO_PROSPECT, Prospect, bonds_of
 
 TOGETHER_S = 30.0
 """Nodes that came within so many seconds came together."""
@@ -46,7 +46,7 @@ class NodeArrivals:
         """What is expected of a node."""
         arrival = self._came.get(address)
         if arrival is None:
-            return NOTHING_KNOWN
+            return NO_PROSPECT
         lasts_s, reported_at = self._lasts.get(address, (now - arrival.at, now))
         return Prospect(
             max(0.0, lasts_s - (now - reported_at)),

@@ -193,14 +193,14 @@ class AsyncCache:
         """Forget ``key``. Returns whether it was there."""
         self._near.changed(key)
         try:
-            return bool((await self._proxies.ask(key, "delete", key=key))["found"])
+            return bool((await self._proxies.ask(key, "delete", key=key))["exists"])
         finally:
             self._near.changed(key)
 
     async def stat(self, key: str) -> Stat | None:
         """What the cache knows of ``key`` without reading it; None on a miss."""
         head = await self._proxies.ask(key, "find", key=key)
-        if not head["found"]:
+        if not head["exists"]:
             return None
         shape = msgspec.convert(head["shape"], Shape)
         return Stat(
@@ -209,7 +209,7 @@ class AsyncCache:
             shape.size,
             shape.code,
             head["protection"],
-            shape.wanted_p,
+            shape.target_p,
             head["at"],
         )
 
@@ -234,7 +234,7 @@ class AsyncCache:
 
     async def _find(self, key: str) -> ObjectPlace | None:
         head = await self._proxies.ask(key, "find", key=key, spread=True)
-        return msgspec.convert(head, ObjectPlace) if head["found"] else None
+        return msgspec.convert(head, ObjectPlace) if head["exists"] else None
 
     async def _report(self, key: str, place: ObjectPlace, bad: dict[int, str]) -> None:
         if bad:

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from infinicache.objects import Shape
-from infinicache.placement import NOTHING_KNOWN, Prospect
+from infinicache.placement import NO_PROSPECT, Prospect
 
 
 @dataclass
@@ -21,7 +21,7 @@ class PoolNode:
     reserved: int = 0
     leaving: bool = False
     chunks: dict[str, set[int]] = field(default_factory=dict)
-    prospect: Prospect = NOTHING_KNOWN
+    prospect: Prospect = NO_PROSPECT
 
     @property
     def free(self) -> int:

@@ -98,4 +98,4 @@ def like(table: Table, key: str, copy: str) -> tuple[list[int], int, set[str]]:
     names = (key, *copy_names(key, of.version))
     there = [entry for name in names if (entry := table.objects.get(name)) is not None]
     nodes = {node for entry in there for node in entry.at.values()}
-    return [of.shape.d, of.shape.wanted_p], of.shape.stripe_bytes, nodes
+    return [of.shape.d, of.shape.target_p], of.shape.stripe_bytes, nodes

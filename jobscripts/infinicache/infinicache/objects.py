@@ -26,7 +26,7 @@ class TooLarge(CacheError):
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """How an object is cut: its bytes, its code and the bytes of a stripe. ``wanted_p``: the parity
+    """How an object is cut: its bytes, its code and the bytes of a stripe. ``target_p``: the parity
     that was asked for.
     """
 
@@ -34,7 +34,7 @@ class Shape(msgspec.Struct, frozen=True):
     d: int
     p: int
     stripe_bytes: int = STRIPE_BYTES
-    wanted_p: int = 0
+    target_p: int = 0
 
     @property
     def code(self) -> Code:

@@ -17,7 +17,7 @@ from typing import Any
 from infinicache.codec import Code, fit
 from infinicache.entries import Entry, PoolNode
 from infinicache.objects import Shape, StoredObject, TooLarge, Unavailable
-from infinicache.placement import NOTHING_KNOWN, Prospect, choose
+from infinicache.placement import NO_PROSPECT, Prospect, choose
 
 
 class Table:
@@ -42,7 +42,7 @@ class Table:
 
     # --- nodes ---
 
-    def add_node(self, address: str, capacity: int, prospect: Prospect = NOTHING_KNOWN) -> None:
+    def add_node(self, address: str, capacity: int, prospect: Prospect = NO_PROSPECT) -> None:
         """A node, empty as far as is known; of a known one the prospect is taken anew."""
         self.nodes.setdefault(address, PoolNode(capacity)).prospect = prospect
 
@@ -209,7 +209,7 @@ class Table:
             "objects": len(entries),
             "bytes": sum(e.shape.size for e in entries),
             "degraded": sum(e.protection < e.shape.p for e in entries),
-            "weak": sum(e.shape.p < e.shape.wanted_p for e in entries),
+            "weak": sum(e.shape.p < e.shape.target_p for e in entries),
             "lost": self.lost,
             "evicted": self.evicted,
         }

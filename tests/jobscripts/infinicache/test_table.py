@@ -58,9 +58,9 @@ def test_what_is_too_large_is_said_and_evicts_nothing():
 
 def test_a_small_pool_stores_with_less_and_says_so():
     entry = put(table(3), "a", code=(10, 2))
-    assert (entry.shape.d, entry.shape.p, entry.shape.wanted_p) == (1, 2, 2)
+    assert (entry.shape.d, entry.shape.p, entry.shape.target_p) == (1, 2, 2)
     entry = put(table(1), "a", code=(10, 2))
-    assert (entry.shape.d, entry.shape.p, entry.shape.wanted_p) == (1, 0, 2)
+    assert (entry.shape.d, entry.shape.p, entry.shape.target_p) == (1, 0, 2)
 
 
 def test_loss_degrades_then_loses():

@@ -138,10 +138,10 @@ def assess(
         gaps = gap_report(idle)
         part = idle.window(first, last)
         jobs = jobs_of(options)
-        if _left_to_us("max_jobs"):
+        if _is_default("max_jobs"):
             options["max_jobs"] = enough_at_a_time(part, jobs, options["max_jobs"])
         settings = settings_of(options)
-        if all(map(_left_to_us, ("jobs", "samples"))) and options["workload"] in ("hpo", "nas"):
+        if all(map(_is_default, ("jobs", "samples"))) and options["workload"] in ("hpo", "nas"):
             count = lasting(jobs, float(part.gaps().length.sum()))
             options["jobs"] = str(max(len(jobs), min(MOST_JOBS, count)))
             jobs = jobs_of(options)
@@ -174,7 +174,7 @@ def assess(
         click.echo(f"The report: {output}")
 
 
-def _left_to_us(option: str) -> bool:
+def _is_default(option: str) -> bool:
     """Whether the option was not given on the command line."""
     source = click.get_current_context().get_parameter_source(option)
     return source is ParameterSource.DEFAULT

@@ -79,7 +79,7 @@ def logs(
     1 it failed, 3 it was cancelled.
     """
     stream = "launcher" if launcher else "service" if service else f"rank{rank}"
-    cursor, wrote, newline, code, asked_for = "", False, True, 0, job
+    cursor, wrote, newline, code, name = "", False, True, 0, job
     with asking(state_dir) as client:
         if follow:  # by its id, for the name may mean another job by the time it has ended
             job = client.job(job).job.id
@@ -125,7 +125,7 @@ def logs(
     if not wrote and tail != 0:
         others = ", ".join(s for s in piece.streams if s != stream)
         say(
-            f"{asked_for} has written nothing to {stream} yet"
+            f"{name} has written nothing to {stream} yet"
             + (f"; there is output of {others}." if others else ".")
         )
     click.get_current_context().exit(code)

@@ -57,7 +57,7 @@ def requeue(
 
     from malletrain.identity.keys import user_name
     from malletrain.protocol.messages import JobSpec
-    from malletrain.submission.again import left_out, requeued
+    from malletrain.submission.again import omissions, requeued
     from malletrain.submission.error import SpecError
 
     if bool(jobs) == failed or (since is not None and not failed):
@@ -89,7 +89,7 @@ def requeue(
             new_jobs.append(new)
             if not as_json:
                 click.echo(f"Submitted {new.name} as job {new.id}; it goes on where {job.id} was.")
-                for sentence in left_out(old[job.id], spec):
+                for sentence in omissions(old[job.id], spec):
                     say(sentence)
     if as_json:
         print_json(new_jobs)

@@ -111,7 +111,7 @@ class DaemonSection(Section):
         return self.munge or self.users is not None
 
     @property
-    def metrics_asked_for(self) -> bool:
+    def metrics_required(self) -> bool:
         """Whether somebody set ``metrics_listen``, so that it must be had."""
         return "metrics_listen" in self.model_fields_set
 

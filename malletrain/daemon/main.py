@@ -155,7 +155,7 @@ class Daemon:
         self.keys = KeyRing(
             config.state_dir,
             lookup=self.users.user_of if self.users is not None else lambda key: None,
-            strangers=config.daemon.several_users,
+            unauthenticated=config.daemon.several_users,
         )
         settle_origin(config, store)
         self._store = store
@@ -207,7 +207,7 @@ class Daemon:
         try:
             log.info("metrics", port=self.metrics.serve(settings.metrics_listen))
         except MetricsError as error:
-            if settings.metrics_asked_for:
+            if settings.metrics_required:
                 raise
             log.warning("no metrics", reason=str(error))
 

@@ -131,7 +131,7 @@ def address(config: Config) -> Findings:
                 probe.bind(where)
         except OSError as error:
             why = f"{what} = {text} cannot be listened on ({error.strerror or error})"
-            if what == "metrics_listen" and not config.daemon.metrics_asked_for:
+            if what == "metrics_listen" and not config.daemon.metrics_required:
                 yield None, f"{why}, so that there are no metrics; {mend} in [daemon]."
             else:
                 yield False, f"{why}; {mend} in [daemon]."

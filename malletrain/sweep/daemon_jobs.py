@@ -20,10 +20,10 @@ from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import EventView, JobView, NewsView, SeriesView
 from malletrain.sweep.jobs import LOST, JobRefused, JobsAway, TrialJob
 
-GIVEN = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
+NODE_EVENTS = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
 """Events that say which nodes a job has from then on."""
 CHANGES = (
-    *GIVEN,
+    *NODE_EVENTS,
     EventKind.JOB_SUSPENDED,
     EventKind.JOB_COMPLETED,
     EventKind.JOB_FAILED,
@@ -31,7 +31,7 @@ CHANGES = (
 )
 WAIT_S = 10.0
 """The daemon is asked to wait for news no longer than so."""
-PASSING = ("unreachable", "internal", "stranger")
+PASSING = ("unreachable", "internal", "unauthenticated")
 """What a daemon answers, or does not, that may be otherwise a moment later."""
 
 
@@ -176,7 +176,10 @@ def used_s(events: Sequence[EventView], now: float) -> float:
         if event.kind not in CHANGES:
             continue
         used += nodes * (event.time - since)
-        nodes, since = len(event.data.get("nodes", ())) if event.kind in GIVEN else 0, event.time
+        nodes, since = (
+            len(event.data.get("nodes", ())) if event.kind in NODE_EVENTS else 0,
+            event.time,
+        )
     return used + nodes * max(0.0, now - since)
 
 

@@ -314,7 +314,7 @@ class Ledger:
             self._seen = None
             self._trial(trial.number).set_user_attr(name, value)
 
-    def heard(self, number: int, points: Sequence[tuple[int, float]], judge: bool) -> bool:
+    def report(self, number: int, points: Sequence[tuple[int, float]], judge: bool) -> bool:
         """Take in values of the metric by step, and let the pruner ``judge``; whether it gives the
         trial up. A step that is there already, because the job went back to its snapshot, stays as
         it was. A trial that has diverged (NaN, infinity) is given up by every pruner.

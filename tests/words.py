@@ -19,7 +19,7 @@ GONE = frozenset(
         *("Ear", "Hearing", "LeaseDesk", "Inbox", "Switchboard", "Doorkeeper", "Intake", "InTurn"),
         *("Mishap", "Mishaps", "FailedParts", "Manner", "Manners", "Levers", "Promises", "Heap"),
         *("ApartPlanner", "Lasting", "Bound", "GapMoment", "StepRunner", "FrontDoor", "BackDoor"),
-        *("give_back_after", "recall_every", "settle_s"),
+        *("give_back_after", "recall_every", "settle_s", "Door", "HeldObject", "HeldPixels"),
     )
 )
 """Names that have a successor."""
@@ -27,7 +27,7 @@ GONE_MODULES = frozenset(
     (
         *("hearing", "inbox", "switchboard", "doorkeeper", "intake", "in_turn", "mishaps"),
         *("failed_parts", "promises", "promise", "manners", "manner", "heap", "levers", "apart"),
-        *("homes", "lasting", "said_times", "verdict", "bound", "doors", "recall"),
+        *("homes", "lasting", "said_times", "verdict", "bound", "doors", "recall", "held"),
     )
 )
 PARTICIPLES = frozenset(

@@ -162,8 +162,8 @@ class Keeper:
 
     def _begin(self, peer: bytes, ask: Ask, final: Path) -> None:
         self._give_up((peer, ask.name))
-        promised = sum(a.size - a.got for a in self._arriving.values())
-        self._folder.claim(ask.length + promised)
+        reserved = sum(a.size - a.got for a in self._arriving.values())
+        self._folder.claim(ask.length + reserved)
         final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = unfinished(final).with_name(f"{unfinished(final).name}-{next(self._count)}")
         file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -7,8 +7,8 @@ names for them, and sent straight from the memory they lie in. Requests carry a 
 answered in any order; a cancelled answer that has not begun is never sent.
 
 Whoever connects must prove that it has the cache's key, and so must whoever answers (HMAC-SHA256 of
-fresh nonces both ways). What follows is not encrypted: the key keeps strangers on shared nodes out,
-not listeners on the wire.
+fresh nonces both ways). What follows is not encrypted: the key keeps other users of shared nodes
+out, not listeners on the wire.
 """
 
 from __future__ import annotations

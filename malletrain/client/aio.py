@@ -40,7 +40,7 @@ class AsyncConnection:
         self._socket: zmq.asyncio.Socket | None = None
         self._monitor: zmq.asyncio.Socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._pending: dict[str, tuple[asyncio.Future[messages.Reply], bool]] = {}
+        self._requests: dict[str, tuple[asyncio.Future[messages.Reply], bool]] = {}
         self._connecting = asyncio.Lock()
 
     async def do(self, operation: Operation[T]) -> T:
@@ -72,14 +72,14 @@ class AsyncConnection:
         name, frames = exchange.request(op, params)
         socket = await self._connected()
         future: asyncio.Future[messages.Reply] = asyncio.get_running_loop().create_future()
-        self._pending[name] = (future, changes)
+        self._requests[name] = (future, changes)
         try:
             await socket.send_multipart(frames)
             answer = await asyncio.wait_for(future, self.timeout_s + wait_s)
         except asyncio.TimeoutError:
             raise exchange.no_answer(self.address, self.timeout_s, changes) from None
         finally:
-            del self._pending[name]
+            del self._requests[name]
         return exchange.data_of(answer)
 
     async def _connected(self) -> zmq.asyncio.Socket:
@@ -113,19 +113,19 @@ class AsyncConnection:
             try:
                 answer = exchange.reply(await socket.recv_multipart(), self.address)
             except ClientError as error:  # it does not say to which request
-                for future, _ in self._pending.values():
+                for future, _ in self._requests.values():
                     if not future.done():
                         future.set_exception(error)
                 continue
-            if answer is not None and answer.id in self._pending:
-                future, _ = self._pending[answer.id]
+            if answer is not None and answer.id in self._requests:
+                future, _ = self._requests[answer.id]
                 if not future.done():
                     future.set_result(answer)
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
         while await _event(monitor) not in BROKEN:
             pass
-        for future, changes in self._pending.values():
+        for future, changes in self._requests.values():
             if not future.done():
                 future.set_exception(exchange.went_away(self.address, changes))
         self._drop()

@@ -173,7 +173,7 @@ class Replay:
             if self.peers.get(node) != peer:
                 fresh = {
                     (key, self.table.objects[key].version, index)
-                    for key, indices in self.table.nodes[node].held.items()
+                    for key, indices in self.table.nodes[node].chunks.items()
                     for index in indices
                 }
             for key, version, _ in fresh:

@@ -101,12 +101,12 @@ def differences(old: tuple[Member, ...], new: tuple[Member, ...]) -> list[Change
     before, after = {(m.node, m.address): m for m in old}, {(m.node, m.address): m for m in new}
     changes = [Change(LEFT, m) for k, m in before.items() if k not in after]
     for k, m in after.items():
-        known = before.get(k)
-        if known is None:
+        previous = before.get(k)
+        if previous is None:
             changes.append(Change(JOINED, m))
-        if m.leaving and (known is None or not known.leaving):
+        if m.leaving and (previous is None or not previous.leaving):
             changes.append(Change(LEAVING, m))
-        elif known is not None and known.leaving and not m.leaving:
+        elif previous is not None and previous.leaving and not m.leaving:
             changes.append(Change(STAYING, m))
     return changes
 
@@ -231,16 +231,16 @@ class Membership:
         try:
             with connection.makefile("rb") as lines:
                 for line in lines:
-                    self._heard(json.loads(line))
+                    self._handle(json.loads(line))
         except OSError:  # the launcher is gone, and the kernel is about to end this process with it
             pass
         self._tell(None)
 
-    def _heard(self, said: dict[str, Any]) -> None:
-        if "view" in said:
-            self._take(int(said["view"]), _members(said["members"]))
-        elif "leave" in said:  # no daemon to make a view: the others do not know
-            at = time.monotonic() + float(said["leave"])
+    def _handle(self, message: dict[str, Any]) -> None:
+        if "view" in message:
+            self._take(int(message["view"]), _members(message["members"]))
+        elif "leave" in message:  # no daemon to make a view: the others do not know
+            at = time.monotonic() + float(message["leave"])
             self._take(
                 self.number, tuple(_leaves(m, at) if m == self._me else m for m in self._view)
             )
@@ -261,10 +261,10 @@ def _members(listed: list[list[Any]]) -> tuple[Member, ...]:
             str(node),
             str(host),
             str(address),
-            None if left is None else now + float(left),
+            None if leaves_in_s is None else now + float(leaves_in_s),
             *(None if lasts is None else float(lasts) for lasts in more[:1]),
         )
-        for node, host, address, left, *more in listed
+        for node, host, address, leaves_in_s, *more in listed
     )
 
 

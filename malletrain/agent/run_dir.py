@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from malletrain.memory.held import hold, is_held
+from malletrain.memory.folder_lock import is_locked, lock_folder
 
 _COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 _NO_NAME = re.compile(r'[\\/:*?"<>|]')
@@ -54,10 +54,10 @@ def private_directory(run_dir: Path | None, node: str, environment: Mapping[str,
     for old in base.glob(f"{prefix}-*-*"):
         match = made_by.fullmatch(old.name)  # not of node n1-2, where this is n1
         dead = match and not os.path.exists(f"/proc/{match[1]}") and _is_ours(old)
-        if dead and not is_held(old):
+        if dead and not is_locked(old):
             shutil.rmtree(old, ignore_errors=True)
     made = Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-", dir=base))
-    hold(made)
+    lock_folder(made)
     return made
 
 

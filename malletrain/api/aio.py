@@ -153,20 +153,20 @@ class AsyncClient:
             TimeoutError: they have not after ``timeout`` seconds.
         """
         meant = [await self.job(job) if isinstance(job, str) else job for job in jobs]
-        known = {job.id: job for job in meant}
+        by_id = {job.id: job for job in meant}
         endings = Endings(job.id for job in meant if job.view.state not in ENDED)
         until = None if timeout is None else time.monotonic() + timeout
         while endings.waiting:
-            left = float("inf") if until is None else until - time.monotonic()
+            remaining_s = float("inf") if until is None else until - time.monotonic()
             try:
-                news = await self.do(endings.request(left))
-                for name in endings.heard(news):
-                    endings.looked(await known[name].refresh())
+                news = await self.do(endings.request(remaining_s))
+                for name in endings.receive(news):
+                    endings.update(await by_id[name].refresh())
             except Unreachable:
-                if left <= 0:
+                if remaining_s <= 0:
                     raise
-                await asyncio.sleep(max(0.0, min(AGAIN_S, left)))
-            if endings.waiting and left <= 0:
+                await asyncio.sleep(max(0.0, min(AGAIN_S, remaining_s)))
+            if endings.waiting and remaining_s <= 0:
                 raise TimeoutError(overdue(endings.waiting, timeout or 0.0))
         return meant
 
@@ -254,16 +254,16 @@ class AsyncJob:
 
     async def _lines(self, tail: LogTail) -> AsyncIterator[str]:
         while not tail.over:
-            for line in tail.heard(await self._client.do(tail.request())):
+            for line in tail.receive(await self._client.do(tail.request())):
                 yield line
             if not tail.over:
                 await asyncio.sleep(tail.pause_s)
 
     async def metrics(self, *names: str, since: float = 0.0, most: int = 0) -> JobMetrics:
         """As :meth:`malletrain.api.job.Job.metrics`."""
-        asked = operations.metrics(self.id, names=names, since=since, most=most)
-        found = await self._client.do(asked)
-        return JobMetrics(found)
+        request = operations.metrics(self.id, names=names, since=since, most=most)
+        series = await self._client.do(request)
+        return JobMetrics(series)
 
     async def result(self, timeout: float | None = None) -> Any:
         """As :meth:`malletrain.api.job.Job.result`."""
@@ -301,11 +301,11 @@ class AsyncJob:
 
     async def events(self, since: int = 0) -> list[EventView]:
         """As :meth:`malletrain.api.job.Job.events`."""
-        found: list[EventView] = []
+        events: list[EventView] = []
         while page := await self._client.events(since=since, limit=1000, job=self.id):
-            found += page
+            events += page
             since = page[-1].seq
-        return found
+        return events
 
     async def members(self) -> MembersView:
         """Who is in it, where it is a service."""

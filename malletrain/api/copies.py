@@ -26,17 +26,17 @@ def copy_snapshot(detail: JobDetail, daemon: str, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / os.path.basename(source)
     shards = Path(f"{target}{SHARDS}")
-    for left in reversed(range(TRIES)):
+    for remaining in reversed(range(TRIES)):
         try:
             shutil.copy2(source, target)
             if not os.path.isdir(source + SHARDS):
                 return [target]
             shutil.rmtree(shards, ignore_errors=True)
             shutil.copytree(source + SHARDS, shards)
-            if os.stat(source).st_mtime_ns == os.stat(target).st_mtime_ns or not left:
+            if os.stat(source).st_mtime_ns == os.stat(target).st_mtime_ns or not remaining:
                 return [target, shards]
         except (FileNotFoundError, shutil.Error):
-            if not left:
+            if not remaining:
                 raise
     return [target]
 

@@ -84,13 +84,13 @@ def _picture(title: str, points: Sequence[Point], *, steps: bool = False) -> str
     points = [point for point in points if math.isfinite(point[1])]
     if len(points) < 2:
         return ""
-    (left, right), values = (points[0][0], points[-1][0]), [value for _, value in points]
+    (begin, end), values = (points[0][0], points[-1][0]), [value for _, value in points]
     low, high = (0.0 if steps else min(values)), max(values)
-    across, up = (right - left) or 1.0, (high - low) or 1.0
+    span, height = (end - begin) or 1.0, (high - low) or 1.0
 
     def place(at: float, value: float) -> str:
-        x = EDGE + (WIDTH - 2 * EDGE) * (at - left) / across
-        y = HEIGHT - EDGE - (HEIGHT - 2 * EDGE) * (value - low) / up
+        x = EDGE + (WIDTH - 2 * EDGE) * (at - begin) / span
+        y = HEIGHT - EDGE - (HEIGHT - 2 * EDGE) * (value - low) / height
         return f"{x:.1f},{y:.1f}"
 
     corners = []
@@ -98,10 +98,10 @@ def _picture(title: str, points: Sequence[Point], *, steps: bool = False) -> str
         if steps and number:
             corners.append(place(at, values[number - 1]))
         corners.append(place(at, value))
-    told = f"{title}: {low:.4g} to {high:.4g} in {right - left:.0f} s"
+    caption = f"{title}: {low:.4g} to {high:.4g} in {end - begin:.0f} s"
     return (
         f'<figure style="display:inline-block;margin:4px"><svg role="img" aria-label='
-        f'"{escape(told)}" width="{WIDTH}" height="{HEIGHT}" style="border:1px solid #bdbdbd">'
+        f'"{escape(caption)}" width="{WIDTH}" height="{HEIGHT}" style="border:1px solid #bdbdbd">'
         f'<polyline fill="none" stroke="#1565c0" stroke-width="1.5" points="{" ".join(corners)}"/>'
-        f"</svg><figcaption>{escape(told)}</figcaption></figure>"
+        f"</svg><figcaption>{escape(caption)}</figcaption></figure>"
     )

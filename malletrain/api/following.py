@@ -24,7 +24,7 @@ LOG_BYTES = 256 * 1024
 
 
 class Endings:
-    """Which of some jobs have not ended yet. Ask :attr:`cursor_request` first, then look at each
+    """Which of some jobs have not ended yet. Do :meth:`request` first, then look at each
     job, then ask for news again and again.
     """
 
@@ -42,17 +42,17 @@ class Endings:
             since=self._since, limit=1000, wait_s=max(0.0, min(LISTEN_S, patience_s))
         )
 
-    def heard(self, news: Sequence[EventView]) -> list[str]:
+    def receive(self, news: Sequence[EventView]) -> list[str]:
         """The jobs to look at because of these news, all at first."""
         if news:
             self._since = news[-1].seq
         if not self._listening:
             self._listening = True
             return list(self.waiting)
-        told = {event.job for event in news if event.kind in ENDINGS}
-        return [job for job in self.waiting if job in told]
+        ended = {event.job for event in news if event.kind in ENDINGS}
+        return [job for job in self.waiting if job in ended]
 
-    def looked(self, view: JobView) -> None:
+    def update(self, view: JobView) -> None:
         """How one of the jobs is."""
         if view.state in ENDED:
             self.waiting.pop(view.id, None)
@@ -77,7 +77,7 @@ class LogTail:
             self._job, stream=self._stream, cursor=self._cursor, limit=LOG_BYTES, wait_s=waits
         )
 
-    def heard(self, piece: LogView) -> list[str]:
+    def receive(self, piece: LogView) -> list[str]:
         """The lines that are whole with this piece, without their line feeds."""
         progressed = piece.cursor != self._cursor
         self._cursor = piece.cursor

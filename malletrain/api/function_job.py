@@ -86,13 +86,13 @@ def check_arguments(
         TypeError: it does not, or swallows by ``**`` what is an option of jobs.
     """
     name = getattr(function, "__name__", repr(function))
-    known = {*FunctionOptions.__annotations__, *SubmitOptions.__annotations__}
+    option_names = {*FunctionOptions.__annotations__, *SubmitOptions.__annotations__}
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of one that is not written in Python nothing is known
         return
     swallows = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    options = [word for word in named if word in known and word not in signature.parameters]
+    options = [word for word in named if word in option_names and word not in signature.parameters]
     if options:
         word = options[0]
         raise TypeError(

@@ -47,11 +47,11 @@ class FunctionFuture(Future[R]):
         self.job.cancel()
         if self.job.status != "cancelled":
             return False
-        self.told()
+        self.resolve()
         return self.cancelled()
 
-    def told(self) -> None:
-        """The job has ended: take over what came of it."""
+    def resolve(self) -> None:
+        """Take over the outcome of the job, which has ended."""
         if self.done():
             return
         if self.job.view.state == "cancelled":
@@ -138,7 +138,7 @@ class FunctionExecutor(Executor):
     def _listen(self) -> None:
         """From here on no ending is missed."""
         news = self._client.do(self._endings.request(0.0))
-        self._endings.heard(news)
+        self._endings.receive(news)
         self._thread = threading.Thread(target=self._watch, name="malletrain-futures", daemon=True)
         self._thread.start()
 
@@ -153,7 +153,7 @@ class FunctionExecutor(Executor):
                 continue
             try:
                 news = self._client.do(self._endings.request(LISTEN_S))
-                for name in self._endings.heard(news):
+                for name in self._endings.receive(news):
                     self._ended(name)
             except Unreachable:  # the daemon is started again, say
                 time.sleep(AGAIN_S)
@@ -161,6 +161,6 @@ class FunctionExecutor(Executor):
     def _ended(self, name: str) -> None:
         future = self._futures.get(name)
         if future is not None and future.job.refresh().state in ENDED:
-            future.told()
-            self._endings.looked(future.job.view)
+            future.resolve()
+            self._endings.update(future.job.view)
             self._futures.pop(name, None)

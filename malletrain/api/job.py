@@ -115,7 +115,7 @@ class Job:
 
     def _lines(self, tail: LogTail) -> Iterator[str]:
         while not tail.over:
-            yield from tail.heard(self._asker.do(tail.request()))
+            yield from tail.receive(self._asker.do(tail.request()))
             if not tail.over:
                 time.sleep(tail.pause_s)
 
@@ -127,8 +127,8 @@ class Job:
             since: only what was reported later, seconds since the epoch.
             most: so many points of each at most, thinned out evenly; 0: all that are kept.
         """
-        found = self._asker.do(operations.metrics(self.id, names=names, since=since, most=most))
-        return JobMetrics(found)
+        series = self._asker.do(operations.metrics(self.id, names=names, since=since, most=most))
+        return JobMetrics(series)
 
     def result(self, timeout: float | None = None) -> Any:
         """What its function returned, where the job is one of
@@ -189,13 +189,13 @@ class Job:
 
     def events(self, since: int = 0) -> list[EventView]:
         """Its lines of the audit log with a number above ``since``."""
-        found: list[EventView] = []
+        events: list[EventView] = []
         while True:
-            asked = operations.events(since=since, limit=1000, job=self.id)
-            page: list[EventView] = self._asker.do(asked)
+            request = operations.events(since=since, limit=1000, job=self.id)
+            page: list[EventView] = self._asker.do(request)
             if not page:
-                return found
-            found += page
+                return events
+            events += page
             since = page[-1].seq
 
     def members(self) -> MembersView:
@@ -227,21 +227,21 @@ def wait_for(asker: Asker, jobs: Iterable[Job], timeout: float | None) -> None:
     Raises:
         TimeoutError: they have not after ``timeout`` seconds.
     """
-    known = {job.id: job for job in jobs}
-    endings = Endings(job.id for job in known.values() if job.view.state not in ENDED)
+    by_id = {job.id: job for job in jobs}
+    endings = Endings(job.id for job in by_id.values() if job.view.state not in ENDED)
     until = None if timeout is None else time.monotonic() + timeout
 
-    def left() -> float:
+    def remaining_s() -> float:
         return float("inf") if until is None else until - time.monotonic()
 
     while endings.waiting:
         try:
-            news = asker.do(endings.request(left()))
-            for name in endings.heard(news):
-                endings.looked(known[name].refresh())
+            news = asker.do(endings.request(remaining_s()))
+            for name in endings.receive(news):
+                endings.update(by_id[name].refresh())
         except Unreachable:
-            if left() <= 0:
+            if remaining_s() <= 0:
                 raise
-            time.sleep(max(0.0, min(AGAIN_S, left())))
-        if endings.waiting and left() <= 0:
+            time.sleep(max(0.0, min(AGAIN_S, remaining_s())))
+        if endings.waiting and remaining_s() <= 0:
             raise TimeoutError(overdue(endings.waiting, timeout or 0.0))

@@ -120,37 +120,37 @@ def spec_of(
             accepted.
         TypeError: an option that there is not.
     """
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    if unknown := sorted(given.keys() - SubmitOptions.__annotations__.keys()):
+    values: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if unknown := sorted(values.keys() - SubmitOptions.__annotations__.keys()):
         raise TypeError(
             f"submit() has no option {unknown[0]!r}; it has "
             f"{', '.join(sorted(SubmitOptions.__annotations__))}."
         )
-    software = {name: given.pop(name) for name in _SOFTWARE if name in given}
+    software = {name: values.pop(name) for name in _SOFTWARE if name in values}
     software.update({name: tuple(software[name]) for name in _LISTS if name in software})
-    curve = given.pop("curve", None)
+    curve = values.pop("curve", None)
     if isinstance(curve, Mapping):
-        known = {str(int(nodes)): float(rate) for nodes, rate in curve.items()}
+        rates = {str(int(nodes)): float(rate) for nodes, rate in curve.items()}
     else:
-        known = None
-        given["curve"] = Path(curve) if curve is not None else None
-    if "nodes" in given:
-        given["nodes"] = _nodes(given["nodes"])
-    if "profile_sizes" in given:
-        given["profile_sizes"] = ",".join(map(str, given["profile_sizes"]))
-    if isinstance(given.get("time_limit"), int | float):
-        given["time_limit"] = f"{given['time_limit']} s"
+        rates = None
+        values["curve"] = Path(curve) if curve is not None else None
+    if "nodes" in values:
+        values["nodes"] = _nodes(values["nodes"])
+    if "profile_sizes" in values:
+        values["profile_sizes"] = ",".join(map(str, values["profile_sizes"]))
+    if isinstance(values.get("time_limit"), int | float):
+        values["time_limit"] = f"{values['time_limit']} s"
     for name in ("after", "notify"):
-        if isinstance(given.get(name), str):
-            given[name] = (given[name],)
-    if "value" in given:
-        given["value"] = Path(given["value"])
-    if "workdir" in given:
-        given["workdir"] = os.fspath(given["workdir"])
-    given["env"] = [f"{name}={value}" for name, value in given.pop("env", {}).items()]
+        if isinstance(values.get(name), str):
+            values[name] = (values[name],)
+    if "value" in values:
+        values["value"] = Path(values["value"])
+    if "workdir" in values:
+        values["workdir"] = os.fspath(values["workdir"])
+    values["env"] = [f"{name}={value}" for name, value in values.pop("env", {}).items()]
     words = [str(arg) for arg in args]
-    spec = build(os.fspath(script), words, software=SoftwareOptions(**software), **given)
-    return spec if known is None else msgspec.structs.replace(spec, curve=known)
+    spec = build(os.fspath(script), words, software=SoftwareOptions(**software), **values)
+    return spec if rates is None else msgspec.structs.replace(spec, curve=rates)
 
 
 def limits_of(nodes: int | str | tuple[int, int]) -> tuple[int, int]:

@@ -109,10 +109,10 @@ def assess(
     from scavenger.trace.checks import TraceError
     from scavenger.trace.files import read
 
-    given = {"--sacct": sacct, "--pbs-logs": pbs_logs, "--swf": swf, "--trace": trace}
-    chosen = [(name, path) for name, path in given.items() if path is not None]
+    inputs = {"--sacct": sacct, "--pbs-logs": pbs_logs, "--swf": swf, "--trace": trace}
+    chosen = [(name, path) for name, path in inputs.items() if path is not None]
     if len(chosen) != 1:
-        raise click.UsageError(f"Give one of {', '.join(given)}.")
+        raise click.UsageError(f"Give one of {', '.join(inputs)}.")
     kind, path = chosen[0]
     assumed: tuple[str, ...] = ()
     hours = options["hours"] = options["hours"] or DEFAULT_HOURS
@@ -131,22 +131,22 @@ def assess(
                 else read_swf(path, per_node=options["per_node"])
             )
             edges = (moment(at, log) if at else None for at in (begin, end))
-            found = idle_nodes(log, nodes, observe(log, *edges))
-            idle, source = found.trace, f"{log.source} {path.name}, {len(log.jobs):,} jobs"
-            assumed = found.assumptions
+            availability = idle_nodes(log, nodes, observe(log, *edges))
+            idle, source = availability.trace, f"{log.source} {path.name}, {len(log.jobs):,} jobs"
+            assumed = availability.assumptions
         first, last = typical_window(idle, hours)
         gaps = gap_report(idle)
         part = idle.window(first, last)
         jobs = jobs_of(options)
-        if _left_to_us("max_jobs"):
+        if _is_default("max_jobs"):
             options["max_jobs"] = enough_at_a_time(part, jobs, options["max_jobs"])
         settings = settings_of(options)
-        if all(map(_left_to_us, ("jobs", "samples"))) and options["workload"] in ("hpo", "nas"):
+        if all(map(_is_default, ("jobs", "samples"))) and options["workload"] in ("hpo", "nas"):
             count = lasting(jobs, float(part.gaps().length.sum()))
             options["jobs"] = str(max(len(jobs), min(MOST_JOBS, count)))
             jobs = jobs_of(options)
         with ProgressLine() as progress:
-            runs = cases(part, jobs, settings, progress.told) if gaps.idle_node_hours else []
+            runs = cases(part, jobs, settings, progress.update) if gaps.idle_node_hours else []
         result = Assessment(
             source,
             gaps,
@@ -174,7 +174,7 @@ def assess(
         click.echo(f"The report: {output}")
 
 
-def _left_to_us(option: str) -> bool:
+def _is_default(option: str) -> bool:
     """Whether the option was not given on the command line."""
     source = click.get_current_context().get_parameter_source(option)
     return source is ParameterSource.DEFAULT

@@ -181,22 +181,22 @@ def network(config: Config) -> Iterator[tuple[bool | None, str]]:
     """The network of the jobs, and what a running daemon has measured there."""
     from malletrain.client import ClientError, Connection
 
-    wanted = [config.nodes.interface, *config.nodes.interface_of]
-    named = ", ".join(text for text in wanted if text)
+    interfaces = [config.nodes.interface, *config.nodes.interface_of]
+    named = ", ".join(text for text in interfaces if text)
     if not named:
         yield True, "Jobs use the network by which their nodes reach the daemon."
         return
-    measured: tuple[NetworkView, ...] = ()
+    views: tuple[NetworkView, ...] = ()
     with contextlib.suppress(ClientError), Connection.of(config.state_dir) as client:
-        measured = client.status().networks
-    if not measured:
+        views = client.status().networks
+    if not views:
         yield (
             True,
             f"Jobs use {named}. How fast that is, is measured between the first two nodes of a "
             "class that are leased at one time.",
         )
-    for found in measured:
-        yield found.reached, f"Jobs use {named}. {found.sentence}"
+    for view in views:
+        yield view.reached, f"Jobs use {named}. {view.sentence}"
 
 
 def hand_over(config: Config) -> Iterator[tuple[bool | None, str]]:

@@ -22,11 +22,11 @@ def accounting(config: Config) -> Iterator[tuple[bool | None, str]]:
     where = f"[scheduler.{config.scheduler.kind}]"
     if settings.due_s:
         why = "costs that much anyway" if charge_s >= settings.min_lease_s else "the site wants"
-        kept = show_duration(settings.due_s)
+        due = show_duration(settings.due_s)
         yield (
             True,
             f"Gaps expected to last less than {show_duration(least_s)} are not leased; a lease is "
-            f"kept for {kept}, which {why}, while its user has work for it.",
+            f"kept for {due}, which {why}, while its user has work for it.",
         )
         if batch and expected_s < settings.due_s:
             yield (

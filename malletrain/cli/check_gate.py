@@ -39,11 +39,11 @@ def gate(config: Config, name: str | None) -> Iterator[tuple[bool | None, str]]:
     argv, script = submission(config, name)
     prefix = [word.replace("{owner}", name) for word in config.submit_as]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [*prefix, "--try", *argv], input=script, capture_output=True, timeout=TRY_S
         )
-        said = " ".join(done.stderr.decode("utf-8", "replace").split())
-        why = (said or f"status {done.returncode}") if done.returncode else ""
+        stderr = " ".join(process.stderr.decode("utf-8", "replace").split())
+        why = (stderr or f"status {process.returncode}") if process.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as error:
         why = str(error)
     if why:
@@ -65,13 +65,17 @@ def submission(config: Config, owner: str) -> tuple[list[str], bytes]:
     from scavenger.slurm.job import batch_script, sbatch
 
     agent = (*agent_program(), "--endpoint", "tcp://head:1", "--server-key", "x", "--lease", "l1")
-    told = {env.LEASE_KEY: "x", env.LEASE: "l1"}
+    environment = {env.LEASE_KEY: "x", env.LEASE: "l1"}
     if config.scheduler.kind == "slurm":
         s = slurm_settings(config)
-        one = LeaseSpec(f"{s.prefix}l1", "n1", agent, told, 3600.0, 30.0, None, True, "l1", owner)
+        one = LeaseSpec(
+            f"{s.prefix}l1", "n1", agent, environment, 3600.0, 30.0, None, True, "l1", owner
+        )
         return sbatch(s, one, False), batch_script(s.template, one.argv, one.env, False, True)
     p = pbs_settings(config)
-    one = LeaseSpec(f"{p.prefix}l1", "n1", agent, told, 3600.0, 30.0, None, True, "l1", owner)
+    one = LeaseSpec(
+        f"{p.prefix}l1", "n1", agent, environment, 3600.0, 30.0, None, True, "l1", owner
+    )
     select = ":".join(filter(None, ("1:host=n1:ncpus=1", p.lease.select)))
     rerunnable = p.lease.rerunnable != "no"
     words = qsub(p, name=one.name, select=select, limit_s=one.limit_s, rerunnable=rerunnable)

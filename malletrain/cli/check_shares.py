@@ -20,9 +20,9 @@ def shares(config: Config) -> Iterator[tuple[bool | None, str]]:
     limits = config.quotas.account_nodes or config.quotas.account_jobs
     parties = Parties(config)
     if section.weights_from == "slurm":
-        found = slurm_associations(config)  # what it cannot do is told as a sentence
-        parties.learned(found)
-        yield True, f"Slurm tells the accounts of {len(found.accounts)} users."
+        associations = slurm_associations(config)  # what it cannot do is told as a sentence
+        parties.learned(associations)
+        yield True, f"Slurm tells the accounts of {len(associations.accounts)} users."
     elif (section.by == "account" or limits) and not section.account_of:
         yield (
             None,

@@ -59,10 +59,10 @@ def status(config_file: Path, as_json: bool) -> None:
         )
         return
     counts = Counter(nodes.values())
-    told = ", ".join(f"{counts[state]} {state}" for state in ("leased", "idle", "busy"))
+    summary = ", ".join(f"{counts[state]} {state}" for state in ("leased", "idle", "busy"))
     click.echo(
         f"An embedded cluster of {len(nodes)} nodes runs in {running.directory} (process "
-        f"{running.pid}): {told}."
+        f"{running.pid}): {summary}."
     )
     for name, value in options.items():
         click.echo(f"  {name} = {'not given' if value is None else value}")

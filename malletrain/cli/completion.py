@@ -54,14 +54,14 @@ def job_names(*, unfinished: bool = False) -> Completer:
                 jobs = client.jobs()
         except ClientError:
             return []
-        given = ctx.params.get(param.name or "") or ()
+        previous = ctx.params.get(param.name or "") or ()
         offered = {
             word: f"{j.state}, job {j.id}"
             for j in reversed(jobs)
             if not (unfinished and j.ended is not None)
             for word in (j.name, *([j.id] if incomplete and j.id.startswith(incomplete) else []))
-            if word.startswith(incomplete) and word not in given
+            if word.startswith(incomplete) and word not in previous
         }
-        return [CompletionItem(word, help=told) for word, told in offered.items()]
+        return [CompletionItem(word, help=description) for word, description in offered.items()]
 
     return complete

@@ -100,10 +100,12 @@ def restore(config_file: Path, file: Path) -> None:
     copies, config = _copies(), load(config_file)
     try:
         with _alone(config):
-            kept = copies.restore(config.database_url, file)
+            backup = copies.restore(config.database_url, file)
     except copies.CopyError as error:
         raise Refused(str(error)) from None
-    click.echo(f"The database is that of {file} now." + (f" {kept} is what was." if kept else ""))
+    click.echo(
+        f"The database is that of {file} now." + (f" {backup} is what was." if backup else "")
+    )
 
 
 @db.command()

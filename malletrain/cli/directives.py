@@ -45,7 +45,7 @@ def apply_directives(command: click.Command, ctx: click.Context, script: str) ->
     except OSError:
         return  # what is wrong with the script itself is said elsewhere
     try:
-        found, late = directives(text, script)
+        directive_lines, late = directives(text, script)
     except SpecError as error:
         raise click.UsageError(str(error), ctx) from None
     for number in late:
@@ -55,8 +55,10 @@ def apply_directives(command: click.Command, ctx: click.Context, script: str) ->
         )
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
-    for directive in found:
-        for name, value in _given(command, ctx, script, directive.line, directive.words).items():
+    for directive in directive_lines:
+        for name, value in _parameters(
+            command, ctx, script, directive.line, directive.words
+        ).items():
             values[name] = (*values.get(name, ()), *value) if isinstance(value, tuple) else value
             lines[name] = directive.line
     ctx.meta[LINES] = _merge(ctx, values, lines)
@@ -68,7 +70,7 @@ def line_of(ctx: click.Context, options: tuple[str, ...]) -> int | None:
     return next((lines[name] for name in options if name in lines), None)
 
 
-def _given(
+def _parameters(
     command: click.Command, ctx: click.Context, script: str, line: int, words: tuple[str, ...]
 ) -> dict[str, Any]:
     """The parameters that one line gives, converted as on the command line."""
@@ -91,14 +93,14 @@ def _given(
 
 def _merge(ctx: click.Context, values: dict[str, Any], lines: dict[str, int]) -> dict[str, int]:
     """Take over what the command line leaves open; returns where each parameter taken stands."""
-    said = {
+    explicit = {
         name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
-    gone = said.union(*(EXCLUDES.get(name, ()) for name in said)) - {"env"}
+    excluded = explicit.union(*(EXCLUDES.get(name, ()) for name in explicit)) - {"env"}
     taken: dict[str, int] = {}
     for name, value in values.items():
-        if name not in gone:
-            own = ctx.params.get(name) if name in said else ()
+        if name not in excluded:
+            own = ctx.params.get(name) if name in explicit else ()
             ctx.params[name] = (*value, *(own or ())) if isinstance(value, tuple) else value
             taken[name] = lines[name]
     return taken

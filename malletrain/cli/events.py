@@ -144,10 +144,10 @@ def _back(state_dir: Path | None) -> Connection:
 
 
 def _write_trace(client: Connection, output: IO[str] | None) -> None:
-    from malletrain.render.held_trace import held_trace
+    from malletrain.render.lease_trace import lease_trace
 
-    found = list(_all(client))
-    lines = list(held_trace(found, client.status().now))
+    events = list(_all(client))
+    lines = list(lease_trace(events, client.status().now))
     if len(lines) == 1:
         raise Refused("No node has been held yet, so there is nothing to make a trace of.")
     for line in lines:

@@ -48,8 +48,8 @@ def tell_goal(goal: Any) -> None:
 
     from malletrain.render.goals import sentence
 
-    if goal is not None and (said := sentence(goal, time.time())):
-        click.echo(said)
+    if goal is not None and (text := sentence(goal, time.time())):
+        click.echo(text)
 
 
 @click.command()

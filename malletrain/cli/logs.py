@@ -79,7 +79,7 @@ def logs(
     1 it failed, 3 it was cancelled.
     """
     stream = "launcher" if launcher else "service" if service else f"rank{rank}"
-    cursor, wrote, newline, code, asked_for = "", False, True, 0, job
+    cursor, wrote, newline, code, name = "", False, True, 0, job
     with asking(state_dir) as client:
         if follow:  # by its id, for the name may mean another job by the time it has ended
             job = client.job(job).job.id
@@ -92,7 +92,7 @@ def logs(
             sys.stdout.flush()
             wrote, newline = as_json or bool(piece.text), piece.text.endswith("\n")
         while tail is None or follow:
-            asked = time.monotonic()
+            sent_at = time.monotonic()
             piece = client.logs(
                 job,
                 stream=stream,
@@ -114,7 +114,7 @@ def logs(
                 continue
             if piece.ended or not (follow or piece.arriving):
                 break
-            if not progressed and time.monotonic() - asked < PACE_S:
+            if not progressed and time.monotonic() - sent_at < PACE_S:
                 time.sleep(PACE_S)  # the daemon answered at once although there was nothing
         if follow:
             code = exit_code([client.job(job).job.state])
@@ -125,7 +125,7 @@ def logs(
     if not wrote and tail != 0:
         others = ", ".join(s for s in piece.streams if s != stream)
         say(
-            f"{asked_for} has written nothing to {stream} yet"
+            f"{name} has written nothing to {stream} yet"
             + (f"; there is output of {others}." if others else ".")
         )
     click.get_current_context().exit(code)
@@ -143,8 +143,8 @@ def _last_lines(client: Connection, job: str, stream: str, lines: int) -> LogVie
             text, before, cursor = text + piece.text, cursor, piece.cursor
             if not piece.more or cursor == before:
                 break
-        found = text.splitlines(keepends=True)
-        if len(found) > lines or len(text.encode()) < size // 2 or size >= MOST_BYTES:
-            kept = "".join(found[max(0, len(found) - lines) :])
-            return msgspec.structs.replace(piece, text=kept)
+        all_lines = text.splitlines(keepends=True)
+        if len(all_lines) > lines or len(text.encode()) < size // 2 or size >= MOST_BYTES:
+            tail = "".join(all_lines[max(0, len(all_lines) - lines) :])
+            return msgspec.structs.replace(piece, text=tail)
         size *= 8  # longer lines than thought

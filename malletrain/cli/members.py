@@ -29,14 +29,14 @@ def members(job: str, key: bool, state_dir: Path | None, as_json: bool) -> None:
       MALLETRAIN_JOB_KEY=$(malletrain members cache --key) python client.py
     """
     with asking(state_dir) as client:
-        found = client.members(job)
+        view = client.members(job)
     if as_json:
-        print_json(found)
+        print_json(view)
     elif key:
-        click.echo(found.key)
-    elif not found.members:
-        click.echo(f"Job {found.job} has no members now.")
+        click.echo(view.key)
+    elif not view.members:
+        click.echo(f"Job {view.job} has no members now.")
     else:
-        for m in found.members:
+        for m in view.members:
             leaving = "" if m.leaving_in_s is None else f"  leaves within {m.leaving_in_s:.0f} s"
             click.echo(f"{m.node}  {m.address or m.host}{leaving}")

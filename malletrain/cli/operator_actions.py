@@ -46,18 +46,18 @@ def _do(state_dir: Path | None, op: str, **params: Any) -> None:
     """
     from malletrain.client import ClientError
 
-    parts, refused = _in_parts(params.get("nodes", ())), []
+    chunks, refused = _in_parts(params.get("nodes", ())), []
     with asking(state_dir) as client:
-        for some in parts:
-            told = {**params, "nodes": some} if some else params
+        for nodes in chunks:
+            arguments = {**params, "nodes": nodes} if nodes else params
             try:
-                click.echo(client.call(op, told, changes=True)["sentence"])
+                click.echo(client.call(op, arguments, changes=True)["sentence"])
             except ClientError as error:
-                if len(parts) == 1 or error.code not in ("refused", "usage"):
+                if len(chunks) == 1 or error.code not in ("refused", "usage"):
                     raise
                 refused.append(error)
-                say(f"Refused for {len(some)} nodes, {some[0]} to {some[-1]}: {error}")
-    if len(refused) == len(parts):
+                say(f"Refused for {len(nodes)} nodes, {nodes[0]} to {nodes[-1]}: {error}")
+    if len(refused) == len(chunks):
         raise click.exceptions.Exit(refusal(refused[0]).exit_code)
 
 

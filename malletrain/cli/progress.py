@@ -17,7 +17,7 @@ EVERY_S = 30.0
 
 
 class ProgressLine:
-    """Use it as a context; call :meth:`told` as often as you like."""
+    """Use it as a context; call :meth:`update` as often as you like."""
 
     def __init__(self) -> None:
         from rich import progress as bars
@@ -35,7 +35,7 @@ class ProgressLine:
         )
         self._tasks: dict[str, bars.TaskID] = {}
         self._lines = not terminal.is_terminal
-        self._began = self._said = time.monotonic()
+        self._started_at = self._printed_at = time.monotonic()
 
     def __enter__(self) -> ProgressLine:
         self._bar.start()
@@ -50,19 +50,19 @@ class ProgressLine:
         self._bar.stop()
         sys.stderr.flush()
 
-    def told(self, what: str, part: float) -> None:
+    def update(self, what: str, part: float) -> None:
         """``part`` of ``what`` is done, 0 to 1."""
         if what not in self._tasks:
             self._tasks[what] = self._bar.add_task(what, total=1.0)
-            self._began = self._said = time.monotonic()
+            self._started_at = self._printed_at = time.monotonic()
             if self._lines:
                 say(f"Simulating: {what} …")
         self._bar.update(self._tasks[what], completed=part)
         now = time.monotonic()
-        if self._lines and now - self._said >= EVERY_S and 0 < part < 1:
-            self._said = now
-            left = (now - self._began) * (1 - part) / part
-            say(f"Simulating: {what}, {100 * part:.0f} % done, about {_time(left)} to go")
+        if self._lines and now - self._printed_at >= EVERY_S and 0 < part < 1:
+            self._printed_at = now
+            remaining_s = (now - self._started_at) * (1 - part) / part
+            say(f"Simulating: {what}, {100 * part:.0f} % done, about {_time(remaining_s)} to go")
 
 
 def _time(seconds: float) -> str:

@@ -57,16 +57,16 @@ def requeue(
 
     from malletrain.identity.keys import user_name
     from malletrain.protocol.messages import JobSpec
-    from malletrain.submission.again import left_out, requeued
+    from malletrain.submission.again import omissions, requeued
     from malletrain.submission.error import SpecError
 
     if bool(jobs) == failed or (since is not None and not failed):
         raise click.UsageError("Name the jobs, or give --failed (and --since with it).")
     more: tuple[str, ...] = ctx.obj
-    made = []
+    new_jobs = []
     with asking(state_dir) as client:
         if failed:
-            found = [
+            originals = [
                 job
                 for job in client.jobs()
                 if job.state == "failed"
@@ -74,22 +74,22 @@ def requeue(
                 and (since is None or (job.ended or 0.0) >= since)
             ]
         else:
-            found = [client.job(name).job for name in jobs]
-        if not found:
+            originals = [client.job(name).job for name in jobs]
+        if not originals:
             raise Refused("There is no failed job of yours.")
         now = time.time()
         try:  # of all, before the first is submitted
-            details = [(j, client.job(j.id)) for j in found]
+            details = [(j, client.job(j.id)) for j in originals]
             specs = [(j, requeued(detail, more, now, user_name())) for j, detail in details]
         except SpecError as error:
             raise Refused(str(error)) from None
         old = {job.id: msgspec.convert(detail.spec, JobSpec) for job, detail in details}
         for job, spec in specs:
             new = client.submit(spec)
-            made.append(new)
+            new_jobs.append(new)
             if not as_json:
                 click.echo(f"Submitted {new.name} as job {new.id}; it goes on where {job.id} was.")
-                for sentence in left_out(old[job.id], spec):
+                for sentence in omissions(old[job.id], spec):
                     say(sentence)
     if as_json:
-        print_json(made)
+        print_json(new_jobs)

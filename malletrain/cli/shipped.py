@@ -23,8 +23,8 @@ def shipped(name: str | None) -> None:
     from malletrain.shipped import shipped as path_of
 
     if name is None:
-        for known in names():
-            click.echo(known)
+        for file in names():
+            click.echo(file)
         return
     try:
         click.echo(path_of(name))

@@ -228,12 +228,12 @@ def _plot(
     from malletrain.render.curves import curve
 
     with asking(state_dir) as client:
-        found = {series.name: series for series in client.metrics(job)}
-    if missing := [name for name in names if name not in found]:
-        there = f"it has {', '.join(sorted(found))}" if found else "it has none yet"
+        by_name = {series.name: series for series in client.metrics(job)}
+    if missing := [name for name in names if name not in by_name]:
+        there = f"it has {', '.join(sorted(by_name))}" if by_name else "it has none yet"
         raise Refused(f"{job} has reported no metric {missing[0]!r}; {there}.")
     if as_json:
-        print_json([found[name] for name in names])
+        print_json([by_name[name] for name in names])
         return
     width = min(console().width, 120)
-    print_text(*(curve(found[name], over=over, width=width) for name in names))
+    print_text(*(curve(by_name[name], over=over, width=width) for name in names))

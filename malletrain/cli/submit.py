@@ -50,13 +50,17 @@ class _BeforeScript(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As :meth:`click.Command.parse_args`; says which options went to the script."""
-        given = list(args)
+        command_line = list(args)
         rest = super().parse_args(ctx, args)
         if not ctx.resilient_parsing and ctx.params.get("script") is not None:
             apply_directives(self, ctx, _file_of(ctx.params))
         script, words = ctx.params.get("script"), ctx.params.get("args") or ()
-        before = len(given) - len(words) - 2
-        if ctx.resilient_parsing or script is None or (before >= 0 and given[before] == "--"):
+        before = len(command_line) - len(words) - 2
+        if (
+            ctx.resilient_parsing
+            or script is None
+            or (before >= 0 and command_line[before] == "--")
+        ):
             return rest
         if words[:1] == ("--",):
             ctx.params["args"] = words[1:]
@@ -384,10 +388,10 @@ def _shared_places(client: Connection, spec: JobSpec, jobs: Sequence[JobSpec]) -
     folders = output_folders(spec.script, spec.args, spec.workdir)
     if not mine and not folders:
         return []
-    said = []
+    warnings = []
     if len(jobs) > 1:
         both = [output_folders(job.script, job.args, job.workdir) for job in jobs]
-        said += [
+        warnings += [
             f"Warning: all jobs of the array write to the output folder {path}. None goes on from "
             "another's checkpoints or writes over them, and the second fails where it meets one. "
             "Write {index} into the folder's name."
@@ -397,20 +401,20 @@ def _shared_places(client: Connection, spec: JobSpec, jobs: Sequence[JobSpec]) -
     for job in unfinished[-MOST_COMPARED:]:
         theirs = client.job(job.id).spec
         paths = snapshot_paths(theirs["script"], theirs.get("args", ()), theirs["workdir"])
-        said += [
+        warnings += [
             f"Warning: job {job.id} ({job.name}) is not finished and saves to the same snapshot, "
             f"{path}. The new job will neither restore nor overwrite it. Give it another path, or "
             "none: Snapshot() finds one by itself."
             for path in sorted(mine & paths)
         ]
         others = output_folders(theirs["script"], theirs.get("args", ()), theirs["workdir"])
-        said += [
+        warnings += [
             f"Warning: job {job.id} ({job.name}) is not finished and writes to the same output "
             f"folder, {path}. The new job will neither go on from its checkpoints nor write over "
             "them, but fail where it meets one. Give it another folder."
             for path in sorted(folders & others - mine)
         ]
-    return said
+    return warnings
 
 
 @click.command()

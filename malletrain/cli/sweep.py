@@ -90,7 +90,9 @@ def run(file: Path, name: str | None, detach: bool, storage: str, state_dir: Pat
         url = storage_url(storage or made.sweep.storage, home)
         with open_storage(url) as opened:
             ledger = Ledger.create(opened, made)
-            click.echo(f"Sweep {ledger.name}: {_trials(ledger.wanted)} of {made.job.script}.")
+            click.echo(
+                f"Sweep {ledger.name}: {_trials(ledger.target_trials)} of {made.job.script}."
+            )
             _attend(ledger, state_dir, url, detach)
 
 
@@ -124,17 +126,17 @@ def status(name: str | None, storage: str, state_dir: Path | None, as_json: bool
 
         home = _home(state_dir)
         with open_storage(storage_url(storage, home)) as opened:
-            found = [Ledger.open(opened, name).summary()] if name else summaries(opened)
+            sweeps = [Ledger.open(opened, name).summary()] if name else summaries(opened)
         rows = [
             {
                 "name": each.name,
                 "trials": dict(each.trials),
-                "wanted": each.wanted,
+                "target_trials": each.target_trials,
                 "best": each.best,
                 "attended": attended(home, each.name),
                 "sentence": _stands(each, attended(home, each.name)),
             }
-            for each in found
+            for each in sweeps
         ]
     if as_json:
         print_json(rows)
@@ -245,8 +247,8 @@ def add_trials(name: str, count: int, storage: str, state_dir: Path | None) -> N
     with _opened(name, storage, state_dir) as (ledger, _):
         from malletrain.sweep.process import attended
 
-        ledger.want(ledger.wanted + count)
-        click.echo(f"Sweep {name} is to have {_trials(ledger.wanted)}.")
+        ledger.want(ledger.target_trials + count)
+        click.echo(f"Sweep {name} is to have {_trials(ledger.target_trials)}.")
         if not attended(_home(state_dir), name):
             say(f"Nobody attends to it; go on with: malletrain sweep resume {name}")
 

@@ -80,13 +80,13 @@ def web(
     token = os.environ.pop(env.WEB_TOKEN, "")
     try:
         address = serve.parse_address(listen)
-        door = serve.make_door(address, user_name(), token, allow_host, trust_header)
+        policy = serve.make_access_policy(address, user_name(), token, allow_host, trust_header)
         there = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
         opens = (there or sys.platform == "darwin") if browser is None else browser
         serve.serve(
             connector(state_dir),
             address,
-            door,
+            policy,
             lambda url: say(f"The page is at {url}\nCtrl-C ends it."),
             state_dir or default_state_dir(),
             browser=opens and not address.path,

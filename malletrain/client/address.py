@@ -55,7 +55,7 @@ class Address:
         except UsersError as error:
             return "", str(error)
 
-    def stranger(self, why: str) -> ClientError:
+    def unknown_key(self, why: str) -> ClientError:
         """Says what else can be done where MUNGE does not help."""
         reason = f" MUNGE could not tell it who you are: {why}" if why else ""
         return ClientError(

@@ -17,7 +17,7 @@ import zmq.utils.monitor
 
 from malletrain.client import exchange
 from malletrain.client.address import Address
-from malletrain.client.errors import STRANGER, ClientError
+from malletrain.client.errors import UNAUTHENTICATED, ClientError
 from malletrain.client.exchange import BROKEN, TIMEOUT_S
 from malletrain.client.operations import Operation
 from malletrain.protocol import messages
@@ -51,7 +51,7 @@ class AsyncConnection:
         try:
             data = await self._ask(*request)
         except ClientError as error:
-            if error.code != STRANGER:
+            if error.code != UNAUTHENTICATED:
                 raise
             await self._introduce(isinstance(error.data, dict) and error.data.get("munge") is True)
             data = await self._ask(*request)
@@ -66,7 +66,7 @@ class AsyncConnection:
                 return
             except ClientError as error:
                 why = str(error)
-        raise self.address.stranger(why)
+        raise self.address.unknown_key(why)
 
     async def _ask(self, op: str, params: Mapping[str, Any], wait_s: float, changes: bool) -> Any:
         name, frames = exchange.request(op, params)
@@ -94,7 +94,7 @@ class AsyncConnection:
                 monitor = exchange.set_up(socket, self.address)
                 began = time.monotonic()
                 while not up and not handshake.hopeless(time.monotonic() - began):
-                    up = bool(await monitor.poll(100)) and handshake.heard(await _event(monitor))
+                    up = bool(await monitor.poll(100)) and handshake.advance(await _event(monitor))
             finally:
                 if not up:
                     _close(socket, monitor)

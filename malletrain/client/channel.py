@@ -14,7 +14,7 @@ import zmq.utils.monitor
 
 from malletrain.client import exchange
 from malletrain.client.address import Address
-from malletrain.client.errors import STRANGER, ClientError
+from malletrain.client.errors import UNAUTHENTICATED, ClientError
 from malletrain.client.exchange import BROKEN, TIMEOUT_S
 
 
@@ -50,7 +50,7 @@ class Channel:
         try:
             return self._ask(op, params, wait_s, changes)
         except ClientError as error:
-            if error.code != STRANGER:
+            if error.code != UNAUTHENTICATED:
                 raise
             self._introduce(isinstance(error.data, dict) and error.data.get("munge") is True)
         return self._ask(op, params, wait_s, changes)
@@ -64,7 +64,7 @@ class Channel:
                 return
             except ClientError as error:
                 why = str(error)
-        raise self.address.stranger(why)
+        raise self.address.unknown_key(why)
 
     def _ask(self, op: str, params: Mapping[str, Any], wait_s: float, changes: bool) -> Any:
         name, frames = exchange.request(op, params)
@@ -105,7 +105,7 @@ class Channel:
             self._monitor = exchange.set_up(socket, self.address)
             began = time.monotonic()
             while not handshake.hopeless(time.monotonic() - began):
-                if self._monitor.poll(100) and handshake.heard(_event(self._monitor)):
+                if self._monitor.poll(100) and handshake.advance(_event(self._monitor)):
                     self._up = True
                     return socket
         finally:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-STRANGER = "stranger"
+UNAUTHENTICATED = "unauthenticated"
 """The code of a daemon's answer to a client whose key it does not know."""
 
 
 class ClientError(RuntimeError):
     """The daemon refused, or could not be asked. The text is a sentence; ``code``: refused | usage
-    | internal | unreachable | stranger.
+    | internal | unreachable | unauthenticated.
     """
 
     def __init__(self, sentence: str, code: str = "refused", data: Any = None) -> None:

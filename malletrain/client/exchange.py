@@ -68,8 +68,10 @@ class Handshake:
         self._at = at
         self._refused = False
 
-    def heard(self, event: int) -> bool:
-        """Whether it is up with this event. Raises Unreachable where the key is not accepted."""
+    def advance(self, event: int) -> bool:
+        """Take in one event; whether the connection is up with it. Raises Unreachable where the
+        key is not accepted.
+        """
         if event in (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
             raise Unreachable(
                 f"The daemon at {self._at.endpoint} does not accept this client's key; "

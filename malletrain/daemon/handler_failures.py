@@ -25,7 +25,7 @@ REFUSAL_S, MAX_REFUSAL_S = 60.0, 3600.0
 MAX_RESTARTS = 3
 """Restarts of the daemon's components within MEMORY_S after failures that no message caused."""
 MAX_SENDERS = 10_000
-SENDERS = {"lease": "agent", "client": "client", "stranger": "unknown"}
+SENDERS = {"lease": "agent", "client": "client", "unauthenticated": "unknown"}
 
 log = structlog.get_logger(__name__)
 

@@ -16,10 +16,10 @@ from malletrain.protocol import messages
 
 log = structlog.get_logger(__name__)
 
-STRANGER = "stranger"
+UNAUTHENTICATED = "unauthenticated"
 """The code of answers to those who have to say who they are first."""
 MOST_WAITING = 20
-"""Logins that wait while one is checked; strangers can send as many as they like."""
+"""Logins that wait while one is checked; unauthenticated clients can send as many as they like."""
 
 
 class Credentials(Protocol):
@@ -31,10 +31,10 @@ class Credentials(Protocol):
 
 
 class Login:
-    """Answers strangers. Credentials are checked one at a time, and a few may wait for that.
+    """Answers unauthenticated clients. Checks credentials one at a time; a few may wait for that.
 
     Args:
-        munge: who vouches for the machine's users; None: nobody, so that no stranger comes in.
+        munge: who vouches for the machine's users; None: nobody, so that nobody logs in.
     """
 
     def __init__(self, keys: KeyRing, munge: Credentials | None) -> None:
@@ -44,13 +44,13 @@ class Login:
         self._waiting = 0
 
     async def answer(self, key: str, request: messages.Request) -> messages.Reply:
-        """The reply to one request of the client with this key. Whatever goes wrong with what a
-        stranger sent is said in it.
+        """The reply to one request of the client with this key. Whatever goes wrong with what the
+        client sent is said in it.
         """
         if request.op != "login" or self._munge is None:
             data = {"munge": self._munge is not None}
             return messages.Reply(
-                request.id, False, data, "The daemon does not know your key.", STRANGER
+                request.id, False, data, "The daemon does not know your key.", UNAUTHENTICATED
             )
         if self._waiting > MOST_WAITING:
             return messages.Reply(

@@ -157,7 +157,7 @@ class Daemon:
         self.keys = KeyRing(
             config.state_dir,
             lookup=self.users.user_of if self.users is not None else lambda key: None,
-            strangers=config.daemon.several_users,
+            unauthenticated=config.daemon.several_users,
         )
         settle_origin(config, store)
         self._store = store

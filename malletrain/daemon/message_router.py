@@ -99,7 +99,7 @@ class MessageRouter:
                 peer, name, message
             ),
             "client": self._client,
-            "stranger": lambda peer, name, message, size, key: self._unauthenticated(
+            "unauthenticated": lambda peer, name, message, size, key: self._unauthenticated(
                 peer, name, message
             ),
         }
@@ -236,7 +236,7 @@ class MessageRouter:
 
     def _unauthenticated(self, peer: bytes, key: str, message: Any) -> None:
         if isinstance(message, messages.Request):
-            self._reply(peer, f"stranger:{key}", message, self._login.answer(key, message))
+            self._reply(peer, f"unauthenticated:{key}", message, self._login.answer(key, message))
         else:
             self._core.transmit(peer, messages.Goodbye("The lease has ended."))
 

@@ -99,11 +99,11 @@ class Notices:
     async def run(self) -> None:
         """Until it is cancelled."""
         store = self._core.store
-        seq = store.told()
+        seq = store.last_notified()
         if seq is None:  # a database of before: the past is past
             newest = store.last_events(1)
             seq = newest[-1].seq if newest else 0
-            store.set_told(seq)
+            store.set_last_notified(seq)
         while True:
             newest = store.last_events(1)
             page = store.events_since(seq, PAGE, kinds=OCCASION)
@@ -113,7 +113,7 @@ class Notices:
             looked = (page if len(page) == PAGE else newest)[-1:]
             if looked and looked[0].seq > seq:
                 seq = looked[0].seq
-                store.set_told(seq)
+                store.set_last_notified(seq)
             else:
                 await self._core.audit.news(LOOK_S)
                 await asyncio.sleep(REST_S)

@@ -36,7 +36,7 @@ CROWDING_MESSAGES, CROWDING_BYTES = 64, 1024 * 1024
 """A sender with more of either waiting crowds the others."""
 
 
-UNAUTHENTICATED = "stranger"
+UNAUTHENTICATED = "unauthenticated"
 """The role of keys that have proved nothing yet, see :mod:`malletrain.identity.keys`."""
 _MAX_BYTES = {"client": wire.MAX_REQUEST_BYTES, UNAUTHENTICATED: wire.MAX_LOGIN_BYTES}
 

@@ -106,7 +106,7 @@ class Transport:
 
     Args:
         lookup: z85 public key → who that is (``lease:<id>``, ``client:<user>``), ``None`` for a
-            stranger. Not called before :meth:`serve`.
+            client that is unknown. Not called before :meth:`serve`.
     """
 
     def __init__(self, keys: KeyPair, lookup: Callable[[str], str | None]) -> None:

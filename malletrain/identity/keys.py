@@ -2,8 +2,8 @@
 
 Decides where keys lie, that nobody else can read them, and which identity a public key stands for:
 ``lease:<id>`` (the agent of one lease, for as long as the lease lasts), ``client:<user>``, or
-``stranger:<key>`` where a client may still prove who it is (:mod:`malletrain.identity.users`). What
-an identity may do is decided where messages are handled.
+``unauthenticated:<key>`` where a client may still prove who it is
+(:mod:`malletrain.identity.users`). What an identity may do is decided where messages are handled.
 
 Files under ``keys/`` in the state directory (mode 0700), each one key pair as JSON (mode 0600):
 ``server.key``, ``client.key`` (the user who runs the daemon). The secret half of a lease's key is
@@ -138,9 +138,9 @@ class KeyRing:
     """The keys of one state directory, and whom each public key stands for.
 
     Passed to pyzmq's authenticator as its credentials provider (:meth:`callback`). ``lookup``: the
-    user of a key that is not known here; ``strangers``: let those in that nobody knows, so that
-    they can be told what to do; ``now``: a clock, seconds. Raises KeyFileError when the directory
-    or a key in it cannot be trusted.
+    user of a key that is not known here; ``unauthenticated``: accept connections with unknown keys
+    too, so that their clients can be told how to log in; ``now``: a clock, seconds. Raises
+    KeyFileError when the directory or a key in it cannot be trusted.
     """
 
     def __init__(
@@ -149,10 +149,10 @@ class KeyRing:
         user: str | None = None,
         *,
         lookup: Callable[[str], str | None] = lambda key: None,
-        strangers: bool = False,
+        unauthenticated: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._lookup, self._strangers, self._now = lookup, strangers, now
+        self._lookup, self._unauthenticated, self._now = lookup, unauthenticated, now
         self._logins: dict[str, tuple[str, float]] = {}
         self.directory = make_private_dir(state_dir / "keys")
         mode = stat.S_IMODE(self.directory.stat().st_mode)
@@ -216,7 +216,7 @@ class KeyRing:
         login, until = self._logins.get(key, ("", 0.0))
         if self._now() < until:
             return login
-        return f"stranger:{key}" if self._strangers and is_key(key) else None
+        return f"unauthenticated:{key}" if self._unauthenticated and is_key(key) else None
 
     def callback(self, domain: str, key: bytes) -> bool:
         """pyzmq's authenticator asks here whether a connection with this public key may be made."""

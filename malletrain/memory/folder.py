@@ -18,7 +18,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from malletrain.memory.held import hold, is_held
+from malletrain.memory.folder_lock import is_locked, lock_folder
 from malletrain.protocol.sizes import shown
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -129,7 +129,7 @@ def private_folder(node: str, base: Path = SHARED_MEMORY) -> Path | None:
     prefix = f"{stem}-{os.getpid()}-{_born(os.getpid())}-"
     try:
         made = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
-        hold(made)
+        lock_folder(made)
     except OSError:
         return None
     return made
@@ -154,7 +154,7 @@ def sweep(stem: str, base: Path) -> None:
     for old in base.glob(f"{stem}-*"):
         match = made_by.fullmatch(old.name)
         dead = match and _born(int(match[1])) != int(match[2]) and _is_ours(old)
-        if dead and not is_held(old):
+        if dead and not is_locked(old):
             shutil.rmtree(old, ignore_errors=True)
 
 

@@ -45,7 +45,7 @@ class _Arriving:
     size: int
     got: int = 0
     total: int = 0
-    heard: float = 0.0
+    last_message: float = 0.0
 
 
 class Keeper:
@@ -115,7 +115,7 @@ class Keeper:
                 if listener.monitor in ready:
                     listener.read_monitor()
                 if self._router in ready:
-                    self._heard(self._router.recv_multipart())
+                    self._handle(self._router.recv_multipart())
                 self._give_up_idle()
             listener.close()
         except zmq.ZMQError as error:  # who calls finds nobody
@@ -123,7 +123,7 @@ class Keeper:
         finally:
             context.destroy(linger=0)
 
-    def _heard(self, frames: list[bytes]) -> None:
+    def _handle(self, frames: list[bytes]) -> None:
         peer = frames[0]
         if len(frames) != 3:
             return
@@ -151,7 +151,7 @@ class Keeper:
         arriving = self._arriving.get((peer, ask.name))
         if arriving is None:
             raise ValueError(f"{ask.name} was not begun.")
-        arriving.heard = time.monotonic()
+        arriving.last_message = time.monotonic()
         if ask.verb == "write":
             self._write(arriving, ask, data)
         elif ask.verb == "end":
@@ -162,13 +162,13 @@ class Keeper:
 
     def _begin(self, peer: bytes, ask: Ask, final: Path) -> None:
         self._give_up((peer, ask.name))
-        promised = sum(a.size - a.got for a in self._arriving.values())
-        self._folder.claim(ask.length + promised)
+        reserved = sum(a.size - a.got for a in self._arriving.values())
+        self._folder.claim(ask.length + reserved)
         final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = unfinished(final).with_name(f"{unfinished(final).name}-{next(self._count)}")
         file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         self._arriving[peer, ask.name] = _Arriving(
-            file, temporary, final, ask.length, heard=time.monotonic()
+            file, temporary, final, ask.length, last_message=time.monotonic()
         )
 
     def _write(self, arriving: _Arriving, ask: Ask, data: bytes) -> None:
@@ -191,7 +191,9 @@ class Keeper:
 
     def _give_up_idle(self) -> None:
         late = time.monotonic() - IDLE_S
-        for key in [key for key, arriving in self._arriving.items() if arriving.heard < late]:
+        for key in [
+            key for key, arriving in self._arriving.items() if arriving.last_message < late
+        ]:
             self._give_up(key)
 
     def _give_up(self, key: tuple[bytes, str]) -> None:

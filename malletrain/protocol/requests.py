@@ -35,8 +35,8 @@ _parameters = msgspec.msgpack.Decoder(dict[str, Any])
 
 class Reply(Message, frozen=True):
     """Answer to Request: ``data`` when ok, else ``error`` (a sentence) and ``code`` (``refused`` |
-    ``usage`` | ``internal`` | ``stranger``: say who you are first; ``data`` then tells whether
-    ``login`` with a credential of MUNGE will do).
+    ``usage`` | ``internal`` | ``unauthenticated``: say who you are first; ``data`` then tells
+    whether ``login`` with a credential of MUNGE will do).
     """
 
     id: str

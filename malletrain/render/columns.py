@@ -61,9 +61,9 @@ def fit(columns: Sequence[Column], natural: Sequence[int], width: int) -> dict[i
         spare -= 1
     last = len(columns) - 1
     if columns[last].note and len(shown) == last and all(shown[k] == natural[k] for k in shown):
-        left = spare - (GAP if shown else 0)
-        if left >= min(natural[last], NOTE_LEAST):
-            shown[last] = min(left, natural[last])
+        remaining = spare - (GAP if shown else 0)
+        if remaining >= min(natural[last], NOTE_LEAST):
+            shown[last] = min(remaining, natural[last])
     return shown
 
 
@@ -146,8 +146,8 @@ class FittedTable:
             run += 1
             if self.alike and self.rows[n + 1 :] and self.rows[n + 1][last] == row[last]:
                 continue
-            told = Text(self.alike.format(rows=run) if run > 1 else "") + row[last]
-            yield from indented(console, told if self.alike else row[last], options.max_width)
+            note = Text(self.alike.format(rows=run) if run > 1 else "") + row[last]
+            yield from indented(console, note if self.alike else row[last], options.max_width)
             run = 0
 
     def _line(self, cells: Sequence[Text], shown: dict[int, int]) -> Text:

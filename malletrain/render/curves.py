@@ -57,12 +57,12 @@ def dots(points: Sequence[Point], columns: int, rows: int) -> list[str]:
     """The line through these points as so many lines of so many Braille characters."""
     cells = [[BLANK] * columns for _ in range(rows)]
     xs, ys = [x for x, _ in points], [y for _, y in points]
-    left, low = min(xs), min(ys)
-    across, up = (max(xs) - left) or 1.0, (max(ys) - low) or 1.0
+    x_min, y_min = min(xs), min(ys)
+    x_range, y_range = (max(xs) - x_min) or 1.0, (max(ys) - y_min) or 1.0
     placed = [
         (
-            round((x - left) / across * (2 * columns - 1)),
-            round((1 - (y - low) / up) * (4 * rows - 1)),
+            round((x - x_min) / x_range * (2 * columns - 1)),
+            round((1 - (y - y_min) / y_range) * (4 * rows - 1)),
         )
         for x, y in points
     ]

@@ -55,7 +55,7 @@ def _spent(goal: GoalView) -> bool:
     return goal.budget_nh is not None and goal.charged_nh >= 0.999 * goal.budget_nh
 
 
-def wanted(goal: GoalView, now: float) -> str:
+def targets(goal: GoalView, now: float) -> str:
     """What the owner wants: ``by Thu 14:00, 12.5 of 200 nh``."""
     parts = []
     if goal.deadline is not None:
@@ -74,19 +74,19 @@ def standing(goal: GoalView | None) -> str:
 
 def facts(goal: GoalView, now: float, *, ended: bool) -> list[tuple[str, str]]:
     """What ``malletrain show`` says of a job's goals: labels and values."""
-    found = []
-    if asked := wanted(goal, now):
+    rows = []
+    if text := targets(goal, now):
         word = standing(goal)
-        found.append(("Wanted", f"{asked}: {word}" if word else asked))
-    if not ended and (said := forecast(goal, now)):
-        found.append(("Forecast", said))
-    return found
+        rows.append(("Wanted", f"{text}: {word}" if word else text))
+    if not ended and (prediction := forecast(goal, now)):
+        rows.append(("Forecast", prediction))
+    return rows
 
 
 def sentence(goal: GoalView, now: float) -> str:
     """What is said of a job's goals when it is submitted or extended; may be empty."""
     word = standing(goal)
-    asked = wanted(goal, now) if goal.deadline is not None or goal.budget_nh is not None else ""
-    said = f"{asked}: {word}." if word else f"{asked}."
-    said = said if asked else ""
-    return " ".join(part for part in (forecast(goal, now), said[:1].upper() + said[1:]) if part)
+    text = targets(goal, now) if goal.deadline is not None or goal.budget_nh is not None else ""
+    if text:
+        text = text[:1].upper() + text[1:] + (f": {word}." if word else ".")
+    return " ".join(part for part in (forecast(goal, now), text) if part)

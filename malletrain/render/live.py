@@ -83,8 +83,8 @@ class Screen:
         """Take in one poll of the daemon; ``events`` are the new ones only."""
         self.status, self.jobs, self.nodes, self.note = status, tuple(jobs), tuple(nodes), ""
         self.events.extend(events)
-        known = {j.id for j in jobs}
-        self.history = {k: v for k, v in self.history.items() if k in known}
+        ids = {j.id for j in jobs}
+        self.history = {k: v for k, v in self.history.items() if k in ids}
         for j in jobs:
             self.history.setdefault(j.id, deque(maxlen=HISTORY)).append(j.rate)
 

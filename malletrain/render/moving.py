@@ -60,8 +60,8 @@ def moving(timeline: Timeline) -> str:
             fill = fills.get(kind) or (
                 colour[span.job] if kind == JOB_SPAN else tint(colour[span.job], 0.4)
             )
-            left, right = x(span.start), x(span.end)
-            shown.append(_rect(left, top[span.node], right - left, ROW, fill))
+            start, end = x(span.start), x(span.end)
+            shown.append(_rect(start, top[span.node], end - start, ROW, fill))
     for mark in timeline.marks:
         if mark.node in top:
             at, high = x(mark.time), top[mark.node]
@@ -100,10 +100,9 @@ def moving(timeline: Timeline) -> str:
     return "\n".join(parts)
 
 
-def _rect(left: float, top: float, width: float, height: float, fill: str) -> str:
+def _rect(x: float, y: float, width: float, height: float, fill: str) -> str:
     return (
-        f'<rect x="{left:.1f}" y="{top}" width="{max(0.0, width):.1f}" height="{height}" '
-        f'fill="{fill}"/>'
+        f'<rect x="{x:.1f}" y="{y}" width="{max(0.0, width):.1f}" height="{height}" fill="{fill}"/>'
     )
 
 

@@ -30,11 +30,11 @@ STANDS = {
 
 
 def scaling(
-    profile: ProfileView | None, seen: Sequence[RateView], *, given: bool
+    profile: ProfileView | None, seen: Sequence[RateView], *, owner_curve: bool
 ) -> list[RenderableType]:
     """The part of ``malletrain show`` on how the job scales; nothing where nothing is known.
 
-    ``given``: its owner gave the curve.
+    ``owner_curve``: its owner gave the curve.
     """
     if profile is None and not seen:
         return []
@@ -42,12 +42,12 @@ def scaling(
     if profile is None:
         head.append("only what was seen is known, because profiling is off here.", "default")
     else:
-        stands = "given" if given else STANDS.get(profile.state, plain(profile.state))
+        stands = "given" if owner_curve else STANDS.get(profile.state, plain(profile.state))
         head.append(f"{stands}.", "default")
         head.append(f" {plain(profile.sentence)}" if profile.sentence else "", "default")
     parts: list[RenderableType] = [head]
     if seen or (profile is not None and profile.points):
-        parts.append(_sizes(profile, seen, given))
+        parts.append(_sizes(profile, seen, owner_curve))
     if profile is None:
         return parts
     if profile.up_s or profile.down_s or profile.start_s:
@@ -67,7 +67,7 @@ def scaling(
     return parts
 
 
-def _sizes(profile: ProfileView | None, seen: Sequence[RateView], given: bool) -> FittedTable:
+def _sizes(profile: ProfileView | None, seen: Sequence[RateView], owner_curve: bool) -> FittedTable:
     """A line for each number of nodes: one rate that is expected, and what was seen."""
     points = {p.nodes: p for p in profile.points} if profile else {}
     rates = _by_nodes(seen)
@@ -86,7 +86,7 @@ def _sizes(profile: ProfileView | None, seen: Sequence[RateView], given: bool) -
         p, r = points.get(nodes), rates.get(nodes)
         expected = ["", "", "", "", ""]
         if p is not None:
-            source = "measured" if p.measured else "given" if given else "estimated"
+            source = "measured" if p.measured else "given" if owner_curve else "estimated"
             margin = f"± {rate(p.spread)}" if p.spread > 0 else ""
             expected = [rate(p.rate), margin, source, rate(p.rate / p.nodes), rate(p.bid)]
         looked = [rate(r.rate), count(r.samples), show_duration(r.seconds)] if r else ["", "", ""]

@@ -32,7 +32,7 @@ def sweeps(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
         made.add_row(
             plain(row["name"]),
             *(str(counts.get(state, 0)) for state in STATES),
-            str(row["wanted"]),
+            str(row["target_trials"]),
             "" if row["best"] is None else f"{row['best']:.6g}",
             plain(row["sentence"]),
         )
@@ -83,8 +83,8 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     facts = ("trial", "state", "job", "step", "node_hours", "best", "note")
     writer.writerow([*facts, *metrics, *parameters])
     for row in rows:
-        told = [row[fact] for fact in facts]
-        told += [row["values"].get(metric) for metric in metrics]
-        told += [row["parameters"].get(name) for name in parameters]
-        writer.writerow("" if value is None else value for value in told)
+        cells = [row[fact] for fact in facts]
+        cells += [row["values"].get(metric) for metric in metrics]
+        cells += [row["parameters"].get(name) for name in parameters]
+        writer.writerow("" if value is None else value for value in cells)
     return out.getvalue()

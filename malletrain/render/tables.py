@@ -109,10 +109,11 @@ def headline(status: StatusView) -> Text:
         f" (pid {status.pid}) on {plain(status.scheduler)}, up "
         f"{since(status.started, status.now)}\n"
     )
-    held, trains, idle = status.nodes_leased, status.nodes_training, status.nodes_idle
+    leased, trains, idle = status.nodes_leased, status.nodes_training, status.nodes_idle
     line.append(
-        f"{held} {'node' if held == 1 else 'nodes'} held: "
-        f"{trains} {'trains' if trains == 1 else 'train'}, {max(0, held - trains)} without a job; "
+        f"{leased} {'node' if leased == 1 else 'nodes'} held: "
+        f"{trains} {'trains' if trains == 1 else 'train'}, "
+        f"{max(0, leased - trains)} without a job; "
         f"{idle} more {'is' if idle == 1 else 'are'} idle\n"
     )
     line.append(
@@ -187,9 +188,9 @@ def job(detail: JobDetail) -> RenderableType:
     notices, why it failed.
     """
     j = detail.job
-    given = detail.spec.get("curve") is not None
+    owner_curve = detail.spec.get("curve") is not None
     parts: list[RenderableType] = [_facts(detail)]
-    parts += scaling(detail.profile, detail.rates, given=given)
+    parts += scaling(detail.profile, detail.rates, owner_curve=owner_curve)
     if detail.rescales:
         parts += _steps(detail.rescales)
     for sentence in detail.notices:
@@ -247,8 +248,8 @@ def _facts(detail: JobDetail) -> Table:
         fact("Time limit", show_duration(float(spec["time_limit_s"])))
     if spec.get("on_hang"):
         fact("When it hangs", "its workers are started again")
-    for told in spec.get("notify", ()):
-        fact("Notifies", f"{told['to']} of its {', '.join(told['on'])}")
+    for notification in spec.get("notify", ()):
+        fact("Notifies", f"{notification['to']} of its {', '.join(notification['on'])}")
     ended = f", ended {date(j.ended)}" if j.ended else ""
     fact("Times", f"submitted {date(j.submitted)}, started {date(j.started)}{ended}")
     if detail.trainer:
@@ -343,8 +344,8 @@ def nodes(
             *(plain(", ".join(n.trainers)) for _ in apart),
         )
     if not explain:
-        told = [Text(f"{plain(n.node)}: {plain(n.rules[-1][2])}") for n in rows if n.rules]
-        return Group(made, Text(""), *told) if told else made
+        reasons = [Text(f"{plain(n.node)}: {plain(n.rules[-1][2])}") for n in rows if n.rules]
+        return Group(made, Text(""), *reasons) if reasons else made
     rules = FittedTable(
         Column("NODE"), Column("RULE", drop=2), Column("PASSED", drop=1), Column("WHY", note=True)
     )
@@ -380,8 +381,8 @@ class EventLine:
             yield line
             return
         head, name, node = self._head()
-        left = max(1, width - head.cell_len - node.cell_len - 1)
-        short = Text.assemble(head, shorten(name, left, middle=True), " ", node)
+        remaining = max(1, width - head.cell_len - node.cell_len - 1)
+        short = Text.assemble(head, shorten(name, remaining, middle=True), " ", node)
         short.rstrip()
         yield short
         yield from indented(console, Text(plain(self.event.sentence)), width)

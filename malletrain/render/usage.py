@@ -37,18 +37,18 @@ def added_up(rows: Sequence[UsageView], by: Sequence[str]) -> list[UsageView]:
     """The rows, those added up that agree in what they are kept apart ``by`` (keys of BY). The
     energy of a sum is known where that of all its parts is.
     """
-    kept = {BY[each] for each in by}
-    found: dict[tuple[str, ...], UsageView] = {}
+    fields = {BY[each] for each in by}
+    rows_by_key: dict[tuple[str, ...], UsageView] = {}
     for row in rows:
-        key = tuple(getattr(row, f) if f in kept else ALL for f in BY.values())
+        key = tuple(getattr(row, f) if f in fields else ALL for f in BY.values())
         row = msgspec.structs.replace(row, **dict(zip(BY.values(), key, strict=True)))
-        if (before := found.get(key)) is not None:
+        if (before := rows_by_key.get(key)) is not None:
             sums = {field: getattr(before, field) + getattr(row, field) for field in SUMS}
-            known = before.kwh is not None and row.kwh is not None
-            kwh = (before.kwh or 0.0) + (row.kwh or 0.0) if known else None
+            complete = before.kwh is not None and row.kwh is not None
+            kwh = (before.kwh or 0.0) + (row.kwh or 0.0) if complete else None
             row = msgspec.structs.replace(row, **sums, kwh=kwh)
-        found[key] = row
-    return [found[key] for key in sorted(found)]
+        rows_by_key[key] = row
+    return [rows_by_key[key] for key in sorted(rows_by_key)]
 
 
 def _amount(value: float) -> str:

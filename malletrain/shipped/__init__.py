@@ -19,11 +19,11 @@ def shipped(name: str) -> Path:
     Raises:
         FileNotFoundError: nothing of this name ships, or the installation is damaged.
     """
-    known = names()
-    if name not in known:
+    file_names = names()
+    if name not in file_names:
         raise FileNotFoundError(
-            f'MalleTrain has no file "{name}"; it comes with {", ".join(known)}.'
-            if known
+            f'MalleTrain has no file "{name}"; it comes with {", ".join(file_names)}.'
+            if file_names
             else f"The files that MalleTrain comes with are not in {HERE}; install it again."
         )
     return HERE / name
@@ -31,15 +31,15 @@ def shipped(name: str) -> Path:
 
 def names() -> list[str]:
     """Names of all files that ship, in order."""
-    found: list[str] = []
+    paths: list[str] = []
     configurations = HERE / "site-configs"
     below = ("grafana", "ood", "ood/template", "prometheus")
     folders = (configurations, *(configurations / name for name in below))
     for folder in (*sorted((HERE / "jobscripts").glob("*")), *folders):
-        found += [
+        paths += [
             str(file.relative_to(HERE))
             for file in sorted(folder.glob("*"))
             if file.suffix
             in (".py", ".conf", ".service", ".sh", ".toml", ".json", ".yml", ".yaml", ".erb")
         ]
-    return found
+    return paths

@@ -68,7 +68,7 @@ def restore(url: str, copy: Path) -> Path | None:
         raise CopyError(
             f"{copy} was written by a later malletrain (schema {version}); restore it with that."
         )
-    kept = None
+    backup = None
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -83,8 +83,8 @@ def restore(url: str, copy: Path) -> Path | None:
             to.commit()
         _on_disk(part)
         if target.exists():
-            kept = target.with_name(f"{target.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
-            _keep(target, kept)
+            backup = target.with_name(f"{target.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
+            _back_up(target, backup)
         for side in SIDE_FILES:
             Path(f"{target}{side}").unlink(missing_ok=True)
         os.replace(part, target)
@@ -93,10 +93,10 @@ def restore(url: str, copy: Path) -> Path | None:
         raise CopyError(f"{target} cannot be written: {error.strerror}.") from None
     finally:
         part.unlink(missing_ok=True)
-    return kept
+    return backup
 
 
-def _keep(target: Path, kept: Path) -> None:
+def _back_up(target: Path, backup: Path) -> None:
     """Give a database another name, too. What is in its log becomes part of it; of one that is too
     damaged for that the log is kept beside it.
     """
@@ -106,8 +106,8 @@ def _keep(target: Path, kept: Path) -> None:
     except CopyError:
         for side in SIDE_FILES:
             with contextlib.suppress(FileNotFoundError):
-                os.link(f"{target}{side}", f"{kept}{side}")
-    os.link(target, kept)
+                os.link(f"{target}{side}", f"{backup}{side}")
+    os.link(target, backup)
 
 
 def vacuum(url: str) -> tuple[int, int]:

@@ -65,11 +65,11 @@ _ADVICE = (
 """What SQLite says of its file, or PostgreSQL of itself → what to do; the first that fits."""
 
 
-def advice(said: str) -> str:
+def advice(message: str) -> str:
     """What to do about an error of the database, as a sentence with a space before it; empty:
     nothing is known.
     """
-    return next((f" {what}" for words, what in _ADVICE if words in said), "")
+    return next((f" {what}" for words, what in _ADVICE if words in message), "")
 
 
 def open_engine(url: str) -> Engine:
@@ -79,13 +79,13 @@ def open_engine(url: str) -> Engine:
     try:
         # A server may have been restarted since the last transaction: a connection is tried before
         # it is used.
-        given = make_url(url)
+        engine_url = make_url(url)
         options: dict[str, Any] = (
             {"connect_args": {"timeout": BUSY_TIMEOUT_MS / 1000}}
             if url.startswith("sqlite")
-            else {"pool_pre_ping": True, "connect_args": _waits(given)}
+            else {"pool_pre_ping": True, "connect_args": _waits(engine_url)}
         )
-        engine = create_engine(given, **options)
+        engine = create_engine(engine_url, **options)
     except (ArgumentError, NoSuchModuleError) as error:
         raise StoreError(
             f'"{url}" is not the URL of a database that SQLAlchemy knows: {error}. Correct '
@@ -100,7 +100,7 @@ def open_engine(url: str) -> Engine:
         _create_privately(engine.url.database)
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
-    elif engine.dialect.name == "postgresql" and _LOCKS not in str(given.query.get("options")):
+    elif engine.dialect.name == "postgresql" and _LOCKS not in str(engine_url.query.get("options")):
         event.listen(engine, "begin", _begin_postgresql)
     return engine
 

@@ -38,8 +38,8 @@ class HistoryTable:
     def rescales(self, jobs: Collection[str]) -> list[RescaleRow]:
         """Those of these jobs, of each the oldest first."""
         table = schema.rescales
-        found = select(table).where(table.c.job.in_(list(jobs)))
-        return self._db.all(found.order_by(table.c.job, table.c.generation), RescaleRow)
+        query = select(table).where(table.c.job.in_(list(jobs)))
+        return self._db.all(query.order_by(table.c.job, table.c.generation), RescaleRow)
 
     def events(
         self, jobs: Collection[str], kinds: Collection[str], after: int, limit: int
@@ -48,9 +48,9 @@ class HistoryTable:
         ``after``.
         """
         table = schema.events.c
-        wanted = table.job.in_(list(jobs)) & table.kind.in_([str(kind) for kind in kinds])
-        found = select(schema.events).where(wanted, table.seq > after)
-        return self._db.all(found.order_by(table.seq).limit(limit), EventRow)
+        condition = table.job.in_(list(jobs)) & table.kind.in_([str(kind) for kind in kinds])
+        query = select(schema.events).where(condition, table.seq > after)
+        return self._db.all(query.order_by(table.seq).limit(limit), EventRow)
 
 
 def _between(
@@ -63,6 +63,6 @@ def _between(
 ) -> Select[Any]:
     """Rows of what has a number, an owner and an end, in order of their numbers."""
     c = table.c
-    there = (began < until) & or_(c.ended.is_(None), c.ended > since) & (c.number > after)
-    found = select(table).where(there).order_by(c.number)
-    return found if owner is None else found.where(c.owner == owner)
+    overlap = (began < until) & or_(c.ended.is_(None), c.ended > since) & (c.number > after)
+    query = select(table).where(overlap).order_by(c.number)
+    return query if owner is None else query.where(c.owner == owner)

@@ -42,9 +42,9 @@ class ManyRows:
         return {row.key: row for row in self._of(schema.curves.c.key, CurveRow, keys)}
 
     def _of(self, column: Column[Any], kind: type[Row], values: Iterable[str]) -> Iterator[Row]:
-        wanted = sorted(set(values))
-        for first in range(0, len(wanted), AT_ONCE):
-            some = wanted[first : first + AT_ONCE]
+        keys = sorted(set(values))
+        for first in range(0, len(keys), AT_ONCE):
+            some = keys[first : first + AT_ONCE]
             yield from self._db.all(_reading(column), kind, {"some": some})
 
 

@@ -27,12 +27,12 @@ def forget(db: Session, before: float) -> int:
     what was measured of them. Returns how many; 0: there are no more.
     """
     with db.transaction() as connection:
-        found = {}
+        counts = {}
         for table in (schema.jobs, schema.leases):
             query = select(table.c.id).where(table.c.ended < before)
             ids = connection.execute(query.order_by(table.c.number).limit(AT_ONCE)).scalars().all()
             for child in OF_A_JOB if table is schema.jobs else ():
                 connection.execute(delete(child).where(child.c.job.in_(ids)))
             connection.execute(delete(table).where(table.c.id.in_(ids)))
-            found[table.name] = len(ids)
-        return sum(found.values())
+            counts[table.name] = len(ids)
+        return sum(counts.values())

@@ -115,12 +115,12 @@ class Session:
     def _refusal(self, error: Exception) -> StoreError:
         """What the database's own error is told as."""
         cause = error.orig if isinstance(error, DBAPIError) else error
-        said = str(cause).strip().partition("\n")[0].rstrip(".")
+        message = str(cause).strip().partition("\n")[0].rstrip(".")
         driver: Any = self._engine.dialect.loaded_dbapi
         statement = isinstance(cause, driver.DataError | driver.IntegrityError)
         return (StatementRefused if statement else StoreError)(
-            f"The database {self.url} refused: {said}. Nothing of this transaction was saved."
-            f"{advice(said)}"
+            f"The database {self.url} refused: {message}. Nothing of this transaction was saved."
+            f"{advice(message)}"
         )
 
     def migrate(self) -> None:
@@ -161,8 +161,8 @@ class Session:
     ) -> list[Row]:
         """The rows that the query finds. ``where``: its parameters, if it has any."""
         with self.transaction() as connection:
-            found = connection.execute(query, where or {})
-            return decode(kind, tuple(found.keys()), found)
+            result = connection.execute(query, where or {})
+            return decode(kind, tuple(result.keys()), result)
 
     def one(
         self, query: Select[Any], kind: type[Row], where: Mapping[str, Any] | None = None
@@ -186,11 +186,11 @@ class Session:
         """
         statement = appending(table, tuple(values), self._engine.dialect)
         order = statement.positiontup
-        given = values if order is None else tuple(values[name] for name in order)
+        parameters = values if order is None else tuple(values[name] for name in order)
         with self.transaction() as connection:
             driver: Any = connection.connection.driver_connection
             try:
-                driver.execute(statement.string, given)
+                driver.execute(statement.string, parameters)
             except self._engine.dialect.loaded_dbapi.Error as error:
                 raise self._refusal(error) from error
 
@@ -220,15 +220,15 @@ class Session:
             return [row for row, _ in changes]
         names = tuple(changes[0][1])
         _check_fields(kind, names)
-        columns = [encode_values({name: said[name] for name in names}) for _, said in changes]
+        columns = [encode_values({name: change[name] for name in names}) for _, change in changes]
         keyed = [
             {**values, AT + "id": row.id} for (row, _), values in zip(changes, columns, strict=True)
         ]
         with self.transaction() as connection:
             many: Any = keyed if len(keyed) > 1 else keyed[0]
             if connection.execute(updating(table, names), many).rowcount != len(keyed):
-                known = set(connection.execute(select(table.c.id)).scalars())
-                lacks = next(each[AT + "id"] for each in keyed if each[AT + "id"] not in known)
+                ids = set(connection.execute(select(table.c.id)).scalars())
+                lacks = next(each[AT + "id"] for each in keyed if each[AT + "id"] not in ids)
                 raise StatementRefused(
                     f'The database has no row "{lacks}" in {table.name}; it was never stored.'
                 )
@@ -267,8 +267,8 @@ class Session:
     def get_meta(self, key: str) -> str | None:
         """A value that the daemon keeps about itself."""
         with self.transaction() as connection:
-            found = connection.execute(reading_meta(), {"key": key}).scalar()
-            return None if found is None else str(found)
+            value = connection.execute(reading_meta(), {"key": key}).scalar()
+            return None if value is None else str(value)
 
     def set_meta(self, key: str, value: str) -> None:
         """Keep a value about the daemon itself."""

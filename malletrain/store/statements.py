@@ -34,8 +34,8 @@ def appending(table: Table, columns: tuple[str, ...], dialect: Dialect) -> Any:
 @lru_cache(maxsize=1024)
 def updating(table: Table, columns: tuple[str, ...]) -> Update:
     """Set these columns of the row whose primary key is given as parameters (:data:`AT`)."""
-    found = [column == bindparam(AT + column.name) for column in table.primary_key]
-    return update(table).where(*found).values({name: bindparam(name) for name in columns})
+    conditions = [column == bindparam(AT + column.name) for column in table.primary_key]
+    return update(table).where(*conditions).values({name: bindparam(name) for name in columns})
 
 
 @cache

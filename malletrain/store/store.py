@@ -143,14 +143,14 @@ class Store:
         with self.transaction() as connection:
             return of(connection)
 
-    def told(self) -> int | None:
-        """The number of the last event of which owners were told; None: they never were."""
-        told = self._db.get_meta("told")
-        return None if told is None else int(told)
+    def last_notified(self) -> int | None:
+        """The number of the last event of which owners were notified; None: they never were."""
+        seq = self._db.get_meta("last_notified")
+        return None if seq is None else int(seq)
 
-    def set_told(self, seq: int) -> None:
-        """Owners have been told of the events up to number ``seq``."""
-        self._db.set_meta("told", str(seq))
+    def set_last_notified(self, seq: int) -> None:
+        """Owners have been notified of the events up to number ``seq``."""
+        self._db.set_meta("last_notified", str(seq))
 
     # --- jobs ---
 
@@ -222,11 +222,11 @@ class Store:
             ),
         ):
             if 0 < len(text) <= LONGEST_PATTERN and (
-                found := self._db.all(
+                rows := self._db.all(
                     select(table).where(condition).order_by(table.c.number), JobRow
                 )
             ):
-                return found
+                return rows
         return []
 
     # --- leases ---

@@ -49,7 +49,7 @@ def requeued(old: JobDetail, more: Sequence[object], now: float, user: str) -> J
     return again(msgspec.convert(old.spec, JobSpec), old.job.id, [str(word) for word in more], now)
 
 
-def left_out(old: JobSpec, new: JobSpec) -> list[str]:
+def omissions(old: JobSpec, new: JobSpec) -> list[str]:
     """Sentences about what :func:`again` has not taken over."""
     sentences = []
     if old.after:

@@ -20,10 +20,10 @@ from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import EventView, JobView, NewsView, SeriesView
 from malletrain.sweep.jobs import LOST, JobRefused, JobsAway, TrialJob
 
-GIVEN = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
+NODE_EVENTS = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
 """Events that say which nodes a job has from then on."""
 CHANGES = (
-    *GIVEN,
+    *NODE_EVENTS,
     EventKind.JOB_SUSPENDED,
     EventKind.JOB_COMPLETED,
     EventKind.JOB_FAILED,
@@ -31,7 +31,7 @@ CHANGES = (
 )
 WAIT_S = 10.0
 """The daemon is asked to wait for news no longer than so."""
-PASSING = ("unreachable", "internal", "stranger")
+PASSING = ("unreachable", "internal", "unauthenticated")
 """What a daemon answers, or does not, that may be otherwise a moment later."""
 
 
@@ -90,12 +90,12 @@ class DaemonJobs:
         without one among others is a last word and no point of the curve. The daemon is not
         asked again where nothing came since.
         """
-        known, until = self._read.get(job, ("", 0))
-        if known == metric and since >= until:
+        previous_metric, until = self._read.get(job, ("", 0))
+        if previous_metric == metric and since >= until:
             return []
-        found = self._points(job, metric, since)
-        self._read[job] = metric, max([since, *(step for step, _ in found)])
-        return found
+        points = self._points(job, metric, since)
+        self._read[job] = metric, max([since, *(step for step, _ in points)])
+        return points
 
     def _points(self, job: str, metric: str, since: int) -> list[tuple[int, float]]:
         series = self._series(job, metric)
@@ -104,8 +104,8 @@ class DaemonJobs:
         steps: Sequence[int | None] = series.steps
         if not any(step is not None for step in steps):
             steps = series.numbers or range(len(series.steps))
-        found = zip(steps, series.values, strict=True)
-        return [(step, value) for step, value in found if step is not None and step > since]
+        pairs = zip(steps, series.values, strict=True)
+        return [(step, value) for step, value in pairs if step is not None and step > since]
 
     def last(self, job: str, metric: str) -> float | None:
         """The newest value."""
@@ -138,9 +138,9 @@ class DaemonJobs:
 
     def wait(self, ids: Sequence[str], within_s: float) -> None:
         """Wait for news of these jobs; where the daemon has no word for that, just wait."""
-        asked = operations.news(ids, cursor=self._cursor, wait_s=min(within_s, WAIT_S))
+        request = operations.news(ids, cursor=self._cursor, wait_s=min(within_s, WAIT_S))
         try:
-            news: NewsView = self._do(asked)
+            news: NewsView = self._do(request)
         except ClientError:
             self._read.clear()
             time.sleep(within_s)
@@ -149,8 +149,8 @@ class DaemonJobs:
         self._read = {job: read for job, read in self._read.items() if job in quiet}
 
     def _series(self, job: str, metric: str) -> SeriesView | None:
-        found = self._do(operations.metrics(job, names=(metric,)))
-        return found[0] if found else None
+        series = self._do(operations.metrics(job, names=(metric,)))
+        return series[0] if series else None
 
     def _do(self, operation: Operation[Any]) -> Any:
         """Ask. Raises JobsAway where nobody answers, ClientError where it is refused."""
@@ -176,7 +176,10 @@ def used_s(events: Sequence[EventView], now: float) -> float:
         if event.kind not in CHANGES:
             continue
         used += nodes * (event.time - since)
-        nodes, since = len(event.data.get("nodes", ())) if event.kind in GIVEN else 0, event.time
+        nodes, since = (
+            len(event.data.get("nodes", ())) if event.kind in NODE_EVENTS else 0,
+            event.time,
+        )
     return used + nodes * max(0.0, now - since)
 
 

@@ -92,7 +92,7 @@ class EarlyCurve:
             raise ValueError(f"confidence is a share between 0 and 1, not {confidence!r}.")
         self.confidence = confidence
         self._sign = 1.0 if direction == "minimize" else -1.0
-        self._given = None if stages is None else sorted(stages)
+        self._fixed_stages = None if stages is None else sorted(stages)
         low, high = (bounds[0], bounds[1]) if self._sign > 0 else (-bounds[1], -bounds[0])
         self._low, self._high = low, high
 
@@ -130,8 +130,8 @@ class EarlyCurve:
         is that of its negative.
         """
         k, y = np.asarray(steps, dtype=float), self._sign * np.asarray(values, dtype=float)
-        scale_k, scale_y, found = self._fitted(k, y)
-        a0, a1, a2, a3 = found.x
+        scale_k, scale_y, solution = self._fitted(k, y)
+        a0, a1, a2, a3 = solution.x
         return Law(
             a0 / scale_y / scale_k**2, a1 / scale_y / scale_k, a2 / scale_y, a3 * scale_y + y.min()
         )
@@ -140,8 +140,8 @@ class EarlyCurve:
 
     def _stages(self, k: Array, y: Array) -> list[int]:
         """The indices at which stages begin."""
-        if self._given is not None:
-            inner = (int(np.searchsorted(k, step)) for step in self._given)
+        if self._fixed_stages is not None:
+            inner = (int(np.searchsorted(k, step)) for step in self._fixed_stages)
             return sorted({0, *(i for i in inner if 0 < i < len(k))})
         begins = [0]
         falls = -np.diff(y)
@@ -180,7 +180,7 @@ class EarlyCurve:
             start = np.array(
                 [min(a0, bent / 2), a1, 1.0 / max(z[0] - a3, 0.05), max(a3, floor / 2)]
             )
-            found = least_squares(
+            solution = least_squares(
                 residuals,
                 start,
                 slopes,
@@ -188,25 +188,25 @@ class EarlyCurve:
                 x_scale=np.maximum(np.abs(start), 0.1),
                 max_nfev=300,
             )
-            if best is None or found.cost < best.cost:
-                best = found
+            if best is None or solution.cost < best.cost:
+                best = solution
         return scale_k, scale_y, best
 
     def _extrapolated(self, k: Array, y: Array, at: float) -> tuple[float, float]:
         """The value at ``at`` and half the width of its interval, by the delta method."""
-        scale_k, scale_y, found = self._fitted(k, y)
+        scale_k, scale_y, solution = self._fitted(k, y)
         x = at / scale_k
-        a0, a1, a2, a3 = found.x
+        a0, a1, a2, a3 = solution.x
         under = a0 * x * x + a1 * x + a2
         value = (1.0 / under + a3) * scale_y + float(y.min())
-        spare = len(k) - len(found.x)
+        spare = len(k) - len(solution.x)
         if spare < 1:
             return value, math.inf
-        variance = 2 * found.cost / spare
+        variance = 2 * solution.cost / spare
         slope = np.array([-x * x, -x, -1.0, under**2]) / under**2
-        free = ~(found.active_mask != 0)
+        free = ~(solution.active_mask != 0)
         free[3] = True
-        jac, slope = found.jac[:, free], slope[free]
+        jac, slope = solution.jac[:, free], slope[free]
         covariance = np.linalg.pinv(jac.T @ jac, rcond=1e-12) * variance
         spread = math.sqrt(max(float(slope @ covariance @ slope) + variance, 0.0))
         half = float(stdtrit(spare, 0.5 + self.confidence / 2)) * spread

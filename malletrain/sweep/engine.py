@@ -34,10 +34,10 @@ SpecOf = Callable[[Ledger, int, dict[str, Value]], JobSpec]
 
 DONE = "All trials have ended."
 CANCELLED = "It was cancelled."
-PRUNED, GIVEN_BACK = "pruned", "cancelled"
+PRUNED, WITHDRAWN = "pruned", "cancelled"
 """How a trial ends whose job is cancelled for it."""
-_SAID_AS = {PRUNED: "its trial was pruned", GIVEN_BACK: "its sweep was cancelled"}
-_TOLD_AS = {PRUNED: TrialState.PRUNED, GIVEN_BACK: TrialState.FAIL}
+_REASONS = {PRUNED: "its trial was pruned", WITHDRAWN: "its sweep was cancelled"}
+_TRIAL_STATES = {PRUNED: TrialState.PRUNED, WITHDRAWN: TrialState.FAIL}
 
 
 class Engine:
@@ -69,15 +69,15 @@ class Engine:
         ledger = self.ledger
         ledger.alone()
         jobs, running = self.jobs.look(self.jobs_under_way()), ledger.running()
-        given_up: list[tuple[FrozenTrial, TrialJob]] = []
+        losers: list[tuple[FrozenTrial, TrialJob]] = []
         for trial in running:
             name = trial.user_attrs.get(book.JOB, "")
             elsewhere = self._is_elsewhere(trial) and name
             job = self._trial(trial, TrialJob(name, LOST) if elsewhere else jobs.get(name))
             if job is not None:
-                given_up.append((trial, job))
+                losers.append((trial, job))
         if not self._ahead or ledger.cancelled:
-            self._finish_all(given_up)
+            self._finish_all(losers)
         if ledger.cancelled:
             if ledger.running():
                 return False
@@ -87,9 +87,9 @@ class Engine:
             self._stop_if_hopeless()
             self._begin(now)
         except SweepError:
-            self._finish_all(given_up)
+            self._finish_all(losers)
             raise
-        self._finish_all(given_up)
+        self._finish_all(losers)
         self._weigh()
         if ledger.running():
             return False
@@ -113,17 +113,17 @@ class Engine:
         """Do what is to be done for a trial, but for giving it up: then its job is returned."""
         ending = trial.user_attrs.get(book.ENDING)
         if ending is None and self.ledger.cancelled:
-            self.ledger.note(trial, book.ENDING, GIVEN_BACK)
+            self.ledger.note(trial, book.ENDING, WITHDRAWN)
             self._point("ending noted")
-            ending = GIVEN_BACK
+            ending = WITHDRAWN
         if job is None and ending is not None and book.JOB not in trial.user_attrs:
             # It may have been submitted before somebody died.
             job = self._submit(trial)
         if job is None:
             self._submit(trial)
-        elif ending == GIVEN_BACK and job.state not in ("completed", "failed"):
+        elif ending == WITHDRAWN and job.state not in ("completed", "failed"):
             self._finish(trial, job, ending)
-        elif ending == GIVEN_BACK:  # it has ended by itself: that counts
+        elif ending == WITHDRAWN:  # it has ended by itself: that counts
             self._follow(trial, job)
         elif ending is not None or self._follow(trial, job):
             return job
@@ -165,23 +165,23 @@ class Engine:
         points = self.jobs.points(job.id, self._s.sweep.metrics[0], since)
         # One that has come to its end is not given up any more.
         judge = self._s.pruner.kind != "none" and not job.ended
-        return bool(points) and self.ledger.heard(trial.number, points, judge)
+        return bool(points) and self.ledger.report(trial.number, points, judge)
 
-    def _finish_all(self, given_up: list[tuple[FrozenTrial, TrialJob]]) -> None:
+    def _finish_all(self, losers: list[tuple[FrozenTrial, TrialJob]]) -> None:
         """End those that are given up. The list is empty afterwards."""
-        while given_up:
-            self._finish(*given_up.pop(0), PRUNED)
+        while losers:
+            self._finish(*losers.pop(0), PRUNED)
 
     def _finish(self, trial: FrozenTrial, job: TrialJob, ending: str) -> None:
         """End a trial whose end is noted: its job first."""
         if not job.ended:
-            self.jobs.cancel(job.id, _SAID_AS[ending])
+            self.jobs.cancel(job.id, _REASONS[ending])
             self._point("cancelled")
-        if ending == GIVEN_BACK:
+        if ending == WITHDRAWN:
             self._fail(trial, "its owner cancelled the sweep", job)
             return
         self._keep_cost(trial, job)
-        self.ledger.tell(trial.number, _TOLD_AS[ending])
+        self.ledger.tell(trial.number, _TRIAL_STATES[ending])
         self._point("told")
 
     def _ended(self, trial: FrozenTrial, job: TrialJob) -> None:
@@ -206,8 +206,8 @@ class Engine:
             self._fail(trial, self._silent(job, missing[0]), job)
             return
         self._keep_cost(trial, job)
-        told = [v for v in values if v is not None]
-        self.ledger.tell(trial.number, TrialState.COMPLETE, told)
+        numbers = [v for v in values if v is not None]
+        self.ledger.tell(trial.number, TrialState.COMPLETE, numbers)
         self._point("told")
 
     def _diverged(self, job: TrialJob, metric: str) -> bool:
@@ -223,7 +223,7 @@ class Engine:
 
     def _values(self, trial: FrozenTrial, job: TrialJob) -> list[float | None]:
         """What a trial came to, in each metric; None where it reported no number."""
-        found: list[float | None] = []
+        values: list[float | None] = []
         for metric, direction in zip(self._s.sweep.metrics, self._s.sweep.directions, strict=True):
             value = self.jobs.last(job.id, metric)
             diverged = value is not None and not math.isfinite(value)
@@ -232,8 +232,8 @@ class Engine:
                 points = self.jobs.points(job.id, metric, -1)
                 series = [v for _, v in points if math.isfinite(v)]
                 value = choose(series, default=value)
-            found.append(None if diverged else value)
-        return found
+            values.append(None if diverged else value)
+        return values
 
     def _fail(self, trial: FrozenTrial, why: str, job: TrialJob | None = None) -> None:
         self.ledger.note(trial, book.WHY, why)
@@ -307,12 +307,14 @@ class Engine:
         """Why no trial begins any more; empty: more may."""
         s, ledger = self._s.sweep, self.ledger
         trials = ledger.trials()
-        if len(trials) >= ledger.wanted:
+        if len(trials) >= ledger.target_trials:
             return DONE
         if s.time is not None and now - ledger.began >= s.time:
-            return f"Its time is over, after {len(trials)} of {ledger.wanted} trials."
+            return f"Its time is over, after {len(trials)} of {ledger.target_trials} trials."
         if s.node_hours is not None and self._used_s(trials) >= s.node_hours * 3600:
-            return f"Its node-hours are used up, after {len(trials)} of {ledger.wanted} trials."
+            return (
+                f"Its node-hours are used up, after {len(trials)} of {ledger.target_trials} trials."
+            )
         return ""
 
     def _used_s(self, trials: list[FrozenTrial]) -> float:

@@ -71,6 +71,6 @@ def _differences(ledger: Ledger, sweep: Sweep) -> list[str]:
         for key in sorted({*keys, *there[section]})
         if keys.get(key) != there[section].get(key) and (section, key) != ("sweep", "storage")
     ]
-    if sweep.sweep.trials == ledger.wanted:
+    if sweep.sweep.trials == ledger.target_trials:
         different = [key for key in different if key != "sweep.trials"]
     return different

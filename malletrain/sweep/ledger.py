@@ -53,7 +53,7 @@ class Summary:
     name: str
     trials: Mapping[str, int]
     """State → trials."""
-    wanted: int
+    target_trials: int
     """How many there are to be."""
     best: float | None
     """Of one objective: the best value."""
@@ -61,10 +61,10 @@ class Summary:
     """Why it ended; empty: it has not."""
 
 
-def storage_url(given: str, state_dir: Path) -> str:
+def storage_url(url: str, state_dir: Path) -> str:
     """The database's URL, as given or SQLite in the state directory, which is made."""
-    if given:
-        return given
+    if url:
+        return url
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     return f"sqlite:///{state_dir / FILE}"
 
@@ -138,11 +138,11 @@ def _opened(
 
 def summaries(storage: optuna.storages.BaseStorage) -> list[Summary]:
     """All sweeps in this database, by name; studies of others are left out."""
-    found = []
+    sweeps = []
     for summary in optuna.get_all_study_summaries(storage):
         if SPEC in summary.user_attrs:
-            found.append(Ledger.open(storage, summary.study_name).summary())
-    return sorted(found, key=lambda each: each.name)
+            sweeps.append(Ledger.open(storage, summary.study_name).summary())
+    return sorted(sweeps, key=lambda each: each.name)
 
 
 class Ledger:
@@ -187,8 +187,8 @@ class Ledger:
         """A sweep that there is. Raises SweepError where there is none."""
         names = optuna.get_all_study_names(storage)
         if name not in names:
-            known = ", ".join(sorted(names)[:10]) or "there is none"
-            raise SweepError(f"There is no sweep {name}; known: {known}.")
+            existing = ", ".join(sorted(names)[:10]) or "there is none"
+            raise SweepError(f"There is no sweep {name}; known: {existing}.")
         study = optuna.load_study(storage=storage, study_name=name)
         if SPEC not in study.user_attrs:
             raise SweepError(f"The study {name} was not made by malletrain sweep.")
@@ -233,10 +233,10 @@ class Ledger:
         return sorted(done, key=lambda t: (sign * t.values[0], t.number))[:count]
 
     @property
-    def wanted(self) -> int:
+    def target_trials(self) -> int:
         """How many trials there are to be."""
-        wanted = int(self.study.user_attrs.get(TRIALS, self.sweep.sweep.trials))
-        return int(min(wanted, self.sweep.most_trials))
+        count = int(self.study.user_attrs.get(TRIALS, self.sweep.sweep.trials))
+        return int(min(count, self.sweep.most_trials))
 
     @property
     def highest(self) -> float:
@@ -261,7 +261,7 @@ class Ledger:
             counts[word] = counts.get(word, 0) + 1
         best = self.best() if len(self.study.directions) == 1 else []
         value = best[0].values[0] if best else None
-        return Summary(self.name, counts, self.wanted, value, self.end)
+        return Summary(self.name, counts, self.target_trials, value, self.end)
 
     def key(self, number: int) -> str:
         """Under which the job of a trial is submitted, once or again."""
@@ -314,16 +314,16 @@ class Ledger:
             self._seen = None
             self._trial(trial.number).set_user_attr(name, value)
 
-    def heard(self, number: int, points: Sequence[tuple[int, float]], judge: bool) -> bool:
+    def report(self, number: int, points: Sequence[tuple[int, float]], judge: bool) -> bool:
         """Take in values of the metric by step, and let the pruner ``judge``; whether it gives the
         trial up. A step that is there already, because the job went back to its snapshot, stays as
         it was. A trial that has diverged (NaN, infinity) is given up by every pruner.
         """
         trial = self._trial(number)
-        known = self._frozen(number).intermediate_values
+        previous = self._frozen(number).intermediate_values
         news: dict[int, float] = {}
         for step, value in points:
-            if step not in known:
+            if step not in previous:
                 news.setdefault(step, value)
         for step in sorted(news):
             self._seen = None

@@ -98,7 +98,7 @@ def run(
     ledger.ready()
     ledger.ends("")
     engine = Engine(ledger, jobs, job_of, point)
-    told = _Told(ledger, say)
+    progress = _TrialPrinter(ledger, say)
     away = False
     while True:
         try:
@@ -114,10 +114,10 @@ def run(
             time.sleep(AWAY_S)
             continue
         except SweepError as error:
-            told.news()
+            progress.print_changes()
             ledger.ends(str(error))
             raise
-        told.news()
+        progress.print_changes()
         delete_losers(ledger, time.time())
         if over:
             return ledger.end
@@ -127,21 +127,21 @@ def run(
             jobs.wait(engine.jobs_under_way(), ledger.sweep.sweep.every)
 
 
-class _Told:
-    """What was said of the trials already."""
+class _TrialPrinter:
+    """Prints each change of a trial's state once."""
 
     def __init__(self, ledger: Ledger, say: Callable[[str], None]) -> None:
         self._ledger = ledger
         self._say = say
-        self._known = {t.number: t.state for t in ledger.trials()}
+        self._states = {t.number: t.state for t in ledger.trials()}
 
-    def news(self) -> None:
-        """Say what has changed."""
+    def print_changes(self) -> None:
+        """Print the changes since the last call."""
         for trial in self._ledger.trials():
-            if self._known.get(trial.number) == trial.state:
+            if self._states.get(trial.number) == trial.state:
                 continue
-            begun = trial.number not in self._known
-            self._known[trial.number] = trial.state
+            begun = trial.number not in self._states
+            self._states[trial.number] = trial.state
             word = trial.state.name.lower()
             values = " ".join(f"{v:.6g}" for v in trial.values or ())
             why = trial.user_attrs.get("malletrain:why", "")

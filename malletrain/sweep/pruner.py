@@ -56,7 +56,7 @@ class EarlyCurvePruner(optuna.pruners.BasePruner):
         self.max_steps, self.keep, self.startup = max_steps, keep, startup
         self.judged_at = max(min_steps, math.ceil(theta * max_steps))
         self._stages, self._bounds, self._confidence = stages, bounds, confidence
-        self._known: dict[tuple[str, int], Prediction | None] = {}
+        self._predictions: dict[tuple[str, int], Prediction | None] = {}
 
     def prune(self, study: optuna.study.Study, trial: FrozenTrial) -> bool:
         """Whether the trial, as far as it has come, is to be given up."""
@@ -85,18 +85,18 @@ class EarlyCurvePruner(optuna.pruners.BasePruner):
         """What the other trials come to, small is good: as they ended, or as they were judged. And
         by how much those that ended did so above what was predicted of them.
         """
-        found, errors = [], []
+        outcomes, errors = [], []
         for other in study.get_trials(deepcopy=False):
             if other.number == trial.number:
                 continue
             judged = self._judged(study, curve, other)
             if other.state == TrialState.COMPLETE and other.value is not None:
-                found.append(sign * other.value)
+                outcomes.append(sign * other.value)
                 if judged is not None:
                     errors.append(sign * (other.value - judged.value))
             elif other.state in (TrialState.RUNNING, TrialState.PRUNED) and judged is not None:
-                found.append(sign * judged.value)
-        return found, errors
+                outcomes.append(sign * judged.value)
+        return outcomes, errors
 
     def _judged(
         self, study: optuna.study.Study, curve: EarlyCurve, trial: FrozenTrial
@@ -105,11 +105,11 @@ class EarlyCurvePruner(optuna.pruners.BasePruner):
         nothing can be said.
         """
         key = (study.study_name, trial.number)
-        if key not in self._known:
+        if key not in self._predictions:
             points = sorted(trial.intermediate_values.items())
             until = next((n for n, (step, _) in enumerate(points, 1) if step >= self.judged_at), 0)
             if not until:
                 return None
             steps, values = zip(*points[:until], strict=True)
-            self._known[key] = curve.predict(steps, values, self.max_steps)
-        return self._known[key]
+            self._predictions[key] = curve.predict(steps, values, self.max_steps)
+        return self._predictions[key]

@@ -137,9 +137,9 @@ def _range(entry: Mapping[str, Any]) -> Parameter:
 
 def unknown_places(args: Iterable[str], parameters: Iterable[str]) -> list[str]:
     """The names in braces that are none of a parameter, as they stand in ``args``."""
-    known = {*parameters, TRIAL}
+    valid_names = {*parameters, TRIAL}
     names = [match[2] for arg in args for match in _PLACE.finditer(arg) if match[2]]
-    return [name for name in dict.fromkeys(names) if name not in known]
+    return [name for name in dict.fromkeys(names) if name not in valid_names]
 
 
 def trial_arguments(

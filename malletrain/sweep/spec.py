@@ -91,8 +91,8 @@ class SweepSection(Section):
     @property
     def directions(self) -> tuple[Direction, ...]:
         """The direction of each objective."""
-        given = [self.direction] if isinstance(self.direction, str) else self.direction
-        made: list[Direction] = ["maximize" if d == "maximize" else "minimize" for d in given]
+        names = [self.direction] if isinstance(self.direction, str) else self.direction
+        made: list[Direction] = ["maximize" if d == "maximize" else "minimize" for d in names]
         return tuple(made * len(self.metrics) if isinstance(self.direction, str) else made)
 
     @field_validator("name")
@@ -113,13 +113,13 @@ class SweepSection(Section):
             raise PydanticCustomError(
                 "objectives", "name one metric at least, and one direction for each or for all"
             )
-        given = [self.direction] if isinstance(self.direction, str) else self.direction
-        for direction in given:
+        directions = [self.direction] if isinstance(self.direction, str) else self.direction
+        for direction in directions:
             if direction not in ("minimize", "maximize"):
                 raise PydanticCustomError(
                     "direction",
-                    '"{given}" is no direction; accepted is "minimize" or "maximize"',
-                    {"given": direction},
+                    '"{direction}" is no direction; accepted is "minimize" or "maximize"',
+                    {"direction": direction},
                 )
         return self
 
@@ -215,11 +215,11 @@ class Sweep(Section):
 
     @field_validator("space", mode="before")
     @classmethod
-    def _read_space(cls, given: Any, info: ValidationInfo) -> Any:
-        if not isinstance(given, dict) or not given:
+    def _read_space(cls, values: Any, info: ValidationInfo) -> Any:
+        if not isinstance(values, dict) or not values:
             raise PydanticCustomError("space", "name one parameter at least")
         made = {}
-        for name, value in given.items():
+        for name, value in values.items():
             if not PARAMETER.fullmatch(name) or name == TRIAL:
                 raise PydanticCustomError(
                     "space", '"{name}" is no name of a parameter', {"name": name}
@@ -268,7 +268,7 @@ class Sweep(Section):
     @property
     def parameters(self) -> dict[str, Parameter]:
         """What each parameter may be."""
-        return {name: parameter(given) for name, given in self.space.items()}
+        return {name: parameter(value) for name, value in self.space.items()}
 
     def grid(self) -> dict[str, list[Any]]:
         """All values of all parameters. Raises SpaceError where they cannot be listed."""
@@ -285,12 +285,12 @@ class Sweep(Section):
 def _as_written(p: Parameter) -> Any:
     if p.choices:
         return list(p.choices)
-    said: dict[str, Any] = {"low": p.low, "high": p.high}
+    fields: dict[str, Any] = {"low": p.low, "high": p.high}
     if p.step is not None:
-        said["step"] = p.step
+        fields["step"] = p.step
     if p.log:
-        said["log"] = True
-    return said
+        fields["log"] = True
+    return fields
 
 
 def load_sweep(path: str | Path, name: str | None = None) -> Sweep:

@@ -95,12 +95,12 @@ def _model_size(sweep: Sweep, values: dict[str, Value]) -> str | None:
     if not sweep.job.model_size:
         return None
     try:
-        found = own(sweep.job.model_size, sweep.job.workdir, values)
+        size = own(sweep.job.model_size, sweep.job.workdir, values)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise SweepError(f"{sweep.job.model_size} does not say a model's size: {error}") from None
-    if found is None:
+    if size is None:
         return None
-    return ",".join(map(str, found if isinstance(found, tuple | list) else (found,)))
+    return ",".join(map(str, size if isinstance(size, tuple | list) else (size,)))
 
 
 def check(sweep: Sweep) -> list[str]:
@@ -125,7 +125,7 @@ def check(sweep: Sweep) -> list[str]:
 def shared_places(one: JobSpec, other: JobSpec) -> list[str]:
     """What to say about snapshots and output folders that two trials have in common."""
     snapshots, others = (snapshot_paths(j.script, j.args, j.workdir) for j in (one, other))
-    said = [
+    warnings = [
         f"Warning: all trials save to the snapshot {path}, and a trial refuses that of another. "
         "Write {trial} into its path, or name none: Snapshot() finds one by itself."
         for path in sorted(snapshots & others)
@@ -133,18 +133,18 @@ def shared_places(one: JobSpec, other: JobSpec) -> list[str]:
     folders, theirs = (output_folders(j.script, j.args, j.workdir) for j in (one, other))
     for path in sorted(folders & theirs - snapshots):
         if env.TRIAL_FOLDER in one.env:
-            said.append(
+            warnings.append(
                 f"All trials have the output folder {path}. With MalleTrain's callbacks the "
                 f"checkpoints of each go to a folder of its own there ({one.env[env.TRIAL_FOLDER]}"
                 f", {other.env[env.TRIAL_FOLDER]}, …); what the script writes itself lies side by "
                 "side. To tell the folders apart write {trial} into [job] args."
             )
         else:
-            said.append(
+            warnings.append(
                 f"Warning: all trials have the output folder {path}, and a trial refuses the "
                 "checkpoints of another. Write {trial} into its name."
             )
-    return said
+    return warnings
 
 
 # --- snapshots ---
@@ -161,7 +161,7 @@ def snapshots(ledger: Ledger, trial: FrozenTrial) -> list[Path]:
         return []
     workdir = Path(ledger.sweep.job.workdir or os.getcwd())
     mine = Owner(name, "", "", daemon)
-    found = [
+    paths = [
         folder
         for folder in sorted((workdir / FOLDER).glob(f"{glob.escape(name)}-*"))
         if daemon_of_folder(folder.name) == daemon and _is_of(folder / FILE, mine, unsaid=True)
@@ -171,11 +171,11 @@ def snapshots(ledger: Ledger, trial: FrozenTrial) -> list[Path]:
         escaped = glob.escape(place.name)
         files = [place, *sorted(place.parent.glob(f"{escaped}.prev*"))]
         own = [file for file in files if file.is_file() and _is_of(file, mine, unsaid=False)]
-        found += own
+        paths += own
         if own and not any(file.is_file() for file in files if file not in own):
-            found += sorted(place.parent.glob(f"{escaped}.shards"))
-            found += sorted(place.parent.glob(f"{escaped}.open-epoch"))
-    return [each for each in found if each.stat().st_uid == os.geteuid()]
+            paths += sorted(place.parent.glob(f"{escaped}.shards"))
+            paths += sorted(place.parent.glob(f"{escaped}.open-epoch"))
+    return [each for each in paths if each.stat().st_uid == os.geteuid()]
 
 
 def _is_of(file: Path, mine: Owner, unsaid: bool) -> bool:
@@ -212,11 +212,11 @@ def delete_losers(ledger: Ledger, now: float) -> list[int]:
     Workers of a job that was cancelled may save once more before they are gone, so a trial is
     looked at again for a while.
     """
-    kept = {t.number for t in ledger.best(ledger.sweep.sweep.keep)}
+    best = {t.number for t in ledger.best(ledger.sweep.sweep.keep)}
     gone = set(ledger.gone)
     deleted, settled = [], []
     for trial in ledger.trials(TrialState.COMPLETE, TrialState.PRUNED):
-        if trial.number in kept or trial.number in gone:
+        if trial.number in best or trial.number in gone:
             continue
         places = snapshots(ledger, trial)
         for place in places:

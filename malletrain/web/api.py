@@ -106,12 +106,12 @@ class Routes:
             return self._encoded.answer(
                 request, "jobs", board.version, lambda: list(board.jobs.values())
             )
-        found = [
+        views = [
             viewer.job(job)
             for job in board.jobs.values()
             if (state is None or job.state in state) and owner in (None, job.owner)
         ]
-        return reply(found)
+        return reply(views)
 
     async def nodes(self, request: Request) -> Response:
         """Idle and leased nodes."""
@@ -151,11 +151,11 @@ class Routes:
     ) -> Response:
         """A piece of a log from ``cursor`` on."""
         detail = await self._managed(request, job)
-        found = await self.calls.shared(
+        piece = await self.calls.shared(
             ("logs", detail.job.id, stream, cursor, limit),
             lambda client: client.logs(detail.job.id, stream=stream, cursor=cursor, limit=limit),
         )
-        return reply(found)
+        return reply(piece)
 
     async def metrics(
         self,
@@ -166,11 +166,11 @@ class Routes:
     ) -> Response:
         """What the script reported over time, as curves."""
         detail = await self._managed(request, job)
-        found = await self.calls.shared(
+        series = await self.calls.shared(
             ("metrics", detail.job.id, since, most),
             lambda client: client.metrics(detail.job.id, since=since or 0.0, most=most),
         )
-        return reply(found)
+        return reply(series)
 
     async def events(
         self,
@@ -180,20 +180,20 @@ class Routes:
         job: Annotated[str | None, Query(max_length=300)] = None,
     ) -> Response:
         """Events after number ``since``, oldest first; a negative one: so many of the newest."""
-        found = await self.calls.shared(
+        events = await self.calls.shared(
             ("events", since, limit, job),
             lambda client: client.events(since=since, limit=limit, job=job),
         )
         viewer, owners = _viewer(request), self._owners()
-        return reply([viewer.event(event, owners) for event in found])
+        return reply([viewer.event(event, owners) for event in events])
 
     async def usage(self, request: Request, since: Moment = None, until: Moment = None) -> Response:
         """What was leased and what for, by user, month and class of nodes."""
         between = {k: v for k, v in (("since", since), ("until", until)) if v is not None}
-        found = await self.calls.shared(
+        usage = await self.calls.shared(
             ("usage", since, until), lambda client: client.usage(**between)
         )
-        return reply(_viewer(request).usage(found))
+        return reply(_viewer(request).usage(usage))
 
     async def forecast(self) -> Response:
         """How many nodes of each class there were in the last day, and will be in the next."""

@@ -20,7 +20,7 @@ from malletrain.submission.error import SpecError
 from malletrain.web.api import API, Routes, WebRefusal, reply
 from malletrain.web.board import Board, HarvestView
 from malletrain.web.calls import Calls
-from malletrain.web.guard import Door, WebGuard
+from malletrain.web.guard import AccessPolicy, WebGuard
 from malletrain.web.poller import Poller
 from malletrain.web.schema import ApiProblem, describe
 
@@ -29,11 +29,11 @@ STATUS = {"usage": 400, "unreachable": 503, "internal": 500}
 """Status of what the daemon says; anything else is 409."""
 
 
-def make_app(connect: Callable[[], Connection], door: Door, home: Path) -> FastAPI:
+def make_app(connect: Callable[[], Connection], policy: AccessPolicy, home: Path) -> FastAPI:
     """The application of one page. ``connect`` makes clients of the daemon; ``home``: the state
     directory with this user's sweeps. ``state.end()`` has those leave who follow it.
     """
-    board, calls = Board(door.own), Calls(connect)
+    board, calls = Board(policy.own), Calls(connect)
     loop: asyncio.AbstractEventLoop | None = None
 
     def tell(look: Look, harvest: HarvestView | None) -> None:
@@ -85,7 +85,7 @@ def make_app(connect: Callable[[], Connection], door: Door, home: Path) -> FastA
     app.add_exception_handler(HTTPException, _http_error)
     # Streams are left as they are; the rest of the page is small when it is packed.
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
-    app.add_middleware(WebGuard, door=door)
+    app.add_middleware(WebGuard, policy=policy)
     return app
 
 
@@ -105,11 +105,13 @@ async def _spec_error(request: Request, error: Exception) -> Response:
 
 async def _form_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    said = [
+    problems = [
         f"{'.'.join(str(part) for part in each['loc'][1:]) or 'the body'}: {each['msg']}"
         for each in error.errors()
     ]
-    return reply(ApiProblem(f"The request is not of its form: {'; '.join(said)}.", "usage"), 400)
+    return reply(
+        ApiProblem(f"The request is not of its form: {'; '.join(problems)}.", "usage"), 400
+    )
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

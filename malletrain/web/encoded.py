@@ -33,21 +33,21 @@ class EncodedAnswers:
         """The answer called ``what`` as of ``version`` of the board; ``make``: its data."""
         etag = f'"{self._name}-{what}-{version}"'
         headers = {"cache-control": "no-store", "etag": etag, "vary": "accept-encoding"}
-        asked = request.headers.get("if-none-match", "")
-        if etag in (each.strip().removeprefix("W/") for each in asked.split(",")):
+        etags = request.headers.get("if-none-match", "")
+        if etag in (each.strip().removeprefix("W/") for each in etags.split(",")):
             return Response(None, 304, headers)
-        body = _kept(self._plain, what, version, lambda: msgspec.json.encode(make()))
+        body = _cached(self._plain, what, version, lambda: msgspec.json.encode(make()))
         if "gzip" in request.headers.get("accept-encoding", "") and len(body) >= LEAST_PACKED:
             plain = body
-            body = _kept(self._packed, what, version, lambda: gzip.compress(plain, 1))
+            body = _cached(self._packed, what, version, lambda: gzip.compress(plain, 1))
             headers["content-encoding"] = "gzip"
         return Response(body, 200, headers, media_type="application/json")
 
 
-def _kept(
-    kept: dict[str, tuple[int, bytes]], what: str, version: int, make: Callable[[], bytes]
+def _cached(
+    cache: dict[str, tuple[int, bytes]], what: str, version: int, make: Callable[[], bytes]
 ) -> bytes:
-    found = kept.get(what)
-    if found is None or found[0] != version:
-        found = kept[what] = (version, make())
-    return found[1]
+    entry = cache.get(what)
+    if entry is None or entry[0] != version:
+        entry = cache[what] = (version, make())
+    return entry[1]

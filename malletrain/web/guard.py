@@ -58,8 +58,8 @@ frame.
 
 
 @dataclass(frozen=True)
-class Door:
-    """How one gets in.
+class AccessPolicy:
+    """Whom the page serves, and under which names.
 
     Args:
         own: the user as whom the page runs.
@@ -79,12 +79,12 @@ class Door:
     proxies: frozenset[str] = frozenset()
     cookie: str = COOKIE
 
-    def knows(self, token: str) -> bool:
+    def accepts(self, token: str) -> bool:
         """Whether this is the token."""
         return hmac.compare_digest(token.encode(), self.token.encode())
 
 
-class Turned(Exception):
+class RequestDenied(Exception):
     """A request is not let in: the status and a sentence that says why and what to do."""
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -92,7 +92,7 @@ class Turned(Exception):
         self.status = status
 
 
-class WrongToken(Turned):
+class WrongToken(RequestDenied):
     """A token came with the request, and it is not that of this page."""
 
     def __init__(self, status: int) -> None:
@@ -107,10 +107,10 @@ class WebGuard:
     def __init__(
         self,
         app: Callable[[Scope, Receive, Send], Awaitable[None]],
-        door: Door,
+        policy: AccessPolicy,
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     ) -> None:
-        self._app, self._door, self._sleep = app, door, sleep
+        self._app, self._policy, self._sleep = app, policy, sleep
         self._failed_logins = FailedLogins()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,23 +127,23 @@ class WebGuard:
 
         try:
             if scope["type"] != "http":
-                raise Turned(400, "This page speaks HTTP only.")
+                raise RequestDenied(400, "This page speaks HTTP only.")
             headers = _headers(scope)
-            _meant_for_us(headers, self._door)
+            _check_host(headers, self._policy)
             if (answer := self._token_in_address(scope, headers)) is not None:
                 await _answer(guarded, *answer)
                 return
-            self._let_in(scope, headers)
+            self._authenticate(scope, headers)
             viewer = self._viewer(headers)
-            _from_the_page(scope["method"], headers, self._door)
-        except Turned as turned:
-            if isinstance(turned, WrongToken):
+            _check_origin(scope["method"], headers, self._policy)
+        except RequestDenied as denial:
+            if isinstance(denial, WrongToken):
                 failure = self._failed_logins.add(_address(scope, headers), time.monotonic())
                 if failure.line:
                     log.warning("%s %s", time.strftime("%Y-%m-%dT%H:%M:%S"), failure.line)
                 await self._sleep(failure.pause_s)
             if scope["type"] == "http":
-                await _answer(guarded, turned.status, _reason(scope, turned), ())
+                await _answer(guarded, denial.status, _reason(scope, denial), ())
             return
         scope.setdefault("state", {})["viewer"] = viewer
         await self._app(scope, receive, guarded)
@@ -152,51 +152,51 @@ class WebGuard:
         self, scope: Scope, headers: dict[str, str]
     ) -> tuple[int, tuple[str, bytes], Iterable[tuple[str, str]]] | None:
         """The answer to an address with the right token: the same without it, and a cookie."""
-        if scope["method"] != "GET" or not self._door.token:
+        if scope["method"] != "GET" or not self._policy.token:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        given = next((value for name, value in query if name == "token"), None)
-        if given is None:
+        token = next((value for name, value in query if name == "token"), None)
+        if token is None:
             return None
-        if not self._door.knows(given):
+        if not self._policy.accepts(token):
             raise WrongToken(403)
         rest = urlencode([pair for pair in query if pair[0] != "token"])
-        cookie = f"{self._door.cookie}={given}; HttpOnly; SameSite=Strict; Path=/"
+        cookie = f"{self._policy.cookie}={token}; HttpOnly; SameSite=Strict; Path=/"
         if headers.get("x-forwarded-proto") == "https":
             cookie += "; Secure"
         here = "./" if scope["path"].endswith("/") else scope["path"].rsplit("/", 1)[-1]
         location = f"{here}?{rest}" if rest else here
         return 303, ("text/plain", b""), (("location", location), ("set-cookie", cookie))
 
-    def _let_in(self, scope: Scope, headers: dict[str, str]) -> None:
-        door = self._door
-        if not door.token:
+    def _authenticate(self, scope: Scope, headers: dict[str, str]) -> None:
+        policy = self._policy
+        if not policy.token:
             return
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         has_bearer = kind.lower() == "bearer"
-        if has_bearer and door.knows(bearer.strip()):
+        if has_bearer and policy.accepts(bearer.strip()):
             return
         try:
-            morsel = SimpleCookie(headers.get("cookie", "")).get(door.cookie)
+            morsel = SimpleCookie(headers.get("cookie", "")).get(policy.cookie)
         except CookieError:
             morsel = None
         if morsel is None:
-            raise WrongToken(401) if has_bearer else Turned(401, NO_TOKEN)
-        if not door.knows(morsel.value):
+            raise WrongToken(401) if has_bearer else RequestDenied(401, NO_TOKEN)
+        if not policy.accepts(morsel.value):
             raise WrongToken(401)
 
     def _viewer(self, headers: dict[str, str]) -> Viewer:
-        door = self._door
-        if not door.user_header:
-            return Viewer(door.own, door.own)
-        name = headers.get(door.user_header, "")
+        policy = self._policy
+        if not policy.user_header:
+            return Viewer(policy.own, policy.own)
+        name = headers.get(policy.user_header, "")
         if not USER_NAME.fullmatch(name):
-            raise Turned(
+            raise RequestDenied(
                 401,
-                f"The proxy did not say who you are: its header {door.user_header} is missing or "
+                f"The proxy did not say who you are: its header {policy.user_header} is missing or "
                 "no name of a user.",
             )
-        return Viewer(name, door.own)
+        return Viewer(name, policy.own)
 
 
 NO_TOKEN = (
@@ -230,39 +230,41 @@ def _address(scope: Scope, headers: dict[str, str]) -> str:
 
 def host_name(host: str) -> str:
     """A ``Host`` header without its port, in lower case."""
-    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(?::\d{1,5})?", host.strip())
-    return found[1].lower().rstrip(".") if found else ""
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(?::\d{1,5})?", host.strip())
+    return match[1].lower().rstrip(".") if match else ""
 
 
-def _meant_for_us(headers: dict[str, str], door: Door) -> None:
-    if host_name(headers.get("host", "")) not in door.hosts:
-        raise Turned(
+def _check_host(headers: dict[str, str], policy: AccessPolicy) -> None:
+    if host_name(headers.get("host", "")) not in policy.hosts:
+        raise RequestDenied(
             421,
             "This page is not known by the name in the request. Use http://127.0.0.1, or allow the "
             "name: malletrain web --allow-host NAME.",
         )
 
 
-def _from_the_page(method: str, headers: dict[str, str], door: Door) -> None:
+def _check_origin(method: str, headers: dict[str, str], policy: AccessPolicy) -> None:
     if method in SAFE:
         return
     origin = headers.get("origin", headers.get("host", "")).rpartition("://")[2]
-    elsewhere = origin != headers.get("host") and host_name(origin) not in door.proxies
+    elsewhere = origin != headers.get("host") and host_name(origin) not in policy.proxies
     if elsewhere or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        raise Turned(403, "This request came from another page than this one; nothing was done.")
+        raise RequestDenied(
+            403, "This request came from another page than this one; nothing was done."
+        )
     if OWN_HEADER not in headers:
-        raise Turned(
+        raise RequestDenied(
             403,
             "A request that changes something carries the header X-MalleTrain (with any value), "
             "which no form of another page can send; nothing was done.",
         )
 
 
-def _reason(scope: Scope, turned: Turned) -> tuple[str, bytes]:
+def _reason(scope: Scope, denial: RequestDenied) -> tuple[str, bytes]:
     if "/api/" in scope["path"]:
-        text = json.dumps({"error": str(turned), "code": "refused"})
+        text = json.dumps({"error": str(denial), "code": "refused"})
         return "application/json", text.encode()
-    return "text/plain; charset=utf-8", f"{turned}\n".encode()
+    return "text/plain; charset=utf-8", f"{denial}\n".encode()
 
 
 async def _answer(

@@ -36,7 +36,7 @@ class Done(msgspec.Struct, frozen=True):
 
 class ApiProblem(msgspec.Struct, frozen=True):
     """Nothing was done. ``error``: why, as a sentence; ``code``: refused | usage | internal |
-    unreachable | stranger.
+    unreachable | unauthenticated.
     """
 
     error: str

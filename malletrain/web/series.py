@@ -19,7 +19,7 @@ class ThinnedSeries:
         if most < 4:
             raise ValueError(f"A series of {most} points shows nothing; keep 4 at least.")
         self._most = most
-        self._kept: list[tuple[float, ...]] = []
+        self._points: list[tuple[float, ...]] = []
         self._newest: tuple[float, ...] | None = None
         self._step_s = 0.0
 
@@ -28,16 +28,16 @@ class ThinnedSeries:
         if self._newest is not None and time < self._newest[0]:
             return
         self._newest = (time, *values)
-        if self._kept and time - self._kept[-1][0] < self._step_s:
+        if self._points and time - self._points[-1][0] < self._step_s:
             return
-        self._kept.append(self._newest)
-        if len(self._kept) > self._most:
-            length = self._kept[-1][0] - self._kept[0][0]
-            self._kept = self._kept[::2]
+        self._points.append(self._newest)
+        if len(self._points) > self._most:
+            length = self._points[-1][0] - self._points[0][0]
+            self._points = self._points[::2]
             self._step_s = max(2 * self._step_s, 2 * length / self._most)
 
     def points(self) -> list[tuple[float, ...]]:
         """The points that are kept, the oldest first."""
-        if self._newest is not None and self._kept and self._newest != self._kept[-1]:
-            return [*self._kept, self._newest]
-        return list(self._kept)
+        if self._newest is not None and self._points and self._newest != self._points[-1]:
+            return [*self._points, self._newest]
+        return list(self._points)

@@ -21,7 +21,7 @@ import uvicorn
 
 from malletrain.client import Connection
 from malletrain.web.app import make_app
-from malletrain.web.guard import COOKIE, Door, host_name
+from malletrain.web.guard import COOKIE, AccessPolicy, host_name
 
 FIRST_PORT = 8870
 """The port that is tried first, so that a tunnel finds it again."""
@@ -78,10 +78,10 @@ def parse_address(text: str) -> ListenAddress:
     return ListenAddress(host.strip("[]") or "127.0.0.1", int(port))
 
 
-def make_door(
+def make_access_policy(
     address: ListenAddress, own: str, token: str, hosts: Sequence[str], user_header: str
-) -> Door:
-    """How one gets in at ``address``.
+) -> AccessPolicy:
+    """The access policy of the page at ``address``.
 
     ``token``: what visitors have to know, empty: one is drawn. ``hosts``: further names of the
     page. ``user_header``: of a proxy, empty: none. Raises WebError.
@@ -110,7 +110,7 @@ def make_door(
         raise WebError("--allow-host: that is no name of a host.")
     # A second wins over nothing: without a header the socket's permissions do not say who looks.
     made = "" if behind_proxy and not token else token or secrets.token_hex(32)
-    return Door(own, made, frozenset(names), user_header.lower(), proxies - {*ALWAYS})
+    return AccessPolicy(own, made, frozenset(names), user_header.lower(), proxies - {*ALWAYS})
 
 
 def bind(address: ListenAddress) -> socket.socket:
@@ -188,7 +188,7 @@ def in_browser(url: str) -> Iterator[None]:
 def serve(
     connect: Callable[[], Connection],
     address: ListenAddress,
-    door: Door,
+    policy: AccessPolicy,
     say: Callable[[str], None],
     home: Path,
     *,
@@ -200,10 +200,10 @@ def serve(
     listening = bind(address)
     if not address.path:
         port = listening.getsockname()[1]
-        door = replace(door, cookie=f"{COOKIE}-{port}")
-    url = url_of(address, listening, door.token)
+        policy = replace(policy, cookie=f"{COOKIE}-{port}")
+    url = url_of(address, listening, policy.token)
     say(url)
-    app = make_app(connect, door, home)
+    app = make_app(connect, policy, home)
     config = uvicorn.Config(
         app,
         log_level="warning",

@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 
 
 class SweepView(msgspec.Struct, frozen=True):
-    """One line of ``malletrain sweep status``. ``trials``: how many are in which state; ``wanted``:
-    how many there are to be; ``attended``: whether a process runs it.
-    """
+    """One line of ``malletrain sweep status``."""
 
     name: str
     trials: dict[str, int]
-    wanted: int
+    """State → trials."""
+    target_trials: int
+    """How many there are to be."""
     best: float | None
     attended: bool
+    """Whether a process runs it."""
     sentence: str
     """How it ended; empty while it has not."""
 
@@ -89,7 +90,9 @@ def trials(home: Path, name: str) -> list[TrialView]:
 
 
 def _view(each: Summary, attended: bool) -> SweepView:
-    return SweepView(each.name, dict(each.trials), each.wanted, each.best, attended, each.end)
+    return SweepView(
+        each.name, dict(each.trials), each.target_trials, each.best, attended, each.end
+    )
 
 
 @contextlib.contextmanager

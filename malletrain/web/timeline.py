@@ -115,8 +115,8 @@ class NodeTimeline:
             self._leave(event.job, event.time, set())
 
     def _leave(self, job: str, time: float, but: set[str]) -> None:
-        held = [n for n, span in self._open.items() if span.job == job and n not in but]
-        for node in held:
+        nodes = [n for n, span in self._open.items() if span.job == job and n not in but]
+        for node in nodes:
             self._set(node, "free", "", time)
 
     def _set(self, node: str, state: str, job: str, time: float) -> None:

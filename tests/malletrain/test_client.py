@@ -116,7 +116,7 @@ def test_the_tests_wait_for_answers_longer_than_users_do():
     assert exchange.CONNECT_S >= PATIENCE_S / 2
 
 
-def test_stranger(daemon):
+def test_an_unknown_key(daemon):
     """Somebody else's key is told so at once."""
     write_key(daemon.state_dir / "keys" / "client.key", new_pair())
     with (

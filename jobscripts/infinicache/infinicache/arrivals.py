@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infinicache.entries import PoolNode
-from infinicache.placement import NOTHING_KNOWN, Prospect, bonds_of
+from infinicache.placement import NO_PROSPECT, Prospect, bonds_of
 
 TOGETHER_S = 30.0
 """Nodes that came within so many seconds came together."""
@@ -34,23 +34,23 @@ class NodeArrivals:
         """A process registers; it has been up for ``age_s`` on the node called ``name``."""
         self._came.setdefault(address, _Arrival(name, now - age_s))
 
-    def told(self, lasts: Mapping[str, float], now: float) -> None:
+    def update_lifetimes(self, lasts: Mapping[str, float], now: float) -> None:
         """Address → seconds that its node is expected to last from now on."""
         self._lasts = {address: (lasts_s, now) for address, lasts_s in lasts.items()}
 
-    def left(self, address: str) -> None:
-        """It is gone."""
+    def remove(self, address: str) -> None:
+        """The node is gone."""
         self._came.pop(address, None)
 
     def prospect(self, address: str, now: float) -> Prospect:
         """What is expected of a node."""
-        known = self._came.get(address)
-        if known is None:
-            return NOTHING_KNOWN
-        lasts_s, said = self._lasts.get(address, (now - known.at, now))
+        arrival = self._came.get(address)
+        if arrival is None:
+            return NO_PROSPECT
+        lasts_s, reported_at = self._lasts.get(address, (now - arrival.at, now))
         return Prospect(
-            max(0.0, lasts_s - (now - said)),
-            bonds_of(known.name, f"{known.at // TOGETHER_S:.0f}"),
+            max(0.0, lasts_s - (now - reported_at)),
+            bonds_of(arrival.name, f"{arrival.at // TOGETHER_S:.0f}"),
         )
 
 

@@ -146,10 +146,10 @@ def expected_losses(objects: Iterable[tuple[int, int]], nodes: int, gone: int) -
     """How many of ``objects`` (chunks there are, how many of them it can do without) are expected
     to be lost with ``gone`` of ``nodes``.
     """
-    known: dict[tuple[int, int], float] = {}
+    probabilities: dict[tuple[int, int], float] = {}
     total = 0.0
     for chunks, spare in objects:
-        if (chunks, spare) not in known:
-            known[chunks, spare] = loss_probability(nodes, chunks, spare, gone)
-        total += known[chunks, spare]
+        if (chunks, spare) not in probabilities:
+            probabilities[chunks, spare] = loss_probability(nodes, chunks, spare, gone)
+        total += probabilities[chunks, spare]
     return total

@@ -47,13 +47,13 @@ class Backups:
 
     def keep(self, owner: str, chunks: list[list[Any]]) -> dict[str, Any]:
         """The owner holds these and no others any more."""
-        kept = {
+        owned = {
             (str(key), int(version), int(stripe), int(index))
             for key, version, stripe, index in chunks
         }
-        for key, version, _, index in self._owned.get(owner, set()) - kept:
+        for key, version, _, index in self._owned.get(owner, set()) - owned:
             self.store.forget(key, version, index)
-        self._owned[owner] = self._owned.get(owner, set()) & kept
+        self._owned[owner] = self._owned.get(owner, set()) & owned
         return {}
 
 

@@ -28,8 +28,8 @@ def _where(options: argparse.Namespace) -> tuple[list[str], bytes]:
         from malletrain.client import Connection
 
         with Connection.of() as client:
-            found = client.members(options.job)
-        return [m.address for m in found.members if m.address], bytes.fromhex(found.key)
+            service = client.members(options.job)
+        return [m.address for m in service.members if m.address], bytes.fromhex(service.key)
     return [a for a in options.at.split(",") if a], bytes.fromhex(
         os.environ.get("MALLETRAIN_JOB_KEY", "")
     )
@@ -40,15 +40,19 @@ def _run(cache: Cache, options: argparse.Namespace) -> int:
         size = os.path.getsize(options.file)
         with open(options.file, "rb") as file:
             receipt = cache.put_stream(options.key, size, _pieces(file))
-        weak = "" if receipt.protection >= receipt.wanted else f", but {receipt.wanted} were wanted"
+        weak = (
+            ""
+            if receipt.protection >= receipt.target_protection
+            else f", but {receipt.target_protection} were wanted"
+        )
         print(f"{size} bytes in {receipt.code}; {receipt.protection} nodes may be lost{weak}")
     elif options.command == "get":
-        found = False
+        hit = False
         with open(options.file, "wb") if options.file else sys.stdout.buffer as file:
             for part in cache.get_stream(options.key):
-                found = True
+                hit = True
                 file.write(part)
-        if not found:
+        if not hit:
             print(f"{options.key} is not in the cache.", file=sys.stderr)
             return 1
     elif options.command == "delete":

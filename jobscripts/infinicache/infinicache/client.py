@@ -115,23 +115,23 @@ class AsyncCache:
         """
 
         async def parts() -> AsyncIterator[Buffer]:
-            left, have = size, bytearray()
+            remaining, buffer = size, bytearray()
             async for piece in pieces:
-                have += piece
-                while len(have) >= self._stripe_bytes or (have and len(have) >= left):
-                    part = have[: min(self._stripe_bytes, left)]
-                    del have[: len(part)]
-                    left -= len(part)
-                    if have and not left:
+                buffer += piece
+                while len(buffer) >= self._stripe_bytes or (buffer and len(buffer) >= remaining):
+                    part = buffer[: min(self._stripe_bytes, remaining)]
+                    del buffer[: len(part)]
+                    remaining -= len(part)
+                    if buffer and not remaining:
                         raise CacheError(
                             f"The stream for {key!r} has more than the {size} bytes it was "
                             "announced with."
                         )
                     yield part
-            if left:
+            if remaining:
                 raise CacheError(
-                    f"The stream for {key!r} ended {left - len(have)} bytes before the {size} "
-                    "it was announced with."
+                    f"The stream for {key!r} ended {remaining - len(buffer)} bytes before the "
+                    f"{size} it was announced with."
                 )
             if not size:
                 yield b""
@@ -148,13 +148,13 @@ class AsyncCache:
         """As :meth:`get`, to be read only: what is near is not copied. As long as the view is held
         its memory is, whether or not the near cache still counts it.
         """
-        found = await self._get_or_load(key, loader, own=False)
-        return None if found is None else memoryview(found).toreadonly()
+        value = await self._get_or_load(key, loader, own=False)
+        return None if value is None else memoryview(value).toreadonly()
 
     async def _get_or_load(self, key: str, loader: Loader | None, own: bool) -> bytearray | None:
-        found = await self._get(key, own)
-        if found is not None or loader is None:
-            return found
+        value = await self._get(key, own)
+        if value is not None or loader is None:
+            return value
         loading = self._loading.get(key)
         if loading is None:
             loading = self._loading[key] = asyncio.ensure_future(self._load(key, loader))
@@ -168,23 +168,23 @@ class AsyncCache:
         """The object stripe by stripe; nothing on a miss. Raises CacheError when it is lost or
         replaced on the way.
         """
-        found = await self._find(key)
-        if found is None:
+        place = await self._find(key)
+        if place is None:
             return
-        of, lengths = found.of, found.shape.stripes
+        of, lengths = place.of, place.shape.stripes
         for stripe, length in enumerate(lengths):
             for attempt in range(ATTEMPTS):
                 part = bytearray(length)
                 try:
-                    await self._read(key, found, stripe, part)
+                    await self._read(key, place, stripe, part)
                 except StripeLost as lost:
-                    await self._report(key, found, lost.bad)
+                    await self._report(key, place, lost.bad)
                     again = await self._find(key)
                     if again is None or again.of != of or attempt == ATTEMPTS - 1:
                         raise CacheError(
                             f"{key!r} was lost or replaced while it was read."
                         ) from None
-                    found = again
+                    place = again
                 else:
                     break
             yield part
@@ -193,14 +193,14 @@ class AsyncCache:
         """Forget ``key``. Returns whether it was there."""
         self._near.changed(key)
         try:
-            return bool((await self._proxies.ask(key, "delete", key=key))["found"])
+            return bool((await self._proxies.ask(key, "delete", key=key))["exists"])
         finally:
             self._near.changed(key)
 
     async def stat(self, key: str) -> Stat | None:
         """What the cache knows of ``key`` without reading it; None on a miss."""
         head = await self._proxies.ask(key, "find", key=key)
-        if not head["found"]:
+        if not head["exists"]:
             return None
         shape = msgspec.convert(head["shape"], Shape)
         return Stat(
@@ -209,7 +209,7 @@ class AsyncCache:
             shape.size,
             shape.code,
             head["protection"],
-            shape.wanted_p,
+            shape.target_p,
             head["at"],
         )
 
@@ -234,13 +234,13 @@ class AsyncCache:
 
     async def _find(self, key: str) -> ObjectPlace | None:
         head = await self._proxies.ask(key, "find", key=key, spread=True)
-        return msgspec.convert(head, ObjectPlace) if head["found"] else None
+        return msgspec.convert(head, ObjectPlace) if head["exists"] else None
 
-    async def _report(self, key: str, found: ObjectPlace, bad: dict[int, str]) -> None:
+    async def _report(self, key: str, place: ObjectPlace, bad: dict[int, str]) -> None:
         if bad:
             try:
                 await self._proxies.ask(
-                    key, "report", key=found.name, version=found.version, bad=bad
+                    key, "report", key=place.name, version=place.version, bad=bad
                 )
             except CacheError:  # the proxy is gone; its follower looks for itself
                 pass
@@ -277,13 +277,13 @@ class AsyncCache:
         code: tuple[int, int] | None,
         copy: str = "",
     ) -> Receipt:
-        wanted = Code(*code) if code else self._code or code_for(size)
+        target = Code(*code) if code else self._code or code_for(size)
         begun = await self._proxies.ask(
             key,
             "begin",
             key=key,
             size=size,
-            code=[wanted.d, wanted.p],
+            code=[target.d, target.p],
             stripe_bytes=self._stripe_bytes,
             copy=copy,
         )
@@ -305,7 +305,7 @@ class AsyncCache:
         answer = await self._proxies.ask(
             key, "commit", key=name, version=version, missing=sorted(missing)
         )
-        return Receipt(key, version, size, shape.code, answer["protection"], wanted.p)
+        return Receipt(key, version, size, shape.code, answer["protection"], target.p)
 
     async def _store(
         self, address: str, chunk: Buffer, index: int, arguments: dict[str, Any]
@@ -347,14 +347,14 @@ class AsyncCache:
         self, key: str, near: NearObject | None, read: object, own: bool
     ) -> bytearray | None:
         for _ in range(ATTEMPTS):
-            asked = time.monotonic()
-            found = await self._find(key)
-            if found is None:
+            sent_at = time.monotonic()
+            place = await self._find(key)
+            if place is None:
                 self._near.drop(key)
                 break
-            version, shape = found.of, found.shape
+            version, shape = place.of, place.shape
             if near is not None and near.version == version:
-                near.checked_at = asked
+                near.checked_at = sent_at
                 self.counts["near"] += 1
                 return bytearray(near.value) if own else near.value
             value = bytearray(shape.size)
@@ -362,24 +362,24 @@ class AsyncCache:
             start, good = 0, True
             for stripe, length in enumerate(shape.stripes):
                 try:
-                    await self._read(key, found, stripe, view[start : start + length])
+                    await self._read(key, place, stripe, view[start : start + length])
                 except StripeLost as lost:
-                    await self._report(key, found, lost.bad)
+                    await self._report(key, place, lost.bad)
                     good = False
                     break
                 start += length
             if good:
                 view.release()
                 if self._near.capacity and self._near.done(key, read):
-                    self._near.put(key, version, bytearray(value) if own else value, asked)
-                if found.copy:
-                    await self._copy(key, found.copy, value, shape.stripe_bytes)
+                    self._near.put(key, version, bytearray(value) if own else value, sent_at)
+                if place.copy:
+                    await self._copy(key, place.copy, value, shape.stripe_bytes)
                 return value
         self.counts["misses"] += 1
         return None
 
-    async def _read(self, key: str, found: ObjectPlace, stripe: int, out: Buffer) -> None:
+    async def _read(self, key: str, place: ObjectPlace, stripe: int, out: Buffer) -> None:
         """Read one stripe into ``out``. Raises StripeLost."""
-        about = (found.name, found.version, found.shape, found.at)
+        about = (place.name, place.version, place.shape, place.at)
         bad = await self._stripes.read(*about, stripe, out)
-        await self._report(key, found, bad)
+        await self._report(key, place, bad)

@@ -53,14 +53,14 @@ def code_for(size: int) -> Code:
     return next((code for below, code in BY_SIZE if size < below), LARGE)
 
 
-def fit(wanted: Code, nodes: int) -> Code:
-    """The code that a pool of ``nodes`` nodes can hold with one chunk a node: ``wanted`` if it
+def fit(target: Code, nodes: int) -> Code:
+    """The code that a pool of ``nodes`` nodes can hold with one chunk a node: ``target`` if it
     fits; else fewer data chunks, and less parity where even that does not do.
     """
-    if nodes >= wanted.n:
-        return wanted
-    p = min(wanted.p, max(0, nodes - 1))
-    return Code(max(1, min(wanted.d, nodes - p)), p)
+    if nodes >= target.n:
+        return target
+    p = min(target.p, max(0, nodes - 1))
+    return Code(max(1, min(target.d, nodes - p)), p)
 
 
 def chunk_bytes(stripe: int, d: int) -> int:

@@ -7,8 +7,8 @@ names for them, and sent straight from the memory they lie in. Requests carry a 
 answered in any order; a cancelled answer that has not begun is never sent.
 
 Whoever connects must prove that it has the cache's key, and so must whoever answers (HMAC-SHA256 of
-fresh nonces both ways). What follows is not encrypted: the key keeps strangers on shared nodes out,
-not listeners on the wire.
+fresh nonces both ways). What follows is not encrypted: the key keeps other users of shared nodes
+out, not listeners on the wire.
 """
 
 from __future__ import annotations
@@ -143,12 +143,12 @@ class CacheConnection:
     def _readable(self) -> None:
         try:
             for _ in range(_BURST):
-                asked = len(self._want)
+                room = len(self._want)
                 got = self._sock.recv_into(self._want)
                 if got == 0:
                     self.close("the other end closed the connection")
                     return
-                if got < asked:
+                if got < room:
                     self._want = self._want[got:]
                     return
                 self._filled()
@@ -165,11 +165,11 @@ class CacheConnection:
         """What was waited for is there: go on to what follows it."""
         if self._stage == 0:
             magic, meta, self._body_bytes = _HEAD.unpack(self._head)
-            known = self.ready.done()
+            authenticated = self.ready.done()
             if (
                 magic != _MAGIC
-                or not 0 < meta <= (MAX_HEAD if known else _MAX_HEAD_UNKNOWN)
-                or (not known and self._body_bytes)
+                or not 0 < meta <= (MAX_HEAD if authenticated else _MAX_HEAD_UNKNOWN)
+                or (not authenticated and self._body_bytes)
             ):
                 raise ValueError("a wrong beginning")
             self._expect(1, memoryview(bytearray(meta)))
@@ -213,16 +213,16 @@ class CacheConnection:
     def _proof(self, role: bytes, nonce: bytes) -> bytes:
         return hmac.new(self._key, b"infinicache " + role + nonce, "sha256").digest()
 
-    def _shake_hands(self, said: dict[str, Any]) -> None:
-        if not self._serves and "nonce" in said:
-            self.send({"proof": self._proof(b"client", said["nonce"]), "mine": self._nonce})
+    def _shake_hands(self, message: dict[str, Any]) -> None:
+        if not self._serves and "nonce" in message:
+            self.send({"proof": self._proof(b"client", message["nonce"]), "mine": self._nonce})
             return
         role, nonce = (b"client", self._nonce) if self._serves else (b"server", self._nonce)
-        if not hmac.compare_digest(said["proof"], self._proof(role, nonce)):
+        if not hmac.compare_digest(message["proof"], self._proof(role, nonce)):
             self.close("the other end does not have this cache's key")
             return
         if self._serves:
-            self.send({"proof": self._proof(b"server", said["mine"])})
+            self.send({"proof": self._proof(b"server", message["mine"])})
         self.ready.set_result(None)
 
     def close(self, why: str = "closed here") -> None:
@@ -321,15 +321,15 @@ class PeerConnection:
             return made
 
     def _memory(self, head: dict[str, Any], length: int) -> Buffer:
-        known = self._waiting.get(head["id"])
-        if known is not None and known[1] is not None and len(known[1]) == length:
-            return known[1]
+        pending = self._waiting.get(head["id"])
+        if pending is not None and pending[1] is not None and len(pending[1]) == length:
+            return pending[1]
         return bytearray(length)
 
     def _answered(self, connection: CacheConnection, head: dict[str, Any], body: Any) -> None:
-        known = self._waiting.get(head["id"])
-        if known is not None and not known[0].done():
-            known[0].set_result((head, body))
+        pending = self._waiting.get(head["id"])
+        if pending is not None and not pending[0].done():
+            pending[0].set_result((head, body))
 
     def _closed(self, connection: CacheConnection) -> None:
         if self._connection is connection:

@@ -104,14 +104,14 @@ class KeyDemand:
         weight = 1.0 / self.share
         self._sampled += weight
         self._sampled_bytes += weight * size
-        known = self._keys.get(key)
-        if known is None:
+        sample = self._keys.get(key)
+        if sample is None:
             return None
-        distance = self._tree.beyond(known.slot) * weight + known.bytes
+        distance = self._tree.beyond(sample.slot) * weight + sample.bytes
         step = math.ceil(STEPS * math.log2(max(1.0, distance)))
         reads, served = self._again.get(step, (0.0, 0.0))
-        self._again[step] = (reads + weight, served + weight * known.size)
-        self._use(key, known, now)
+        self._again[step] = (reads + weight, served + weight * sample.size)
+        self._use(key, sample, now)
         return distance
 
     def wrote(self, key: str, size: int, taken: int, now: float) -> None:
@@ -121,9 +121,9 @@ class KeyDemand:
         if hashed >= self._threshold:
             return
         self.forget(key)
-        known = self._keys[key] = _Followed(-1, taken, size, now, hashed)
+        sample = self._keys[key] = _Followed(-1, taken, size, now, hashed)
         heapq.heappush(self._by_hash, (-hashed, key))
-        self._use(key, known, now)
+        self._use(key, sample, now)
         while len(self._keys) > self._most:
             self._threshold = -self._by_hash[0][0]
             while self._by_hash and -self._by_hash[0][0] >= self._threshold:
@@ -131,9 +131,9 @@ class KeyDemand:
 
     def forget(self, key: str) -> None:
         """It was deleted: who reads it next finds nothing."""
-        known = self._keys.pop(key, None)
-        if known is not None:
-            self._tree.add(known.slot, -known.bytes)
+        sample = self._keys.pop(key, None)
+        if sample is not None:
+            self._tree.add(sample.slot, -sample.bytes)
 
     def curve(self, now: float) -> DemandCurve:
         """What is known now."""
@@ -146,17 +146,17 @@ class KeyDemand:
         size = sum(size for _, size in self._again.values())
         more = self._reads - self._sampled  # of the hottest keys, which a sample may have or not
         at = [2.0 ** (step / STEPS) for step in steps]
-        found: list[tuple[float, float]] = []
+        rates: list[tuple[float, float]] = []
         # Few large objects are most bytes, and a sample may have too many of them, or none.
         of_all = self._bytes / self._sampled_bytes if self._sampled_bytes else 1.0
         reads_sum, bytes_sum = more, of_all * more * size / hits
         for step in steps:
             reads_sum += self._again[step][0]
             bytes_sum += of_all * self._again[step][1]
-            before = found[-1] if found else (0.0, 0.0)
-            found.append((max(before[0], reads_sum / span), max(before[1], bytes_sum / span)))
+            before = rates[-1] if rates else (0.0, 0.0)
+            rates.append((max(before[0], reads_sum / span), max(before[1], bytes_sum / span)))
         return DemandCurve(
-            tuple(at), tuple(h for h, _ in found), tuple(b for _, b in found), self._reads / span
+            tuple(at), tuple(h for h, _ in rates), tuple(b for _, b in rates), self._reads / span
         )
 
     # --- inside ---
@@ -187,38 +187,38 @@ class KeyDemand:
             step: (reads * keep, size * keep) for step, (reads, size) in self._again.items()
         }
 
-    def _use(self, key: str, known: _Followed, now: float) -> None:
-        if known.slot >= 0:
-            self._tree.add(known.slot, -known.bytes)
+    def _use(self, key: str, sample: _Followed, now: float) -> None:
+        if sample.slot >= 0:
+            self._tree.add(sample.slot, -sample.bytes)
         if self._next == self._tree.size:
             self._compact(now)
-        known.slot, known.used = self._next, now
+        sample.slot, sample.used = self._next, now
         self._next += 1
-        self._tree.add(known.slot, known.bytes)
+        self._tree.add(sample.slot, sample.bytes)
 
     def _compact(self, now: float) -> None:
         """Number the keys anew, without those that were not used for long."""
         old = now - FORGET * self._half_life_s
-        kept = sorted(
+        samples = sorted(
             ((k, f) for k, f in self._keys.items() if f.used >= old), key=lambda item: item[1].slot
         )
-        self._keys = dict(kept)
-        self._by_hash = [(-f.hash, key) for key, f in kept]
+        self._keys = dict(samples)
+        self._by_hash = [(-f.hash, key) for key, f in samples]
         heapq.heapify(self._by_hash)
         self._tree = _Sums(self._tree.size)
         self._next = 0
-        for _, f in kept:
+        for _, f in samples:
             f.slot = self._next
             self._tree.add(f.slot, f.bytes)
             self._next += 1
-        if len(kept) < self._most // 4:
+        if len(samples) < self._most // 4:
             # Keys that are let in again are new ones at their first read: too low for a while.
             self._threshold = min(_SPACE, 2 * self._threshold)
 
     def _lose(self, entry: tuple[int, str]) -> None:
         """Out of the sample; an entry of the heap may be of a key that is gone already."""
-        known = self._keys.get(entry[1])
-        if known is not None and known.hash == -entry[0]:
+        sample = self._keys.get(entry[1])
+        if sample is not None and sample.hash == -entry[0]:
             self.forget(entry[1])
 
 
@@ -263,13 +263,13 @@ def worth(curves: Mapping[int, DemandCurve], per_gb: float, node_bytes: float) -
     furthest = max((c.bytes[-1] for c in curves.values() if c.bytes), default=0.0)
     last = min(MOST_NODES, max(1, math.ceil(furthest * proxies / max(1.0, node_bytes))))
     sizes = sorted({math.ceil(2 ** (i / 2)) for i in range(2 * last.bit_length())} | {last})
-    found = {
+    values = {
         k: float(
             f"{sum(c.at(k * node_bytes / proxies)[1] for c in curves.values()) * per_gb / 1e9:.3g}"
         )
         for k in sizes
         if k <= last
     }
-    whole = found[last]
-    enough = next(k for k in sorted(found) if found[k] >= whole)
-    return {k: v for k, v in found.items() if k <= enough}
+    whole = values[last]
+    enough = next(k for k in sorted(values) if values[k] >= whole)
+    return {k: v for k, v in values.items() if k <= enough}

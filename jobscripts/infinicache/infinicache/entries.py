@@ -8,20 +8,20 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from infinicache.objects import Shape
-from infinicache.placement import NOTHING_KNOWN, Prospect
+from infinicache.placement import NO_PROSPECT, Prospect
 
 
 @dataclass
 class PoolNode:
-    """One cache node. ``reserved``: bytes placed there; ``held``: key → indices of its chunks
+    """One cache node. ``reserved``: bytes placed there; ``chunks``: key → indices of its chunks
     there.
     """
 
     capacity: int
     reserved: int = 0
     leaving: bool = False
-    held: dict[str, set[int]] = field(default_factory=dict)
-    prospect: Prospect = NOTHING_KNOWN
+    chunks: dict[str, set[int]] = field(default_factory=dict)
+    prospect: Prospect = NO_PROSPECT
 
     @property
     def free(self) -> int:
@@ -47,13 +47,13 @@ class Entry:
     @property
     def protection(self) -> int:
         """Nodes that may be lost, whichever they are; below 0 when the object cannot be read."""
-        left = len(self.at) - self.shape.d
-        if left <= 0:
-            return left
+        spare = len(self.at) - self.shape.d
+        if spare <= 0:
+            return spare
         nodes = 0
         for chunks in sorted(Counter(self.at.values()).values(), reverse=True):
-            left -= chunks
-            if left < 0:
+            spare -= chunks
+            if spare < 0:
                 break
             nodes += 1
         return nodes

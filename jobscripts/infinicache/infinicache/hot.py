@@ -83,8 +83,8 @@ def pick(table: Table, of: Entry, heat: Heat) -> tuple[Entry, str]:
     names = copy_names(of.key, of.version)
     there = [copy for name in names if (copy := table.objects.get(name)) is not None]
     chosen = random.choice([of, *(copy for copy in there if readable(copy))])
-    wanted = heat.copies(of.key, of.shape.d, of.shape.code.n, len(table.usable()))
-    another = next(n for n in names if n not in table.objects) if len(there) < wanted else ""
+    target = heat.copies(of.key, of.shape.d, of.shape.code.n, len(table.usable()))
+    another = next(n for n in names if n not in table.objects) if len(there) < target else ""
     return chosen, another
 
 
@@ -98,4 +98,4 @@ def like(table: Table, key: str, copy: str) -> tuple[list[int], int, set[str]]:
     names = (key, *copy_names(key, of.version))
     there = [entry for name in names if (entry := table.objects.get(name)) is not None]
     nodes = {node for entry in there for node in entry.at.values()}
-    return [of.shape.d, of.shape.wanted_p], of.shape.stripe_bytes, nodes
+    return [of.shape.d, of.shape.target_p], of.shape.stripe_bytes, nodes

@@ -31,13 +31,13 @@ def _find() -> str:
     for file in files:
         if file.name.startswith("libisal"):
             return str(file.locate())
-    found = ctypes.util.find_library("isal")
-    if found is None:
+    library = ctypes.util.find_library("isal")
+    if library is None:
         raise NoLibrary(
             "ISA-L was not found; install it with: pip install pyeclib (or the package libisal2 "
             "of the system)."
         )
-    return found
+    return library
 
 
 @lru_cache(maxsize=1)

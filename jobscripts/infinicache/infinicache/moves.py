@@ -63,15 +63,15 @@ def drain(table: Table, address: str) -> list[Move]:
     them at one place than none.
     """
     leaver = table.nodes.get(address)
-    held = (
-        [(table.objects[key], i) for key, indices in leaver.held.items() for i in sorted(indices)]
+    chunks = (
+        [(table.objects[key], i) for key, indices in leaver.chunks.items() for i in sorted(indices)]
         if leaver
         else []
     )
-    held = [(e, i) for e, i in held if e.committed]
-    held.sort(key=lambda c: (c[0].protection, -c[0].reads, c[0].shape.share))
+    chunks = [(e, i) for e, i in chunks if e.committed]
+    chunks.sort(key=lambda c: (c[0].protection, -c[0].reads, c[0].shape.share))
     moves, planned = [], dict.fromkeys(table.nodes, 0)
-    for entry, index in held:
+    for entry, index in chunks:
         targets = _targets(table, entry, 1, planned) or _shared(table, entry, planned)
         if targets:
             planned[targets[0]] += entry.shape.share
@@ -95,12 +95,12 @@ def rebalance(table: Table, slack: float = 0.1) -> Move | None:
     best: tuple[Entry, int] | None = None
     if gap <= slack * table.nodes[high].capacity:
         return None
-    for key, indices in table.nodes[high].held.items():
+    for key, indices in table.nodes[high].chunks.items():
         entry, index = table.objects[key], min(indices)
         share = entry.shape.share
         if (
             not entry.committed
-            or key in table.nodes[low].held
+            or key in table.nodes[low].chunks
             or 2 * share > gap
             or share > table.nodes[low].free
         ):
@@ -119,7 +119,7 @@ def _shared(table: Table, entry: Entry, planned: dict[str, int]) -> list[str]:
     share = entry.shape.share
     room = [a for a in table.usable() if table.nodes[a].free - planned.get(a, 0) >= share]
     return sorted(
-        room, key=lambda a: (len(table.nodes[a].held.get(entry.key, ())), planned.get(a, 0))
+        room, key=lambda a: (len(table.nodes[a].chunks.get(entry.key, ())), planned.get(a, 0))
     )[:1]
 
 

@@ -34,9 +34,9 @@ class NearCache:
 
     def get(self, key: str) -> NearObject | None:
         """What is here under ``key``, which is used now."""
-        if (known := self._objects.get(key)) is not None:
+        if (entry := self._objects.get(key)) is not None:
             self._objects.move_to_end(key)
-        return known
+        return entry
 
     def reads(self, key: str) -> object:
         """A read of ``key`` begins; what is returned names it."""
@@ -70,5 +70,5 @@ class NearCache:
 
     def drop(self, key: str) -> None:
         """Forget it."""
-        if (known := self._objects.pop(key, None)) is not None:
-            self.used -= len(known.value)
+        if (entry := self._objects.pop(key, None)) is not None:
+            self.used -= len(entry.value)

@@ -84,7 +84,7 @@ class CacheNode:
         self._members: tuple[str, ...] = ()
         self._leaving: frozenset[str] = frozenset()
         self.slot: int | None = None
-        self._known_by: set[str] = set()
+        self._registered_at: set[str] = set()
         self._backup = BackupTo(self.store, self._peers, self.address, move_bytes_s)
         self._closed = False
         self._tasks = [asyncio.get_running_loop().create_task(self._keep_registered())]
@@ -109,7 +109,7 @@ class CacheNode:
         self.number = self.number + 1 if number is None else number
         if self.slot is None and self.address in self._members:
             self.slot = self._members.index(self.address) % self._slots
-        self._known_by.intersection_update(self.proxies())
+        self._registered_at.intersection_update(self.proxies())
         self.proxy.view(
             self._members,
             self._leaving,
@@ -130,32 +130,32 @@ class CacheNode:
                     await self._register(address)
                 except (ConnectionLost, CallFailed) as error:
                     log.info("not registered with the proxy at %s: %s", address, error)
-                    self._known_by.discard(address)
-            await asyncio.sleep(BEAT_S if self._known_by else BEAT_S / 10)
+                    self._registered_at.discard(address)
+            await asyncio.sleep(BEAT_S if self._registered_at else BEAT_S / 10)
 
     async def _register(self, address: str) -> None:
         peer = self._peers.at(address)
-        if address in self._known_by:
+        if address in self._registered_at:
             answer, _ = await peer.call(
                 "beat", address=self.address, number=self.number, backup=self._backup.peer
             )
-            if answer["known"]:
+            if answer["registered"]:
                 self._peer = answer["peer"] or self._peer
                 return
-        held = [msgspec.to_builtins(h) for h in self.store.inventory()]
+        objects = [msgspec.to_builtins(h) for h in self.store.inventory()]
         answer, _ = await peer.call(
             "register",
             address=self.address,
             capacity=self.store.capacity,
             slot=self.slot,
-            held=held,
+            objects=objects,
             leaving=self.address in self._leaving,
             name=self.name,
             age_s=time.monotonic() - self._began,
         )
         for key, version in answer["drop"]:
             self.store.drop(key, version)
-        self._known_by.add(address)
+        self._registered_at.add(address)
 
     async def _keep_backed_up(self, every_s: float) -> None:
         while not self._closed:
@@ -168,13 +168,13 @@ class CacheNode:
         """What is asked of each proxy's keys; empty while one of them has not been looking for so
         long. Raises ConnectionLost, CallFailed.
         """
-        found = {}
+        curves = {}
         for slot, address in enumerate(self.proxies()):
             answer, _ = await self._peers.at(address).call("demand")
             if answer["observed_s"] < observed_s:
                 return {}
-            found[slot] = msgspec.convert(answer["curve"], DemandCurve)
-        return found
+            curves[slot] = msgspec.convert(answer["curve"], DemandCurve)
+        return curves
 
     async def drain(self) -> int:
         """Hand over what this node holds to the others, as far as the time allows. Returns the

@@ -26,7 +26,7 @@ class TooLarge(CacheError):
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """How an object is cut: its bytes, its code and the bytes of a stripe. ``wanted_p``: the parity
+    """How an object is cut: its bytes, its code and the bytes of a stripe. ``target_p``: the parity
     that was asked for.
     """
 
@@ -34,7 +34,7 @@ class Shape(msgspec.Struct, frozen=True):
     d: int
     p: int
     stripe_bytes: int = STRIPE_BYTES
-    wanted_p: int = 0
+    target_p: int = 0
 
     @property
     def code(self) -> Code:
@@ -67,7 +67,7 @@ class ObjectPlace(msgspec.Struct, frozen=True):
     """What a further copy would be called; empty where none is wanted."""
 
 
-class HeldObject(msgspec.Struct, frozen=True):
+class StoredObject(msgspec.Struct, frozen=True):
     """What a node holds of one object: ``indices`` whose chunks are there for every stripe;
     ``used``: when it was last read.
     """
@@ -82,7 +82,7 @@ class HeldObject(msgspec.Struct, frozen=True):
 @dataclass(frozen=True)
 class Receipt:
     """A put that is done. ``protection``: nodes that may be lost without losing the object; less
-    than ``wanted`` where the pool is too small or nodes failed meanwhile.
+    than ``target_protection`` where the pool is too small or nodes failed meanwhile.
     """
 
     key: str
@@ -90,7 +90,7 @@ class Receipt:
     size: int
     code: Code
     protection: int
-    wanted: int
+    target_protection: int
 
 
 @dataclass(frozen=True)
@@ -104,5 +104,5 @@ class Stat:
     size: int
     code: Code
     protection: int
-    wanted: int
+    target_protection: int
     nodes: dict[int, str] = field(default_factory=dict)

@@ -25,7 +25,7 @@ class Prospect:
     """What ties it to others: nodes with one in common are taken to leave together."""
 
 
-NOTHING_KNOWN = Prospect()
+NO_PROSPECT = Prospect()
 
 
 def choose(
@@ -43,23 +43,23 @@ def choose(
         fullness: share of each node's memory that is taken; among equals the emptiest wins.
         there: nodes that have chunks of the object already.
     """
-    bound = Counter(bond for node in there for bond in prospects.get(node, NOTHING_KNOWN).bonds)
-    left = list(room)
-    rng.shuffle(left)
-    left.sort(key=lambda a: fullness.get(a, 0.0))
-    lasting = {a: _lasting(prospects.get(a, NOTHING_KNOWN).lasts_s) for a in left}
+    bound = Counter(bond for node in there for bond in prospects.get(node, NO_PROSPECT).bonds)
+    candidates = list(room)
+    rng.shuffle(candidates)
+    candidates.sort(key=lambda a: fullness.get(a, 0.0))
+    lasting = {a: _lasting(prospects.get(a, NO_PROSPECT).lasts_s) for a in candidates}
     chosen: list[str] = []
-    while left and len(chosen) < count:
+    while candidates and len(chosen) < count:
         best = min(
-            left,
+            candidates,
             key=lambda a: (
                 -lasting[a],
-                max((bound[b] for b in prospects.get(a, NOTHING_KNOWN).bonds), default=0),
+                max((bound[b] for b in prospects.get(a, NO_PROSPECT).bonds), default=0),
             ),
         )
-        left.remove(best)
+        candidates.remove(best)
         chosen.append(best)
-        bound.update(prospects.get(best, NOTHING_KNOWN).bonds)
+        bound.update(prospects.get(best, NO_PROSPECT).bonds)
     return chosen
 
 

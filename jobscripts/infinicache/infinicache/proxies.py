@@ -20,10 +20,10 @@ _RAISES = {"too large": TooLarge, "unavailable": Unavailable}
 class Proxies:
     """The proxies of the cache that has members at ``known``."""
 
-    def __init__(self, known: Sequence[str], peers: Peers, timeout_s: float) -> None:
+    def __init__(self, contacts: Sequence[str], peers: Peers, timeout_s: float) -> None:
         self.addresses: list[str] = []
         """One a slot of the ring; empty until learned."""
-        self._known = list(known)
+        self._contacts = list(contacts)
         self._peers = peers
         self._timeout_s = timeout_s
         self._ring = Ring(1)
@@ -31,7 +31,7 @@ class Proxies:
     async def learn(self) -> None:
         """Ask whoever answers first who the proxies are."""
         failures = []
-        for address in dict.fromkeys([*self._known, *self.addresses]):
+        for address in dict.fromkeys([*self._contacts, *self.addresses]):
             try:
                 head, _ = await self.call(address, "topology")
             except (ConnectionLost, CallFailed, Unavailable) as error:
@@ -41,7 +41,7 @@ class Proxies:
                 if len(self.addresses) != len(head["proxies"]):
                     self._ring = Ring(len(head["proxies"]))
                 self.addresses = head["proxies"]
-                self._known = list(dict.fromkeys([*head["members"], *self._known]))[:64]
+                self._contacts = list(dict.fromkeys([*head["members"], *self._contacts]))[:64]
                 return
         raise Unavailable(
             f"No member of the cache answers. {' '.join(dict.fromkeys(failures))[:300]}"

@@ -26,7 +26,7 @@ from infinicache.demand import KeyDemand
 from infinicache.entries import Entry
 from infinicache.hot import Heat, copy_names, is_copy, like, pick, readable
 from infinicache.mover import Mover
-from infinicache.objects import MAX_KEY, CacheError, HeldObject, Unavailable
+from infinicache.objects import MAX_KEY, CacheError, StoredObject, Unavailable
 from infinicache.table import Table
 from infinicache.upkeep import Upkeep
 
@@ -52,7 +52,7 @@ class Proxy:
         self._slots: set[int] = set()
         self._members: tuple[str, ...] = ()
         self._leaving: frozenset[str] = frozenset()
-        self._heard: dict[str, int | None] = {}
+        self._registered: dict[str, int | None] = {}
         self._settled = asyncio.Event()
         self._settle_at = 0.0
         self._upkeep = Upkeep(self._mover, self._drop)
@@ -96,11 +96,11 @@ class Proxy:
         """The members as of now, the slots that this process serves, and how long nodes are
         expected to last, where that is foretold.
         """
-        self._arrivals.told(lasts, time.monotonic())
+        self._arrivals.update_lifetimes(lasts, time.monotonic())
         gone = set(self._members) - set(members)
         self._members, self._leaving = tuple(members), frozenset(leaving)
         if not slots:
-            self._slots, self._heard = set(), {}
+            self._slots, self._registered = set(), {}
             self.table, self.demand = Table(reserve=self._reserve), KeyDemand()
             self._settled.clear()
             return
@@ -109,13 +109,13 @@ class Proxy:
         ):  # a slot that was another's: what its nodes hold is not known yet
             self._slots = set(slots)
             self._settled.clear()
-            self._heard = {}
+            self._registered = {}
             self._settle_at = time.monotonic() + SETTLE_S
             if self._worker is None:
                 self._worker = asyncio.get_running_loop().create_task(self._work())
-        for address in gone & set(self._heard):
-            self._heard.pop(address)
-            self._arrivals.left(address)
+        for address in gone & set(self._registered):
+            self._registered.pop(address)
+            self._arrivals.remove(address)
             degraded, lost = self.table.lose_node(address, self.backup_of.pop(address, None))
             self._upkeep.soon(degraded)
             if lost:
@@ -127,7 +127,7 @@ class Proxy:
     def _settle(self) -> None:
         if self._settled.is_set() or not self._slots:
             return
-        if set(self._members) <= set(self._heard) or time.monotonic() >= self._settle_at:
+        if set(self._members) <= set(self._registered) or time.monotonic() >= self._settle_at:
             for half in self.table.settle():
                 self._soon(self._drop([half]))
             self._settled.set()
@@ -138,19 +138,19 @@ class Proxy:
         address: str,
         capacity: int,
         slot: int | None,
-        held: list[Any],
+        objects: list[Any],
         leaving: bool,
         name: str = "",
         age_s: float = 0.0,
     ) -> dict[str, Any]:
         if not self._slots:
             raise CacheError("This node is no proxy (any more).")
-        self._heard[address] = slot
+        self._registered[address] = slot
         now = time.monotonic()
         self._arrivals.came(address, name, age_s, now)
         stale: list[tuple[str, str, int]] = []
         if slot in self._slots:
-            inventory = msgspec.convert(held, list[HeldObject])
+            inventory = msgspec.convert(objects, list[StoredObject])
             degraded, _ = (
                 self.table.reconcile(address, inventory)
                 if address in self.table.nodes
@@ -174,7 +174,10 @@ class Proxy:
         self._settle()
         if (node := self.table.nodes.get(address)) is not None:
             node.prospect = self._arrivals.prospect(address, time.monotonic())
-        return {"known": address in self._heard, "peer": peer_of(self.table.nodes, address, backup)}
+        return {
+            "registered": address in self._registered,
+            "peer": peer_of(self.table.nodes, address, backup),
+        }
 
     async def _ready(self, key: str = "") -> None:
         if not self._slots:
@@ -251,10 +254,10 @@ class Proxy:
         for entry in entries:
             for node in set(entry.at.values()):
                 items.setdefault(node, []).append((entry.key, entry.version))
-        heard = await asyncio.gather(
+        acknowledged = await asyncio.gather(
             *(self._mover.drop(node, todo) for node, todo in items.items())
         )
-        return {node for node, ok in zip(items, heard, strict=True) if not ok}
+        return {node for node, ok in zip(items, acknowledged, strict=True) if not ok}
 
     async def _commit(self, key: str, version: int, missing: list[int]) -> dict[str, Any]:
         await self._ready()
@@ -294,7 +297,7 @@ class Proxy:
         entry = of = self.table.objects.get(key)
         self.demand.read(key, now, of.shape.size if of is not None else 0)
         if entry is None or of is None or not readable(of):
-            return {"found": False}
+            return {"exists": False}
         self.table.touch(of)
         self.heat.read(key, of.shape.size, now)
         another = ""
@@ -302,7 +305,7 @@ class Proxy:
             entry, another = pick(self.table, of, self.heat)
             self.table.touch(entry)
         return {
-            "found": True,
+            "exists": True,
             "version": entry.version,
             "shape": msgspec.to_builtins(entry.shape),
             "at": entry.at,
@@ -316,7 +319,7 @@ class Proxy:
         await self._ready(key)
         self.demand.forget(key)
         async with self._lock(key):
-            return {"found": await self._invalidate(key)}
+            return {"exists": await self._invalidate(key)}
 
     def _demand(self) -> dict[str, Any]:
         """What was asked for so far, as :class:`infinicache.demand.DemandCurve`."""

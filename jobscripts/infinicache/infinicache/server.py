@@ -108,7 +108,7 @@ class Server:
                 task.add_done_callback(partial(self._finished, connection, number, op))
                 return
         except Exception as error:
-            self._answer(connection, number, _told(error, op))
+            self._answer(connection, number, _error_reply(error, op))
             return
         self._answer(connection, number, answer)
 
@@ -118,7 +118,7 @@ class Server:
         self._tasks.pop((connection, number), None)
         if not task.cancelled():
             error = task.exception()
-            self._answer(connection, number, _told(error, op) if error else task.result())
+            self._answer(connection, number, _error_reply(error, op) if error else task.result())
 
     @staticmethod
     def _answer(connection: CacheConnection, number: int, answer: Any) -> None:
@@ -144,7 +144,7 @@ def _memory(head: dict[str, Any], length: int) -> Buffer:
     return bytearray(length)
 
 
-def _told(error: BaseException, op: str) -> dict[str, Any]:
+def _error_reply(error: BaseException, op: str) -> dict[str, Any]:
     if isinstance(error, Refusal):
         return {"error": str(error), "code": error.code}
     code = next((code for kind, code in _CODES if isinstance(error, kind)), "")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from infinicache import isal
 from infinicache.codec import chunk_bytes
 from infinicache.isal import Buffer
-from infinicache.objects import HeldObject, Shape
+from infinicache.objects import Shape, StoredObject
 
 REMEMBERED_DROPS = 100_000
 
@@ -50,8 +50,8 @@ class ChunkStore:
         """Take a chunk. Raises Refusal when it is damaged, of an old version, of a wrong length, or
         too much.
         """
-        known = self._objects.get(key)
-        newest = max(self._dropped.get(key, 0), known.version - 1 if known else 0)
+        entry = self._objects.get(key)
+        newest = max(self._dropped.get(key, 0), entry.version - 1 if entry else 0)
         if version <= newest:
             raise Refusal(f"Version {version} of {key!r} is overtaken.", "stale")
         sizes = shape.stripes
@@ -67,21 +67,21 @@ class ChunkStore:
             raise Refusal(
                 f"The chunk ({stripe}, {index}) of {key!r} was damaged on its way.", "corrupt"
             )
-        if known is not None and known.version < version:
-            self.drop(key, known.version)
-            known = None
+        if entry is not None and entry.version < version:
+            self.drop(key, entry.version)
+            entry = None
         before = (
-            len(known.chunks[stripe, index][0])
-            if known is not None and (stripe, index) in known.chunks
+            len(entry.chunks[stripe, index][0])
+            if entry is not None and (stripe, index) in entry.chunks
             else 0
         )
         if self.used - before + len(data) > self.capacity:
             raise Refusal(
                 f"The node is full: {self.used} of {self.capacity} bytes are in use.", "full"
             )
-        if known is None:
-            known = self._objects[key] = _Object(version, shape)
-        known.chunks[stripe, index] = (data, crc)
+        if entry is None:
+            entry = self._objects[key] = _Object(version, shape)
+        entry.chunks[stripe, index] = (data, crc)
         self.used += len(data) - before
 
     def get(
@@ -90,15 +90,15 @@ class ChunkStore:
         """A chunk and its checksum; ``touch``: this is a read of the object. Raises Refusal when it
         is not here.
         """
-        known = self._objects.get(key)
-        if known is None or known.version != version or (stripe, index) not in known.chunks:
+        entry = self._objects.get(key)
+        if entry is None or entry.version != version or (stripe, index) not in entry.chunks:
             raise Refusal(
                 f"The chunk ({stripe}, {index}) of version {version} of {key!r} is not here.",
                 "absent",
             )
         if touch:
-            known.used = time.time()
-        return known.chunks[stripe, index]
+            entry.used = time.time()
+        return entry.chunks[stripe, index]
 
     def chunks(self) -> dict[tuple[str, int, int, int], Shape]:
         """(key, version, stripe, index) of everything here."""
@@ -115,30 +115,30 @@ class ChunkStore:
             self._dropped.move_to_end(key)
             while len(self._dropped) > REMEMBERED_DROPS:
                 self._dropped.popitem(last=False)
-        known = self._objects.get(key)
-        if known is not None and known.version <= version:
-            self.used -= sum(len(data) for data, _ in known.chunks.values())
+        entry = self._objects.get(key)
+        if entry is not None and entry.version <= version:
+            self.used -= sum(len(data) for data, _ in entry.chunks.values())
             del self._objects[key]
 
     def forget(self, key: str, version: int, index: int) -> None:
         """Let go of one index of an object, which is elsewhere now."""
-        known = self._objects.get(key)
-        if known is None or known.version != version:
+        entry = self._objects.get(key)
+        if entry is None or entry.version != version:
             return
-        for chunk in [c for c in known.chunks if c[1] == index]:
-            self.used -= len(known.chunks.pop(chunk)[0])
-        if not known.chunks:
+        for chunk in [c for c in entry.chunks if c[1] == index]:
+            self.used -= len(entry.chunks.pop(chunk)[0])
+        if not entry.chunks:
             del self._objects[key]
 
-    def inventory(self) -> list[HeldObject]:
+    def inventory(self) -> list[StoredObject]:
         """Everything that is held whole."""
-        found = []
-        for key, known in self._objects.items():
-            count = len(known.shape.stripes)
+        objects = []
+        for key, entry in self._objects.items():
+            count = len(entry.shape.stripes)
             whole = [
                 i
-                for i in range(known.shape.code.n)
-                if all((s, i) in known.chunks for s in range(count))
+                for i in range(entry.shape.code.n)
+                if all((s, i) in entry.chunks for s in range(count))
             ]
-            found.append(HeldObject(key, known.version, known.shape, whole, known.used))
-        return found
+            objects.append(StoredObject(key, entry.version, entry.shape, whole, entry.used))
+        return objects

@@ -16,8 +16,8 @@ from typing import Any
 
 from infinicache.codec import Code, fit
 from infinicache.entries import Entry, PoolNode
-from infinicache.objects import HeldObject, Shape, TooLarge, Unavailable
-from infinicache.placement import NOTHING_KNOWN, Prospect, choose
+from infinicache.objects import Shape, StoredObject, TooLarge, Unavailable
+from infinicache.placement import NO_PROSPECT, Prospect, choose
 
 
 class Table:
@@ -42,7 +42,7 @@ class Table:
 
     # --- nodes ---
 
-    def add_node(self, address: str, capacity: int, prospect: Prospect = NOTHING_KNOWN) -> None:
+    def add_node(self, address: str, capacity: int, prospect: Prospect = NO_PROSPECT) -> None:
         """A node, empty as far as is known; of a known one the prospect is taken anew."""
         self.nodes.setdefault(address, PoolNode(capacity)).prospect = prospect
 
@@ -54,7 +54,7 @@ class Table:
         """
         gone = self.nodes.pop(address, None)
         degraded, lost = [], []
-        for key, indices in gone.held.items() if gone else ():
+        for key, indices in gone.chunks.items() if gone else ():
             entry = self.objects[key]
             entry.spare = {i: node for i, node in entry.spare.items() if node != address}
             for index in indices:
@@ -72,14 +72,14 @@ class Table:
         return degraded, lost
 
     def reconcile(
-        self, address: str, held: Iterable[HeldObject]
+        self, address: str, inventory: Iterable[StoredObject]
     ) -> tuple[list[Entry], list[Entry]]:
         """A known node says anew what it holds: what is not there any more counts as lost, as in
         :meth:`lose_node`.
         """
-        there = {(h.key, h.version): set(h.indices) for h in held}
+        there = {(h.key, h.version): set(h.indices) for h in inventory}
         degraded, lost = [], []
-        for key, indices in list(self.nodes[address].held.items()):
+        for key, indices in list(self.nodes[address].chunks.items()):
             entry = self.objects[key]
             missing = indices - there.get((key, entry.version), set())
             if not missing or not entry.committed:  # a put may be under way
@@ -104,7 +104,7 @@ class Table:
         self,
         key: str,
         size: int,
-        wanted: Code,
+        target: Code,
         stripe_bytes: int,
         version: int,
         evicted: list[Entry],
@@ -119,8 +119,8 @@ class Table:
         usable = self.usable()
         if not usable:
             raise Unavailable("The cache has no nodes now.")
-        code = fit(wanted, len(usable))
-        shape = Shape(size, code.d, code.p, stripe_bytes, wanted.p)
+        code = fit(target, len(usable))
+        shape = Shape(size, code.d, code.p, stripe_bytes, target.p)
         share = shape.share
         if sum(self._for_puts(a) >= share for a in usable) < code.n:
             largest = sorted((self._for_puts(a) for a in usable), reverse=True)[code.n - 1]
@@ -163,7 +163,7 @@ class Table:
         for node in entry.at.values():
             if node in self.nodes:
                 self.nodes[node].reserved -= entry.shape.share
-                self.nodes[node].held.pop(key, None)
+                self.nodes[node].chunks.pop(key, None)
         return entry
 
     def evict(self, entry: Entry) -> None:
@@ -192,14 +192,14 @@ class Table:
         before = entry.at.pop(index, None)
         if before in self.nodes:
             self.nodes[before].reserved -= entry.shape.share
-            self.nodes[before].held[entry.key].discard(index)
-            if not self.nodes[before].held[entry.key]:
-                del self.nodes[before].held[entry.key]
+            self.nodes[before].chunks[entry.key].discard(index)
+            if not self.nodes[before].chunks[entry.key]:
+                del self.nodes[before].chunks[entry.key]
         if node is not None and node in self.nodes:
             entry.spare.pop(index, None)
             entry.at[index] = node
             self.nodes[node].reserved += entry.shape.share
-            self.nodes[node].held.setdefault(entry.key, set()).add(index)
+            self.nodes[node].chunks.setdefault(entry.key, set()).add(index)
 
     def summary(self) -> dict[str, Any]:
         """What there is, in figures."""
@@ -209,7 +209,7 @@ class Table:
             "objects": len(entries),
             "bytes": sum(e.shape.size for e in entries),
             "degraded": sum(e.protection < e.shape.p for e in entries),
-            "weak": sum(e.shape.p < e.shape.wanted_p for e in entries),
+            "weak": sum(e.shape.p < e.shape.target_p for e in entries),
             "lost": self.lost,
             "evicted": self.evicted,
         }
@@ -217,14 +217,14 @@ class Table:
     # --- after a loss of this memory ---
 
     def restore(
-        self, address: str, held: Iterable[HeldObject], settled: bool
+        self, address: str, inventory: Iterable[StoredObject], settled: bool
     ) -> list[tuple[str, str, int]]:
         """Take over what a node says it holds. Returns (node, key, version) of what is to be
         dropped: overtaken, or, once ``settled``, anything that is not known (it was deleted or
         evicted while the node could not be reached).
         """
         stale: list[tuple[str, str, int]] = []
-        for h in held:
+        for h in inventory:
             self.newest = max(self.newest, h.version)
             entry = self.objects.get(h.key)
             overtaken = entry is not None and (

@@ -37,11 +37,11 @@ async def keep_telling(
     observed_s: float = OBSERVED_S,
 ) -> None:
     """Until it is cancelled. ``per_gb``: samples that a gigabyte served from memory is worth."""
-    said: dict[int, float] = {}
+    previous: dict[int, float] = {}
     while True:
         await asyncio.sleep(every_s)
         if node.proxies()[:1] != [node.address]:
-            said = {}  # another one speaks
+            previous = {}  # another one speaks
             continue
         try:
             curves = await node.demand(observed_s)
@@ -52,9 +52,9 @@ async def keep_telling(
             continue
         values = worth(curves, per_gb, node.for_objects)
         values = {size: max(LEAST, value) for size, value in values.items()}
-        if differs(said, values):
+        if differs(previous, values):
             group.worth(values)
-            said = values
+            previous = values
             print(f"nodes are worth {values}", flush=True)
 
 

@@ -87,7 +87,7 @@ def train(args: argparse.Namespace) -> float:
     wrapped = DistributedDataParallel(model) if distributed else model
     if rank == 0:
         print(f"cell {text(cell.pruned())}, {parameters} parameters", flush=True)
-    found = 0.0
+    score = 0.0
     for epoch in sampler.epochs(args.epochs):
         for group in optimizer.param_groups:  # by the epoch alone, so that no state of it is kept
             group["lr"] = args.lr * 0.5 * (1 + math.cos(math.pi * epoch / args.epochs))
@@ -101,14 +101,14 @@ def train(args: argparse.Namespace) -> float:
             if snapshot:
                 snapshot.step()
         if rank == 0:
-            found = accuracy(model, validation)
-            malletrain.metric("accuracy", found, step=epoch + 1)
-            print(f"epoch {epoch + 1}/{args.epochs} accuracy {found:.4f}", flush=True)
+            score = accuracy(model, validation)
+            malletrain.metric("accuracy", score, step=epoch + 1)
+            print(f"epoch {epoch + 1}/{args.epochs} accuracy {score:.4f}", flush=True)
     if snapshot:
         snapshot.save()
     if distributed:
         dist.destroy_process_group()
-    return found
+    return score
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -217,8 +217,8 @@ def spread_innovations(
         wrong = [o.value - float(field[o.row, o.column]) for o in observations]
         mask, innovation = _blended(terrain.shape, observations, radii, wrong)
         made.append(np.maximum(field + mask * innovation, 0.0))
-    found = np.stack(made) if model.ndim == 3 else made[0]
-    return found, mask, radii
+    result = np.stack(made) if model.ndim == 3 else made[0]
+    return result, mask, radii
 
 
 def conditioned(
@@ -234,9 +234,9 @@ def conditioned(
     made = interpolated.astype(np.float32)
     masks = np.zeros_like(made)
     radii: list[float] = []
-    for field, found in observations.items():
+    for field, group in observations.items():
         made[field], masks[field], own = assimilate(
-            interpolated[field], terrain, found, radius, thresholds
+            interpolated[field], terrain, group, radius, thresholds
         )
         radii += own
     return made, masks, radii
@@ -257,7 +257,7 @@ def read_observations(
             lines = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise WindsrError(f"The observations {path} cannot be read: {error}") from error
-    found: dict[int, list[WindObservation]] = {}
+    by_field: dict[int, list[WindObservation]] = {}
     step = abs(float(np.diff(x).mean()))
     for number, line in enumerate(lines, start=2):
         try:
@@ -283,5 +283,5 @@ def read_observations(
                 f"{path}, line {number}: ({north:g}, {east:g}) m is outside of the grid."
             )
         for field in fields.tolist():
-            found.setdefault(field, []).append(WindObservation(row, column, value))
-    return found
+            by_field.setdefault(field, []).append(WindObservation(row, column, value))
+    return by_field

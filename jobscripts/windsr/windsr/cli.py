@@ -201,8 +201,10 @@ def sample(folder: Path, **options: Any) -> None:
     else:
         inputs = queue.from_fine(test_part if options["part"] == "test" else train_part, factor)
     if options["observations"] is not None:
-        inputs, said = queue.observed(inputs, options["observations"], method, *radius_of(options))
-        say(said)
+        inputs, sentence = queue.observed(
+            inputs, options["observations"], method, *radius_of(options)
+        )
+        say(sentence)
     draw = Draw(options["members"], options["sample_steps"], options["seed"], options["scheduler"])
     rest = {key: options[key] for key in ("overlap", "halo", "per_step", "threads", "patch_delay")}
     queue.sample(queue.Sampling(folder, draw, **rest), inputs, method, str(options["model"]), say)
@@ -236,9 +238,9 @@ def assimilate(samples: Path, observations: Path, result: Path, **options: Any) 
         np.zeros((len(made.times), *made.terrain.shape), np.float32),
     )
     radii: list[float] = []
-    for field, found in read_observations(observations, made.times, made.y, made.x).items():
+    for field, group in read_observations(observations, made.times, made.y, made.x).items():
         members[field], masks[field], own = bring_in(
-            made.members[field], made.terrain, found, fixed, thresholds
+            made.members[field], made.terrain, group, fixed, thresholds
         )
         radii += own
     radius = options["radius"]

@@ -24,17 +24,17 @@ def named(samples: Sequence[Path]) -> dict[str, Any]:
 
 
 def _with_truth(samples: Sequence[Path]) -> dict[str, Any]:
-    found = named(samples)
-    if len(found) < len(samples):
+    results = named(samples)
+    if len(results) < len(samples):
         raise WindsrError(
             "Two of the files have the same name; rename one, so that they can be told apart."
         )
-    unknown = [name for name, result in found.items() if result.truth is None]
+    unknown = [name for name, result in results.items() if result.truth is None]
     if unknown:
         raise WindsrError(
             f"{', '.join(unknown)} holds no truth to compare with: it was made from coarse fields."
         )
-    return found
+    return results
 
 
 def interpolated(result: Any) -> Any:
@@ -56,15 +56,17 @@ def table_of(samples: Sequence[Path]) -> dict[str, Any]:
     """Scores and distributions of files of samples, with bicubic interpolation beside them. Raises
     WindsrError where one has no truth.
     """
-    found = _with_truth(samples)
-    first = next(iter(found.values()))
+    results = _with_truth(samples)
+    first = next(iter(results.values()))
     peak = float(first.truth.max())
     table = {"bicubic": _scored(first, interpolated(first), peak)}
-    table |= {name: _scored(result, result.members, peak) for name, result in found.items()}
+    table |= {name: _scored(result, result.members, peak) for name, result in results.items()}
     # A member, not the mean: the mean of an ensemble is smoother than any wind.
     curves = {"truth": first.truth, "bicubic": interpolated(first)[:, 0]}
     curves |= {
-        name: r.members[:, 0] for name, r in found.items() if r.members.shape[0] == len(first.truth)
+        name: r.members[:, 0]
+        for name, r in results.items()
+        if r.members.shape[0] == len(first.truth)
     }
     return {"peak": peak, "scores": table, "cdfs": cdfs(curves, first.terrain)}
 
@@ -79,6 +81,6 @@ def lines_of(table: dict[str, Any]) -> list[str]:
     lines = [f"{'':24}{head[0]:>9}" + "".join(f"{word:>9}" for word in head[1:])]
     for name, row in table["scores"].items():
         numbers = [row.get(key, float("nan")) for key in keys]
-        said = ("-" if number != number else f"{number:.3f}" for number in numbers)
-        lines.append(f"{name[-24:]:24}{row['psnr']:>9.2f}" + "".join(f"{s:>9}" for s in said))
+        cells = ("-" if number != number else f"{number:.3f}" for number in numbers)
+        lines.append(f"{name[-24:]:24}{row['psnr']:>9.2f}" + "".join(f"{s:>9}" for s in cells))
     return lines

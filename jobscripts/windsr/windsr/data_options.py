@@ -79,14 +79,14 @@ def split_of(options: dict[str, Any]) -> tuple[Any, Any]:
     from windsr.fields import split_by_day
 
     if options["data"] is None:
-        found = synthetic.generate(
+        fields = synthetic.generate(
             days=options["synthetic_days"],
             size=options["synthetic_size"],
             seed=options["data_seed"],
         )
     else:
-        found = readers.read(options["data"], reading_of(options))
-    return split_by_day(found, options["test_day"])
+        fields = readers.read(options["data"], reading_of(options))
+    return split_by_day(fields, options["test_day"])
 
 
 def reading_of(options: dict[str, Any]) -> Any:

@@ -80,18 +80,18 @@ def _first(dataset: Any, names: tuple[str, ...]) -> Any:
 
 def _by_standard(dataset: Any, name: str) -> Any:
     """The one variable with this CF standard name, or None."""
-    found = [v for v in dataset.data_vars.values() if v.attrs.get("standard_name") == name]
-    return found[0] if len(found) == 1 else None
+    matches = [v for v in dataset.data_vars.values() if v.attrs.get("standard_name") == name]
+    return matches[0] if len(matches) == 1 else None
 
 
 def terrain_of(dataset: Any) -> Any:
     """The terrain [y, x] of a dataset, or None. Of one by time or level, the first."""
-    found = _first(dataset, TERRAINS)
+    terrain = _first(dataset, TERRAINS)
     for name in TERRAIN_STANDARDS:
-        found = _by_standard(dataset, name) if found is None else found
-    if found is None or found.ndim <= 2:
-        return found
-    return found.isel(dict.fromkeys(found.dims[:-2], 0), drop=True)
+        terrain = _by_standard(dataset, name) if terrain is None else terrain
+    if terrain is None or terrain.ndim <= 2:
+        return terrain
+    return terrain.isel(dict.fromkeys(terrain.dims[:-2], 0), drop=True)
 
 
 def from_dataset(dataset: Any, name: str, options: Options) -> Fields:
@@ -182,10 +182,10 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
             )
         u, v = (_at_height(c, name, options) for c in (u, v))
         return np.hypot(u, v).rename(f"{u.name}, {v.name}"), both.pop()
-    known = ", ".join("+".join(pair) for pair in COMPONENTS)
+    components = ", ".join("+".join(pair) for pair in COMPONENTS)
     raise WindsrError(
         f"{name} has no wind speed (looked for {', '.join(SPEEDS)}, and the standard name "
-        f"{SPEED_STANDARD}) and no components ({known})."
+        f"{SPEED_STANDARD}) and no components ({components})."
     )
 
 
@@ -200,10 +200,10 @@ def _at_height(wind: Any, name: str, options: Options) -> Any:
         there = wind[dim].to_numpy() if dim in wind.coords else np.array([])
         same = np.flatnonzero(np.isclose(there, options.height)) if there.size else there
         if len(same) != 1:
-            held = ", ".join(f"{h:g}" for h in there[:12]) or "without values"
+            levels = ", ".join(f"{h:g}" for h in there[:12]) or "without values"
             raise WindsrError(
-                f"{name}: {wind.name} is on {wind.sizes[dim]} levels ({dim}: {held}), none of them "
-                f"at {options.height} m; say which with --height."
+                f"{name}: {wind.name} is on {wind.sizes[dim]} levels ({dim}: {levels}), none of "
+                f"them at {options.height} m; say which with --height."
             )
         wind = wind.isel({dim: int(same[0])}, drop=True)
     return wind
@@ -230,16 +230,18 @@ def _northward_first(wind: Any, terrain: Any, name: str) -> tuple[Any, Any]:
 
 
 def _times_of(dataset: Any, wind: Any, count: int, name: str) -> NDArray[np.datetime64]:
-    found = _first(dataset, ("valid_time", "time", "Times", "XTIME"))
-    if found is None or not np.issubdtype(found.dtype, np.datetime64):
+    coordinate = _first(dataset, ("valid_time", "time", "Times", "XTIME"))
+    if coordinate is None or not np.issubdtype(coordinate.dtype, np.datetime64):
         raise WindsrError(
             f"{name} says no time of its fields (valid_time, time); days cannot be told apart."
         )
-    own = [dim for dim in wind.dims[:-2] if dim in found.dims]
+    own = [dim for dim in wind.dims[:-2] if dim in coordinate.dims]
     times = (
-        found.transpose(*own).broadcast_like(wind.isel(dict.fromkeys(wind.dims[-2:], 0), drop=True))
+        coordinate.transpose(*own).broadcast_like(
+            wind.isel(dict.fromkeys(wind.dims[-2:], 0), drop=True)
+        )
         if own
-        else found
+        else coordinate
     )
     flat = times.to_numpy().astype("datetime64[s]").ravel()
     if len(flat) not in (1, count):
@@ -299,10 +301,10 @@ def regridded(
             "--spacing."
         )
     values = np.concatenate([heights.reshape(1, -1), speed.reshape(len(speed), -1)])
-    rows, columns, found = regrid(y.ravel(), x.ravel(), values, options.spacing)
+    rows, columns, regular = regrid(y.ravel(), x.ravel(), values, options.spacing)
     return Fields(
-        np.ascontiguousarray(found[1:]),
-        found[0],
+        np.ascontiguousarray(regular[1:]),
+        regular[0],
         times,
         rows,
         columns,

@@ -76,13 +76,13 @@ class Windsr(Method):
         target = self._target(batch["truth"], case.base, case.unit)
         noise, level = batch["noise"], batch["level"]
         noisy = self._training_noise.add_noise(target, noise, level)
-        wanted = (
+        expected = (
             noise
             if self.preset.prediction == "epsilon"
             else self._training_noise.get_velocity(target, noise, level)
         )
-        found = nets["net"](noisy, self._condition(case.base, case.terrain, case.unit), level)
-        return {"net": functional.mse_loss(found.float(), wanted)}
+        prediction = nets["net"](noisy, self._condition(case.base, case.terrain, case.unit), level)
+        return {"net": functional.mse_loss(prediction.float(), expected)}
 
     def _clock(self, level: torch.Tensor) -> torch.Tensor:
         """What the network is told of the noise."""
@@ -124,10 +124,10 @@ class Windsr(Method):
             ).to(device)
 
         goal = mask = None
-        if case.held is not None:
-            goal = self._target(case.held.values, start, case.unit)
+        if case.fixed_pixels is not None:
+            goal = self._target(case.fixed_pixels.values, start, case.unit)
             goal = goal.repeat_interleave(members, dim=0)
-            mask = case.held.mask.repeat_interleave(members, dim=0)
+            mask = case.fixed_pixels.mask.repeat_interleave(members, dim=0)
         x = (
             noise() if case.noise is None else case.noise.flatten(0, 1)[:, None].to(device)
         ) * scheduler.init_noise_sigma
@@ -136,10 +136,10 @@ class Windsr(Method):
 
             def denoise(noisy: torch.Tensor, level: Any = level) -> torch.Tensor:
                 clock = self._clock(level).expand(len(noisy)).to(device)
-                found: torch.Tensor = net(
+                prediction: torch.Tensor = net(
                     scheduler.scale_model_input(noisy, level), condition, clock
                 ).float()
-                return found
+                return prediction
 
             if case.guidance is None:
                 x = scheduler.step(denoise(x), level, x, **extra).prev_sample
@@ -147,8 +147,8 @@ class Windsr(Method):
                 x = self._guided(case, start, scheduler, denoise, x, k)
             if goal is not None and mask is not None:
                 # The masked part goes down the noise levels along what was observed.
-                known = self._noised(scheduler, goal, noise(), k)
-                x = mask * known + (1 - mask) * x
+                observed = self._noised(scheduler, goal, noise(), k)
+                x = mask * observed + (1 - mask) * x
         speed = self._speed(
             x,
             start.repeat_interleave(members, dim=0),
@@ -226,8 +226,8 @@ class WindsrEdm(Windsr):
             low = block_mean(truth, factor)
             base, unit = self._interpolated(low), unit_of(low, self.preset.relative)
             with torch.no_grad():
-                found = self.frozen["mean"](self._condition(base, terrain, unit))
-            squares.append(float(((super()._target(truth, base, unit) - found) ** 2).mean()))
+                prediction = self.frozen["mean"](self._condition(base, terrain, unit))
+            squares.append(float(((super()._target(truth, base, unit) - prediction) ** 2).mean()))
         net = self.nets["net"]
         assert isinstance(net, ResidualDenoiser)
         net.size.fill_(max(sum(squares) / len(squares), 1e-6) ** 0.5)
@@ -238,8 +238,10 @@ class WindsrEdm(Windsr):
         return net.size / SIGMA_DATA
 
     def _start(self, case: FineCase) -> torch.Tensor:
-        found = self.frozen["mean"](self._condition(case.base, case.terrain, case.unit)).float()
-        start: torch.Tensor = case.base + found * case.unit * self.scales.residual_std
+        prediction = self.frozen["mean"](
+            self._condition(case.base, case.terrain, case.unit)
+        ).float()
+        start: torch.Tensor = case.base + prediction * case.unit * self.scales.residual_std
         return start
 
     def _target(self, truth: torch.Tensor, base: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
@@ -278,12 +280,12 @@ class WindsrEdm(Windsr):
         # weight λ(σ) times c_out² is 1 (Karras et al. 2022, eq. 8).
         c_skip = SIGMA_DATA**2 / (sigma**2 + SIGMA_DATA**2)
         c_out = sigma * SIGMA_DATA / (sigma**2 + SIGMA_DATA**2) ** 0.5
-        found = nets["net"](
+        prediction = nets["net"](
             noise.precondition_inputs(noisy, sigma),
             self._condition(case.base, case.terrain, case.unit),
             self._clock(noise.precondition_noise(sigma.flatten())),
         )
-        return {"net": functional.mse_loss(found.float(), (target - c_skip * noisy) / c_out)}
+        return {"net": functional.mse_loss(prediction.float(), (target - c_skip * noisy) / c_out)}
 
     def _clock(self, level: torch.Tensor) -> torch.Tensor:
         return level * NOISE_CLOCK

@@ -86,7 +86,7 @@ def scores(
     """
     mean, first = members.mean(axis=1), members[:, 0]
     error = mean - truth
-    found = {
+    result = {
         "psnr": psnr(truth, mean, data_range),
         "ssim": ssim(truth, mean, data_range),
         "mae": float(np.abs(error).mean()),
@@ -96,11 +96,11 @@ def scores(
         "spread": float(members.std(axis=1, ddof=1).mean()) if members.shape[1] > 1 else 0.0,
     }
     if members.shape[1] > 1:
-        found |= {
+        result |= {
             "psnr_member": psnr(truth, first, data_range),
             "ssim_member": ssim(truth, first, data_range),
         }
-    return found
+    return result
 
 
 def classes_of(terrain: NDArray[np.floating]) -> dict[str, NDArray[np.bool_]]:
@@ -124,7 +124,7 @@ def cdfs(
     highest = max(float(f.max()) for f in fields.values())
     at = np.arange(0.0, highest + CDF_STEP, CDF_STEP)
     shape = next(iter(fields.values())).shape
-    found: dict[str, dict[str, Any]] = {}
+    table: dict[str, dict[str, Any]] = {}
     for name, mask in classes_of(np.broadcast_to(terrain, shape)).items():
         curves = {key: cdf(field[mask], at) for key, field in fields.items()}
         entry: dict[str, Any] = {
@@ -138,5 +138,5 @@ def cdfs(
                 for k, c in curves.items()
                 if k != "truth"
             }
-        found[name] = entry
-    return found
+        table[name] = entry
+    return table

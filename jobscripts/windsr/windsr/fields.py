@@ -153,21 +153,21 @@ def split_by_day(fields: Fields, test_days: Sequence[str] | None = None) -> tupl
     days = np.unique(fields.days)
     if test_days:
         try:
-            wanted = np.array([np.datetime64(day, "D") for day in test_days])
+            dates = np.array([np.datetime64(day, "D") for day in test_days])
         except ValueError as error:
             raise WindsrError(f"--test-day takes dates like 2017-06-05: {error}") from None
-        absent = [str(day) for day in wanted if day not in days]
+        absent = [str(day) for day in dates if day not in days]
         if absent:
             raise WindsrError(
                 f"{fields.source} has no field of {', '.join(absent)}; its days are "
                 f"{', '.join(map(str, days))}."
             )
     else:
-        wanted = days[len(days) - max(1, len(days) // 4) :]
-    held_out = np.isin(fields.days, wanted)
-    if held_out.all():
+        dates = days[len(days) - max(1, len(days) // 4) :]
+    in_test = np.isin(fields.days, dates)
+    if in_test.all():
         raise WindsrError(
             f"{fields.source} has {len(days)} day(s), all held out for the test; none is left "
             "to train on."
         )
-    return fields.at(~held_out), fields.at(held_out)
+    return fields.at(~in_test), fields.at(in_test)

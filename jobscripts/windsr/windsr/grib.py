@@ -40,9 +40,11 @@ def _fields(path: Path, options: Options) -> Fields:
     above = {"typeOfLevel": "heightAboveGround", "level": height, "stepType": "instant"}
     made = {}
     for names in ((f"{height}u", f"{height}v"), ("u", "v"), (f"{height}si",), ("ws",)):
-        found = [_variable(path, {**above, "shortName": name}) for name in names]
-        if all(one is not None for one in found):
-            made = dict(zip(("u10", "v10") if len(names) == 2 else ("si10",), found, strict=True))
+        variables = [_variable(path, {**above, "shortName": name}) for name in names]
+        if all(one is not None for one in variables):
+            made = dict(
+                zip(("u10", "v10") if len(names) == 2 else ("si10",), variables, strict=True)
+            )
             break
     if not made:
         raise WindsrError(
@@ -66,5 +68,9 @@ def _variable(path: Path, keys: dict[str, Any]) -> Any:
     with xarray.open_dataset(
         path, engine="cfgrib", backend_kwargs=how, decode_timedelta=True
     ) as dataset:
-        found = list(dataset.load().data_vars.values())
-    return found[0].drop_vars("heightAboveGround", errors="ignore") if len(found) == 1 else None
+        variables = list(dataset.load().data_vars.values())
+    return (
+        variables[0].drop_vars("heightAboveGround", errors="ignore")
+        if len(variables) == 1
+        else None
+    )

@@ -113,31 +113,31 @@ def regrid(
             f"A grid of {spacing:g} m does not fit into {np.ptp(y):.0f} × {np.ptp(x):.0f} m; "
             "give a smaller --spacing."
         )
-    found = interpolate(*np.meshgrid(rows, columns, indexing="ij"))
-    good = np.isfinite(found).all(axis=-1)
-    kept_rows, kept_columns = covered(good)
-    if not good[kept_rows, kept_columns].all() or min(good[kept_rows, kept_columns].shape) < 2:
+    interpolated = interpolate(*np.meshgrid(rows, columns, indexing="ij"))
+    good = np.isfinite(interpolated).all(axis=-1)
+    row_range, column_range = covered(good)
+    if not good[row_range, column_range].all() or min(good[row_range, column_range].shape) < 2:
         raise WindsrError(
             "The points cover no rectangle; the grid of this file is too scattered to regrid."
         )
-    kept = np.moveaxis(found[kept_rows, kept_columns], -1, 0)
-    return rows[kept_rows], columns[kept_columns], kept.astype(np.float32)
+    gridded = np.moveaxis(interpolated[row_range, column_range], -1, 0)
+    return rows[row_range], columns[column_range], gridded.astype(np.float32)
 
 
 def covered(good: NDArray[np.bool_]) -> tuple[slice, slice]:
     """(rows, columns) of a rectangle in which all is ``good``, found by giving up the worst side of
     the rim until it is; a single row or column at the least.
     """
-    top, bottom, left, right = 0, good.shape[0], 0, good.shape[1]
-    while bottom - top > 1 and right - left > 1 and not good[top:bottom, left:right].all():
+    y0, y1, x0, x1 = 0, good.shape[0], 0, good.shape[1]
+    while y1 - y0 > 1 and x1 - x0 > 1 and not good[y0:y1, x0:x1].all():
         rim = {
-            "top": good[top, left:right].mean(), "bottom": good[bottom - 1, left:right].mean(),
-            "left": good[top:bottom, left].mean(), "right": good[top:bottom, right - 1].mean(),
+            "top": good[y0, x0:x1].mean(), "bottom": good[y1 - 1, x0:x1].mean(),
+            "left": good[y0:y1, x0].mean(), "right": good[y0:y1, x1 - 1].mean(),
         }  # fmt: skip
         worst = min(rim, key=lambda side: rim[side])
-        top, bottom = top + (worst == "top"), bottom - (worst == "bottom")
-        left, right = left + (worst == "left"), right - (worst == "right")
-    return slice(top, bottom), slice(left, right)
+        y0, y1 = y0 + (worst == "top"), y1 - (worst == "bottom")
+        x0, x1 = x0 + (worst == "left"), x1 - (worst == "right")
+    return slice(y0, y1), slice(x0, x1)
 
 
 @dataclass(frozen=True)

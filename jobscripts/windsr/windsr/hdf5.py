@@ -22,10 +22,10 @@ def wrf_or_wtk(path: Path, options: Options) -> Fields:
             return _wrf(file, str(path), options)
         if f"windspeed_{options.height}m" in file:
             return _wtk(file, str(path), options)
-        held = ", ".join(sorted(file)[:20])
+        datasets = ", ".join(sorted(file)[:20])
         raise WindsrError(
             f"{path}: neither WRF output (U10, V10) nor WIND Toolkit "
-            f"(windspeed_{options.height}m); it holds {held}."
+            f"(windspeed_{options.height}m); it holds {datasets}."
         )
 
 

@@ -44,7 +44,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class HeldPixels:
+class FixedPixels:
     """What is held fast while denoising: ``mask`` 0..1 and ``values`` (m/s), both [n, 1, H, W]. See
     :mod:`windsr.assimilate`.
     """
@@ -84,7 +84,7 @@ class FineCase:
     unit: torch.Tensor
     seeds: Sequence[int]
     noise: torch.Tensor | None = None
-    held: HeldPixels | None = None
+    fixed_pixels: FixedPixels | None = None
     guidance: Guidance | None = None
 
 
@@ -176,7 +176,7 @@ class Method:
         seeds: Sequence[int],
         draw: Draw,
         net: nn.Module | None = None,
-        held: HeldPixels | None = None,
+        fixed_pixels: FixedPixels | None = None,
         noise: torch.Tensor | None = None,
         base: torch.Tensor | None = None,
         guidance: Guidance | None = None,
@@ -192,7 +192,7 @@ class Method:
                 neighbouring patches can share theirs.
             base: [n, 1, H, W] m/s, a fine field that takes the place of the interpolated coarse
                 one, such as a composite with observations; its block means that of ``low``.
-            held, guidance: observations, for methods that denoise.
+            fixed_pixels, guidance: observations, for methods that denoise.
 
         Methods that draw nothing return one member.
         """
@@ -214,7 +214,7 @@ class Method:
             unit_of(low, self.preset.relative),
             seeds,
             noise,
-            held,
+            fixed_pixels,
             guidance,
         )
         whole = _filled(whole, self._multiple, self.preset.factor)
@@ -228,8 +228,8 @@ class Method:
                     for k in range(0, len(low), size)
                 ]
             )[..., :rows, :columns]
-            wanted = self.preset.constrained if draw.constrain is None else draw.constrain
-            return restore_block_means(made, low, self.preset.factor) if wanted else made
+            constrain = self.preset.constrained if draw.constrain is None else draw.constrain
+            return restore_block_means(made, low, self.preset.factor) if constrain else made
 
     def _predict(self, case: FineCase, draw: Draw, net: nn.Module | None) -> torch.Tensor:
         """Speeds [n, members, H, W], m/s, not negative."""
@@ -245,7 +245,8 @@ def _part(case: FineCase, part: slice) -> FineCase:
         unit=case.unit[part],
         seeds=case.seeds[part],
         noise=None if case.noise is None else case.noise[part],
-        held=case.held and HeldPixels(case.held.mask[part], case.held.values[part]),
+        fixed_pixels=case.fixed_pixels
+        and FixedPixels(case.fixed_pixels.mask[part], case.fixed_pixels.values[part]),
         guidance=case.guidance
         and replace(
             case.guidance, mask=case.guidance.mask[part], values=case.guidance.values[part]
@@ -262,14 +263,15 @@ def _filled(case: FineCase, multiple: int, factor: int) -> FineCase:
     def more(field: torch.Tensor, mode: str = "replicate", cell: int = 1) -> torch.Tensor:
         return functional.pad(field, (0, columns // cell, 0, rows // cell), mode=mode)
 
-    held, guidance = case.held, case.guidance
+    fixed_pixels, guidance = case.fixed_pixels, case.guidance
     return replace(
         case,
         low=more(case.low, cell=factor),
         terrain=more(case.terrain),
         base=more(case.base),
         noise=None if case.noise is None else more(case.noise, "constant"),
-        held=held and HeldPixels(more(held.mask, "constant"), more(held.values)),
+        fixed_pixels=fixed_pixels
+        and FixedPixels(more(fixed_pixels.mask, "constant"), more(fixed_pixels.values)),
         guidance=guidance
         and replace(guidance, mask=more(guidance.mask, "constant"), values=more(guidance.values)),
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from windsr import WindsrError
 from windsr.diffusion import Windsr, WindsrEdm
-from windsr.method import Draw, Guidance, HeldPixels, Method, mix
+from windsr.method import Draw, FixedPixels, Guidance, Method, mix
 from windsr.patches import Scales
 from windsr.presets import Preset
 from windsr.regression import Bicubic, Esrgan, SrcnnMethod, UnetMethod
 
-__all__ = ["METHODS", "Draw", "Guidance", "HeldPixels", "Method", "make", "mix"]
+__all__ = ["METHODS", "Draw", "FixedPixels", "Guidance", "Method", "make", "mix"]
 
 METHODS: dict[str, type[Method]] = {
     method.name: method for method in (Bicubic, SrcnnMethod, Esrgan, UnetMethod, Windsr, WindsrEdm)

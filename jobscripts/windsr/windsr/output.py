@@ -169,17 +169,17 @@ def read(path: Path) -> SampledFields:
     try:
         with xarray.open_dataset(path, engine="h5netcdf") as dataset:
             dataset.load()
-            known = {
+            variables = {
                 "members": "wind_speed",
                 "terrain": "terrain",
                 "y": "y",
                 "x": "x",
                 "low": "wind_speed_low",
             }
-            perhaps = {"truth": "wind_speed_truth", "mask": "observation_weight"}
-            arrays = {key: dataset[name].to_numpy() for key, name in known.items()}
+            optional = {"truth": "wind_speed_truth", "mask": "observation_weight"}
+            arrays = {key: dataset[name].to_numpy() for key, name in variables.items()}
             arrays |= {
-                key: dataset[name].to_numpy() for key, name in perhaps.items() if name in dataset
+                key: dataset[name].to_numpy() for key, name in optional.items() if name in dataset
             }
             notes = {
                 k: v

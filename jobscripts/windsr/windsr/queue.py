@@ -102,11 +102,11 @@ def observed(
     preset = method.preset
     low = torch.from_numpy(np.ascontiguousarray(inputs.low[:, None]))
     plain = interpolate(low, preset.factor, preset.constrained)[:, 0].clamp_min(0).numpy()
-    found = read_observations(table, inputs.times, inputs.y, inputs.x)
-    base, mask, radii = conditioned(plain, inputs.terrain, found, radius, thresholds)
+    by_field = read_observations(table, inputs.times, inputs.y, inputs.x)
+    base, mask, radii = conditioned(plain, inputs.terrain, by_field, radius, thresholds)
     mean = f", mean radius {np.mean(radii):.2f} pixels" if radii else ""
-    said = f"brought {len(radii)} observations into what the model sees{mean}"
-    return replace(inputs, base=base, mask=mask), said
+    sentence = f"brought {len(radii)} observations into what the model sees{mean}"
+    return replace(inputs, base=base, mask=mask), sentence
 
 
 @dataclass(frozen=True)

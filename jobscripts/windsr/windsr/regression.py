@@ -41,13 +41,13 @@ class SrcnnMethod(Method):
         self, batch: Mapping[str, torch.Tensor], nets: Mapping[str, Network]
     ) -> dict[str, torch.Tensor]:
         case = self._case_of(batch)
-        found = nets["net"](self._condition(case.base, case.terrain, case.unit))
-        wanted = self._target(batch["truth"], case.base, case.unit)
-        return {"net": functional.mse_loss(found.float(), wanted)}
+        prediction = nets["net"](self._condition(case.base, case.terrain, case.unit))
+        target = self._target(batch["truth"], case.base, case.unit)
+        return {"net": functional.mse_loss(prediction.float(), target)}
 
     def _predict(self, case: FineCase, draw: Draw, net: Any) -> torch.Tensor:
-        found = net(self._condition(case.base, case.terrain, case.unit)).float()
-        return self._speed(found, case.base, case.unit)
+        prediction = net(self._condition(case.base, case.terrain, case.unit)).float()
+        return self._speed(prediction, case.base, case.unit)
 
 
 class UnetMethod(SrcnnMethod):

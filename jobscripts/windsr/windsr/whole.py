@@ -84,5 +84,5 @@ def make_whole(
         base=None if base is None else base.to(device),
         **more,  # type: ignore[arg-type]
     )
-    found: NDArray[np.float32] = made.cpu().numpy().astype(np.float32)
-    return found
+    fields: NDArray[np.float32] = made.cpu().numpy().astype(np.float32)
+    return fields

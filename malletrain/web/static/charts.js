@@ -42,21 +42,21 @@ export function chart(label, { lines, marks = [], time = true, height = 180, who
   if (!all.length) return h("p", { class: "none" }, `${label}: nothing seen yet.`);
   const xs = [...all.map(([x]) => x), ...marks.map((mark) => mark.x)];
   const ys = all.map(([, y]) => y).filter(Number.isFinite);
-  let [left, right] = [Math.min(...xs), Math.max(...xs)];
-  let [low, high] = [Math.min(...ys), Math.max(...ys)];
-  if (whole || (low > 0 && low < 0.6 * high)) low = 0;
-  if (high === low) [low, high] = [low - Math.abs(low) * 0.1 - 0.5, high + Math.abs(high) * 0.1 + 0.5];
-  if (right === left) [left, right] = [left - 1, right + 1];
-  const px = (x) => LEFT + ((x - left) / (right - left)) * (WIDTH - LEFT - RIGHT);
-  const py = (y) => height - BOTTOM - ((y - low) / (high - low)) * (height - TOP - BOTTOM);
+  let [xMin, xMax] = [Math.min(...xs), Math.max(...xs)];
+  let [yMin, yMax] = [Math.min(...ys), Math.max(...ys)];
+  if (whole || (yMin > 0 && yMin < 0.6 * yMax)) yMin = 0;
+  if (yMax === yMin) [yMin, yMax] = [yMin - Math.abs(yMin) * 0.1 - 0.5, yMax + Math.abs(yMax) * 0.1 + 0.5];
+  if (xMax === xMin) [xMin, xMax] = [xMin - 1, xMax + 1];
+  const px = (x) => LEFT + ((x - xMin) / (xMax - xMin)) * (WIDTH - LEFT - RIGHT);
+  const py = (y) => height - BOTTOM - ((y - yMin) / (yMax - yMin)) * (height - TOP - BOTTOM);
   const at = (points) => points.map(([x, y]) => [px(x), py(y)]);
   const parts = [];
-  for (const y of ticks(low, high, 4)) {
+  for (const y of ticks(yMin, yMax, 4)) {
     if (whole && !Number.isInteger(y)) continue;
     parts.push(s("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: py(y), y2: py(y) }),
       s("text", { x: LEFT - 6, y: py(y) + 4, "text-anchor": "end" }, number(y)));
   }
-  for (const x of time ? timeTicks(left, right) : ticks(left, right, 8)) {
+  for (const x of time ? timeTicks(xMin, xMax) : ticks(xMin, xMax, 8)) {
     if (!time && !Number.isInteger(x)) continue;
     parts.push(s("text", { x: px(x), y: height - 8, "text-anchor": "middle" },
       time ? clock(x) : String(x)));
@@ -89,13 +89,13 @@ export function chart(label, { lines, marks = [], time = true, height = 180, who
 export function bars(label, rows, order) {
   const most = Math.max(...rows.map((row) => row.parts.reduce((sum, [, size]) => sum + size, 0)), 1e-9);
   const height = rows.length * 20 + BOTTOM;
-  const left = 150;
-  const scale = (WIDTH - left - RIGHT) / most;
+  const labelWidth = 150;
+  const scale = (WIDTH - labelWidth - RIGHT) / most;
   const parts = ticks(0, most, 5).map((x) =>
-    s("text", { x: left + x * scale, y: height - 8, "text-anchor": "middle" }, `${number(x)} s`));
+    s("text", { x: labelWidth + x * scale, y: height - 8, "text-anchor": "middle" }, `${number(x)} s`));
   rows.forEach((row, k) => {
-    parts.push(s("text", { x: left - 8, y: k * 20 + 14, "text-anchor": "end" }, row.name));
-    let x = left;
+    parts.push(s("text", { x: labelWidth - 8, y: k * 20 + 14, "text-anchor": "end" }, row.name));
+    let x = labelWidth;
     for (const [part, size] of row.parts) {
       parts.push(s("rect", { class: `part part${order.indexOf(part) % 8}`, x, y: k * 20 + 3,
         width: Math.max(0, size * scale), height: 14 }, s("title", {}, `${part}: ${number(size)} s`)));

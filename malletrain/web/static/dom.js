@@ -51,9 +51,9 @@ export const filled = (columns, rows) => columns.map((_, k) => k)
 /** A table with a caption for screen readers. `columns`: [title, "number" or ""]; `rows`: cells. A column without
  * anything in it is left out. */
 export function table(caption, allColumns, allRows) {
-  const kept = filled(allColumns, allRows);
-  const columns = kept.map((k) => allColumns[k]);
-  const rows = allRows.map((cells) => kept.map((k) => cells[k]));
+  const indices = filled(allColumns, allRows);
+  const columns = indices.map((k) => allColumns[k]);
+  const rows = allRows.map((cells) => indices.map((k) => cells[k]));
   const head = columns.map(([title, kind]) => h("th", { scope: "col", class: kind }, title));
   const body = rows.map((cells) =>
     h("tr", {}, cells.map((cell, k) => h("td", { class: columns[k][1] }, cell))));

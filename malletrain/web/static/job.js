@@ -16,10 +16,10 @@ export function job(main, [id = ""]) {
   let detail = null;
   let history = null;
   let series = [];
-  let asked = 0;
+  let requestTime = 0;
   let asking = false;
   let over = false;
-  let known = "";
+  let previous = "";
   replace(main, title, places.why, places.facts, places.steer,
     section("Scale", places.scale), section("Throughput", places.rate), section("Scaling", places.curve),
     section("Rescales", places.costs), section("Metrics", places.metrics),
@@ -29,7 +29,7 @@ export function job(main, [id = ""]) {
   async function ask() {
     if (asking || over) return;
     asking = true;
-    asked = Date.now();
+    requestTime = Date.now();
     try {
       // What others' scripts report is refused; everything else of their jobs is shown.
       [detail, history, series] = await Promise.all([get(jobPath(id)), get(jobPath(id, "/history")),
@@ -44,9 +44,9 @@ export function job(main, [id = ""]) {
   function update(change) {
     const now = seen.jobs.get(detail?.job.id ?? id);
     // Of a job that has ended everything is known.
-    const news = !now || JSON.stringify(now) !== known || !ENDED.has(now.state);
-    known = JSON.stringify(now);
-    if (news && Date.now() - asked >= ASK_EVERY_MS) ask();
+    const news = !now || JSON.stringify(now) !== previous || !ENDED.has(now.state);
+    previous = JSON.stringify(now);
+    if (news && Date.now() - requestTime >= ASK_EVERY_MS) ask();
     else if (now && detail) facts({ ...detail, job: now });
     log.look(now?.ended);
   }
@@ -82,14 +82,14 @@ export function job(main, [id = ""]) {
     curve();
     costs();
     replace(places.metrics, series.length ? series.map((each) => {
-      const points = each.times.map((time, k) => [time, each.values[k], told(each, k)]).filter(([, value]) => value !== null);
+      const points = each.times.map((time, k) => [time, each.values[k], pointLabel(each, k)]).filter(([, value]) => value !== null);
       return chart(`${each.name}: ${measured(each.values.at(-1))} at last`, { lines: [{ points, style: "seen", dots: points.length <= 60 }], height: 140 });
     }) : h("p", { class: "none" }, "The script has reported none (malletrain.metric)."));
     replace(places.notices, detail.notices.length ? h("ul", {}, detail.notices.map((notice) => h("li", {}, notice)))
       : h("p", { class: "none" }, "None."));
   }
 
-  const told = (each, k) => `${measured(each.values[k])} at ${clock(each.times[k])}, ${count(each.samples[k])} samples${
+  const pointLabel = (each, k) => `${measured(each.values[k])} at ${clock(each.times[k])}, ${count(each.samples[k])} samples${
     each.steps[k] === null ? "" : `, step ${each.steps[k]}`}${each.nodes[k] ? `, ${each.nodes[k]} nodes` : ""}`;
 
   const end = () => detail.job.ended ?? seen.machine?.status?.now ?? Date.now() / 1000;
@@ -158,13 +158,13 @@ export function job(main, [id = ""]) {
       if (ENDED.has(job.state)) replace(places.steer);
       return;
     }
-    const said = h("p", { role: "status", id: "steered" });
+    const outcome = h("p", { role: "status", id: "steered" });
     const act = async (what) => {
       try {
-        said.textContent = (await what()).sentence;
+        outcome.textContent = (await what()).sentence;
         ask();
       } catch (error) {
-        said.textContent = error.message;
+        outcome.textContent = error.message;
       }
     };
     const sure = h("dialog", { id: "sure", "aria-labelledby": "sure-text" },
@@ -178,7 +178,7 @@ export function job(main, [id = ""]) {
       event.preventDefault();
       act(() => send("PUT", jobPath(job.id, "/scale"), { min_nodes: Number(low.value), max_nodes: Number(high.value) }));
     } }, h("button", { type: "button", id: "cancel", onclick: () => sure.showModal() }, "Cancel …"),
-    h("span", {}, "Nodes from ", low, " to ", high, " ", h("button", { id: "rescale" }, "Change"))), sure, said);
+    h("span", {}, "Nodes from ", low, " to ", high, " ", h("button", { id: "rescale" }, "Change"))), sure, outcome);
   }
 
   const stop = onchange((change) => change && log.look(detail?.job.ended));

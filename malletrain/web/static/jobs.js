@@ -21,25 +21,25 @@ const COLUMNS = [
 ];
 const MORE = 200;
 // Kept while other pages are shown.
-const kept = { text: "", filter: "", mine: false, sort: "id", down: true, shown: MORE };
+const viewState = { text: "", filter: "", mine: false, sort: "id", down: true, shown: MORE };
 
 const took = (job) => (job.started ? (job.ended ?? seen.machine.status.now) - job.started : null);
 const metrics = (job) => Object.entries(job.metrics).map(([name, value]) => `${name} ${measured(value)}`).join(", ");
 
 function fits(job) {
-  if (kept.filter === "unfinished" && ENDED.has(job.state)) return false;
-  if (kept.filter === "running" && !job.nodes.length) return false;
-  if (kept.filter === "waiting" && (ENDED.has(job.state) || job.nodes.length)) return false;
-  if (ENDED.has(kept.filter) && job.state !== kept.filter) return false;
-  if (kept.mine && job.owner !== seen.machine.user) return false;
-  return !kept.text || `${job.id} ${job.name} ${job.owner}`.toLowerCase().includes(kept.text.toLowerCase());
+  if (viewState.filter === "unfinished" && ENDED.has(job.state)) return false;
+  if (viewState.filter === "running" && !job.nodes.length) return false;
+  if (viewState.filter === "waiting" && (ENDED.has(job.state) || job.nodes.length)) return false;
+  if (ENDED.has(viewState.filter) && job.state !== viewState.filter) return false;
+  if (viewState.mine && job.owner !== seen.machine.user) return false;
+  return !viewState.text || `${job.id} ${job.name} ${job.owner}`.toLowerCase().includes(viewState.text.toLowerCase());
 }
 
 function compare(a, b) {
-  const key = COLUMNS.find(([name]) => name === kept.sort)[2];
+  const key = COLUMNS.find(([name]) => name === viewState.sort)[2];
   const [x, y] = [key(a), key(b)];
   const order = typeof x === "number" && typeof y === "number" ? x - y : natural(x ?? "", y ?? "");
-  return kept.down ? -order : order;
+  return viewState.down ? -order : order;
 }
 
 export function jobs(main) {
@@ -47,26 +47,26 @@ export function jobs(main) {
   const body = h("tbody", {});
   const head = h("tr", {});
   const summary = h("p", { role: "status", id: "matches" });
-  const more = h("button", { type: "button", hidden: true, onclick: () => { kept.shown += MORE; update(); } }, "Show more");
-  const changed = () => { kept.shown = MORE; update(); };
+  const more = h("button", { type: "button", hidden: true, onclick: () => { viewState.shown += MORE; update(); } }, "Show more");
+  const changed = () => { viewState.shown = MORE; update(); };
   replace(main, h("h1", {}, "Jobs"),
     h("form", { class: "filters", role: "search", onsubmit: (event) => event.preventDefault() },
-      h("label", {}, "Search ", h("input", { type: "search", id: "search", value: kept.text,
-        oninput: (event) => { kept.text = event.target.value; changed(); } })),
-      h("label", {}, "State ", h("select", { id: "filter", onchange: (event) => { kept.filter = event.target.value; changed(); } },
-        FILTERS.map(([value, name]) => h("option", { value, selected: value === kept.filter }, name)))),
-      h("label", {}, h("input", { type: "checkbox", id: "mine", checked: kept.mine,
-        onchange: (event) => { kept.mine = event.target.checked; changed(); } }), " mine only")),
+      h("label", {}, "Search ", h("input", { type: "search", id: "search", value: viewState.text,
+        oninput: (event) => { viewState.text = event.target.value; changed(); } })),
+      h("label", {}, "State ", h("select", { id: "filter", onchange: (event) => { viewState.filter = event.target.value; changed(); } },
+        FILTERS.map(([value, name]) => h("option", { value, selected: value === viewState.filter }, name)))),
+      h("label", {}, h("input", { type: "checkbox", id: "mine", checked: viewState.mine,
+        onchange: (event) => { viewState.mine = event.target.checked; changed(); } }), " mine only")),
     summary,
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Jobs" },
       h("table", { id: "jobs" }, h("caption", { class: "unseen" }, "Jobs"), h("thead", {}, head), body)), more);
 
   function titles() {
     replace(head, COLUMNS.map(([name, title, , , kind]) => h("th", { scope: "col", class: kind,
-      "aria-sort": kept.sort === name ? (kept.down ? "descending" : "ascending") : null },
+      "aria-sort": viewState.sort === name ? (viewState.down ? "descending" : "ascending") : null },
       h("button", { type: "button", onclick: (event) => {
-        kept.down = kept.sort === name ? !kept.down : true;
-        kept.sort = name;
+        viewState.down = viewState.sort === name ? !viewState.down : true;
+        viewState.sort = name;
         const here = [...head.querySelectorAll("button")].indexOf(event.target);
         titles();
         head.querySelectorAll("button")[here].focus();
@@ -80,20 +80,20 @@ export function jobs(main) {
   }
 
   function update() {
-    const found = [...seen.jobs.values()].filter(fits).sort(compare);
-    const shown = found.slice(0, kept.shown);
-    summary.textContent = `${found.length} of ${seen.jobs.size} jobs`;
-    more.hidden = found.length <= shown.length;
-    const wanted = new Map();
+    const matches = [...seen.jobs.values()].filter(fits).sort(compare);
+    const shown = matches.slice(0, viewState.shown);
+    summary.textContent = `${matches.length} of ${seen.jobs.size} jobs`;
+    more.hidden = matches.length <= shown.length;
+    const newRows = new Map();
     for (const job of shown) {
       // A row is made anew only where it differs: focus and selection stay.
       const before = rows.get(job.id);
       const key = `${JSON.stringify(job)}${job.ended || !job.started ? "" : seen.machine.status.now}`;
-      wanted.set(job.id, before?.key === key ? before : { key, element: refreshed(before, job) });
+      newRows.set(job.id, before?.key === key ? before : { key, element: refreshed(before, job) });
     }
     rows.clear();
-    for (const [id, each] of wanted) rows.set(id, each);
-    const elements = [...wanted.values()].map((each) => each.element);
+    for (const [id, each] of newRows) rows.set(id, each);
+    const elements = [...newRows.values()].map((each) => each.element);
     if (elements.length !== body.children.length || elements.some((each, k) => each !== body.children[k])) {
       body.replaceChildren(...elements);
     }

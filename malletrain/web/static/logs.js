@@ -13,7 +13,7 @@ export function logs(id) {
   const state = h("span", { class: "none" });
   let cursor = "";
   let asking = false;
-  let asked = 0;
+  let requestTime = 0;
   let over = false;
   let complete = false;
   let turn = 0;
@@ -21,16 +21,16 @@ export function logs(id) {
   function again() {
     cursor = "";
     complete = false;
-    asked = 0;
+    requestTime = 0;
     turn += 1;
     text.textContent = "";
     look();
   }
 
   async function look() {
-    if (asking || over || complete || Date.now() - asked < EVERY_MS) return;
+    if (asking || over || complete || Date.now() - requestTime < EVERY_MS) return;
     asking = true;
-    asked = Date.now();
+    requestTime = Date.now();
     const mine = turn;
     try {
       let more = true;

@@ -30,10 +30,10 @@ export function submit(main) {
 
   async function go(event) {
     event.preventDefault();
-    const given = new FormData(form);
-    const text = (name) => given.get(name).trim();
-    const body = { script: text("script"), args: lines(given.get("args")), env: lines(given.get("env")),
-      live: given.has("live"), profile: given.has("profile") };
+    const fields = new FormData(form);
+    const text = (name) => fields.get(name).trim();
+    const body = { script: text("script"), args: lines(fields.get("args")), env: lines(fields.get("env")),
+      live: fields.has("live"), profile: fields.has("profile") };
     for (const name of ["nodes", "name", "workdir", "venv", "container"]) if (text(name)) body[name] = text(name);
     button.disabled = true;
     problem.hidden = true;

@@ -19,7 +19,7 @@ function stands(sweep) {
 }
 
 const sweepRow = (sweep) => [link(`sweeps/${encodeURIComponent(sweep.name)}`, sweep.name),
-  ...["complete", null, "running", "pruned", "fail"].map((state) => (state ? sweep.trials[state] ?? 0 : sweep.wanted)),
+  ...["complete", null, "running", "pruned", "fail"].map((state) => (state ? sweep.trials[state] ?? 0 : sweep.target_trials)),
   sweep.best === null ? "" : number(sweep.best), stands(sweep)];
 
 const trialRow = (trial) => [`${trial.trial}${trial.best ? " (best)" : ""}`,

@@ -48,8 +48,8 @@ export class Timeline {
     const before = this.now - WINDOW_S;
     this.marks = this.marks.filter((mark) => mark.time >= before);
     for (const [node, spans] of this.spans) {
-      const kept = spans.filter((span) => span.end === null || span.end >= before);
-      if (kept.length) this.spans.set(node, kept);
+      const visible = spans.filter((span) => span.end === null || span.end >= before);
+      if (visible.length) this.spans.set(node, visible);
       else this.spans.delete(node);
     }
   }
@@ -70,7 +70,7 @@ export class Timeline {
     return h("figure", { class: "timeline" },
       s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label }, body.parts, axis),
       h("figcaption", {}, label, h("span", { class: "legend" },
-        told(this.jobsIn(rows, since), names).map(([job, name]) =>
+        jobLabels(this.jobsIn(rows, since), names).map(([job, name]) =>
           h("span", {}, h("i", { class: `key job${jobColour(job)}` }), name)),
         ORDER.filter((state) => state !== "job" || rows.length > MOST_ROWS).map((state) =>
           h("span", {}, h("i", { class: `key node-${state}` }), STATES[state])),
@@ -116,19 +116,19 @@ export class Timeline {
   counts(rows, since) {
     const height = 240;
     const steps = 240;
-    const held = ORDER.map(() => new Float64Array(steps));
+    const counts = ORDER.map(() => new Float64Array(steps));
     for (const [, spans] of rows) {
       for (const span of spans) {
         const state = ORDER.indexOf(span.state);
         if (state < 0) continue;
         const index = (time) => Math.round(((time - since) / (this.now - since)) * steps);
         const last = Math.min(steps, index(span.end ?? this.now));
-        for (let k = Math.max(0, index(span.start)); k < last; k += 1) held[state][k] += 1;
+        for (let k = Math.max(0, index(span.start)); k < last; k += 1) counts[state][k] += 1;
       }
     }
-    const most = Math.max(1, ...held[0].map((_, k) => held.reduce((sum, each) => sum + each[k], 0)));
+    const most = Math.max(1, ...counts[0].map((_, k) => counts.reduce((sum, each) => sum + each[k], 0)));
     const below = new Float64Array(steps);
-    const parts = held.map((each, state) => {
+    const parts = counts.map((each, state) => {
       const edge = (values) => Array.from(values, (value, k) =>
         `${(LEFT + (k / (steps - 1)) * (WIDTH - LEFT - 4)).toFixed(1)} ${(height - (value / most) * height).toFixed(1)}`);
       const bottom = edge(below);
@@ -141,7 +141,7 @@ export class Timeline {
 }
 
 /** Jobs by name; those of one name also by id. */
-function told(jobs, names) {
+function jobLabels(jobs, names) {
   const called = jobs.map((job) => names.get(job) ?? job);
   return jobs.map((job, k) => [job, called.filter((name) => name === called[k]).length > 1 ? `${called[k]} (${job})` : called[k]]);
 }

@@ -43,7 +43,7 @@ def test_put_get_stat_delete():
         async with pool.cache(code=(4, 2)) as cache:
             for size in (0, 1, 5, 1000, MIB + 1):
                 receipt = await cache.put("k", data(size))
-                assert (receipt.protection, receipt.wanted, receipt.size) == (2, 2, size)
+                assert (receipt.protection, receipt.target_protection, receipt.size) == (2, 2, size)
                 assert await cache.get("k") == data(size)
             stat = await cache.stat("k")
             assert stat.size == MIB + 1
@@ -168,10 +168,18 @@ def test_a_small_pool_tells_of_its_weakness():
     async def work(make):
         async with make(4).cache() as cache:
             receipt = await cache.put("k", data(2 * MIB))
-            assert (str(receipt.code), receipt.protection, receipt.wanted) == ("(2+2)", 2, 2)
+            assert (str(receipt.code), receipt.protection, receipt.target_protection) == (
+                "(2+2)",
+                2,
+                2,
+            )
         async with make(2).cache() as cache:
             receipt = await cache.put("k", data(2 * MIB))
-            assert (str(receipt.code), receipt.protection, receipt.wanted) == ("(1+1)", 1, 2)
+            assert (str(receipt.code), receipt.protection, receipt.target_protection) == (
+                "(1+1)",
+                1,
+                2,
+            )
             assert (await cache.summary())[0]["weak"] == 1
 
     run(work)

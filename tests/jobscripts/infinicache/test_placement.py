@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from infinicache.arrivals import NodeArrivals, peer_of
 from infinicache.entries import PoolNode
-from infinicache.placement import NOTHING_KNOWN, Prospect, bonds_of, choose
+from infinicache.placement import NO_PROSPECT, Prospect, bonds_of, choose
 
 
 def chosen(prospects, count, fullness=None, there=()):
@@ -32,7 +32,7 @@ def test_among_equals_a_rack_that_goes_takes_as_few_chunks_as_can_be():
 
 
 def test_among_equals_the_emptiest():
-    prospects = dict.fromkeys(("a", "b", "c"), NOTHING_KNOWN)
+    prospects = dict.fromkeys(("a", "b", "c"), NO_PROSPECT)
     assert chosen(prospects, 2, {"a": 0.9, "b": 0.1, "c": 0.5}) == ["b", "c"]
 
 
@@ -61,11 +61,11 @@ def test_who_came_first_is_expected_to_stay_unless_the_site_foretells():
     }
     known.came("a", "rack1n01", 0.0, 2000.0)
     assert known.prospect("a", 1100.0).lasts_s == 400.0, "registered anew, it is no newcomer"
-    known.told({"b": 7200.0}, 1100.0)
+    known.update_lifetimes({"b": 7200.0}, 1100.0)
     assert known.prospect("b", 1100.0).lasts_s == 7200.0
     assert known.prospect("b", 1200.0).lasts_s == 7100.0
-    known.left("b")
-    assert known.prospect("b", 1200.0) == NOTHING_KNOWN
+    known.remove("b")
+    assert known.prospect("b", 1200.0) == NO_PROSPECT
 
 
 def test_copies_are_kept_by_a_node_that_does_not_leave_with_it():

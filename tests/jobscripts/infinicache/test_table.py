@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from infinicache import moves
 from infinicache.codec import Code
-from infinicache.objects import HeldObject, TooLarge, Unavailable
+from infinicache.objects import StoredObject, TooLarge, Unavailable
 from infinicache.ring import Ring
 from infinicache.table import Table
 
@@ -58,9 +58,9 @@ def test_what_is_too_large_is_said_and_evicts_nothing():
 
 def test_a_small_pool_stores_with_less_and_says_so():
     entry = put(table(3), "a", code=(10, 2))
-    assert (entry.shape.d, entry.shape.p, entry.shape.wanted_p) == (1, 2, 2)
+    assert (entry.shape.d, entry.shape.p, entry.shape.target_p) == (1, 2, 2)
     entry = put(table(1), "a", code=(10, 2))
-    assert (entry.shape.d, entry.shape.p, entry.shape.wanted_p) == (1, 0, 2)
+    assert (entry.shape.d, entry.shape.p, entry.shape.target_p) == (1, 0, 2)
 
 
 def test_loss_degrades_then_loses():
@@ -134,9 +134,9 @@ def test_a_lost_memory_is_made_anew_and_old_versions_stay_gone():
     for i, (index, node) in enumerate(new.at.items()):
         again.add_node(node, 1000)
         held = (
-            [HeldObject("a", 5, shape, [index], 0.0)]
+            [StoredObject("a", 5, shape, [index], 0.0)]
             if i < 3
-            else [HeldObject("a", 1, shape, [index], 0.0)]
+            else [StoredObject("a", 1, shape, [index], 0.0)]
         )
         stale += again.restore(node, held, settled=False)
     half = again.settle()
@@ -145,7 +145,7 @@ def test_a_lost_memory_is_made_anew_and_old_versions_stay_gone():
     )
     assert {(k, v) for _, k, v in stale} == {("a", 1)}
     assert again.newest == 5
-    assert again.restore("n0", [HeldObject("gone", 3, shape, [0], 0.0)], settled=True) == [
+    assert again.restore("n0", [StoredObject("gone", 3, shape, [0], 0.0)], settled=True) == [
         ("n0", "gone", 3)
     ]
 
@@ -186,7 +186,7 @@ def test_reservations_are_what_the_entries_say(steps):
         for entry in t.objects.values():
             assert entry.protection >= 0
             for node in entry.at.values():
-                assert entry.key in t.nodes[node].held
+                assert entry.key in t.nodes[node].chunks
             for node in entry.at.values():
                 held[node] += entry.shape.share
         assert {a: n.reserved for a, n in t.nodes.items()} == {a: held[a] for a in t.nodes}

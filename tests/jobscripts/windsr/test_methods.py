@@ -8,7 +8,7 @@ import pytest
 import torch
 from windsr import WindsrError
 from windsr.grids import block_mean, interpolate
-from windsr.methods import Draw, Guidance, HeldPixels, make
+from windsr.methods import Draw, FixedPixels, Guidance, make
 from windsr.patches import Scales
 from windsr.presets import PRESETS, as_published, preset_of
 
@@ -84,11 +84,13 @@ def test_what_is_held_fast_comes_out_as_it_is(windsr):
     mask, values = torch.zeros(1, 1, 16, 16), torch.full((1, 1, 16, 16), 9.0)
     mask[..., 4:8, 4:8] = 1
     draw = Draw(members=2, steps=3, constrain=False)
-    made = windsr.predict(low, height, [1], draw, held=HeldPixels(mask, values))
+    made = windsr.predict(low, height, [1], draw, fixed_pixels=FixedPixels(mask, values))
     torch.testing.assert_close(
         made[..., 4:8, 4:8], torch.full((1, 2, 4, 4), 9.0), atol=1e-4, rtol=0
     )
-    free = windsr.predict(low, height, [1], draw, held=HeldPixels(torch.zeros_like(mask), values))
+    free = windsr.predict(
+        low, height, [1], draw, fixed_pixels=FixedPixels(torch.zeros_like(mask), values)
+    )
     torch.testing.assert_close(free, windsr.predict(low, height, [1], draw))
 
 

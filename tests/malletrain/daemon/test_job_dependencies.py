@@ -212,10 +212,11 @@ def test_owners_are_told_once_each_of_what_they_asked_for(tmp_path):
                 lambda: any("could not be told" in e.sentence for e in site.daemon.events()),
                 "the owner hears that the command failed",
             )
-            seen = site.daemon.daemon.service.core.store.told()
+            seen = site.daemon.daemon.service.core.store.last_notified()
             site.restart()
             until(
-                lambda: site.daemon.daemon.service.core.store.told() > seen, "the next one looked"
+                lambda: site.daemon.daemon.service.core.store.last_notified() > seen,
+                "the next one looked",
             )
             asked = [(t["event"], t["job"]) for t in told if t["event"] != "at-risk"]
             assert asked == [("start", job), ("end", job)]

@@ -1,4 +1,4 @@
-"""What strangers are answered: whatever they send, a reply."""
+"""What unauthenticated clients are answered: whatever they send, a reply."""
 
 import asyncio
 import threading
@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from malletrain.daemon.login import MOST_WAITING, STRANGER, Login
+from malletrain.daemon.login import MOST_WAITING, UNAUTHENTICATED, Login
 from malletrain.identity.keys import KeyRing, new_pair
 from malletrain.identity.users import UsersError, login_payload
 from malletrain.protocol import wire
@@ -41,7 +41,7 @@ class Believes:
 
 @pytest.fixture
 def logins(tmp_path):
-    keys = KeyRing(tmp_path / "state", strangers=True)
+    keys = KeyRing(tmp_path / "state", unauthenticated=True)
     munge = Believes(keys.server.public)
     made = Login(keys, munge)
     made.keys, made.munge = keys, munge
@@ -58,9 +58,9 @@ def test_who_is_believed_becomes_a_user(logins):
     assert logins.keys.identity(KEY) == "client:ann"
 
 
-def test_strangers_are_told_what_to_do(logins):
+def test_unauthenticated_clients_are_told_what_to_do(logins):
     reply = asyncio.run(logins.answer(KEY, wire.request("r1", "submit", {})))
-    assert (reply.ok, reply.code, reply.data) == (False, STRANGER, {"munge": True})
+    assert (reply.ok, reply.code, reply.data) == (False, UNAUTHENTICATED, {"munge": True})
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_whatever_goes_wrong_is_a_reply(logins, params, code, words):
     assert not reply.ok
     assert (reply.code or None) == code
     assert words in reply.error
-    assert logins.keys.identity(KEY) == f"stranger:{KEY}"
+    assert logins.keys.identity(KEY) == f"unauthenticated:{KEY}"
     assert asyncio.run(login(logins, "ann")).ok, "others come in still"
 
 

@@ -1,5 +1,5 @@
-"""Mutated messages of agents, clients and strangers: each costs its sender an error at most. The
-long form is ``python -m benchmarks.fuzz_messages``.
+"""Mutated messages of agents, clients and those that have not logged in: each costs its
+sender an error at most. The long form is ``python -m benchmarks.fuzz_messages``.
 """
 
 from __future__ import annotations

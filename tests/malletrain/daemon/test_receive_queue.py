@@ -101,9 +101,9 @@ def test_it_is_crowded_while_more_of_somebody_waits_than_is_handled():
     assert not queue.crowded
 
 
-def test_all_strangers_are_one_sender_whatever_keys_they_come_with():
+def test_all_unauthenticated_clients_are_one_sender_whatever_keys_they_come_with():
     queue = ReceiveQueue(max_messages=3)
-    who = {"k1": "stranger:k1", "k2": "stranger:k2", "k3": None, "ann": "client:ann"}
+    who = {"k1": "unauthenticated:k1", "k2": "unauthenticated:k2", "k3": None, "ann": "client:ann"}
     taken = [
         queue.put(sender_of(key, who[key]), (key, n), 10) for n in range(2) for key in ("k1", "k2")
     ]

@@ -241,8 +241,8 @@ def test_of_a_message_of_very_many_frames_only_the_first_are_kept(monkeypatch):
         ("lease:l1", MAX_REQUEST_BYTES, True),
         ("client:ann", MAX_LOGIN_BYTES, True),
         ("client:ann", MAX_REQUEST_BYTES, False),
-        ("stranger:one", 1000, True),
-        ("stranger:one", MAX_LOGIN_BYTES, False),
+        ("unauthenticated:one", 1000, True),
+        ("unauthenticated:one", MAX_LOGIN_BYTES, False),
     ],
 )
 def test_how_large_a_message_may_be_depends_on_whose_it_is(who, size, heard):
@@ -269,7 +269,7 @@ def test_how_large_a_message_may_be_depends_on_whose_it_is(who, size, heard):
     assert heard or "the limit is" in receiver.sentences[0]
 
 
-@pytest.mark.parametrize("flooder", ["client:ann", "stranger:one"])
+@pytest.mark.parametrize("flooder", ["client:ann", "unauthenticated:one"])
 def test_who_floods_keeps_nobody_waiting_and_fills_no_memory(flooder):
     server, ann, bob = new_pair(), new_pair(), new_pair()
     names = {ann.public: flooder, bob.public: "lease:l1"}

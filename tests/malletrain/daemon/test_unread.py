@@ -135,7 +135,7 @@ class Receiver:
 @contextlib.contextmanager
 def listening():
     keys, receiver = new_pair(), Receiver()
-    made = Transport(keys, lambda key: "stranger:one")
+    made = Transport(keys, lambda key: "unauthenticated:one")
     try:
         yield made, made.bind("tcp://127.0.0.1:0"), keys, receiver
     finally:

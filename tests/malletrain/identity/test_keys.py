@@ -42,8 +42,8 @@ def test_whom_a_key_stands_for(tmp_path):
     assert ring.identity(ring.client.public) == f"client:{user_name()}"
     assert ring.identity(lease.public) == "lease:l1"
     assert ring.identity(lease.public.encode()) == "lease:l1"
-    for stranger in (new_pair().public, ring.server.public, "", b"\xff" * 40):
-        assert ring.identity(stranger) is None
+    for unknown in (new_pair().public, ring.server.public, "", b"\xff" * 40):
+        assert ring.identity(unknown) is None
     assert KeyRing(tmp_path, user="ada").identity(ring.client.public) == "client:ada"
 
 
@@ -63,30 +63,30 @@ def test_after_a_restart_the_leases_of_the_store_are_accepted(tmp_path):
     assert ring.identity(pair.public) == "lease:l1"
 
 
-def test_users_and_strangers(tmp_path):
+def test_users_and_unauthenticated_clients(tmp_path):
     ada, eve, bob = new_pair().public, new_pair().public, new_pair().public
-    ring = KeyRing(tmp_path, lookup={ada: "ada"}.get, strangers=True)
+    ring = KeyRing(tmp_path, lookup={ada: "ada"}.get, unauthenticated=True)
     lease = ring.make_lease_key("l1")
     assert ring.identity(ada) == "client:ada"
-    assert ring.identity(eve) == f"stranger:{eve}"
+    assert ring.identity(eve) == f"unauthenticated:{eve}"
     assert ring.identity("no key") is None
     ring.accept_client(bob, "bob")
     assert ring.identity(bob) == "client:bob"
     ring.accept_client(lease.public, "bob")
     assert ring.identity(lease.public) == "lease:l1", "an agent does not become a user"
     ring.drop_lease("l1")
-    assert ring.identity(lease.public) == f"stranger:{lease.public}"
+    assert ring.identity(lease.public) == f"unauthenticated:{lease.public}"
 
 
 def test_a_login_has_to_be_repeated(tmp_path):
     clock = [0.0]
-    ring = KeyRing(tmp_path, strangers=True, now=lambda: clock[0])
+    ring = KeyRing(tmp_path, unauthenticated=True, now=lambda: clock[0])
     bob = new_pair().public
     ring.accept_client(bob, "bob")
     clock[0] = LOGIN_LASTS_S - 1.0
     assert ring.identity(bob) == "client:bob"
     clock[0] = LOGIN_LASTS_S
-    assert ring.identity(bob) == f"stranger:{bob}"
+    assert ring.identity(bob) == f"unauthenticated:{bob}"
     ring.accept_client(bob, "robert")
     assert ring.identity(bob) == "client:robert"
 
@@ -158,11 +158,11 @@ def test_a_key_that_is_not_there(tmp_path):
 
 
 def test_the_authenticator_lets_in_whom_the_ring_knows(tmp_path):
-    """Over a real encrypted socket: the user and a lease are heard, a stranger and an ended lease
-    are not.
+    """Over a real encrypted socket: the user and a lease are heard, an unknown client and an ended
+    lease are not.
     """
     ring = KeyRing(tmp_path)
-    lease, ended, stranger = ring.make_lease_key("l1"), ring.make_lease_key("l2"), new_pair()
+    lease, ended, unknown = ring.make_lease_key("l1"), ring.make_lease_key("l2"), new_pair()
     ring.drop_lease("l2")
     context = zmq.Context()
     guard = ThreadAuthenticator(context)
@@ -178,7 +178,7 @@ def test_the_authenticator_lets_in_whom_the_ring_knows(tmp_path):
     senders = []  # a socket that nobody refers to is closed
     try:
         for pair, word in (
-            (stranger, b"stranger"),
+            (unknown, b"unknown"),
             (ended, b"ended"),
             (ring.client, b"client"),
             (lease, b"lease"),

@@ -6,16 +6,16 @@ import asyncio
 
 import pytest
 
-from malletrain.web.guard import Door, WebGuard, host_name
+from malletrain.web.guard import AccessPolicy, WebGuard, host_name
 
 TOKEN = "t" * 32
 HOST = {"host": "127.0.0.1:8870"}
 COOKIE = {"cookie": f"malletrain-web={TOKEN}"}
 PAGE = {"x-malletrain": "page"}
-DOOR = Door("ann", TOKEN, frozenset({"127.0.0.1", "localhost"}))
+POLICY = AccessPolicy("ann", TOKEN, frozenset({"127.0.0.1", "localhost"}))
 
 
-def ask(headers, method="GET", path="/api/v1/jobs", query="", door=DOOR):
+def ask(headers, method="GET", path="/api/v1/jobs", query="", policy=POLICY):
     """(status, headers, who looks) of one request."""
     answers, viewers = [], []
 
@@ -34,7 +34,7 @@ def ask(headers, method="GET", path="/api/v1/jobs", query="", door=DOOR):
         "query_string": query.encode(),
         "headers": [(k.encode(), v.encode()) for k, v in headers],
     }
-    asyncio.run(WebGuard(app, door)(scope, None, send))
+    asyncio.run(WebGuard(app, policy)(scope, None, send))
     sent = {k.decode(): v.decode() for k, v in answers[0]["headers"]}
     return answers[0]["status"], sent, viewers[0] if viewers else None
 
@@ -88,12 +88,12 @@ def test_only_the_page_itself_changes_something(headers, expected):
 
 
 def test_a_page_may_come_by_way_of_a_proxy_that_was_named():
-    door = Door(
-        "ann", TOKEN, DOOR.hosts | {"portal.example"}, proxies=frozenset({"portal.example"})
+    policy = AccessPolicy(
+        "ann", TOKEN, POLICY.hosts | {"portal.example"}, proxies=frozenset({"portal.example"})
     )
     for origin, expected in (("https://portal.example", 200), ("https://evil.example", 403)):
         sent = {**HOST, **COOKIE, **PAGE, "origin": origin}
-        assert status(sent, "POST", door=door) == expected
+        assert status(sent, "POST", policy=policy) == expected
         assert status(sent, "POST") == 403
 
 
@@ -122,14 +122,14 @@ def test_every_answer_forbids_what_the_page_does_not_need():
 def test_a_proxy_says_who_looks_only_where_it_is_trusted():
     named = {**HOST, **COOKIE, "x-remote-user": "bob"}
     assert ask(list(named.items()))[2] == "ann"
-    door = Door("site", TOKEN, DOOR.hosts, "x-remote-user")
-    assert ask(list(named.items()), door=door)[2] == "bob"
-    assert status({**HOST, **COOKIE}, door=door) == 401
+    policy = AccessPolicy("site", TOKEN, POLICY.hosts, "x-remote-user")
+    assert ask(list(named.items()), policy=policy)[2] == "bob"
+    assert status({**HOST, **COOKIE}, policy=policy) == 401
     for name in ("", "bob, ann", "../x", "bob\n", "x" * 300):
-        assert status({**named, "x-remote-user": name}, door=door) == 401
-    assert status({**HOST, "x-remote-user": "bob"}, door=door) == 401
+        assert status({**named, "x-remote-user": name}, policy=policy) == 401
+    assert status({**HOST, "x-remote-user": "bob"}, policy=policy) == 401
     twice = [*named.items(), ("x-remote-user", "ann")]
-    assert ask(twice, door=door)[0] == 401
+    assert ask(twice, policy=policy)[0] == 401
 
 
 def test_websockets_are_not_spoken():
@@ -138,7 +138,7 @@ def test_websockets_are_not_spoken():
     async def send(message):
         sent.append(message)
 
-    asyncio.run(WebGuard(None, DOOR)({"type": "websocket", "headers": []}, None, send))
+    asyncio.run(WebGuard(None, POLICY)({"type": "websocket", "headers": []}, None, send))
     assert sent == []
 
 
@@ -170,7 +170,7 @@ def test_wrong_tokens_are_logged_with_their_address_and_answered_ever_later(capl
     async def sleep(seconds):
         pauses.append(seconds)
 
-    guard = WebGuard(app, DOOR, sleep)
+    guard = WebGuard(app, POLICY, sleep)
 
     def come(headers, client=("10.0.0.7", 5), query=""):
         raw = [(k.encode(), v.encode()) for k, v in {**HOST, **headers}.items()]

@@ -7,7 +7,14 @@ import stat
 
 import pytest
 
-from malletrain.web.serve import ListenAddress, WebError, bind, make_door, parse_address, url_of
+from malletrain.web.serve import (
+    ListenAddress,
+    WebError,
+    bind,
+    make_access_policy,
+    parse_address,
+    url_of,
+)
 
 TOKEN = "0123456789abcdef"
 
@@ -37,28 +44,30 @@ def test_what_is_no_address_is_said(text):
 def test_a_header_is_believed_only_where_nobody_but_the_proxy_can_send_one():
     header = "X-Remote-User"
     with pytest.raises(WebError, match="anybody could send it"):
-        make_door(ListenAddress("0.0.0.0"), "ann", TOKEN, (), header)
+        make_access_policy(ListenAddress("0.0.0.0"), "ann", TOKEN, (), header)
     with pytest.raises(WebError, match="every user of this host"):
-        make_door(ListenAddress(), "ann", "", (), header)
-    assert make_door(ListenAddress(), "ann", TOKEN, (), header).user_header == "x-remote-user"
-    assert make_door(ListenAddress(path="/run/x"), "ann", "", (), header).token == ""
+        make_access_policy(ListenAddress(), "ann", "", (), header)
+    assert (
+        make_access_policy(ListenAddress(), "ann", TOKEN, (), header).user_header == "x-remote-user"
+    )
+    assert make_access_policy(ListenAddress(path="/run/x"), "ann", "", (), header).token == ""
 
 
 def test_without_a_proxy_there_is_always_a_token():
     for address in (ListenAddress(), ListenAddress("0.0.0.0"), ListenAddress(path="/run/x")):
-        first, second = (make_door(address, "ann", "", (), "").token for _ in range(2))
+        first, second = (make_access_policy(address, "ann", "", (), "").token for _ in range(2))
         assert len(first) == 64
         assert first != second
     with pytest.raises(WebError, match="too easy"):
-        make_door(ListenAddress(), "ann", "secret", (), "")
+        make_access_policy(ListenAddress(), "ann", "secret", (), "")
 
 
 def test_the_page_is_known_by_the_names_that_were_allowed():
-    door = make_door(ListenAddress("10.0.0.7"), "ann", "", ("Ondemand.Example.org",), "")
-    assert {"10.0.0.7", "ondemand.example.org", "localhost"} <= door.hosts
-    assert "0.0.0.0" not in make_door(ListenAddress("0.0.0.0"), "ann", "", (), "").hosts
+    policy = make_access_policy(ListenAddress("10.0.0.7"), "ann", "", ("Ondemand.Example.org",), "")
+    assert {"10.0.0.7", "ondemand.example.org", "localhost"} <= policy.hosts
+    assert "0.0.0.0" not in make_access_policy(ListenAddress("0.0.0.0"), "ann", "", (), "").hosts
     with pytest.raises(WebError, match="--allow-host"):
-        make_door(ListenAddress(), "ann", "", ("a:b:c",), "")
+        make_access_policy(ListenAddress(), "ann", "", ("a:b:c",), "")
 
 
 def test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for():

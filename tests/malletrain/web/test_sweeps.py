@@ -40,7 +40,7 @@ def test_a_sweep_is_shown_as_the_ledger_has_it(tmp_path):
     with open_storage(storage_url("", tmp_path)) as storage:
         Ledger.create(storage, load_sweep(file, None))
     (shown,) = sweeps(tmp_path)
-    assert (shown.name, shown.wanted, shown.best, shown.attended) == ("lr", 4, None, False)
+    assert (shown.name, shown.target_trials, shown.best, shown.attended) == ("lr", 4, None, False)
     assert trials(tmp_path, "lr") == []
     before = descriptors()
     for _ in range(3):

@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView
-from malletrain.render.held_trace import HEADER, held_trace
+from malletrain.render.lease_trace import HEADER, lease_trace
 from scavenger.trace import files
 
 JOINED, LOST = EventKind.NODE_JOINED.value, EventKind.NODE_LOST.value
@@ -24,7 +24,7 @@ def test_the_audit_log_becomes_a_trace():
         event(105.0, JOINED, "a"),  # back within a millisecond
         event(90.0, LOST, "b"),  # the clock was set back
     ]
-    assert list(held_trace(events, 106.5)) == [
+    assert list(lease_trace(events, 106.5)) == [
         "time_s,node,event",
         "0.000,a,idle",
         "0.000,b,idle",
@@ -36,7 +36,7 @@ def test_the_audit_log_becomes_a_trace():
 
 
 def test_no_event_no_row():
-    assert list(held_trace([], 5.0)) == [HEADER]
+    assert list(lease_trace([], 5.0)) == [HEADER]
 
 
 @settings(max_examples=40, deadline=None)
@@ -51,7 +51,7 @@ def test_every_exported_trace_is_a_valid_one(changes):
     for step, kind, node in changes:
         now += step
         events.append(event(now, kind, node))
-    lines = list(held_trace(events, now))
+    lines = list(lease_trace(events, now))
     if len(lines) > 1:
         read = files.parse("\n".join(lines) + "\n")
         assert read.duration_s > 0

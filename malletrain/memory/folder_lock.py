@@ -2,7 +2,7 @@
 
 Agents in containers of one node have the same ``/tmp`` or ``/dev/shm`` and do not see each other's
 processes. So each keeps a lock on its folders (flock(2)): the kernel takes it away with the
-process, however that ends. Where a file system has no such locks nothing is held, and the process
+process, however that ends. Where a file system has no such locks nothing is locked, and the process
 number alone counts. Standard library only.
 """
 
@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 
 
-def hold(folder: Path) -> None:
-    """Have ``folder`` be held until this process ends.
+def lock_folder(folder: Path) -> None:
+    """Lock ``folder`` until this process ends.
 
     Raises:
         OSError: it is not there.
@@ -26,8 +26,8 @@ def hold(folder: Path) -> None:
         os.close(fd)
 
 
-def is_held(folder: Path) -> bool:
-    """Whether a living process holds it, this one included."""
+def is_locked(folder: Path) -> bool:
+    """Whether a living process has locked it, this one included."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

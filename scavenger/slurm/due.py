@@ -38,12 +38,16 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
 
 class Claims(NamedTuple):
-    """``node_holds``: idle node → why no lease may use it. ``lacked``: job id → leases that it
-    lacks to start.
-    """
+    """What due jobs need."""
 
     node_holds: dict[str, str]
+    """Idle node → why no lease may use it."""
     lacked: dict[str, list[str]]
+    """Job id → leases that it lacks to start."""
+    nodes: set[str]
+    """All nodes that due jobs count on: idle ones, those that come free, and those of the leases in
+    ``lacked``.
+    """
 
 
 def due_jobs(
@@ -153,12 +157,17 @@ def claims(
     """What each due job needs, one after the other.
 
     ``leases``: lease id → node, of the running ones; ``leaving``: those among them that are on
-    their way out. Nodes that come free count before idle ones, planned ones before others. A job
-    that could not start even with all leases, or on whose planned nodes there is none, waits for
-    something else.
+    their way out. Nodes that come free count before idle ones, planned ones before others, and
+    those of leaving leases before others that come free: Slurm may have preempted them for it.
+    A job that could not start even with all leases, or on whose planned nodes there is none, waits
+    for something else.
     """
-    coming = {name for name, node in facts.items() if node.state.startswith("completing")}
-    coming |= {leases[lease] for lease in leaving if lease in leases}
+    coming = dict.fromkeys(
+        (
+            *sorted(leases[lease] for lease in leaving if lease in leases),
+            *(name for name, node in facts.items() if node.state.startswith("completing")),
+        )
+    )
     idle = dict.fromkeys(
         sorted(
             name
@@ -171,20 +180,22 @@ def claims(
         for lease, node in sorted(leases.items(), key=lambda lease: lease[1])
         if lease not in leaving
     }
-    result = Claims({}, {})
+    result = Claims({}, {}, set())
     for job in due[:AT_ONCE]:
         tasks = tasks_at_once(job.id)
         partitions, planned = set(job.partition.split(",")), expand(job.planned_on)
         first = set(planned)
         # A job that names a number of tasks only is listed with one node.
         needed = max(job.nodes, len(planned)) if job.nodes == 1 else job.nodes
-        can = [name for name in (*coming, *_first(idle, first)) if _in(facts, name, partitions)]
+        free = (*_first(coming, first), *_first(idle, first))
+        can = [name for name in free if _in(facts, name, partitions)]
         give = [name for name in _first(offered, first) if _in(facts, name, partitions)]
         short = needed - len(can)
         if short > 0:
             if len(give) < short or first.isdisjoint(give):
                 continue
             result.lacked[job.id] = [offered.pop(name) for name in give[:short]]
+            result.nodes.update(give[:short])
         # Slurm preempts for several tasks in one go, for as many as leases and open nodes make.
         startable = min(tasks, (len(can) + len(give)) // max(1, needed))
         taken = set(can[: needed * max(1, startable)])
@@ -193,8 +204,9 @@ def claims(
         if tasks > 1:
             why += f" for each of {tasks} tasks"
         result.node_holds.update(dict.fromkeys(taken & idle.keys(), why))
-        coming -= taken
+        result.nodes.update(taken)
         for name in taken:
+            coming.pop(name, None)
             idle.pop(name, None)
     return result
 

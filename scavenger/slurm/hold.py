@@ -1,9 +1,10 @@
-"""When not to ask for leases because Slurm is just taking some back.
+"""Decides that no lease is requested while Slurm preempts some for a job that it does not show yet.
 
-A main job may need more nodes than those it preempts leases on, and counts on idle ones too without
-marking them as planned (seen with Slurm 22.05). Within a second or two Slurm shows which job that
-is (:mod:`scavenger.slurm.due`), and from then on only the nodes that it needs are left alone. Until
-then, after a lease was preempted, no other is asked for, and those that still wait are withdrawn.
+A main job may need more nodes than those of the leases that it preempts, and counts on idle ones
+without marking them as planned (seen with Slurm 22.05). Within a second or two Slurm shows which
+job that is (:mod:`scavenger.slurm.due`), and from then on only the nodes that it needs are left
+alone. Until then no lease is requested, and those that wait are withdrawn. Each preempted lease
+counts by itself: several main jobs may preempt at once, and Slurm may show one of them first.
 """
 
 from __future__ import annotations
@@ -33,12 +34,22 @@ class Hold:
         own: Mapping[str, SlurmJob],
         given_up: Container[str],
         facts: Mapping[str, NodeFacts],
-        job_known: bool,
+        due_nodes: Container[str],
         hold_s: float,
         now: float,
     ) -> str:
-        """Why no lease may be asked for now; empty when they may. ``given_up``: leases that end
-        because we wanted it; ``job_known``: Slurm shows a job that it is about to start.
+        """Look at the jobs of the leases.
+
+        Args:
+            own: lease id → its job.
+            given_up: leases that end because the daemon wants it.
+            facts: node → what is known of it.
+            due_nodes: nodes that the jobs count on that Slurm shows as about to start.
+            hold_s: how long one preempted lease holds the others.
+            now: epoch seconds.
+
+        Returns:
+            Why no lease may be requested now; empty if leases may be requested.
         """
         for lease_id, job in own.items():
             if lease_id in given_up or job.state in PENDING_STATES or job.end is None:
@@ -54,12 +65,11 @@ class Hold:
         self._seen &= own.keys()
         self._ends = {lease_id: end for lease_id, end in self._ends.items() if lease_id in own}
         self._alive = {lease_id for lease_id, job in own.items() if job.state not in ENDED_STATES}
-        if job_known:
-            self._open.clear()
         self._open = {
             lease_id: (since, node)
             for lease_id, (since, node) in self._open.items()
             if 0 <= now - since < hold_s
+            and node not in due_nodes
             and (lease_id in self._alive or node not in facts or not _in_use(facts[node]))
         }
         if not self._open:

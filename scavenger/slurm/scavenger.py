@@ -145,9 +145,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             job: (self._lacked.get(job, (now,))[0], leases)
             for job, leases in {**limited.lacked, **claimed.lacked}.items()
         }
-        hold = self._hold.look(
-            own, given_up, facts, bool(claimed.node_holds or claimed.lacked), hold_s, now
-        )
+        hold = self._hold.look(own, given_up, facts, claimed.nodes, hold_s, now)
         leave = {
             lease: f"job {job} waits at a limit against which it counts"
             if job in limited.lacked

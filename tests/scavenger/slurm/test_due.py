@@ -218,6 +218,14 @@ def test_as_many_idle_nodes_are_left_alone_as_the_job_still_needs():
     assert sentence == "Slurm is about to start job 1, which needs 4 nodes"
 
 
+def test_a_job_counts_on_nodes_of_leaving_leases_first_and_on_no_more_than_it_needs():
+    nodes = facts(idle="n1", completing="n2", allocated="n[3-8]")
+    leases = {f"l{i}": f"n{i}" for i in range(3, 9)}
+    jobs = due(waiting(count=3, planned="n[7-8]"))
+    assert claims(jobs, nodes, leases, ("l3", "l8")).nodes == {"n8", "n3", "n2"}
+    assert claims(jobs, nodes, leases, ()).nodes == {"n1", "n2", "n7"}, "it lacks one lease"
+
+
 def test_completing_nodes_count_as_open():
     nodes = facts(idle="n1", completing="n[2-3]", allocated="n[4-8]")
     found = claims(due(waiting(count=3)), nodes, {f"l{i}": f"n{i}" for i in range(4, 9)}, ())
@@ -232,10 +240,12 @@ def test_leases_on_planned_nodes_go_first():
 
 def test_nothing_is_given_up_or_kept_for_a_job_that_could_not_start_even_so():
     nodes = facts(idle="n1", allocated="n[2-8]")
-    assert claims(due(waiting(count=6)), nodes, {"l2": "n2", "l3": "n3"}, ()) == ({}, {})
-    assert claims(due(waiting(count=2, planned="n[7-8]")), nodes, {"l2": "n2"}, ()) == ({}, {}), (
-        "it waits for nodes that are not ours"
-    )
+    assert claims(due(waiting(count=6)), nodes, {"l2": "n2", "l3": "n3"}, ()) == ({}, {}, set())
+    assert claims(due(waiting(count=2, planned="n[7-8]")), nodes, {"l2": "n2"}, ()) == (
+        {},
+        {},
+        set(),
+    ), "it waits for nodes that are not ours"
 
 
 def test_several_jobs_share_what_there_is():

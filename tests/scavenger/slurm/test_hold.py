@@ -13,9 +13,9 @@ class Watch:
     def __init__(self):
         self.hold = Hold()
 
-    def look(self, now, state="idle", given_up=(), known=False, **jobs):
+    def look(self, now, state="idle", given_up=(), due=(), **jobs):
         facts = {"n1": NodeFacts("n1", state, idle=state == "idle")}
-        return self.hold.look(jobs, given_up, facts, known, 5.0, now)
+        return self.hold.look(jobs, given_up, facts, due, 5.0, now)
 
 
 def test_a_lease_whose_end_is_brought_forward_holds_all_others():
@@ -28,7 +28,7 @@ def test_a_lease_whose_end_is_brought_forward_holds_all_others():
 
 
 def test_the_hold_ends_when_the_job_is_seen_or_has_the_node():
-    for found in ({"known": True}, {"state": "allocated"}):
+    for found in ({"due": {"n1"}}, {"state": "allocated"}):
         watch = Watch()
         watch.look(100.0, "allocated", l1=job("RUNNING", 10_000.0))
         assert watch.look(101.0, "allocated", l1=job("RUNNING", 111.0))
@@ -41,7 +41,7 @@ def test_another_preemption_is_another_sign():
     watch = Watch()
     watch.look(100.0, l1=job("RUNNING", 10_000.0), l2=job("RUNNING", 10_000.0, "n2"))
     assert (
-        watch.look(101.0, known=True, l1=job("RUNNING", 111.0), l2=job("RUNNING", 10_000.0, "n2"))
+        watch.look(101.0, due={"n1"}, l1=job("RUNNING", 111.0), l2=job("RUNNING", 10_000.0, "n2"))
         == ""
     )
     assert "0 s ago" in watch.look(102.0, l1=job("RUNNING", 111.0), l2=job("RUNNING", 112.0, "n2"))
@@ -66,3 +66,12 @@ def test_jobs_that_ended_before_the_first_look_are_no_sign():
     watch = Watch()
     assert watch.look(51.0, l1=job("PREEMPTED", 50.0)) == ""
     assert watch.look(52.0, l1=job("PREEMPTED", 50.0)) == ""
+
+
+def test_two_main_jobs_that_preempt_at_once_of_which_one_is_shown():
+    watch = Watch()
+    watch.look(100.0, l1=job("RUNNING", 10_000.0), l2=job("RUNNING", 10_000.0, "n2"))
+    preempted = {"l1": job("RUNNING", 111.0), "l2": job("RUNNING", 111.0, "n2")}
+    assert "0 s ago" in watch.look(101.0, **preempted)
+    assert watch.look(102.0, due={"n1"}, **preempted), "n2 is taken back for a job not shown yet"
+    assert watch.look(103.0, due={"n1", "n2"}, **preempted) == ""

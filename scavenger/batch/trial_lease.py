@@ -119,11 +119,15 @@ def _wait(
     clock: Callable[[], float],
     sleep: Sleep,
 ) -> None:
-    """Poll until the lease is in this state. Raises _TrialError."""
-    began, reason = clock(), ""
+    """Poll until the lease is in this state. Raises _TrialError.
+
+    As in the daemon, a lease has ended if two polls in a row lack it: one answer may be truncated.
+    """
+    began, reason, absent = clock(), "", 0
     while True:
         current = next((each for each in scavenger.poll().leases if each.id == lease.id), None)
-        ended = current is None or current.state is LeaseState.ENDED
+        absent = absent + 1 if current is None else 0
+        ended = absent > 1 if current is None else current.state is LeaseState.ENDED
         reason = current.reason if current is not None and current.reason else reason
         if state is LeaseState.ENDED if ended else current is not None and current.state is state:
             return

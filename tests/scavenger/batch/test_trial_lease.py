@@ -1,5 +1,7 @@
 """A lease on trial: what is told of each step, and that nothing is left."""
 
+from dataclasses import replace
+
 import pytest
 
 from scavenger.batch.trial_lease import END_WITHIN_S, GAP_WITHIN_S, START_WITHIN_S, try_lease
@@ -91,6 +93,18 @@ def test_the_first_step_that_does_not_work_is_the_last_one_told(site, sentence, 
     assert all(ok for ok, _ in before)
     assert (works, told) == (False, sentence)
     assert (site.back is not None) is given_back
+
+
+@pytest.mark.parametrize(("absent_at", "works"), [((3.0,), True), ((3.0, 4.0), False)])
+def test_a_lease_that_one_poll_lacks_has_not_ended(absent_at, works):
+    class Truncated(Site):
+        def poll(self):
+            answer = super().poll()
+            return replace(answer, leases=()) if self.now in absent_at else answer
+
+    *_, (worked, sentence) = Truncated(starts=5.0).tried()
+    assert worked is works
+    assert works or sentence.startswith("The lease on n1 ended before it was given back")
 
 
 def test_a_poll_that_fails_is_told():

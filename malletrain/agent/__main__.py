@@ -1,4 +1,4 @@
-"""``python -m malletrain.agent``: read the options, run, say in a sentence what went wrong."""
+"""``python -m malletrain.agent``: reads options, runs the agent, reports errors as sentences."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A health check as a process: under a supervisor, so that nothing of it outlives its end, its
-time or the agent, whatever group or session its processes are in.
+"""Runs a health check as a process under a supervisor, so that none of its processes outlives the
+check, its time limit or the agent, in whatever group or session it is.
 
-Its exit code is read from what it printed: the agent takes the codes of all its children itself
+The exit code is read from the supervisor's output, because the agent reaps all its children itself
 (:mod:`malletrain.agent.process`). Decides nothing.
 """
 

@@ -1,8 +1,8 @@
-"""What an agent is told at its start: options of the command line, each also from the environment
+"""The agent's settings: options of the command line, each also from the environment
 (``MALLETRAIN_…``).
 
-The secret key of its lease comes from the environment alone, where other users cannot read it; the
-agent takes it out again, so that the jobs on the node do not inherit it.
+The secret key of its lease comes only from the environment, which other users cannot read. The
+agent removes it from there, so that jobs on the node do not inherit it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The table of container runtimes: how each is told to run one command in an image. Pure.
+"""The table of container runtimes: how each runs one command in an image. Pure.
 
-Decides the words of each command line and nothing else; what is bound and which variables are
-handed in is decided in :mod:`malletrain.agent.software`. The manual of each runtime is named in its
-row. Values of variables never stand in a command line, which all users of a node can read: they
-are handed in by name, or by the environment of the runtime.
+Decides the words of the command line. :mod:`malletrain.agent.software` decides what is bound and
+which variables are passed. Each row names the manual of its runtime. Values of variables are never
+on a command line, which all users of a node can read: they are passed by name, or by the
+environment of the runtime.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the daemon hears of this node's health, and when.
+"""What this node reports to the daemon about its health, and when.
 
-Decides that nothing is told before a first look, that failed workers are a reason to look again,
-and that the daemon knows of the doubt before it hears of the failure. Whose fault it was is the
-daemon's decision.
+Decides that nothing is reported before the first check, that failed workers cause another check,
+and that the daemon learns of a suspected node before it learns of the failure. The daemon decides
+whose fault a failure was.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The fork servers that are warm on this node, and the launchers that are forked from them.
+"""The warm fork servers on this node, and the launchers that are forked from them.
 
-Decides when a Python is warmed up (the daemon wants it, no job is on the node, and the node is not
-about to go), when its fork server ends (no job has used it for long, or nobody wants it any more),
-and which processes are nobody's job, so that the sweep after a job spares them. Which Pythons are
-wanted is the daemon's decision; what a fork server is: :mod:`malletrain.launch.warm_server`.
+Decides when a Python is warmed up (the daemon requests it, no job is on the node, and the node is
+not about to leave), when its fork server ends (no job has used it for long, or it is no longer
+requested), and which processes belong to no job, so that the cleanup after a job spares them. The
+daemon decides which Pythons are requested; :mod:`malletrain.launch.warm_server` is the fork server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Whether the GPUs of a node are in a state in which jobs fail, from what ``nvidia-smi -q`` says.
+"""Whether the GPUs of a node are in a state in which jobs fail, from the output of ``nvidia-smi
+-q``. Pure.
 
-Pure tables: NVIDIA's exit codes and sentences (nvidia-smi(1), "RETURN VALUE"; Xid 79 "GPU has
-fallen off the bus") and the fields of its long listing. What they do not name is no reason to give
-a node up. Decides nothing of when it is asked (:mod:`malletrain.agent.health`).
+Tables of NVIDIA's exit codes and messages (nvidia-smi(1), "RETURN VALUE"; Xid 79 "GPU has fallen
+off the bus") and of the fields of the long listing. Anything else is no reason to give up a node.
+:mod:`malletrain.agent.health` decides when this is checked.
 """
 
 from __future__ import annotations

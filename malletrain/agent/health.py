@@ -1,8 +1,8 @@
 """Whether this node is fit for jobs: the site's own check, and its GPUs.
 
-Decides when the checks run, one after the other: at the start of the lease, on a rhythm, and at
-once when workers fail. One failure is enough; what follows is the daemon's decision. How a check
-is run is :mod:`malletrain.agent.checks`'s, what nvidia-smi means :mod:`malletrain.agent.gpus`'s.
+Decides when the checks run, one after the other: at the start of the lease, periodically, and at
+once when workers fail. One failure is enough; the daemon decides what follows.
+:mod:`malletrain.agent.checks` runs a check, :mod:`malletrain.agent.gpus` interprets nvidia-smi.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What this node does for one job, from Assign to Released: one launcher, the rounds passed to it,
-drains, failures, the end.
+"""What this node does for one job, from Assign to Released: one launcher, its rounds, drains,
+failures, and the end.
 
     starting ──▶ ready ──Round──▶ running ──▶ succeeded | failed ──Round──▶ running …
     any ──launcher gone──▶ exited
 
-Decides only what is local: when a wait for a round has lasted too long, when a drain has timed out,
-when SIGTERM must be followed by SIGKILL. Everything here is level-triggered:
-:meth:`NodeJob.assignment` is the truth at any moment, and saying it again does no harm.
+Decides only what is local: when a wait for a round or a drain has timed out, and when SIGKILL must
+follow SIGTERM. Everything is level-triggered: :meth:`NodeJob.assignment` is the current state, and
+sending it again has no effect.
 """
 
 from __future__ import annotations

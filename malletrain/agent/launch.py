@@ -1,7 +1,6 @@
-"""The command and the environment in which a job's launcher is started. Pure: nothing is started
-here.
+"""The command and the environment of a job's launcher. Pure.
 
-Which software it is started in is decided in :mod:`malletrain.agent.software`.
+:mod:`malletrain.agent.software` decides in which software environment it starts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The agent's connection to the daemon: kept up for ever, and never needed by the training.
+"""The agent's connection to the daemon. It is kept up for ever; the training never needs it.
 
-Decides when the daemon counts as silent and how to come back: a fresh socket after a pause that
-grows and is spread by chance, so that thousands of agents do not return in the same instant; yet
-soon enough for a restarted daemon, which waits some seconds before it plans. While it is away
-nothing is sent or queued, and who sends is told (False): what it hears first is the Hello of that
-moment.
+Decides when the daemon counts as silent and how to reconnect: with a new socket after a pause that
+grows and is randomised, so that thousands of agents do not return at the same moment, yet soon
+enough for a restarted daemon, which waits some seconds before it plans. While the daemon is away
+nothing is sent or queued, and the sender gets False: the first message after a reconnection is a
+Hello with the state of that moment.
 """
 
 from __future__ import annotations

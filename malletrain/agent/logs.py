@@ -1,11 +1,11 @@
-"""The way of a job's output to the daemon: files in the run directory, sent piece by piece, deleted
-once the daemon has them.
+"""Sends a job's output to the daemon: files in the run directory, sent in pieces and deleted once
+the daemon has them.
 
-Decides pace and clean-up: one unacknowledged piece per log, at most CHUNK_BYTES each, sent again
-after a reconnection or when no answer comes. A log that lags behind, or is over, is sent as fast as
-the daemon takes it; one that grows slowly four times a second. What the daemon has is given back to
-the file system while the log still grows (punched holes), so that a long run does not fill the
-node's disk. The end of every log stays readable for the report of a failure.
+Decides rate and cleanup: one unacknowledged piece per log, at most CHUNK_BYTES each, sent again
+after a reconnection or when no answer comes. A log that lags behind, or has ended, is sent as fast
+as the daemon takes it; one that grows slowly, four times a second. Acknowledged parts are freed
+while the log still grows (punched holes), so that a long run does not fill the node's disk. The end
+of each log stays readable for the report of a failure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The networks of this node: its interfaces with address and speed, and the one by which it reaches
-the daemon.
+"""The networks of this node: its interfaces with address and speed, and the one that reaches the
+daemon.
 
-Asks the kernel only, sends nothing. Which network a job uses is decided by
-:mod:`malletrain.core.fabric`.
+Asks only the kernel and sends nothing. :mod:`malletrain.core.fabric` decides which network a job
+uses.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Tries the ways between this node and others when the daemon asks: does a connection come about,
-and how many bytes a second go through it.
+"""Tests the network between this node and others at the daemon's request: whether a connection is
+possible, and its throughput.
 
-The listener takes no more than a token and bytes that it counts, and is closed after some seconds.
-Who tries whom, and what follows from it, is the daemon's decision.
+The listener accepts only a token and bytes that it counts, and closes after some seconds. The
+daemon decides which nodes connect and what follows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The processes of a job on this node: started under a supervisor, stopped, and swept so that
-nothing is left.
+"""The processes of a job on this node: started under a supervisor, stopped, and cleaned up.
 
-Two nets: the supervisor (see supervisor.py) kills what is left of its job when the launcher or the
-agent ends in any way; the agent, a subreaper too, sweeps its own descendants for the case that the
-supervisor itself was killed.
+There are two safeguards. The supervisor (see supervisor.py) kills what remains of its job when the
+launcher or the agent ends in any way. The agent is a subreaper too and kills its own descendants,
+in case the supervisor itself was killed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Why the daemon does not answer, as far as this node can tell by trying.
+"""Why the daemon does not answer, as far as this node can tell.
 
-Looks its name up and connects to its port, as the agent does; says what came of it in a sentence
-for whoever reads what the lease printed. Decides nothing.
+Resolves the daemon's name and connects to its port, as the agent does, and reports the result as a
+sentence in the lease's output. Decides nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What the workers report, on its way to the daemon: checked, coalesced, kept while the daemon is
+"""Forwards the reports of workers to the daemon: validated, coalesced, kept while the daemon is
 away.
 
-Decides what is forwarded and how often: counts at most every FLUSH_INTERVAL_S per worker with the
-newest values (they are cumulative), a value of a metric at once and the next ones of that name
-METRICS_INTERVAL_S later, all else at once. After a reconnection the newest counts and metrics are
-sent again, because nobody knows what of them arrived.
+Decides what is forwarded and how often: the newest counts of each worker at most every
+FLUSH_INTERVAL_S (they are cumulative), the first value of a metric at once and further ones of that
+name METRICS_INTERVAL_S later, everything else at once. After a reconnection the newest counts and
+metrics are sent again, because it is unknown which of them arrived.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The agent's own directory on its node, for sockets and logs.
 
-Decides where it is: below what was said, else in the first place for temporary files that is this
-user's alone, else in the one of everybody under a name that nobody can have taken before.
-Directories of dead agents of the same user and node are removed. And where torch keeps what it
-compiled, if somebody else has taken the place.
+Decides where it is: below the configured directory, else in the first directory for temporary files
+that belongs to this user alone, else in the shared one under an unpredictable name. Directories of
+dead agents of the same user and node are removed. Also decides where torch caches compiled code if
+another user has taken the usual place.
 """
 
 from __future__ import annotations

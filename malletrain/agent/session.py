@@ -1,9 +1,9 @@
-"""The agent itself: one connection up, one socket for the launcher, one for the workers, and at
-most one job.
+"""The agent itself: one connection to the daemon, one socket for the launcher, one for the workers,
+and at most one job.
 
 Decides the order of things on this node: what a message of the daemon does, what SIGTERM starts,
 when the process may end. A preempted agent tells the daemon and lets the workers go on until the
-daemon has moved the job away; without an answer it stops them itself in time.
+daemon has moved the job; without an answer it stops them itself in time.
 """
 
 from __future__ import annotations

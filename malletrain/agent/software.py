@@ -1,9 +1,9 @@
 """A job's software environment on a node: modules, a conda or virtual environment, a container.
 Pure.
 
-Decides the order in which it is entered, what of the node a container is shown, and which variables
-it is handed. Nothing is started here. The scripts below are fixed texts: whatever a job names is an
-argument of theirs and never part of them.
+Decides the order in which it is entered, what of the node a container sees, and which variables are
+passed to it. Nothing is started here. The scripts below are constant; whatever a job names is an
+argument of theirs and never a part of them.
 
     modules (outside) → conda | venv (outside) | container → the job's setup → Python
 """

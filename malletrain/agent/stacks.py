@@ -1,8 +1,8 @@
-"""Asks the workers on this node where they stand.
+"""Asks the workers on this node for their stacks.
 
-Decides which processes are asked: those that hold their own file of stacks open and have a handler
-for the signal, so that no process can be hit that would die of it or is another's. What follows
-from the answer is the daemon's decision.
+Decides which processes get the signal: those that hold their own stack file open and have a handler
+for it, so that no process dies of it and none of another user is signalled. The daemon decides what
+follows from the answer.
 """
 
 from __future__ import annotations

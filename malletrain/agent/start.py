@@ -1,8 +1,8 @@
-"""Starts the launcher of a job: from what the daemon assigned to a process on this node.
+"""Starts the launcher of a job from the daemon's assignment.
 
-Looks at the node for what only the node knows: which container runtime it has, which GPUs, where
-the agent's own packages lie. What follows from it is decided in :mod:`malletrain.agent.software`,
-:mod:`malletrain.agent.containers` and :mod:`malletrain.agent.launch`.
+Looks up what only the node knows: the container runtime, the GPUs, the location of the agent's own
+packages. :mod:`malletrain.agent.software`, :mod:`malletrain.agent.containers` and
+:mod:`malletrain.agent.launch` decide what follows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which workers of a node ended badly, and their last words. Decides nothing about the job."""
+"""Which workers of a node failed, and their last output. Decides nothing about the job."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Whose process is at the other end of a TCP connection within this host, as the kernel knows.
+"""Which user's process is at the other end of a TCP connection within this host, according to the
+kernel.
 
-It is asked by sock_diag(7), which looks one connection up and takes no privilege. Where a kernel or
-a sandbox has none of that its table of all connections is read instead; that takes tens of
-milliseconds. Decides nothing.
+Asks sock_diag(7), which looks up one connection and needs no privilege. If a kernel or a sandbox
+lacks it, the kernel's table of all connections is read instead, which takes tens of milliseconds.
+Decides nothing.
 """
 
 from __future__ import annotations

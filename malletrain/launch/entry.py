@@ -1,11 +1,11 @@
-"""The first thing that a job's Python runs on a node, by its path: looks whether the environment
-has what a launcher needs, says in one sentence what it lacks, and becomes the launcher.
+"""The first program that a job's Python runs on a node, by its path: checks that the environment
+has what a launcher needs, reports in one sentence what it lacks, and becomes the launcher.
 
     python entry.py restart|service|torchrun|warm DESCRIPTION LIBRARY --launch FILE
 
-LIBRARY, in a container: the directory of the agent's own malletrain, which is used there whatever
-the image has; beside it lies that of the agent's compiled packages, named after its Python, for
-images without them. Empty elsewhere: malletrain is the environment's own.
+LIBRARY is used in a container: the directory of the agent's own malletrain, which replaces that of
+the image. Beside it is the directory of the agent's compiled packages, named after its Python, for
+images without them. Elsewhere LIBRARY is empty and malletrain is the environment's own.
 
 Any Python from 3.8 on must be able to read this file. Standard library only.
 """

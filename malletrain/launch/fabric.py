@@ -1,6 +1,6 @@
-"""The variables by which gloo and NCCL are told the network of a job.
+"""The environment variables that tell gloo and NCCL which network a job uses.
 
-Which one it is, is decided elsewhere (:mod:`malletrain.core.fabric`); what a job sets itself wins.
+:mod:`malletrain.core.fabric` decides which network. Variables that the job sets itself win.
 """
 
 from __future__ import annotations

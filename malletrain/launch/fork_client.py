@@ -4,10 +4,10 @@ path, standard library only:
     python -I -S fork_client.py --parent PID --fork-server SOCKET --chdir DIR --per-rank-log DIR --
     PYTHON -u script.py SCRIPT [ARGS]...
 
-Asks the fork server for the worker, stops it by SIGTERM when it gets SIGINT, and ends as it ends,
-by the same code or signal. SIGTERM means nothing to it: a scancel sends that to every process of a
-lease. When the fork client is killed the fork server kills the worker. When no fork server answers
-it becomes PYTHON itself. ``-m MODULE`` may stand for SCRIPT.
+Requests the worker from the fork server, stops it by SIGTERM on SIGINT, and ends with its exit code
+or signal. It ignores SIGTERM, because scancel sends that to every process of a lease. If the fork
+client is killed, the fork server kills the worker. If no fork server answers, the process becomes
+PYTHON itself. ``-m MODULE`` may stand for SCRIPT.
 """
 
 from __future__ import annotations

@@ -1,21 +1,20 @@
 """The fork server: one warm interpreter per job and node, from which the launcher and all workers
 are forked.
 
-Importing torch takes seconds, at every start of every worker in every round. The fork server
-imports it once; a worker is then a fork of it, milliseconds old, with its own environment,
-directory and output, that runs the script as ``python script`` would
-(:mod:`malletrain.launch.script`). The fork server stays single-threaded and runs nothing itself, so
-forking is safe; CUDA is not initialised by importing torch. It imports what every training script
-needs anyway and nothing else; ``MALLETRAIN_PRELOAD=module,module`` in a job's environment has it
-import these too, and ``MALLETRAIN_PRELOAD=0`` has every worker started afresh.
+Importing torch takes seconds at every start of every worker in every round. The fork server imports
+it once; a worker is then a fork of it, milliseconds old, with its own environment, directory and
+output, and runs the script as ``python script`` would (:mod:`malletrain.launch.script`). The fork
+server stays single-threaded and runs nothing itself, so forking is safe; importing torch does not
+initialise CUDA. It imports what every training script needs. ``MALLETRAIN_PRELOAD=module,module``
+in a job's environment adds modules; ``MALLETRAIN_PRELOAD=0`` starts every worker afresh.
 
-    agent → supervisor → fork server ─┬ launcher (asks, through a client a worker, on a Unix socket)
+    agent → supervisor → fork server ─┬ launcher (requests workers through clients on a Unix socket)
                                       └ workers
 
-Where a Python is warm on the node already, the fork server is a fork of that
+If a Python is already warm on the node, the fork server is a fork of that
 (:mod:`malletrain.launch.warm_server`).
 
-Everything dies with its parent (PR_SET_PDEATHSIG), a worker also with its fork client; the fork
+Every process dies with its parent (PR_SET_PDEATHSIG), a worker also with its fork client. The fork
 server ends with the launcher, with its exit code.
 """
 

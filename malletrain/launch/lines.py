@@ -1,8 +1,7 @@
 """The launcher's end of the socket to the processes that it started: JSON objects, one a line.
 
-Never blocks, and bears whatever comes: what is not understood is told and dropped, and whoever
-sends a line without end or reads nothing is hung up on. Who is who, and what a line means, is the
-launcher's business.
+Never blocks and accepts any input: an invalid line is reported and dropped, and a process that
+sends a line without end or reads nothing is disconnected. The launcher decides what a line means.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The launcher of a job in live mode on one node: workers are started once and told of every round.
+"""The launcher of a job in live mode on one node: workers are started once and informed of every
+round.
 
     starting ──workers warm──▶ ready ──Round──▶ (they join) ──▶ running ──Round──▶ …
     a worker fails ──▶ failed ──Round──▶ starting
     a worker does not answer that it is to give up a step ──▶ killed ──▶ failed
 
-Decides how the workers are started, watched and stopped, and has the store of a round where its
-workers find it; the store lives here, on the node of rank 0, because it must outlive any
-worker. Who is in a round is the daemon's decision, when to switch the workers' own
-(:mod:`malletrain.elastic.run`). Compared with the launcher of restart mode there is no
-TorchElastic: nothing of what it does is left to do.
+Decides how the workers are started, watched and stopped, and provides the store of a round to them;
+the store lives in the launcher of rank 0, because it must outlive any worker. The daemon decides
+who is in a round, and the workers when to switch (:mod:`malletrain.elastic.run`). Unlike the
+launcher of restart mode it does not use TorchElastic, none of whose functions are needed here.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The loop of a launcher that starts its processes itself: it wakes on the agent, on what the
-processes say, on their ends and on signals. What each of these means is the launcher's business.
+"""The event loop of a launcher that starts its processes itself: it wakes on messages of the agent
+and of the processes, on their ends and on signals. The launcher decides what each of these means.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Carries bytes between connections on this host and the one that serves a round's store.
 
-One thread, which waits on everything. On this host a caller comes in by a
-:class:`~malletrain.launch.listeners.UserListener`; between hosts every connection is a numbered
-stream over one ZeroMQ socket under CURVE, both of whose keys follow from the job's secret: who does
-not have the secret is not heard at all. Decides neither who belongs to a round nor what the bytes
+It is one thread. On this host connections come in by a
+:class:`~malletrain.launch.listeners.UserListener`. Between hosts every connection is a numbered
+stream over one ZeroMQ socket under CURVE; both of its keys are derived from the job's secret, so
+only holders of the secret can connect. Decides neither who belongs to a round nor what the bytes
 mean.
 """
 

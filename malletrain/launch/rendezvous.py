@@ -1,12 +1,12 @@
 """The rendezvous handler: TorchElastic asks it for the next round, and it answers what the daemon
 decided.
 
-The daemon says who is in a round, with which ranks, and whose store it uses; the agent on this node
-passes that on. So there is no last call and no vote: a round has exactly the planned members. Every
-round has a fresh store in the launcher of rank 0, which removes the stale bootstrap store of
-pytorch issue 135712 and needs no setting of the user's; every node finds it at a port of its own
-loopback. A newer round makes an older one void at any moment, also while its store is being
-connected to.
+The daemon decides who is in a round, with which ranks, and whose store it uses; the agent on this
+node passes that on. So there is no last call and no vote: a round has exactly the planned members.
+Every round has a fresh store in the launcher of rank 0, which avoids the stale bootstrap store of
+pytorch issue 135712 and needs no setting of the user's; every node reaches it at a port of its own
+loopback. A newer round makes an older one void at any moment, also while a process connects to its
+store.
 
 Nothing is decided here about membership, tries or how long to wait for a round: the agent ends a
 wait that takes too long (``Error``).

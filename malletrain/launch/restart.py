@@ -2,11 +2,11 @@
 (``python -m malletrain.launch.restart``).
 
 Decides how workers are started, watched and stopped on this node. It does not decide who is in a
-round or how often to try: after a failure it reports and waits for what the daemon says, and after
-success it waits in the lobby, because the store in the launcher of rank 0 must stay until all are
-done. Compared with the torchrun command: workers are tied to the launcher's life, news of a round
-is acted on within milliseconds, the time between SIGTERM and SIGKILL is the job's and not 30 s, and
-there is no exit barrier (which waits 300 s and is blind to a change of membership meanwhile).
+round or how often to try: after a failure it reports and waits for the daemon, and after success it
+waits, because the store in the launcher of rank 0 must stay until all are done. Unlike the torchrun
+command, it ties workers to the launcher's life and acts on a new round within milliseconds; the
+time between SIGTERM and SIGKILL is the job's and not 30 s; and there is no exit barrier, which
+waits 300 s and ignores changes of membership.
 """
 
 from __future__ import annotations

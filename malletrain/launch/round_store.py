@@ -1,8 +1,8 @@
 """The store of one round, as a launcher sees it: served here, or reached at the node of rank 0.
 
-Either way the processes of this node find it at a port of their own loopback, which the processes
-of other users cannot use; between the nodes it goes by a connection that only the job's launchers
-can open (:mod:`malletrain.launch.relay`). Decides how long a store is tried for, not who is in a
+Either way the processes of this node reach it at a port of their own loopback, which other users'
+processes cannot use. Between nodes it goes over a connection that only the job's launchers can open
+(:mod:`malletrain.launch.relay`). Decides how long connecting to a store is tried, not who is in a
 round.
 """
 

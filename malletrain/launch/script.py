@@ -1,15 +1,15 @@
 """Runs a script as ``python SCRIPT`` or ``python -m MODULE`` does, and ends its process without
-taking C++ libraries down. Every worker and every process of a service ends here: the forks of a
+tearing down C++ libraries. Every worker and every process of a service ends here: the forks of a
 fork server by import, the others by its path, standard library only:
 
     python -u script.py SCRIPT [ARGS]...
     python -u script.py -m MODULE [ARGS]...
 
-A thread that waits in torch's C++ (a store, a group) while the interpreter ends is ended by it in a
-place where C++ allows no such end, and takes the process with it: "terminate called without an
-active exception", signal 6, after a training that was complete. So what a script may rely on is
-done as Python does it (threads joined, exit handlers, ``__del__`` of what the script holds, files
-written out) and the rest is left to the kernel.
+If a thread waits in torch's C++ code (a store, a group) while the interpreter ends, the interpreter
+ends the thread at a place where C++ does not allow that, and the process is aborted: "terminate
+called without an active exception", signal 6, after a complete training. So whatever a script may
+rely on is done as Python does it (threads joined, exit handlers, ``__del__`` of the script's
+objects, files flushed), and the rest is left to the kernel.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
-"""The launcher of a service on one node: its process is started once, told of every change of the
-membership, and watched.
+"""The launcher of a service on one node: its process is started once, informed of every change of
+the membership, and watched.
 
     starting ──the process has joined──▶ ready ──first view──▶ running ──▶ …
     it ends ──▶ succeeded (code 0) | failed, and exited
 
-Decides how the process is started, watched and stopped. Who is a member is the daemon's decision
-(:mod:`malletrain.rounds.service`); what the process does with the news its own. Works without
-torch.
+Decides how the process is started, watched and stopped. :mod:`malletrain.rounds.service` decides
+who is a member, and the process what it does with the news. Works without torch.
 
-With the process it speaks JSON objects, one a line, on a Unix socket (path in
-``MALLETRAIN_SERVICE``). Process: ``{"say": "join", "address"}``, ``{"say": "drained"}``,
-``{"say": "worth", "nodes": {"4": 100.0, …}}``. Launcher: ``{"view": number, "members": [[node,
-host, address, leaving_in_s or null, lasts_s or null], …]}`` and, when no daemon is there to make
-views, ``{"leave": seconds}``.
+They exchange JSON objects, one a line, on a Unix socket (path in ``MALLETRAIN_SERVICE``). Process:
+``{"say": "join", "address"}``, ``{"say": "drained"}``, ``{"say": "worth", "nodes": {"4": 100.0,
+…}}``. Launcher: ``{"view": number, "members": [[node, host, address, leaving_in_s or null, lasts_s
+or null], …]}`` and, when no daemon is there to make views, ``{"leave": seconds}``.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 It imports what the launcher and every training script need, and waits. A job's own fork server
 (:mod:`malletrain.launch.fork_server`) is then a fork of it, milliseconds old, with the job's
-environment, directory and log; job after job. It runs nothing itself and holds nothing of any job.
+environment, directory and log. It runs nothing itself and holds nothing of any job.
 
     agent → supervisor → this ─ fork server of the job ─┬ launcher
                                                         └ workers
 
-The agent calls at a socket in its private directory, one connection a job: arguments, environment,
-directory and log come first; then it may ask for the job's end. When it hangs up the job is killed.
-Decides nothing else: which Python is warm, and for how long, is the agent's business.
+The agent connects to a socket in its private directory, once per job. It sends arguments,
+environment, directory and log, and may later ask for the job's end. When it disconnects the job is
+killed. The agent decides which Python is warm, and for how long.
 """
 
 from __future__ import annotations

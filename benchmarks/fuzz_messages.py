@@ -124,7 +124,7 @@ def flood_daemon(at: dict[str, Any], count: int, seed: int) -> None:
     names = (*at["jobs"], *leases, *(node for _, node, _ in at["leases"]), "running", "rank0")
     # One that says that its node leaves soon has nothing more to say.
     stay = [t for t in mutations.of_agents() if t not in (messages.Leaving, messages.Sick)]
-    said = mutations.Mutator(rng, stay, names, without=("leaving_in_s", "sick"))
+    said = mutations.Mutator(rng, stay, names, without=("gone_in_s", "sick"))
     asked = mutations.Mutator(rng, (messages.Request, messages.Heartbeat), names)
     agents = [Flood(context, at, secret) for secret in leases.values()]
     users = [Flood(context, at, USERS[name].secret) for name in ("ann", "bob")]

@@ -115,7 +115,7 @@ class StandIn:
 
     def _take(self, entry: dict[str, Any], begun: list[Lease]) -> dict[str, Any]:
         node, lease = self.nodes[entry["node"]], entry["id"]
-        record = {"node": entry["node"], "reason": "", "pid": 1, "leaving_by": None}
+        record = {"node": entry["node"], "reason": "", "pid": 1, "gone_at": None}
         if lease not in self.leases:
             if node.idle_since is None or node.lease:
                 return {**record, "id": lease, "state": "ended", "reason": "not idle"}

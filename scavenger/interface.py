@@ -51,7 +51,7 @@ class Lease:
 
     ``id`` is MalleTrain's own name of the lease (unique, chosen by the daemon); ``scheduler_id`` is
     the main scheduler's job id. ``node`` is empty while the main scheduler has not placed it.
-    ``leaving_by`` (seconds since the epoch) is set while the main scheduler has asked for the node
+    ``gone_at`` (seconds since the epoch) is set while the main scheduler has asked for the node
     back, as far as it tells: by then the lease is killed. ``reason`` says why a lease is leaving or
     has ended. ``started`` and ``ended`` (seconds since the epoch): when, by the main scheduler's
     own account, None where that does not tell.
@@ -62,7 +62,7 @@ class Lease:
     state: LeaseState
     node: str = ""
     reason: str = ""
-    leaving_by: float | None = None
+    gone_at: float | None = None
     started: float | None = None
     ended: float | None = None
 

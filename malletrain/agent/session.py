@@ -81,7 +81,7 @@ class NodeAgent:
         self._hello_assignment: messages.Assignment | None = None
         self._next: Assign | None = None
         self._count = 0
-        self._leave_by: float | None = None
+        self._gone_at: float | None = None
         self._exiting = False
         self._logs_until: float | None = None
         self._over = asyncio.Event()
@@ -140,7 +140,7 @@ class NodeAgent:
             pid=os.getpid(),
             gpus=config.gpus,
             node_class=config.node_class,
-            leaving_in_s=self._leave_by and max(0.0, self._leave_by - time.monotonic()),
+            gone_in_s=self._gone_at and max(0.0, self._gone_at - time.monotonic()),
             assignment=self._hello_assignment,
             shipping=self._logs.jobs(),
             networks=networks(),
@@ -216,7 +216,7 @@ class NodeAgent:
             self._run.drain(message)
 
     def _assign(self, message: Assign) -> None:
-        if self._exiting or self._leave_by is not None:
+        if self._exiting or self._gone_at is not None:
             return  # the daemon knows, or is about to
         if message.spec.nproc_per_node == 0:
             spec = msgspec.structs.replace(message.spec, nproc_per_node=max(1, self._config.gpus))
@@ -332,9 +332,9 @@ class NodeAgent:
                 next_logs = now + SEND_INTERVAL_S
                 self._logs.step()
             if (
-                self._leave_by is not None
+                self._gone_at is not None
                 and not self._exiting
-                and (self._alone_for_nothing(now) or now >= self._leave_by - self._margin())
+                and (self._alone_for_nothing(now) or now >= self._gone_at - self._margin())
             ):
                 log.warning("the lease ends and the daemon has not moved the job; stopping it here")
                 self._shut_down(self._margin() * 0.8)
@@ -347,9 +347,9 @@ class NodeAgent:
         """
         share, most = LAST_WORDS
         limits = [] if self._logs_until is None else [self._logs_until]
-        if self._leave_by is not None:
-            limits.append(self._leave_by - min(most, share * self._config.grace_s))
-        in_vain = self._leave_by is not None and not self._link.connected
+        if self._gone_at is not None:
+            limits.append(self._gone_at - min(most, share * self._config.grace_s))
+        in_vain = self._gone_at is not None and not self._link.connected
         if not self._logs.files or in_vain or now >= min(limits, default=now):
             self._logs.abandon()
             reached(FaultPoint.AGENT_LEAVES)
@@ -357,7 +357,7 @@ class NodeAgent:
 
     def _run_ended(self) -> None:
         self._run, following, self._next = None, self._next, None
-        if self._leave_by is not None:
+        if self._gone_at is not None:
             self._exiting = True
         if following is not None and not self._exiting:
             self._start(following)
@@ -366,7 +366,7 @@ class NodeAgent:
         """Whether the node is wanted back, no daemon is there to move the job, and nothing of the
         job can be saved any more by waiting.
         """
-        run, began = self._run, (self._leave_by or now) - self._config.grace_s
+        run, began = self._run, (self._gone_at or now) - self._config.grace_s
         if run is None or self._link.connected:
             return False
         return not run.unsaved or (not run.has_rank_0 and now >= began + PEER_SAVES_S)
@@ -379,10 +379,10 @@ class NodeAgent:
     # --- the end ---
 
     def _signalled(self, signum: int) -> None:
-        if self._leave_by is not None:
+        if self._gone_at is not None:
             return
         name = signal.Signals(signum).name
-        self._leave_by = time.monotonic() + self._config.grace_s
+        self._gone_at = time.monotonic() + self._config.grace_s
         self._servers.leave()
         reached(FaultPoint.AGENT_NOTICED)
         log.info("%s: leaving within %g s", name, self._config.grace_s)

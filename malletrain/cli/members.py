@@ -38,5 +38,5 @@ def members(job: str, key: bool, state_dir: Path | None, as_json: bool) -> None:
         click.echo(f"Job {view.job} has no members now.")
     else:
         for m in view.members:
-            leaving = "" if m.leaving_in_s is None else f"  leaves within {m.leaving_in_s:.0f} s"
+            leaving = "" if m.gone_in_s is None else f"  leaves within {m.gone_in_s:.0f} s"
             click.echo(f"{m.node}  {m.address or m.host}{leaving}")

@@ -245,7 +245,7 @@ class AgentHandlers:
             agent = core.agents.of_lease(lease)
             new = agent is None
             reclaimed = row.end_reason in (RECLAIMED, SICK)  # the agent does not know it
-            if row.state == LeaseStatus.LEAVING and hello.leaving_in_s is None and not reclaimed:
+            if row.state == LeaseStatus.LEAVING and hello.gone_in_s is None and not reclaimed:
                 # The lease was requeued and has started again, with another agent.
                 if agent is not None:
                     self.departures.lost(agent, "its lease has begun again")
@@ -277,8 +277,8 @@ class AgentHandlers:
             self._settle(agent, hello.assignment, new, now)
             if agent.gone_at is not None:
                 self.departures.may_go(agent)  # the agent may not have received it
-            elif hello.leaving_in_s is not None:
-                self.departures.notice(agent, hello.leaving_in_s, "")
+            elif hello.gone_in_s is not None:
+                self.departures.notice(agent, hello.gone_in_s, "")
             elif hello.sick:
                 self.lease_actions.sick(agent, hello.sick, _broken(hello.assignment))
             elif reclaimed:  # before the daemon's last start

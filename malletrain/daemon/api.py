@@ -293,8 +293,7 @@ class Api:
         rounds = run.rounds if run else None
         view = rounds.view if rounds else ()
         members = tuple(
-            MemberView(p.node, p.host, p.address, p.leaving_in_s)
-            for p in self.core.rounds.peers(view)
+            MemberView(p.node, p.host, p.address, p.gone_in_s) for p in self.core.rounds.peers(view)
         )
         key = self.core.rounds.key_of(row.id) if user == row.owner else ""
         return MembersView(row.id, rounds.generation if rounds else row.generation, members, key)

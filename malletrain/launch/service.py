@@ -9,7 +9,7 @@ who is a member, and the process what it does with the news. Works without torch
 
 They exchange JSON objects, one a line, on a Unix socket (path in ``MALLETRAIN_SERVICE``). Process:
 ``{"say": "join", "address"}``, ``{"say": "drained"}``, ``{"say": "worth", "nodes": {"4": 100.0,
-…}}``. Launcher: ``{"view": number, "members": [[node, host, address, leaving_in_s or null, lasts_s
+…}}``. Launcher: ``{"view": number, "members": [[node, host, address, gone_in_s or null, lasts_s
 or null], …]}`` and, when no daemon is there to make views, ``{"leave": seconds}``.
 """
 
@@ -82,7 +82,7 @@ class ServiceLauncher:
             return
         self._generation = view.generation
         if self._connection is not None:
-            members = [[p.node, p.host, p.address, p.leaving_in_s, p.lasts_s] for p in view.members]
+            members = [[p.node, p.host, p.address, p.gone_in_s, p.lasts_s] for p in view.members]
             self._connection.send({"view": view.generation, "members": members})
         self._say(AssignmentPhase.RUNNING)
 

@@ -57,7 +57,7 @@ class Hello(Message, frozen=True):
     pid: Count
     gpus: Rank = 0
     node_class: Name = "default"
-    leaving_in_s: Duration | None = None
+    gone_in_s: Duration | None = None
     assignment: Assignment | None = None
     shipping: tuple[Id, ...] = ()
     """The jobs of whose logs the daemon may not have everything."""

@@ -205,7 +205,7 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     node: str
     host: str
     address: str = ""
-    leaving_in_s: float | None = None
+    gone_in_s: float | None = None
     """Seconds until it leaves, at most."""
     lasts_s: float | None = None
     """Seconds that its node is expected to last yet; None where nothing is foretold."""

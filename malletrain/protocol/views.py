@@ -121,14 +121,14 @@ class JobView(View, frozen=True):
 
 
 class MemberView(View, frozen=True):
-    """One member of a service. ``leaving_in_s``: seconds until it is gone, None while nothing is
+    """One member of a service. ``gone_in_s``: seconds until it is gone, None while nothing is
     known of an end.
     """
 
     node: str
     host: str
     address: str
-    leaving_in_s: float | None = None
+    gone_in_s: float | None = None
 
 
 class MembersView(View, frozen=True):
@@ -216,7 +216,7 @@ class NodeView(View, frozen=True):
     job: str
     since: float
     horizon_s: float | None = None
-    leaving_in_s: float | None = None
+    gone_in_s: float | None = None
     node_class: str = "default"
     owner: str = ""
     rules: tuple[tuple[str, bool, str], ...] = ()

@@ -169,8 +169,8 @@ class Screen:
         for n in self.nodes:
             cell = Text(SIGNS.get(n.state, "?") * 2 + " ", style(n))
             cell.append(f"{plain(n.node):<6} ", "bold")
-            if n.leaving_in_s is not None:
-                cell.append(f"leaving {max(0.0, n.leaving_in_s):.0f} s", "red")
+            if n.gone_in_s is not None:
+                cell.append(f"leaving {max(0.0, n.gone_in_s):.0f} s", "red")
             else:
                 word = plain(names.get(n.job, n.job)) if n.state == "job" else tables.state(n.state)
                 room = max(4, CELL_WIDTH - cell.cell_len)

@@ -328,8 +328,8 @@ def nodes(
     made = FittedTable(*NODE_COLUMNS, *owners, *warm, *apart)
     for n in rows:
         word = state(n.state)
-        if n.leaving_in_s is not None:
-            word.append(f" in {show_duration(max(0.0, n.leaving_in_s))}")
+        if n.gone_in_s is not None:
+            word.append(f" in {show_duration(max(0.0, n.gone_in_s))}")
         horizon = "unknown" if n.horizon_s is None else show_duration(n.horizon_s)
         made.add_row(
             plain(n.node),

@@ -70,7 +70,7 @@ class LiveRounds:
         """What is to be told of failures on nodes that are doubted."""
         self._handed_by: float | None = None
         """Until when a round is completed only because some that hold state go."""
-        self._leaves_at: float | None = None
+        self._gone_at: float | None = None
         """When a node that has the state meanwhile has to be gone."""
         self._adrift_at: float | None = None
         """When workers in a broken group get a new round, should no news of a loss come."""
@@ -161,7 +161,7 @@ class LiveRounds:
             until = min(until, now + CHANGE_S)
         self._handed_by = min(until, self._handed_by or until)
         if within_s is not None:
-            self._leaves_at = min(now + within_s, self._leaves_at or now + within_s)
+            self._gone_at = min(now + within_s, self._gone_at or now + within_s)
         return now < self._handed_by
 
     def broken(self) -> list[str]:
@@ -175,7 +175,7 @@ class LiveRounds:
     def form(self, now: float) -> list[Action]:
         """A round of all that are ready."""
         self._extended, self._adrift_at = 0, None
-        self._handed_by = self._leaves_at = None
+        self._handed_by = self._gone_at = None
         if self.job.whole():  # the newest round may have been formed just now
             self._group = self.members
         if self.target and not self.survivors():
@@ -188,10 +188,10 @@ class LiveRounds:
     def _take_back(self) -> None:
         """Leavers that hold the state give it to those that stay, and leave after that."""
         for node in sorted(self._leavers.keys() - self._holdings.unreachable):
-            gone_at = self._leavers[node]
-            if gone_at and gone_at.phase in HOLDING and gone_at.generation:
+            assignment = self._leavers[node]
+            if assignment and assignment.phase in HOLDING and assignment.generation:
                 del self._leavers[node]
-                self._holdings.take_back(node, gone_at)
+                self._holdings.take_back(node, assignment)
 
     def release(self, nodes: Iterable[str]) -> list[Action]:
         """At once, or when the others have left the group that the nodes are in."""
@@ -206,7 +206,7 @@ class LiveRounds:
 
     def _let_go(self, but: Iterable[str] = ()) -> list[Action]:
         leavers = self._leavers
-        self._leavers = {node: gone_at for node, gone_at in leavers.items() if node in but}
+        self._leavers = {node: leavers[node] for node in leavers if node in but}
         return [SendRelease(node) for node in leavers if node not in but]
 
     def _abort(self, lost: Collection[str]) -> list[Action]:
@@ -329,9 +329,9 @@ class LiveRounds:
         """Carry on where a time limit has passed."""
         if self._handed_by is not None and now >= self._handed_by:
             forming = self.stage is RoundStage.FORMING
-            within_s = None if self._leaves_at is None else max(0.0, self._leaves_at - now)
+            within_s = None if self._gone_at is None else max(0.0, self._gone_at - now)
             actions = self.move(self.job.target, now, within_s) if forming else []
-            self._handed_by = self._leaves_at = None
+            self._handed_by = self._gone_at = None
             return actions
         if self._adrift_at is not None and now >= self._adrift_at:
             self._adrift_at = None
@@ -404,7 +404,7 @@ class LiveRounds:
         formed = next((a for a in actions if isinstance(a, Formed)), None)
         if formed is None:
             return actions
-        self._handed_by = self._leaves_at = None
+        self._handed_by = self._gone_at = None
         # Not ``self.members``: the next round may be on its way already.
         self._group = formed.members
         self._rosters = {g: roster for g, roster in self._rosters.items() if g >= formed.generation}

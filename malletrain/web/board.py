@@ -159,6 +159,6 @@ class Board:
 def _differs(before: NodeView | None, now: NodeView) -> bool:
     """Whether a node is to be told again; its horizon and its memory change all the time."""
     return before is None or (
-        (before.state, before.job, before.lease, before.owner, before.leaving_in_s is None)
-        != (now.state, now.job, now.lease, now.owner, now.leaving_in_s is None)
+        (before.state, before.job, before.lease, before.owner, before.gone_in_s is None)
+        != (now.state, now.job, now.lease, now.owner, now.gone_in_s is None)
     )

@@ -205,8 +205,8 @@ class LeaseEnder:
         for lease in leases:
             if lease.id in self.leave_requests and lease.state is LeaseState.RUNNING:
                 at, reason = self.leave_requests[lease.id]
-                by = min(at + grace_s, lease.leaving_by or math.inf)
-                lease = replace(lease, reason=reason, leaving_by=by)
+                by = min(at + grace_s, lease.gone_at or math.inf)
+                lease = replace(lease, reason=reason, gone_at=by)
             yield lease
 
 

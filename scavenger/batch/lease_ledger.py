@@ -192,7 +192,7 @@ class LeaseLedger:
                 self.give_up(lease_id, reason, now)
                 if not job.ending:
                     unwanted.append(job)
-                lease = replace(lease, state=LeaseState.ENDED, reason=reason, leaving_by=None)
+                lease = replace(lease, state=LeaseState.ENDED, reason=reason, gone_at=None)
             leases.append(lease)
         return tuple(leases), unwanted
 

@@ -49,7 +49,7 @@ class LeaseProcess:
     process: subprocess.Popen[bytes]
     state: str = "running"
     reason: str = ""
-    leaving_by: float | None = None
+    gone_at: float | None = None
     """Epoch seconds: when it is killed unless it has left by then."""
     ended_at: float | None = None
     exit_status: int | None = None
@@ -73,7 +73,7 @@ class LeaseProcess:
             return
         if self._kill_at is None or now + grace_s < self._kill_at:
             self._kill_at = now + grace_s
-            self.leaving_by = wall + grace_s
+            self.gone_at = wall + grace_s
         if not self.reason:
             self.reason = reason
             self._signal(signal.SIGTERM)
@@ -141,7 +141,7 @@ class LeaseProcess:
             "ended": self.ended_at,
             "exit_status": self.exit_status,
             "reason": self.reason,
-            "leaving_by": self.leaving_by,
+            "gone_at": self.gone_at,
             "notice": self.notice,
             "killed_after_grace": self.killed_after_grace,
             "orphans": self.orphans,

@@ -278,5 +278,5 @@ def _lease(lease_id: str, record: dict[str, Any]) -> Lease:
         LeaseState(record["state"]),
         record["node"],
         record["reason"],
-        record.get("leaving_by") if record["state"] == "running" else None,
+        record.get("gone_at") if record["state"] == "running" else None,
     )

@@ -211,7 +211,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
                 node=job.requested_node,
                 state=LeaseState.ENDED,
                 reason=reason,
-                leaving_by=None,
+                gone_at=None,
             )
             if (
                 lease not in given_up

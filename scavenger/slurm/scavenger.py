@@ -133,7 +133,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         leaving = {
             i
             for i, lease in running.items()
-            if lease.leaving_by is not None or i in self.ender.leave_requests or i in given_up
+            if lease.gone_at is not None or i in self.ender.leave_requests or i in given_up
         }
         claimed = claims(due, facts, {i: lease.node for i, lease in running.items()}, leaving)
         limited = (

@@ -113,14 +113,14 @@ def lease_of(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease:
     if job.state in PENDING_STATES:
         return Lease(lease_id, called, LeaseState.PENDING, job.node_list, job.reason)
     leaving = job.state == "COMPLETING" or (job.end is not None and job.end - now <= grace_s + 1.0)
-    leaving_by = (now if job.end is None else job.end) if leaving else None
+    gone_at = (now if job.end is None else job.end) if leaving else None
     return Lease(
         lease_id,
         called,
         LeaseState.RUNNING,
         job.node_list,
         "it is ending" if leaving else "",
-        leaving_by,
+        gone_at,
         job.start,
         job.end if job.state == "COMPLETING" else None,  # it has ended, and its node is cleaned up
     )

@@ -37,7 +37,7 @@ class MachineLease:
     request: LeaseRequest
     state: LeaseState = LeaseState.PENDING
     reason: str = ""
-    leaving_by: float | None = None
+    gone_at: float | None = None
     agent: Any = None
     began: float | None = None
     ended: float | None = None
@@ -119,7 +119,7 @@ class Machine:
             lease.state,
             request.node if lease.state is not LeaseState.PENDING else "",
             lease.reason,
-            None if lease.leaving_by is None else lease.leaving_by + self._wall,
+            None if lease.gone_at is None else lease.gone_at + self._wall,
             None if lease.began is None else lease.began + self._wall,
             None if lease.ended is None else lease.ended + self._wall,
         )
@@ -181,8 +181,8 @@ class Machine:
 
     def _terminate(self, lease: MachineLease, reason: str) -> None:
         """SIGTERM now, SIGKILL after the grace."""
-        if lease.leaving_by is None and not lease.over:
-            lease.leaving_by, lease.reason = self._loop.time() + GRACE_S, reason
+        if lease.gone_at is None and not lease.over:
+            lease.gone_at, lease.reason = self._loop.time() + GRACE_S, reason
             self._loop.signal(lease.agent.process, signal.SIGTERM)
             self._network.later(GRACE_S, self._kill_left, lease)
 

@@ -78,7 +78,7 @@ class ServiceNodeLauncher(VirtualLauncher):
         if self.up:
             self._phase(AssignmentPhase.RUNNING, self._generation, (), self._address)
             me = [m for m in view.members if m.node == self.node.name]
-            leaving = any(m.leaving_in_s is not None for m in me)
+            leaving = any(m.gone_in_s is not None for m in me)
             self._holds |= not leaving  # it takes up work once it is seen
             if leaving != self._leaving:
                 self._leaving = leaving

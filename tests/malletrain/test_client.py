@@ -34,7 +34,7 @@ def test_operations(daemon):
         assert daemon.seen[0][1]["spec"]["curve"] == {"1": 2.0}
         assert client.jobs() == [job_view()]
         assert client.job("train").rescales[0].phases == {"rendezvous": 0.5}
-        assert client.nodes()[1].leaving_in_s == 4.0
+        assert client.nodes()[1].gone_in_s == 4.0
         assert [e.seq for e in client.events(since=1)] == [2, 3]
         assert client.logs("train").text == "hello\n"
         assert client.status().pid == 42

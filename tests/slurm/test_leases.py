@@ -196,7 +196,7 @@ def test_leases_leave_nodes_that_are_drained_or_reserved(cluster, root, what):
         lambda: all((root / f"{path.name}.ready").exists() for path in told.values()),
         "two leases run",
     )
-    assert all(lease.leaving_by is None for lease in one.poll().leases)
+    assert all(lease.gone_at is None for lease in one.poll().leases)
     if what == "drained":
         slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=fan")
     else:
@@ -205,7 +205,7 @@ def test_leases_leave_nodes_that_are_drained_or_reserved(cluster, root, what):
     seen = {}
 
     def leaves():
-        seen.update({x.id: x for x in one.poll().leases if x.leaving_by is not None})
+        seen.update({x.id: x for x in one.poll().leases if x.gone_at is not None})
         return (root / "told1").exists()
 
     slurm.until(leaves, "the lease is told to leave")

@@ -99,7 +99,7 @@ def test_a_suspended_agent_leaves_the_node_and_registers_again_when_it_goes_on(
     eventually(lambda: not agent.left(), "its job is gone while it stands still")
     agent.signal(signal.SIGCONT)
     hello = daemon.expect("n0", messages.Hello, since=since)
-    assert hello.leaving_in_s is None
+    assert hello.gone_in_s is None
     daemon.until(
         lambda: any(
             isinstance(m, messages.Hello | messages.Phase)

@@ -37,7 +37,7 @@ def test_a_daemon_that_is_back_understands_the_answer_to_a_drain_of_the_agents_o
 def test_a_job_from_assign_to_goodbye(daemon, start, tmp_path):
     agent = start()
     hello = daemon.expect("n0", messages.Hello)
-    assert (hello.host, hello.pid, hello.assignment, hello.leaving_in_s) == (
+    assert (hello.host, hello.pid, hello.assignment, hello.gone_in_s) == (
         "127.0.0.1",
         agent.process.pid,
         None,

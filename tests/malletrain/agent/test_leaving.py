@@ -126,9 +126,9 @@ def test_an_agent_that_is_not_yet_known_says_hello_and_goodbye_in_one(daemon, tm
     eventually(lambda: daemon.socket.poll(0), "the agent speaks, and nobody answers")
     agent.signal(signal.SIGTERM)
     assert agent.process.wait(PATIENCE_S) == 0
-    assert daemon.expect("n0", messages.Hello, leaving_in_s=None)
+    assert daemon.expect("n0", messages.Hello, gone_in_s=None)
     daemon.until(
-        lambda: any(isinstance(m, messages.Hello) and m.leaving_in_s for _, m in daemon.seen),
+        lambda: any(isinstance(m, messages.Hello) and m.gone_in_s for _, m in daemon.seen),
         "the news",
     )
 

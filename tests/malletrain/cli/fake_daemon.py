@@ -223,7 +223,7 @@ def default_answers():
         "job": lambda p: detail(),
         "nodes": lambda p: [
             node_view(),
-            node_view("n2", "leaving", leaving_in_s=4.0),
+            node_view("n2", "leaving", gone_in_s=4.0),
             node_view("n3", "idle", "", lease=""),
         ],
         "events": lambda p: [event_view(k) for k in range(1, 4) if k > p["since"]],

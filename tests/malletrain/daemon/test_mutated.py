@@ -36,7 +36,7 @@ def test_no_mutated_message_meets_a_defect(tmp_path, any_seed):
     names = (job, lease, agent.node, "running", "failed", "rank0", "j2")
     # One that says that its node leaves soon has nothing more to say.
     stay = [t for t in mutations.of_agents() if t not in (messages.Leaving, messages.Sick)]
-    said = mutations.Mutator(rng, stay, names, without=("leaving_in_s", "sick"))
+    said = mutations.Mutator(rng, stay, names, without=("gone_in_s", "sick"))
     asked = mutations.Mutator(rng, (messages.Request, messages.Heartbeat), names)
     context = zmq.Context()
     client = socket_of(running, context, USERS["ann"])

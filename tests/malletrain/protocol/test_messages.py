@@ -67,7 +67,7 @@ FORGED = [
     ("hello", {"node": "n\x1fbob", "lease": "l1", "host": "h", "pid": 1}),
     ("hello", {"node": "n1", "lease": "l1", "host": "h", "pid": 1, "node_class": "default\x1fbob"}),
     ("hello", {"node": "n" * 256, "lease": "l1", "host": "h", "pid": 1}),
-    ("hello", {"node": "n1", "lease": "l1", "host": "h", "pid": 1, "leaving_in_s": math.nan}),
+    ("hello", {"node": "n1", "lease": "l1", "host": "h", "pid": 1, "gone_in_s": math.nan}),
     (
         "hello",
         {

@@ -102,7 +102,7 @@ def nodes():
         node_view(node, "job", j.id, lease=f"l{k}", since=NOW - 1000 * k, horizon_s=120.0 * k)
         for k, (j, node) in enumerate((j, node) for j in jobs() for node in j.nodes)
     ]
-    made[3] = msgspec.structs.replace(made[3], state="leaving", leaving_in_s=27.0)
+    made[3] = msgspec.structs.replace(made[3], state="leaving", gone_in_s=27.0)
     made.append(node_view("n99", "free", "", lease="l123456", since=NOW - 5, horizon_s=None))
     made += [node_view(f"gpu-rack7-{k}", "idle", "", lease="", since=NOW - 30) for k in range(3)]
     return made

@@ -39,7 +39,7 @@ def filled(**changes):
             "nodes",
             [
                 node_view("n1"),
-                node_view("n2", "leaving", leaving_in_s=3.2),
+                node_view("n2", "leaving", gone_in_s=3.2),
                 node_view("n3", "free", ""),
             ],
         ),

@@ -81,7 +81,7 @@ def test_who_was_asked_to_leave_is_asked_once_then_cancelled(ender, scheduler):
         ender.ask({"l1": "its node drains"}, signal, GRACE_S, now)
     assert scheduler.asked == [(["1"], signal), (["1"], ())]
     [lease] = ender.mark_leaving([job(1).lease], GRACE_S)
-    assert (lease.reason, lease.leaving_by) == ("its node drains", GRACE_S)
+    assert (lease.reason, lease.gone_at) == ("its node drains", GRACE_S)
     assert list(ender.mark_leaving([job(2).lease], GRACE_S)) == [job(2).lease]
     ender.forget({"l2"}, 40.0)
     assert ender.leave_requests == {}

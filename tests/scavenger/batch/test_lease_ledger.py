@@ -78,7 +78,7 @@ def test_what_becomes_of_a_lease(one, hold, kept, state, reason, cancelled):
     [lease], unwanted = made.look({"l1": one}, hold, kept, NOW)
     assert (lease.state, lease.reason) == (state, reason)
     assert unwanted == ([one] if cancelled else [])
-    assert lease.leaving_by is None or lease.state is RUNNING
+    assert lease.gone_at is None or lease.state is RUNNING
     if state is ENDED and one.alive:
         [again], unwanted = made.look({"l1": job(RUNNING)}, "", {}, NOW + 5)
         assert (again.state, again.reason) == (ENDED, reason), (

@@ -118,7 +118,7 @@ def test_what_ignores_sigterm_is_killed_after_the_grace_time(cluster):
     scavenger.give_back([lease])
     record = wait_clean(scavenger, "a")
     assert (record["exit_status"], record["killed_after_grace"]) == (-signal.SIGKILL, 1)
-    assert record["ended"] >= record["leaving_by"]
+    assert record["ended"] >= record["gone_at"]
 
 
 def test_what_is_given_back_runs_until_it_has_left(cluster):
@@ -126,11 +126,11 @@ def test_what_is_given_back_runs_until_it_has_left(cluster):
     scavenger = running.scavenger()
     lease = take(scavenger, "a", "n1", STUBBORN)
     wait_ready(scavenger, "a")
-    assert lease_of(scavenger, "a").leaving_by is None
+    assert lease_of(scavenger, "a").gone_at is None
     scavenger.give_back([lease])
     leaving = lease_of(scavenger, "a")
     assert leaving.state is LeaseState.RUNNING
-    assert leaving.leaving_by is not None
+    assert leaving.gone_at is not None
     running.stop(0.0)
 
 

@@ -111,7 +111,7 @@ def test_a_second_request_to_stop_skips_the_grace_time(cluster):
     take(scavenger, "a", "n1", STUBBORN)
     wait_ready(scavenger, "a")
     os.kill(running.pid, signal.SIGTERM)
-    until(lambda: lease_of(scavenger, "a").leaving_by, "the lease to be asked to leave")
+    until(lambda: lease_of(scavenger, "a").gone_at, "the lease to be asked to leave")
     refused = take(scavenger, "b", "n2")
     assert refused.reason == "The cluster is stopping."
     os.kill(running.pid, signal.SIGTERM)

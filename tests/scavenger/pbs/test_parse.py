@@ -79,7 +79,7 @@ def test_recorded_preemptions():
     one, two = read_jobs(text("qstat_xf_after_preempt_D.json"), "mt").ours
     assert terminated_by(one) == terminated_by(two) == "Scheduler"
     lease = lease_of("l1", one, 1000.0, 10.0)
-    assert (lease.state, lease.reason, lease.leaving_by) == (
+    assert (lease.state, lease.reason, lease.gone_at) == (
         LeaseState.RUNNING,
         "preempted",
         1010.0,
@@ -143,7 +143,7 @@ def job(state="R", substate=42, comment="", runs=1):
 )
 def test_states_of_leases(given, lease_state, leaving, reason, taken, lost):
     lease = lease_of("l1", given, 100.0, 8.0)
-    assert (lease.state.value, lease.leaving_by, lease.reason) == (
+    assert (lease.state.value, lease.gone_at, lease.reason) == (
         lease_state,
         108.0 if leaving else None,
         reason,

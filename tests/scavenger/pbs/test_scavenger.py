@@ -51,9 +51,7 @@ def test_while_pbs_takes_leases_back_no_other_is_asked_for(world):
     made.pbs.submit("exit 0", "-l", "walltime=00:01:00", hosts=2)
 
     def leaving():
-        return next(
-            (x for x in one.poll().leases if x.id == "l1" and x.leaving_by is not None), None
-        )
+        return next((x for x in one.poll().leases if x.id == "l1" and x.gone_at is not None), None)
 
     lease = made.pbs.until(leaving, "the lease is leaving")
     assert (lease.state, lease.reason) == (LeaseState.RUNNING, "preempted")

@@ -263,12 +263,12 @@ def test_hours_that_are_read_again_end_leases_that_run(slurm):
     scavenger = slurm.ready()
     scavenger.take([request(1)])
     slurm.queue(world.job("RUNNING", 7, f"{world.PREFIX}l1", partition="preemptable", nodes="n1"))
-    assert scavenger.poll().leases[0].leaving_by is None
+    assert scavenger.poll().leases[0].gone_at is None
     rules = GapRules(hours=parse_hours(["22:00-05:00"]))
     scavenger.settings = replace(scavenger.settings, rules=rules)
     (lease,) = scavenger.poll().leases
     assert lease.reason == "no leases are allowed at this hour"
-    assert lease.leaving_by is not None
+    assert lease.gone_at is not None
     assert len(slurm.tools.calls("scancel")) == 1
 
 

@@ -122,14 +122,14 @@ def lease(state, **fields):
 def test_states_of_leases():
     assert lease("PENDING", reason="Resources").state is LeaseState.PENDING
     running = lease("RUNNING", nodes="n1", end=NOW + 3600)
-    assert (running.state, running.node, running.leaving_by, running.scheduler_id) == (
+    assert (running.state, running.node, running.gone_at, running.scheduler_id) == (
         LeaseState.RUNNING,
         "n1",
         None,
         "7",
     )
-    assert lease("RUNNING", nodes="n1", end=NOW + 8).leaving_by == NOW + 8
-    assert lease("COMPLETING", nodes="n1", end=NOW).leaving_by == NOW
+    assert lease("RUNNING", nodes="n1", end=NOW + 8).gone_at == NOW + 8
+    assert lease("COMPLETING", nodes="n1", end=NOW).gone_at == NOW
     for state in (
         "PREEMPTED",
         "COMPLETED",

@@ -45,7 +45,7 @@ class ExpectedNodeLife:
 
     Args:
         nodes: those that the plan shares out, their pool as their class.
-        held: those of them that each job has, one after the other.
+        nodes_of_jobs: those of them that each job has, one after the other.
         window_s: how far bids look ahead, seconds.
         work_s: work that is lost with a node, seconds of the job's throughput.
     """

@@ -82,7 +82,7 @@ def choose(name: str, members: Mapping[str, Sequence[NodeNetwork]]) -> Fabric | 
     """The network for a round; None where none is wanted.
 
     Args:
-        wanted: an interface, a network in CIDR form, ``auto``, or empty.
+        name: an interface, a network in CIDR form, ``auto``, or empty.
         members: node → its networks.
     """
     if not name:

@@ -42,7 +42,7 @@ limited but interrupted.
 """
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 CLOSE_LATER_S = 1.0
-GRAVE_S = 0.5
+ABANDONED_POLL_S = 0.5
 _POLL_S = 0.002
 _MARK = (8191.5, -8191.5)
 """Goes along with what a step exchanges, and comes back from a maximum as it is, if all ranks have
@@ -118,7 +118,7 @@ class Group:
     gloo may lose track of an operation when its connection breaks at the wrong moment, and wait for
     it until its timeout. Therefore no thread of the script ever waits for gloo itself: it waits for
     a future that :meth:`abort` completes too. What was lost track of stays behind with its group
-    until it times out (:func:`_bury`).
+    until it times out (:func:`_keep_until_done`).
 
     Args:
         place: this process in the round.
@@ -407,7 +407,7 @@ class Group:
         with self._lock:
             pending = list(self._waiting.items())
         if pending and world is not None:
-            _bury([work for work, _ in pending], [world, *self._adopted])
+            _keep_until_done([work for work, _ in pending], [world, *self._adopted])
         for _, give_up in pending:
             give_up()
 
@@ -484,7 +484,7 @@ class _Apart:
         return not self._thread.is_alive()
 
 
-def _bury(works: list[Any], groups: list[Any]) -> None:
+def _keep_until_done(works: list[Any], groups: list[Any]) -> None:
     """Keep groups until the operations that were given up have ended: taking one down before would
     wait for them.
     """
@@ -495,7 +495,7 @@ def _bury(works: list[Any], groups: list[Any]) -> None:
 
     def wait_and_drop() -> None:
         while not all(work.is_completed() for work in works):
-            time.sleep(GRAVE_S)
+            time.sleep(ABANDONED_POLL_S)
         for one in (*groups, *works):
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(one))
 

@@ -43,11 +43,11 @@ NOT_LIVE = (
     "This script does not use malletrain.elastic, which live mode needs: it ended without joining "
     "its job. Submit it without --live, or change it as docs/live-mode.md says."
 )
-DEAF_S = 15.0
+UNRESPONSIVE_S = 15.0
 """A worker that answers nothing for so long, when it is to give up a step, cannot do so: it stands
 still, or waits in C with the interpreter's lock. One that answers ends by itself before.
 """
-DEAF_CAUSE = "It did not answer that it was to give up a step that had hung."
+UNRESPONSIVE_CAUSE = "It did not answer that it was to give up a step that had hung."
 _TAIL_CHARACTERS, _CAUSE_CHARACTERS = 4000, 4000
 
 
@@ -73,10 +73,10 @@ class _Worker:
     """The newest round that it was told of."""
     running: int = 0
     """The newest round that it has joined."""
-    deaf_s: float | None = None
+    unresponsive_s: float | None = None
+    """For how long it has not answered that it is to give up a step; None: it need not."""
     cause: str = ""
     """Why this process ended it."""
-    """For how long it has not answered that it is to give up a step; None: it need not."""
 
 
 class LiveLauncher:
@@ -119,7 +119,7 @@ class LiveLauncher:
             for worker in self._workers:
                 if worker.connection is not None:
                     worker.connection.send({"abort": message.generation})
-                    worker.deaf_s = worker.deaf_s or 0.0
+                    worker.unresponsive_s = worker.unresponsive_s or 0.0
 
     def _pass_on(self, message: Round) -> None:
         """Tell the workers of a round; serve its store if this is the node of rank 0."""
@@ -188,7 +188,7 @@ class LiveLauncher:
         if worker is None:
             self._greeted(connection, message)
             return
-        worker.deaf_s = None
+        worker.unresponsive_s = None
         if message.say == "ready":
             worker.ready = True
             if all(w.ready for w in self._workers) and self._last_phase[0] in (
@@ -223,7 +223,7 @@ class LiveLauncher:
 
     def look_after(self) -> None:
         """What became of the workers."""
-        self._end_the_deaf()
+        self._kill_unresponsive()
         ended = [(w, code) for w in self._workers if (code := w.child.ended()) is not None]
         unconnected = [
             (w, code) for w, code in ended if w.connection is None and not w.announced_round
@@ -236,22 +236,22 @@ class LiveLauncher:
         elif ended and self._last_phase == (AssignmentPhase.RUNNING, self._generation):
             self._say(AssignmentPhase.FINISHING, self._generation)
 
-    def _end_the_deaf(self) -> None:
+    def _kill_unresponsive(self) -> None:
         """Only what this process was awake for counts."""
         now = time.monotonic()
         passed, self._looked = min(2 * TICK_S, now - self._looked), now
         for worker in self._workers:
-            if worker.deaf_s is None:
+            if worker.unresponsive_s is None:
                 continue
-            worker.deaf_s += passed
-            if worker.deaf_s > DEAF_S and worker.child.ended() is None:
+            worker.unresponsive_s += passed
+            if worker.unresponsive_s > UNRESPONSIVE_S and worker.child.ended() is None:
                 print(
                     f"malletrain launcher: the worker {worker.local_rank} has not answered for "
-                    f"{DEAF_S:g} s that it is to give up its step, and is killed",
+                    f"{UNRESPONSIVE_S:g} s that it is to give up its step, and is killed",
                     flush=True,
                 )
-                worker.deaf_s = None
-                worker.cause = DEAF_CAUSE
+                worker.unresponsive_s = None
+                worker.cause = UNRESPONSIVE_CAUSE
                 worker.child.process.kill()
 
     def _failed(self, bad: list[tuple[_Worker, int]]) -> None:

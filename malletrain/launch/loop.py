@@ -74,7 +74,7 @@ class LaunchLoop:
         directory = os.path.dirname(order.endpoint.removeprefix("ipc://"))
         self.lines = LineEndpoint(f"{directory}/l{os.getpid()}", self.agent.also_wake_on)
         self._over = ""
-        self._farewell = ""
+        self._exit_sentence = ""
         self._code = 0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._signalled)
@@ -95,7 +95,7 @@ class LaunchLoop:
             sentence: The reason, for the log.
         """
         self.agent.send(last)
-        self._farewell, self._code = sentence, 1
+        self._exit_sentence, self._code = sentence, 1
 
     def run(self, launcher: Launcher) -> int:
         """Until the job leaves the node or the launcher ends it. Returns the exit code."""
@@ -107,13 +107,13 @@ class LaunchLoop:
                     self.end("The agent on this node is gone.")
                 for connection, line in self.lines.receive():
                     launcher.on_line(connection, line)
-                if not self._farewell:
+                if not self._exit_sentence:
                     launcher.look_after()
         finally:
             launcher.stop()
             self.lines.close()
             self.agent.close()
-        print(f"malletrain launcher: {self._farewell or self._over}", flush=True)
+        print(f"malletrain launcher: {self._exit_sentence or self._over}", flush=True)
         return self._code
 
     def _on_agent_message(self, launcher: Launcher, message: Any) -> None:
@@ -121,7 +121,7 @@ class LaunchLoop:
             self.end("The job was released from this node.")
         elif isinstance(message, Error):
             self.end(message.sentence)
-        elif not self._farewell:
+        elif not self._exit_sentence:
             launcher.on_message(message)
 
     def _signalled(self, number: int, _: object) -> None:

@@ -129,7 +129,7 @@ class NoProber:
     def __init__(self, send: Any) -> None:
         pass
 
-    def asked(self, message: Any) -> None:
+    def begin(self, message: Any) -> None:
         """Nobody answers."""
 
     def close(self) -> None:

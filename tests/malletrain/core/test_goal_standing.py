@@ -10,13 +10,15 @@ from malletrain.core.goals import GoalStanding, OwnerGoals
 NOW, HOUR = 1000.0, 3600.0
 
 
-def record(nodes=1, standing=GoalStanding.AT_RISK, halted=False, left=4 * HOUR, due=NOW + HOUR):
+def record(
+    nodes=1, standing=GoalStanding.AT_RISK, halted=False, remaining_work=4 * HOUR, due=NOW + HOUR
+):
     """A job of 1 to 8 nodes that does a sample a second on each."""
     return SimpleNamespace(
         goals=OwnerGoals(due, None, left),
         job=SimpleNamespace(halted=halted, nodes=("n",) * nodes),
         standing=standing,
-        left=left,
+        remaining_work=remaining_work,
         sizes=lambda: list(range(1, 9)),
         rates=lambda: [float(k) for k in range(9)],
     )
@@ -27,12 +29,12 @@ def record(nodes=1, standing=GoalStanding.AT_RISK, halted=False, left=4 * HOUR, 
     [
         ({}, True),
         ({"standing": GoalStanding.INFEASIBLE}, True),  # by the nodes that there were of late
-        ({"left": None}, True),
+        ({"remaining_work": None}, True),
         ({"standing": GoalStanding.ON_TRACK}, False),
         ({"standing": GoalStanding.MISSED}, False),
         ({"standing": None}, False),
         ({"nodes": 8}, False),  # it has all it can use
-        ({"left": 9 * HOUR}, False),  # eight nodes from now on do eight hours' work
+        ({"remaining_work": 9 * HOUR}, False),  # eight nodes from now on do eight hours' work
         ({"halted": True}, False),  # its budget is spent: the owner's turn
         ({"due": None}, False),  # a budget in danger, which more nodes do not help
         ({"due": NOW}, False),

@@ -62,7 +62,7 @@ class Site:
         )
 
         @contextmanager
-        def step():
+        def transaction():
             yield self.now
 
         core = SimpleNamespace(
@@ -77,7 +77,7 @@ class Site:
             rounds=SimpleNamespace(act=lambda run, actions: None),
             repository=SimpleNamespace(notice=lambda run, text: self.notices.append(text)),
             feed=self.fed.append,
-            step=step,
+            transaction=transaction,
         )
         self.hung = HungSteps(core)
 

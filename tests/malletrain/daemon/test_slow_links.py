@@ -46,7 +46,7 @@ class LinkSite:
                 return agents.get(node)
 
         @contextmanager
-        def step():
+        def transaction():
             yield self.now
 
         def record(kind, sentence, **data):
@@ -68,7 +68,7 @@ class LinkSite:
                 networks=lambda nodes: self.fabric, address_of=lambda node: self.address(node)
             ),
             audit=SimpleNamespace(record=record),
-            step=step,
+            transaction=transaction,
         )
         self.address = lambda node: f"10.0.0.{ord(node)}"
         lease_actions = SimpleNamespace(reclaim=lambda nodes, s, why: self.reclaimed.extend(nodes))

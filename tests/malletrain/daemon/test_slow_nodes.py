@@ -38,7 +38,7 @@ class SlowSite:
         )
 
         @contextmanager
-        def step():
+        def transaction():
             yield self.now
 
         def record(kind, sentence, **of):
@@ -51,7 +51,7 @@ class SlowSite:
             controller=controller,
             audit=SimpleNamespace(record=record),
             repository=SimpleNamespace(notice=lambda run, text: self.notices.append(text)),
-            step=step,
+            transaction=transaction,
         )
         self.slow = SlowNodes(1.25, 3600.0)
         lease_actions = SimpleNamespace(reclaim=lambda nodes, s, why: self.reclaimed.extend(nodes))

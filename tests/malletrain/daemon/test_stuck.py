@@ -68,7 +68,7 @@ class Site:
         )
 
         @contextmanager
-        def step():
+        def transaction():
             yield self.now
 
         core = self.core = SimpleNamespace(
@@ -80,7 +80,7 @@ class Site:
             audit=SimpleNamespace(record=lambda kind, text, **_: self.events.append(text)),
             repository=SimpleNamespace(notice=lambda run, text: self.notices.append(text)),
             feed=self.fed.append,
-            step=step,
+            transaction=transaction,
         )
         self.probes = self.agents.probes = Probes(self.agents)
         self.stuck = StuckRounds(core, self.probes)

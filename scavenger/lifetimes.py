@@ -64,8 +64,8 @@ _MOST = 8.0
 _FORMAT = 2
 
 
-class Cohort(NamedTuple):
-    """What is foretold of gaps that began together."""
+class SurvivalCurve(NamedTuple):
+    """Forecast for gaps that began together."""
 
     times_s: tuple[float, ...]
     """Seconds from now, the first 0."""
@@ -73,7 +73,7 @@ class Cohort(NamedTuple):
     """The probability, over them on average, that one is open still then."""
 
 
-Foretelling = dict[str, tuple[float, Cohort]]
+Foretelling = dict[str, tuple[float, SurvivalCurve]]
 """Node → (expected remaining seconds of its gap, what is foretold of all that began with it)"""
 
 
@@ -224,7 +224,7 @@ class Lifetimes:
         mean = np.zeros((len(begins), BINS + 1))
         np.add.at(mean, which, survival)
         mean /= np.bincount(which)[:, None]
-        cohorts = [Cohort(EDGES_S, tuple(row)) for row in mean.tolist()]
+        cohorts = [SurvivalCurve(EDGES_S, tuple(row)) for row in mean.tolist()]
         each = zip(nodes, lasts, which.tolist(), strict=True)
         return {node: (remaining_s, cohorts[k]) for node, remaining_s, k in each}
 

@@ -34,7 +34,7 @@ from malletrain.core.trainers import Trainer
 from malletrain.daemon.agent_liveness import LivenessMonitor
 from malletrain.daemon.alarm import Alarm
 from malletrain.daemon.commands import CommandRunner, LeaseCommands
-from malletrain.daemon.curves import StoredCurve
+from malletrain.daemon.curves import InitialCurve
 from malletrain.daemon.gathering import GatheredReports, Gathering
 from malletrain.daemon.job_repository import ActiveJob, decode_spec, not_completed
 from malletrain.daemon.monitor import JobMonitor
@@ -227,7 +227,7 @@ class Core:
         self,
         row: JobRow,
         spec: messages.JobSpec,
-        begins: StoredCurve,
+        begins: InitialCurve,
         goals: OwnerGoals,
         so_far: GoalsSoFar,
     ) -> ActiveJob:

@@ -84,8 +84,8 @@ class _Stored:
 
 
 @dataclass(frozen=True)
-class StoredCurve:
-    """How a job begins."""
+class InitialCurve:
+    """The scaling curve with which a job starts."""
 
     scaling: ScalingModel | None
     """What it starts with: its own from before a restart, else that of its kind; None: nothing."""
@@ -112,7 +112,7 @@ class Curves:
 
     def begin(
         self, jobs: Sequence[tuple[str, messages.JobSpec]], *, profiled: bool = True
-    ) -> list[StoredCurve]:
+    ) -> list[InitialCurve]:
         """How jobs (id and specification) begin, all read at once. ``profiled``: whether the site
         has jobs profiled.
         """
@@ -135,7 +135,7 @@ class Curves:
                 if model is None and (spec.parameters or spec.flops):
                     size = ModelSize(_positive(spec.parameters), _positive(spec.flops))
                     model = siblings.suggested(storage, row.key, size, self._costs)
-            beginnings.append(StoredCurve(model, "" if _may_differ(spec) else row.key))
+            beginnings.append(InitialCurve(model, "" if _may_differ(spec) else row.key))
         return beginnings
 
     # --- a job goes on ---

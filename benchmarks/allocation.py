@@ -62,14 +62,14 @@ def event(
 ) -> tuple[Allocation, dict[str, tuple[str, ...]], list[Bid]]:
     """Bids, sizes and nodes: all that one event costs."""
     bids = [problem.bid(job, on) for job, on in current.items()]
-    found = solve(
+    allocation = solve(
         bids,
         capacity(nodes),
         clock=time.perf_counter,
         dynamic_program=dynamic_program,
         time_limit_s=time_limit_s,
     )
-    return found, place(found.sizes, current, nodes), bids
+    return allocation, place(allocation.sizes, current, nodes), bids
 
 
 def measure(
@@ -79,7 +79,7 @@ def measure(
     *,
     repeats: int,
     kinds: Sequence[str],
-    known: Sequence[ScalingCurve],
+    curves: Sequence[ScalingCurve],
     oracle: int,
     classes: int,
     dynamic_program: bool,
@@ -90,9 +90,9 @@ def measure(
     objectives, oracles = [], []
     before = os.getloadavg()[0]
     for seed in range(repeats):
-        problem = instance(seed, nodes, jobs, max_size, kinds[seed % len(kinds)], known, classes)
+        problem = instance(seed, nodes, jobs, max_size, kinds[seed % len(kinds)], curves, classes)
         began, began_cpu = time.perf_counter(), time.process_time()
-        found, _, bids = event(
+        allocation, _, bids = event(
             problem,
             problem.current,
             problem.nodes,
@@ -101,10 +101,10 @@ def measure(
         )
         wall.append(time.perf_counter() - began)
         cpu.append(time.process_time() - began_cpu)
-        gaps.append(found.gap)
-        proofs.append(found.proof)
+        gaps.append(allocation.gap)
+        proofs.append(allocation.proof)
         if seed < oracle:
-            objectives.append(found.objective)
+            objectives.append(allocation.objective)
             oracles.append(dp.solve(bids, capacity(problem.nodes)).objective)
     return {
         "nodes": nodes,
@@ -137,7 +137,7 @@ def compare(nodes: int, jobs: int, *, seed: int, time_limit_s: float) -> dict[st
     largest = min(64, nodes)
     problem = instance(seed, nodes, jobs, largest, "measured")
     began = time.perf_counter()
-    found, _, _ = event(
+    allocation, _, _ = event(
         problem, problem.current, problem.nodes, dynamic_program=True, time_limit_s=time_limit_s
     )
     ours = time.perf_counter() - began
@@ -160,7 +160,7 @@ def compare(nodes: int, jobs: int, *, seed: int, time_limit_s: float) -> dict[st
         "ratio": round(theirs / ours, 1),
         "nodewise_status": reference.status,
         "nodewise_gap": reference.gap,
-        "objective": found.objective,
+        "objective": allocation.objective,
         "nodewise_objective": reference.objective,
     }
 
@@ -241,8 +241,8 @@ def main() -> None:
             if row["nodewise_status"] != "optimal":
                 break
         return
-    known = read_curves(args.curves) if args.curves else []
-    longest = max((curve.largest for curve in known), default=args.max_size)
+    curves = read_curves(args.curves) if args.curves else []
+    longest = max((curve.largest for curve in curves), default=args.max_size)
     if longest < args.max_size:
         print(
             f"The curves end at {longest} nodes; larger sizes are valued at their last throughput.",
@@ -253,8 +253,8 @@ def main() -> None:
         args.jobs,
         args.max_size,
         repeats=args.repeats,
-        kinds=("file",) if known else tuple(args.kind or KINDS),
-        known=known,
+        kinds=("file",) if curves else tuple(args.kind or KINDS),
+        curves=curves,
         oracle=args.oracle if args.classes == 1 else 0,
         classes=args.classes,
         dynamic_program=not args.highs_only,

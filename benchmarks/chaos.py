@@ -138,8 +138,8 @@ class Chaos:
                 if done(views):
                     return
             if time.monotonic() - began > HANG_S:
-                said = what() if views is not None else "the daemon does not answer"
-                raise ChaosError(f"Not within {HANG_S:g} s: {said}.")
+                reason = what() if views is not None else "the daemon does not answer"
+                raise ChaosError(f"Not within {HANG_S:g} s: {reason}.")
             time.sleep(0.05)
 
     def recover(self, since: dict[str, float]) -> None:
@@ -196,9 +196,9 @@ class Chaos:
         """Strike as often as is asked for: in haste one fault comes upon the other, then all is
         waited for.
         """
-        begun, asked = time.monotonic(), self._campaign
-        each, ended = max(1.0, asked.faults / len(self.jobs)), 0
-        while self.struck.total() < asked.faults and time.monotonic() - begun < asked.limit_s:
+        begun, campaign = time.monotonic(), self._campaign
+        each, ended = max(1.0, campaign.faults / len(self.jobs)), 0
+        while self.struck.total() < campaign.faults and time.monotonic() - begun < campaign.limit_s:
             at = self._at_work()
             hasty = True
             while hasty:
@@ -210,30 +210,30 @@ class Chaos:
                 say(f"{count} faults, {time.monotonic() - begun:.1f} s, last: {kind}")
                 if count >= each * (ended + 1) and ended < len(self.jobs) - 1:
                     ended += self._end_one(at)
-                hasty = count < asked.faults and self._dice.random() < asked.hasty
+                hasty = count < campaign.faults and self._dice.random() < campaign.hasty
                 if hasty:
-                    time.sleep(self._dice.uniform(0.0, asked.apart_s))
+                    time.sleep(self._dice.uniform(0.0, campaign.apart_s))
             self.recover(at)
         self.faults.end()
 
     def _at_work(self) -> dict[str, float]:
         """Samples of the jobs that run, as soon as any does."""
-        found: dict[str, float] = {}
+        recovery: dict[str, float] = {}
 
         def some(views: dict[str, JobView]) -> bool:
             running = [v for v in views.values() if v.state == "running" and v.nodes]
-            found.update({view.id: view.samples for view in running})
-            return bool(found)
+            recovery.update({view.id: view.samples for view in running})
+            return bool(recovery)
 
         self._until(some, lambda: "a job runs")
-        return found
+        return recovery
 
     def _end_one(self, running: Collection[str]) -> int:
         """Have one of these end by itself; how many were told to."""
-        left = [job for job in self.jobs if job.id in running and not job.told]
-        for job in left[:1]:
+        unfinished = [job for job in self.jobs if job.id in running and not job.asked_to_end]
+        for job in unfinished[:1]:
             job.end()
-        return len(left[:1])
+        return len(unfinished[:1])
 
     def finish(self, say: Callable[[str], None]) -> dict[str, Any]:
         """Let all jobs end in peace, and count."""
@@ -266,8 +266,8 @@ class Chaos:
     def _hangs_told(self) -> int:
         """Hangs of which the owner was told, with where the worker stands."""
         with self._client() as client:
-            told = [e for job in self.jobs for e in client.events(limit=1000, job=job.id)]
-        return sum("in wait_for_ever" in e.sentence for e in told if e.kind == "job-hung")
+            events = [e for job in self.jobs for e in client.events(limit=1000, job=job.id)]
+        return sum("in wait_for_ever" in e.sentence for e in events if e.kind == "job-hung")
 
     def _leaked(self) -> int:
         """Leases that are still held when nobody has use for them."""
@@ -291,7 +291,7 @@ def run(
 ) -> dict[str, Any]:
     """One run below ``root``: what was done, and what came of it. Raises ChaosError."""
     site = ChaosSite(root, campaign.nodes, campaign.running, campaign.silence_s)
-    left = 0
+    leftovers = 0
     begun = time.monotonic()
     try:
         site.start_daemon()
@@ -300,7 +300,7 @@ def run(
         try:
             chaos.run(say)
             struck_s = time.monotonic() - begun
-            found = chaos.finish(say)
+            result = chaos.finish(say)
         finally:
             chaos.close()
     finally:
@@ -308,7 +308,7 @@ def run(
             site.close()
         except AssertionError as error:
             print(error, file=sys.stderr)
-            left = 1
+            leftovers = 1
     times = chaos.recovered_s
     return {
         "seed": campaign.seed,
@@ -316,8 +316,8 @@ def run(
         "seconds": round(struck_s),
         "struck": dict(chaos.struck.most_common()),
         "daemon_started": site.starts + 1,
-        **found,
-        "processes_left": left,
+        **result,
+        "processes_left": leftovers,
         "recovered": len(times),
         "recovered_median_s": round(statistics.median(times), 1) if times else 0.0,
         "recovered_p99_s": round(quantile(times, 0.99), 1),
@@ -348,8 +348,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.keep and args.keep.exists():
         parser.error(f"--keep works in a new folder, and {args.keep} is there; name another one.")
-    given = {field.name: getattr(args, field.name, None) for field in fields(Campaign)}
-    campaign = Campaign(**{**given, "limit_s": args.minutes * 60})
+    settings = {field.name: getattr(args, field.name, None) for field in fields(Campaign)}
+    campaign = Campaign(**{**settings, "limit_s": args.minutes * 60})
     print(f"seed {campaign.seed}", file=sys.stderr, flush=True)
     with contextlib.ExitStack() as stack:
         if args.keep:

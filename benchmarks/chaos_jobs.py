@@ -160,8 +160,8 @@ class ChaosJob:
         (self.folder / "enough").touch()
 
     @property
-    def told(self) -> bool:
-        """Whether it was told to end."""
+    def asked_to_end(self) -> bool:
+        """Whether it was asked to end."""
         return (self.folder / "enough").exists()
 
     @property
@@ -176,7 +176,7 @@ class ChaosJob:
         """
         if self.kind == "service":
             return {"twice": 0, "never": 0, "replayed": 0, "samples": 0}
-        said = json.loads((self.folder / "said").read_text())
+        record = json.loads((self.folder / "said").read_text())
         order = ElasticSampler(
             SAMPLES,
             global_batch_size=exact.BATCH,
@@ -185,8 +185,8 @@ class ChaosJob:
             world_size=1,
             max_world_size=1,
         )
-        due = set(itertools.islice(itertools.chain.from_iterable(order), said["where"]))
-        once, more = set(said["once"]), set(said["more"])
+        due = set(itertools.islice(itertools.chain.from_iterable(order), record["where"]))
+        once, more = set(record["once"]), set(record["more"])
         lines = (self.folder / "trace").read_text().splitlines()
         places = [int(line.split()[0]) for line in lines if len(line.split()) == 3]
         back = sum(
@@ -198,5 +198,5 @@ class ChaosJob:
             "twice": len(more) + len(once - due),
             "never": len(due - once - more),
             "replayed": back,
-            "samples": said["where"],
+            "samples": record["where"],
         }

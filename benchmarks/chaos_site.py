@@ -109,8 +109,8 @@ class ChaosSite(FaultySite):
         """The pids of the job whose folder it is. Trainings are called by their script's name,
         which is the same for all.
         """
-        found = [p for p in self.workers(folder / "job.py") if not gone(p)]
-        return sorted(p.pid for p in found if p.cwd() == str(folder))
+        processes = [p for p in self.workers(folder / "job.py") if not gone(p)]
+        return sorted(p.pid for p in processes if p.cwd() == str(folder))
 
     def of_role(self, role: str) -> list[psutil.Process]:
         """The processes of a role: daemon, agent, supervisor, fork server, launcher or worker."""
@@ -119,7 +119,7 @@ class ChaosSite(FaultySite):
                 process = psutil.Process(self.daemon.pid) if self.daemon else None
                 return [] if process is None or gone(process) else [process]
             return []
-        found, above = [], list(self.agents().values())
+        descendants, above = [], list(self.agents().values())
         if role == "agent":
             return above
         below: dict[int, list[psutil.Process]] = {}
@@ -131,8 +131,8 @@ class ChaosSite(FaultySite):
             for process in above:
                 with contextlib.suppress(psutil.Error):
                     if _role(process, depth) == role:
-                        found.append(process)
-        return found
+                        descendants.append(process)
+        return descendants
 
 
 def _role(process: psutil.Process, depth: int) -> str:

@@ -125,8 +125,8 @@ def jobs_of(case: Case, trace: Trace, data: Path) -> list[SimJob]:
     drawn = [j for j in fit if begin <= j.submit_s < begin + span]
     capacity = float(idle_over_time(trace, HOUR_S).sum()) * HOUR_S * span / trace.duration_s
     part = case.load * capacity / sum(j.nodes * (j.run_s or 0.0) for j in drawn)
-    kept = [j for j in drawn if rng.random() < part]
-    arrivals = [(j.submit_s - begin + WARM_S, j.nodes, j.run_s or 0.0) for j in kept]
+    selection = [j for j in drawn if rng.random() < part]
+    arrivals = [(j.submit_s - begin + WARM_S, j.nodes, j.run_s or 0.0) for j in selection]
     curves = read_curves(data / "dnn_scaling_summit.csv")
     jobs = arriving(hpo(curves, len(arrivals), case.seed, max_nodes=64), arrivals)
     return with_deadlines(jobs, 0.5, seed=case.seed)
@@ -213,9 +213,9 @@ def _watch(simulation: Simulation, seen: dict[str, tuple[float, float]]) -> None
     def noting(now: float) -> list[Command]:
         commands = notice(now)
         for name, record in keeper.records.items():
-            said = record.forecast
-            if name not in seen and said is not None and math.isfinite(said.high):
-                seen[name] = (said.low, said.high)
+            forecast = record.forecast
+            if name not in seen and forecast is not None and math.isfinite(forecast.high):
+                seen[name] = (forecast.low, forecast.high)
         return commands
 
     keeper.notice = noting  # type: ignore[method-assign]
@@ -241,7 +241,7 @@ def row(case: Case, data: Path, span_s: float) -> dict[str, Any]:
     work = [
         math.fsum(run.done / run.job.curve.at(1) for run in s.runs.values()) for s in (plain, goals)
     ]
-    held = met(goals, due)
+    deadlines_met = met(goals, due)
     inside = [
         low <= end <= high
         for name, (low, high) in goals_seen.items()
@@ -252,9 +252,9 @@ def row(case: Case, data: Path, span_s: float) -> dict[str, Any]:
         "count": len(jobs),
         "deadlines": len(due),
         "oracle": best,
-        "met": held,
+        "met": deadlines_met,
         "plain_met": met(plain, due),
-        "held": round(held / best, 4) if best else None,
+        "held": round(deadlines_met / best, 4) if best else None,
         "kept": round(samples[1] / samples[0], 4),
         "work_kept": round(work[1] / work[0], 4),
         "covered": round(statistics.fmean(inside), 3) if inside else None,
@@ -297,11 +297,11 @@ def main() -> None:
                     print("  ".join(f"{name:>10}" for name in rows[0]))
                 print("  ".join(f"{value!s:>10}" for value in rows[-1].values()), flush=True)
     sums = {key: sum(r[key] for r in rows) for key in ("met", "plain_met", "oracle")}
-    kept = statistics.fmean(r["kept"] for r in rows)
+    kept_share = statistics.fmean(r["kept"] for r in rows)
     about = {
         **sums,
         "held": round(sums["met"] / max(1, sums["oracle"]), 4),
-        "kept": round(kept, 4),
+        "kept": round(kept_share, 4),
         "target_held": TARGET_HELD,
         "target_kept": TARGET_KEPT,
         "cpus": os.cpu_count(),

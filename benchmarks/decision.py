@@ -62,8 +62,8 @@ class Switched:
 
     def named(self) -> str:
         """For the table."""
-        found = [name for name, on in vars(self).items() if on]
-        return "+".join(found) or "plain"
+        parts = [name for name, on in vars(self).items() if on]
+        return "+".join(parts) or "plain"
 
 
 class Machine:
@@ -102,7 +102,7 @@ class Machine:
         party = PARTIES[number % len(PARTIES)] if self._switched.shares else ""
         goals = NO_GOALS
         if self._switched.goals:
-            goals = self._wanted(number, curve.at(max_size), max_size)
+            goals = self._goals(number, curve.at(max_size), max_size)
         return JobSubmitted(
             f"j{number:04}",
             1,
@@ -113,7 +113,7 @@ class Machine:
             whole=goals.deadline is not None,
         )
 
-    def _wanted(self, number: int, rate: float, max_size: int) -> OwnerGoals:
+    def _goals(self, number: int, rate: float, max_size: int) -> OwnerGoals:
         """What the owner of one job wants; ``rate``: samples/s on its largest size."""
         every = self._switched.goals == "all"
         hours = float(self._rng.uniform(2.0, 24.0))
@@ -159,11 +159,11 @@ class Machine:
     def _owe(self) -> None:
         behind = self._rng.uniform(-MOST_DOUBLINGS, MOST_DOUBLINGS, len(PARTIES)) * 4 * HOUR_S
         due = 1000 * HOUR_S
-        found = {
+        result = {
             party: PartyService(due - late, due, due)
             for party, late in zip(PARTIES, behind.tolist(), strict=True)
         }
-        self.controller.shares.restore(found, self.now)
+        self.controller.shares.restore(result, self.now)
 
     def _foretold(self) -> dict[str, tuple[float, Cohort]]:
         """Nodes whose gaps began together last equally long: a mean of a minute to a day."""
@@ -181,8 +181,8 @@ def measure(
 ) -> dict[str, Any]:
     """One row."""
     machine = Machine(nodes, jobs, max_size, switched, begins)
-    found = [machine.next() for _ in range(repeats + 1)]
-    taken = [each for each in found[1:] if each is not None]
+    measurements = [machine.next() for _ in range(repeats + 1)]
+    taken = [each for each in measurements[1:] if each is not None]
     wall, cpu = zip(*taken, strict=True)
     return {
         "on": switched.named(),

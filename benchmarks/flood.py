@@ -31,7 +31,7 @@ from malletrain.protocol import messages, wire
 KB = 1024
 
 
-def flood(at: dict[str, Any], size: int, over: Event, told: Any) -> None:
+def flood(at: dict[str, Any], size: int, over: Event, reports: Any) -> None:
     """As fast as it goes, until told."""
     _, node, env = at["leases"][0]
     secret = env["MALLETRAIN_LEASE_KEY"].encode()
@@ -52,7 +52,7 @@ def flood(at: dict[str, Any], size: int, over: Event, told: Any) -> None:
                 socket.send_multipart(frames)
                 sent += 1
         socket.close()
-    told.value = sent
+    reports.value = sent
 
 
 class Most:

@@ -185,8 +185,8 @@ def main() -> None:
         rows.append(play("malletrain", "none", o, trace))
     print(table(rows))
     if o.json:
-        found: dict[str, Any] = {"options": _plain(vars(o)), "rows": [asdict(r) for r in rows]}
-        o.json.write_text(json.dumps(found, indent=1) + "\n")
+        result: dict[str, Any] = {"options": _plain(vars(o)), "rows": [asdict(r) for r in rows]}
+        o.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def _drawn(path: Path, o: argparse.Namespace) -> Path:

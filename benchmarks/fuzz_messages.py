@@ -124,8 +124,8 @@ def flood_daemon(at: dict[str, Any], count: int, seed: int) -> None:
     names = (*at["jobs"], *leases, *(node for _, node, _ in at["leases"]), "running", "rank0")
     # One that says that its node leaves soon has nothing more to say.
     stay = [t for t in mutations.of_agents() if t not in (messages.Leaving, messages.Sick)]
-    said = mutations.Mutator(rng, stay, names, without=("gone_in_s", "sick"))
-    asked = mutations.Mutator(rng, (messages.Request, messages.Heartbeat), names)
+    agent_mutator = mutations.Mutator(rng, stay, names, without=("gone_in_s", "sick"))
+    client_mutator = mutations.Mutator(rng, (messages.Request, messages.Heartbeat), names)
     agents = [Flood(context, at, secret) for secret in leases.values()]
     users = [Flood(context, at, USERS[name].secret) for name in ("ann", "bob")]
     strangers = [Flood(context, at, new_pair().secret)]
@@ -136,12 +136,14 @@ def flood_daemon(at: dict[str, Any], count: int, seed: int) -> None:
             raise SystemExit(f"The daemon takes nothing any more after {number} messages.")
         draw = rng.random()
         if draw < 0.7:
-            rng.choice([a for a in agents if a.shut_out < 3] or strangers).send(said.frames())
+            rng.choice([a for a in agents if a.shut_out < 3] or strangers).send(
+                agent_mutator.frames()
+            )
         elif draw < 0.85:
             job = rng.choice(at["jobs"])
-            rng.choice(users).send(mutations.request(asked, job))
+            rng.choice(users).send(mutations.request(client_mutator, job))
         elif draw < 0.995:
-            strangers[0].send(asked.frames())
+            strangers[0].send(client_mutator.frames())
         else:
             with (
                 contextlib.suppress(OSError),
@@ -240,7 +242,7 @@ def fuzz_agent(count: int, seed: int, folder: Path) -> dict[str, Any]:
     rng, daemon = random.Random(seed), FakeDaemon(heartbeat_s=5.0)
     agent = AgentProcess(daemon, "n0", folder)
     daemon.until(lambda: "n0" in daemon.nodes, "the agent says hello")
-    told = mutations.Mutator(rng, mutations.of_daemons(), ("j1", "n0", "rank0"))
+    mutator = mutations.Mutator(rng, mutations.of_daemons(), ("j1", "n0", "rank0"))
     launched = mutations.Mutator(
         rng, (messages.Phase, messages.StoreUp, messages.Drained), ("j1", "n0")
     )
@@ -255,13 +257,13 @@ def fuzz_agent(count: int, seed: int, folder: Path) -> dict[str, Any]:
     for number in range(count):
         draw = rng.random()
         if draw < 0.4:
-            daemon.socket.send_multipart([daemon.nodes["n0"], *told.frames()])
+            daemon.socket.send_multipart([daemon.nodes["n0"], *mutator.frames()])
         elif draw < 0.6:
             while launcher.poll(0):
                 launcher.recv_multipart()
             launcher.send_multipart(launched.frames())
         else:
-            datagrams.sendto(datagram(told), str(home / "workers.sock"))
+            datagrams.sendto(datagram(mutator), str(home / "workers.sock"))
         if number % 200 == 0:
             daemon.pump(0.0)
             daemon.seen.clear()
@@ -302,7 +304,7 @@ class Silent:
 
     def on_message(self, message: Any) -> None: ...
 
-    def on_line(self, connection: Any, said: Any) -> None: ...
+    def on_line(self, connection: Any, line: Any) -> None: ...
 
     def look_after(self) -> None: ...
 
@@ -328,7 +330,7 @@ def fuzz_launcher(count: int, seed: int, folder: Path) -> dict[str, Any]:
     target.start()
     path = str(folder / f"l{target.pid}")
     until(lambda: os.path.exists(path), "the launcher listens")
-    told = mutations.Mutator(rng, (messages.Round, messages.Drain, messages.Abort), ("j1", "n0"))
+    mutator = mutations.Mutator(rng, (messages.Round, messages.Drain, messages.Abort), ("j1", "n0"))
     process, before, worker = psutil.Process(target.pid), 0, None
     begin = time.perf_counter()
     identity = b""
@@ -342,10 +344,10 @@ def fuzz_launcher(count: int, seed: int, folder: Path) -> dict[str, Any]:
         if not identity and agent.poll(0):
             identity = agent.recv_multipart()[0]
         if identity and rng.random() < 0.5:
-            agent.send_multipart([identity, *told.frames()])
+            agent.send_multipart([identity, *mutator.frames()])
         assert worker is not None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            worker.sendall(datagram(told) + b"\n")
+            worker.sendall(datagram(mutator) + b"\n")
         if number == int(count * WARM_UP):
             before = process.memory_info().rss
     alive = target.is_alive()

@@ -83,14 +83,14 @@ class Machine:
 
 def machines(args: argparse.Namespace) -> list[Machine]:
     """Those asked for."""
-    found = []
+    traces = []
     if args.trace:
         names = read_names(args.node_list) if args.node_list else None
-        found.append((_name(args.trace), read(args.trace, names=names)))
-    found += [(_name(path), idle_nodes(read_log(path)).trace) for path in args.log]
+        traces.append((_name(args.trace), read(args.trace, names=names)))
+    traces += [(_name(path), idle_nodes(read_log(path)).trace) for path in args.log]
     parts = [
         (name, t if args.days is None else t.window(0.0, min(t.duration_s, args.days * DAY_S)))
-        for name, t in found
+        for name, t in traces
     ]
     return [Machine(name, trace, gap_report(trace)) for name, trace in parts]
 

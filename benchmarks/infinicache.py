@@ -66,9 +66,9 @@ def compare(clients: dict[str, Any], size: int, rounds: int) -> dict[str, dict[s
             began = time.perf_counter()
             client.put(key, value)
             put = time.perf_counter()
-            found = client.get(key)
+            answer = client.get(key)
             got = time.perf_counter()
-            if len(found) != size or found != value:
+            if len(answer) != size or answer != value:
                 raise RuntimeError(f"{name} returned wrong bytes.")
             if turn:
                 took[name]["put"].append(put - began)
@@ -187,9 +187,9 @@ def clients(nodes: int, quick: bool) -> list[dict[str, Any]]:
                     assert w.stdin
                     w.stdin.write("go\n")
                     w.stdin.flush()
-                told = [w.communicate()[0].split() for w in workers]
+                outputs = [w.communicate()[0].split() for w in workers]
                 took, served = time.perf_counter() - began, servers.cpu_s() - served
-                done, used = sum(int(n) for n, _ in told), sum(float(s) for _, s in told)
+                done, used = sum(int(n) for n, _ in outputs), sum(float(s) for _, s in outputs)
                 rows.append(
                     {
                         "clients": count,
@@ -247,32 +247,32 @@ PARTS: dict[str, Callable[[int, bool], list[dict[str, Any]]]] = {
 }
 
 
-def verdicts(found: dict[str, list[dict[str, Any]]]) -> list[str]:
+def verdicts(results: dict[str, list[dict[str, Any]]]) -> list[str]:
     """The targets, met or missed."""
-    said = []
-    rows = {(r["size_mb"], r["contender"]): r for r in found.get("latency", [])}
+    sentences = []
+    rows = {(r["size_mb"], r["contender"]): r for r in results.get("latency", [])}
     for mb in (10, 40, 100):
         if (mb, "10+1") in rows:
             for q, code in itertools.product(
                 ("get_p50_ms", "get_p99_ms", "put_p50_ms", "put_p99_ms"), ("10+1", "10+2")
             ):
                 ours, theirs = rows[mb, code][q], rows[mb, "1 Redis"][q]
-                said.append(
+                sentences.append(
                     f"{'met' if ours < theirs else 'missed'}: {mb} MB {code} {q}: {ours:.1f} "
                     f"against {theirs:.1f}"
                 )
-    late = {r["contender"]: r["get_p99_ms"] for r in found.get("straggler", [])}
+    late = {r["contender"]: r["get_p99_ms"] for r in results.get("straggler", [])}
     if late:
-        said.append(
+        sentences.append(
             f"{'met' if late['10+1'] < late['10+0'] else 'missed'}: straggler p99: "
             f"{late['10+1']:.1f} against {late['10+0']:.1f} ms"
         )
-    for r in found.get("codec", []):
-        said.append(
+    for r in results.get("codec", []):
+        sentences.append(
             f"{'met' if r['both'] >= 1 else 'missed'}: {r['code']} encode+decode "
             f"{r['both']:.2f} GB/s"
         )
-    return said
+    return sentences
 
 
 def main() -> None:
@@ -298,17 +298,17 @@ def main() -> None:
     if {"latency", "clients"} & {*parts} and shutil.which("redis-server") is None:
         parser.error("redis-server is not installed (Debian: apt-get install redis-server)")
     before = os.getloadavg()
-    found = {part: PARTS[part](options.nodes, options.quick) for part in parts}
+    results = {part: PARTS[part](options.nodes, options.quick) for part in parts}
     about = {
         "machine": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "load": [before[0], os.getloadavg()[0]],
     }
     if options.json:
-        print(json.dumps({"about": about, **found, "targets": verdicts(found)}, indent=1))
+        print(json.dumps({"about": about, **results, "targets": verdicts(results)}, indent=1))
         return
     console = Console(width=140)
-    for part, rows in found.items():
+    for part, rows in results.items():
         shown = Table(
             title=f"{part} ({options.nodes} nodes, {os.cpu_count()} cores, load {before[0]:.1f} "
             f"to {os.getloadavg()[0]:.1f})"
@@ -318,7 +318,7 @@ def main() -> None:
         for row in rows:
             shown.add_row(*(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()))
         console.print(shown)
-    for line in verdicts(found):
+    for line in verdicts(results):
         console.print(line)
 
 

@@ -78,7 +78,7 @@ class Replay:
     way: Way
     begin: float
     """Where in the trace of idle nodes it begins, seconds."""
-    told: Foreteller | None = None
+    foreteller: Foreteller | None = None
     rng: random.Random = field(default_factory=lambda: random.Random(11))
 
     def __post_init__(self) -> None:
@@ -141,12 +141,12 @@ class Replay:
 
     def look(self) -> None:
         """Now and then: idle nodes join, lives are foretold, copies are made."""
-        if self.told is not None and self.now - self.foretold_at >= FORETOLD_S:
+        if self.foreteller is not None and self.now - self.foretold_at >= FORETOLD_S:
             self.foretold_at = self.now
             since = {n: s + self.begin for n, s in self.idle.items()}
-            self.told.seen(since, self.now + self.begin)
-            told = self.told.tell(since, self.now + self.begin)
-            self.prospects = {n: left for n, (left, _) in told.items()}
+            self.foreteller.seen(since, self.now + self.begin)
+            forecasts = self.foreteller.tell(since, self.now + self.begin)
+            self.prospects = {n: remaining_s for n, (remaining_s, _) in forecasts.items()}
             for node in self.table.nodes:
                 self.table.add_node(node, self.memory, self.prospect(node))
         if self.way.backup_s and self.now - self.copied_at >= self.way.backup_s:
@@ -156,11 +156,11 @@ class Replay:
 
     def prospect(self, node: str) -> Prospect:
         """What is expected of a node."""
-        known = self.table.nodes.get(node)
+        entry = self.table.nodes.get(node)
         bonds = bonds_of(node, f"{self.now:.0f}") if self.way.apart else ()
         return Prospect(
-            self.prospects.get(node, float("inf") if self.told is None else 60.0),
-            known.prospect.bonds if known is not None else bonds,
+            self.prospects.get(node, float("inf") if self.foreteller is None else 60.0),
+            entry.prospect.bonds if entry is not None else bonds,
         )
 
     def copy(self) -> None:
@@ -212,13 +212,13 @@ class Replay:
         for node in nodes:
             self.idle.pop(node, None)
         sudden = [n for n in mine if self.rng.random() < SUDDEN[self.preemption]]
-        told = [n for n in mine if n not in sudden]
-        for node in told:
+        notified = [n for n in mine if n not in sudden]
+        for node in notified:
             self.counts["notices"] += 1
             self.table.nodes[node].leaving = True
-        if told and self.way.room:
+        if notified and self.way.room:
             moves.make_room_for_leavers(self.table)
-        for node in told:
+        for node in notified:
             self.drain(node)
         if sudden:
             self.counts["losses"] += len(sudden)
@@ -237,11 +237,11 @@ class Replay:
 
     def drain(self, node: str) -> None:
         """Hand over within the grace time; the rest is lost with the node."""
-        left = GRACE_S * NODE_BYTES_S
+        budget_bytes = GRACE_S * NODE_BYTES_S
         for move in moves.drain(self.table, node):
-            if move.bytes > left:
+            if move.bytes > budget_bytes:
                 break
-            left -= move.bytes
+            budget_bytes -= move.bytes
             entry = self.table.objects[move.key]
             self.table.set_chunk(entry, move.index, None)
             self.place(entry, move.index, move.target)
@@ -321,9 +321,9 @@ def replay(
             for i in batch.busy:
                 made.idle.pop(idle.names[i], None)
             made.idle.update((idle.names[i], at) for i in batch.idle)
-            if made.told is not None and at - foretold_at >= FORETOLD_S:
+            if made.foreteller is not None and at - foretold_at >= FORETOLD_S:
                 foretold_at = at
-                made.told.seen({n: s + begin for n, s in made.idle.items()}, batch.time)
+                made.foreteller.seen({n: s + begin for n, s in made.idle.items()}, batch.time)
             continue
         if len(batch.idle):
             node_events.append((at, 0, ("idle", [idle.names[i] for i in batch.idle])))

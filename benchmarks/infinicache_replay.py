@@ -66,11 +66,11 @@ def foretold(requests: list[Request], memory: float, sample: int) -> tuple[float
     """Hits and bytes of hits, as shares of what was asked for, that ``memory`` bytes of objects
     without parity are foretold to serve, by so many keys.
     """
-    demand, known = KeyDemand(sample, half_life_s=math.inf), set()
+    demand, seen = KeyDemand(sample, half_life_s=math.inf), set()
     for r in requests:
-        demand.read(r.key, r.time, r.size if r.key in known else 0)
-        if r.key not in known:
-            known.add(r.key)
+        demand.read(r.key, r.time, r.size if r.key in seen else 0)
+        if r.key not in seen:
+            seen.add(r.key)
             demand.wrote(r.key, r.size, r.size, r.time)
     span = requests[-1].time - requests[0].time
     hits, size = demand.curve(requests[-1].time).at(memory)
@@ -92,11 +92,11 @@ def model(
             trials=2000,
             rng=random.Random(3),
         )
-        said = {
+        result = {
             name: lost_within(losses, 3600.0 / seconds, code.n, code.p, copied)
             for name, copied in (("formula", 0.0), ("formula, backups", 1.0))
         }
-        rows.append({"code": str(code), **said, "Monte Carlo": share, "+-": error})
+        rows.append({"code": str(code), **result, "Monte Carlo": share, "+-": error})
     return rows
 
 
@@ -115,8 +115,8 @@ def main() -> None:
     parser.add_argument("--reserved", default="", help="pools of so many nodes, never taken")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    wanted = [name.replace(";", ",") for name in options.ways.split(",")]
-    ways = [w for w in WAYS if w.name in wanted]
+    selection = [name.replace(";", ",") for name in options.ways.split(",")]
+    ways = [w for w in WAYS if w.name in selection]
     idle = files.read(SHARED / "summit_idle_week1.csv.gz")
     memory = int(options.memory_gb * 1e9)
     rows: list[dict[str, Any]] = []
@@ -137,21 +137,21 @@ def main() -> None:
             about = {"requests": name, "day": day}
             plain = Way("reserved", room=False, whole=True)
             for count in map(int, filter(None, options.reserved.split(","))):
-                _, found = replay(requests, idle, span, (memory, count), "never", plain)
-                note({**about, "way": f"{count} reserved", "preemption": "never", **found})
+                _, result = replay(requests, idle, span, (memory, count), "never", plain)
+                note({**about, "way": f"{count} reserved", "preemption": "never", **result})
                 for keys in (8192, 512):
                     hits, size = foretold(requests, memory * count, keys)
                     way = f"{count} foretold by {keys} keys"
-                    told = {"hit_ratio": hits, "byte_hit_ratio": size}
-                    note({**about, "way": way, "preemption": "never", **found, **told})
+                    ratios = {"hit_ratio": hits, "byte_hit_ratio": size}
+                    note({**about, "way": way, "preemption": "never", **result, **ratios})
             for preemption in filter(None, options.preemption.split(";")):
                 if preemption not in SUDDEN:
                     parser.error(f"{preemption!r} is no preemption; known are {'; '.join(SUDDEN)}")
                 for way in ways:
-                    made, found = replay(
+                    made, result = replay(
                         requests, idle, span, (memory, options.nodes), preemption, way
                     )
-                    note({**about, "way": way.name, "preemption": preemption, **found})
+                    note({**about, "way": way.name, "preemption": preemption, **result})
                     if preemption == "all without" and way is ways[0]:
                         of_day = model(made.changes, made.together, seconds)
                         models += [{**about, **row} for row in of_day]

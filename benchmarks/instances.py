@@ -58,7 +58,7 @@ def read_curves(path: Path) -> list[ScalingCurve]:
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             points.setdefault(row["model"], {})[int(row["nodes"])] = float(row["samples_per_s"])
-    return [ScalingCurve.of(known) for known in points.values()]
+    return [ScalingCurve.of(curve_points) for curve_points in points.values()]
 
 
 def random_curve(rng: np.random.Generator, max_size: int, *, rough: bool) -> ScalingCurve:
@@ -83,7 +83,7 @@ def instance(
     jobs: int,
     max_size: int,
     kind: str,
-    known: Sequence[ScalingCurve] = (),
+    stated_curves: Sequence[ScalingCurve] = (),
     classes: int = 1,
 ) -> Instance:
     """One problem; the same arguments give the same problem.
@@ -98,7 +98,7 @@ def instance(
         for i, name in enumerate(names)
     }
     if kind == "file":
-        curves = tuple(known[i] for i in rng.integers(0, len(known), jobs))
+        curves = tuple(stated_curves[i] for i in rng.integers(0, len(stated_curves), jobs))
     elif kind in ("same", "sweep"):
         curves = (random_curve(rng, max_size, rough=False),) * jobs
     else:

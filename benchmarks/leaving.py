@@ -40,7 +40,7 @@ SITUATIONS = {
 }
 
 
-def told(made: Site, nodes: list[str]) -> float:
+def terminate(made: Site, nodes: list[str]) -> float:
     """Seconds until the agents on these nodes are gone after SIGTERM."""
     agents = [made.agents()[node] for node in nodes]
     began = time.monotonic()
@@ -59,7 +59,7 @@ def training(everywhere: bool, alone: bool, count: int) -> float:
         nodes = list(made.job(job).nodes)
         if alone:
             made.kill_daemon()
-        return told(made, nodes if everywhere else nodes[-1:])
+        return terminate(made, nodes if everywhere else nodes[-1:])
 
 
 def starting(everywhere: bool, alone: bool, count: int) -> float:
@@ -70,7 +70,7 @@ def starting(everywhere: bool, alone: bool, count: int) -> float:
         nodes = list(made.job(job).nodes)
         if alone:
             made.kill_daemon()
-        return told(made, nodes if everywhere else nodes[-1:])
+        return terminate(made, nodes if everywhere else nodes[-1:])
 
 
 def main() -> None:

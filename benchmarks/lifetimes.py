@@ -72,12 +72,12 @@ def polls(trace: Trace, every_s: float) -> Iterator[tuple[float, dict[str, float
 def ends_of(trace: Trace) -> dict[str, tuple[list[float], list[float]]]:
     """Node → begins of its gaps, and their ends; infinite where the trace does not show it."""
     gaps = trace.gaps()
-    found: dict[str, tuple[list[float], list[float]]] = {}
+    results: dict[str, tuple[list[float], list[float]]] = {}
     for node, begin, end in zip(gaps.node.tolist(), gaps.start, gaps.end, strict=True):
-        begins, ends = found.setdefault(trace.names[node], ([], []))
+        begins, ends = results.setdefault(trace.names[node], ([], []))
         begins.append(float(begin))
         ends.append(float(end) if end < trace.duration_s else np.inf)
-    return found
+    return results
 
 
 def judge(trace: Trace, train_s: float, poll_s: float, every_s: float) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def judge(trace: Trace, train_s: float, poll_s: float, every_s: float) -> dict[s
     ends = ends_of(trace)
     age, lifetimes, frozen = GapWatch(SurvivalEstimator()), Lifetimes(), None
     base: list[Floats] = []
-    said: dict[str, list[Floats]] = {name: [] for name in CONTENDERS[1:]}
+    forecast_lists: dict[str, list[Floats]] = {name: [] for name in CONTENDERS[1:]}
     outcomes: list[Floats] = []
     days: list[Floats] = []
     spent = forecasts = 0.0
@@ -101,8 +101,10 @@ def judge(trace: Trace, train_s: float, poll_s: float, every_s: float) -> dict[s
             continue
         due = now + every_s
         nodes = sorted(since)
-        left = np.array([_end(ends[n], now - BEGAN) for n in nodes]) - (now - BEGAN)
-        outcome = np.where(horizons[None] <= last - now, left[:, None] > horizons[None], np.nan)
+        remaining_s = np.array([_end(ends[n], now - BEGAN) for n in nodes]) - (now - BEGAN)
+        outcome = np.where(
+            horizons[None] <= last - now, remaining_s[:, None] > horizons[None], np.nan
+        )
         if now < train_until:
             base.append(outcome)
             continue
@@ -114,32 +116,32 @@ def judge(trace: Trace, train_s: float, poll_s: float, every_s: float) -> dict[s
             s: [age.estimator.survival(float(h), now - s) for h in horizons]
             for s in set(since.values())
         }
-        said["age"].append(np.array([by_age[since[n]] for n in nodes]))
+        forecast_lists["age"].append(np.array([by_age[since[n]] for n in nodes]))
         began = time.process_time()
-        said["lifetimes"].append(lifetimes.survival(nodes, now)[:, 1:])
+        forecast_lists["lifetimes"].append(lifetimes.survival(nodes, now)[:, 1:])
         forecasts += time.process_time() - began
         rows = lifetimes.features.of(nodes, now)
         table = lifetimes.table(nodes, now)
-        said["lifetimes, frozen"].append(frozen.survival(rows, table)[:, 1:])
+        forecast_lists["lifetimes, frozen"].append(frozen.survival(rows, table)[:, 1:])
     if not outcomes or not base:
         raise SystemExit("The trace is too short: nothing is left to learn from, or to judge.")
     truth, day = np.concatenate(outcomes), np.concatenate(days)
     rates = np.nanmean(np.concatenate(base), axis=0)
-    told = {name: np.concatenate(parts) for name, parts in said.items()}
-    told["base rate"] = np.broadcast_to(rates, truth.shape)
+    forecasts_by_model = {name: np.concatenate(parts) for name, parts in forecast_lists.items()}
+    forecasts_by_model["base rate"] = np.broadcast_to(rates, truth.shape)
     rows = []
     for k, horizon in enumerate(horizons.tolist()):
-        known = ~np.isnan(truth[:, k])
-        y = truth[known, k]
+        observed = ~np.isnan(truth[:, k])
+        y = truth[observed, k]
         row: dict[str, Any] = {"horizon_s": horizon, "forecasts": len(y), "lasted": y.mean()}
-        reference = np.mean((told["base rate"][known, k] - y) ** 2)
+        reference = np.mean((forecasts_by_model["base rate"][observed, k] - y) ** 2)
         for name in CONTENDERS:
-            p = told[name][known, k]
+            p = forecasts_by_model[name][observed, k]
             brier = np.mean((p - y) ** 2)
             skills = []
-            for d in np.unique(day[known]):
-                on = day[known] == d
-                one = np.mean((told["base rate"][known, k][on] - y[on]) ** 2)
+            for d in np.unique(day[observed]):
+                on = day[observed] == d
+                one = np.mean((forecasts_by_model["base rate"][observed, k][on] - y[on]) ** 2)
                 skills.append(float(1 - np.mean((p[on] - y[on]) ** 2) / one))
             row[name] = {
                 "brier": float(brier),
@@ -166,13 +168,13 @@ def _calibration(p: Floats, y: Floats) -> tuple[float, list[list[float]]]:
     return float(error), table
 
 
-def tell(found: dict[str, Any]) -> list[str]:
+def tell(results: dict[str, Any]) -> list[str]:
     """The Markdown table: Brier score, by how much it is better than the base rate's (on each of
     the days judged), and the calibration error.
     """
     head = "| idle still after | so many were | " + " | ".join(HEADS) + " |"
     lines = [head, "|---" * (2 + len(CONTENDERS)) + "|"]
-    for row in found["rows"]:
+    for row in results["rows"]:
         cells = []
         for name in CONTENDERS:
             one = row[name]
@@ -186,23 +188,27 @@ def tell(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
+def draw(results: dict[str, Any], path: Path) -> None:
     """Brier scores by horizon, and reliability at four of them."""
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(9.6, 3.8), dpi=100, layout="constrained")
-    left, right = picture.subplots(1, 2)
-    minutes = [row["horizon_s"] / 60 for row in found["rows"]]
+    left_axes, right = picture.subplots(1, 2)
+    minutes = [row["horizon_s"] / 60 for row in results["rows"]]
     for colour, name in zip(COLOURS, CONTENDERS, strict=False):
-        left.plot(
-            minutes, [r[name]["brier"] for r in found["rows"]], color=colour, marker="o", label=name
+        left_axes.plot(
+            minutes,
+            [r[name]["brier"] for r in results["rows"]],
+            color=colour,
+            marker="o",
+            label=name,
         )
-    left.set_xscale("log")
-    left.set(xlabel="minutes ahead", ylabel="Brier score", ylim=(0, None))
-    left.set_xticks(minutes, [f"{m:g}" for m in minutes])
-    left.legend(frameon=False)
+    left_axes.set_xscale("log")
+    left_axes.set(xlabel="minutes ahead", ylabel="Brier score", ylim=(0, None))
+    left_axes.set_xticks(minutes, [f"{m:g}" for m in minutes])
+    left_axes.legend(frameon=False)
     right.plot([0, 1], [0, 1], color="0.7", linewidth=1)
-    chosen = [r for r in found["rows"] if r["horizon_s"] in (120.0, 600.0, 3600.0)]
+    chosen = [r for r in results["rows"] if r["horizon_s"] in (120.0, 600.0, 3600.0)]
     for colour, row in zip(COLOURS, chosen, strict=False):
         table = row["lifetimes"]["reliability"]
         right.plot(
@@ -230,13 +236,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     trace = read(args.trace, names=read_names(args.node_list) if args.node_list else None)
-    found = judge(trace, args.train * DAY_S, args.poll, args.every)
-    print(json.dumps(found) if args.json else "\n".join(tell(found)))
+    results = judge(trace, args.train * DAY_S, args.poll, args.every)
+    print(json.dumps(results) if args.json else "\n".join(tell(results)))
     print(
-        f"learning {found['learning_s']:.1f} s, forecasts {found['forecast_s']:.1f} s of processor",
+        f"processor time: learning {results['learning_s']:.1f} s, "
+        f"forecasts {results['forecast_s']:.1f} s",
         file=sys.stderr,
     )
-    draw(found, args.out / "lifetimes.png")
+    draw(results, args.out / "lifetimes.png")
 
 
 if __name__ == "__main__":

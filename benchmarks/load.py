@@ -53,7 +53,7 @@ BUSY_S = 30.0
 
 def latencies(seen: list[Seen], since: float) -> dict[str, list[float]]:
     """Cause → seconds from each event of that kind to the first command to an agent of its job."""
-    found: dict[str, list[float]] = {cause: [] for cause in CAUSES}
+    delays: dict[str, list[float]] = {cause: [] for cause in CAUSES}
     waiting: dict[str, list[Seen]] = {}
     for one in sorted((s for s in seen if s.at >= since and s.job), key=lambda s: s.at):
         if one.what in CAUSES:
@@ -61,9 +61,9 @@ def latencies(seen: list[Seen], since: float) -> dict[str, list[float]]:
         elif one.what in COMMANDS:
             open_ones = waiting.get(one.job, [])
             for cause in [c for c in open_ones if one.what in CAUSES[c.what]]:
-                found[cause.what].append(one.at - cause.at)
+                delays[cause.what].append(one.at - cause.at)
                 open_ones.remove(cause)
-    return found
+    return delays
 
 
 class Pings:
@@ -157,9 +157,9 @@ def beats(site: Site, agents: int, jobs: int, seconds: float, seed: int) -> dict
             time.sleep(1.0)
     took = time.monotonic() - began
     used, _ = site.usage()
-    found = latencies(list(site.seen), began)
-    every = [one for values in found.values() for one in values]
-    said = {
+    results = latencies(list(site.seen), began)
+    every = [one for values in results.values() for one in values]
+    figures = {
         kind: sum(b.get(kind, 0) - a.get(kind, 0) for a, b in zip(sent, site.sent, strict=True))
         for kind in ("beats", "reports")
     }
@@ -169,14 +169,14 @@ def beats(site: Site, agents: int, jobs: int, seconds: float, seed: int) -> dict
         agents=agents,
         jobs=jobs,
         seconds=took,
-        beats_s=said["beats"] / took,
-        reports_s=said["reports"] / took,
+        beats_s=figures["beats"] / took,
+        reports_s=figures["reports"] / took,
         preempted=gone,
         events=len(every),
         p50_ms=quantile_ms(every, 0.5),
         p99_ms=quantile_ms(every, 0.99),
-        notice_p50_ms=quantile_ms(found["leaving"], 0.5),
-        notice_p99_ms=quantile_ms(found["leaving"], 0.99),
+        notice_p50_ms=quantile_ms(results["leaving"], 0.5),
+        notice_p99_ms=quantile_ms(results["leaving"], 0.99),
         ask_p50_ms=quantile_ms(pings.seconds, 0.5),
         ask_p99_ms=quantile_ms(pings.seconds, 0.99),
         cores=(used - cpu) / took,
@@ -189,7 +189,7 @@ def wave(site: Site, count: int) -> dict[str, Any]:
     nodes = site.cluster.nodes
     joining = [name for name, node in nodes.items() if node.idle_since is None][:count]
     leaving = [name for name, node in nodes.items() if node.lease][:count]
-    hit = {job for job, held in site.at_work().items() if not set(leaving).isdisjoint(held)}
+    hit = {job for job, assigned in site.at_work().items() if not set(leaving).isdisjoint(assigned)}
     cpu, _ = site.usage()
     began = time.monotonic()
     with Pings(site.state) as pings:
@@ -202,8 +202,8 @@ def wave(site: Site, count: int) -> dict[str, Any]:
             return {s.node for s in news} & set(joining)
 
         def mended() -> bool:
-            told = {s.job for s in list(site.seen) if s.at >= began and s.what == "Round"}
-            return hit <= told
+            informed = {s.job for s in list(site.seen) if s.at >= began and s.what == "Round"}
+            return hit <= informed
 
         site.until(mended, "the jobs that lost nodes have new rounds")
         mended_s = time.monotonic() - began
@@ -355,25 +355,25 @@ def main() -> int:
     parser.add_argument("--old-jobs", type=int, default=100_000)
     parser.add_argument("--old-events", type=int, default=10_000_000)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    count = given.wave or max(1, given.agents // 10)
-    if {"beats", "wave", "adopt"} & set(given.part):
-        with at_work(given.agents, given.jobs, count) as (site, _):
-            for number in range(given.repeats):
-                if "beats" in given.part:
-                    rows.append(beats(site, given.agents, given.jobs, given.seconds, number))
-                if "wave" in given.part:
+    count = args.wave or max(1, args.agents // 10)
+    if {"beats", "wave", "adopt"} & set(args.part):
+        with at_work(args.agents, args.jobs, count) as (site, _):
+            for number in range(args.repeats):
+                if "beats" in args.part:
+                    rows.append(beats(site, args.agents, args.jobs, args.seconds, number))
+                if "wave" in args.part:
                     rows.append(wave(site, count))
-                if "adopt" in given.part:
+                if "adopt" in args.part:
                     rows.append(adopt(site))
-    if "start" in given.part:
-        rows += start(given.old_jobs, given.old_events, given.repeats)
-    if "week" in given.part:
-        rows += week(min(given.agents, 200), min(given.jobs, 20), given.seconds)
+    if "start" in args.part:
+        rows += start(args.old_jobs, args.old_events, args.repeats)
+    if "week" in args.part:
+        rows += week(min(args.agents, 200), min(args.jobs, 20), args.seconds)
     print(table(rows))
-    if given.json:
-        given.json.write_text(json.dumps({"rows": rows}, indent=1))
+    if args.json:
+        args.json.write_text(json.dumps({"rows": rows}, indent=1))
     return 0
 
 

@@ -89,7 +89,7 @@ class SimulatedAgent:
     """How often it was said over this connection."""
     shipping: set[str] = field(default_factory=set)
 
-    def held(self) -> messages.Assignment | None:
+    def assignment(self) -> messages.Assignment | None:
         """What its Hello tells."""
         return messages.Assignment(self.job, self.phase, self.generation) if self.job else None
 
@@ -134,7 +134,7 @@ class Fleet:
         for fd, _ in self._epoll.poll(max(0.0, min(0.2, until - now))):
             if fd == self._pipe.fileno():
                 while self._pipe.poll():
-                    if not self._told(self._pipe.recv()):
+                    if not self._obey(self._pipe.recv()):
                         return False
             elif (agent := self._by_fd.get(fd)) is not None:
                 self._look(agent)
@@ -155,7 +155,7 @@ class Fleet:
         self._count += 1
         heapq.heappush(self._due, (at, self._count, kind, agent.lease.node, id(agent.socket)))
 
-    def _told(self, order: tuple[Any, ...]) -> bool:
+    def _obey(self, order: tuple[Any, ...]) -> bool:
         match order:
             case ("start", leases):
                 for lease in leases:
@@ -239,7 +239,7 @@ class Fleet:
             agent.lease.id,
             "127.0.0.1",
             1,
-            assignment=agent.held(),
+            assignment=agent.assignment(),
             shipping=tuple(sorted(agent.shipping)),
             version=__version__,
         )

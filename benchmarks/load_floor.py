@@ -49,8 +49,8 @@ def serve(endpoint: str, key_file: Path) -> None:
         poller.poll()
         with contextlib.suppress(zmq.Again):
             while True:
-                asked = door.recv_multipart(zmq.DONTWAIT)
-                door.send_multipart([asked[0], asked[1], b"200", b"OK", b"somebody", b""])
+                request = door.recv_multipart(zmq.DONTWAIT)
+                door.send_multipart([request[0], request[1], b"200", b"OK", b"somebody", b""])
         with contextlib.suppress(zmq.Again):
             while True:
                 peer = socket.recv_multipart(zmq.DONTWAIT)[0]

@@ -49,10 +49,10 @@ def fill(state: Path, jobs: int, events: int) -> None:
 def submit_more(site: Site, count: int) -> None:
     """Submit as users do."""
     with Store.open(f"sqlite:///{site.state / 'malletrain.db'}") as store:
-        found = store.list_jobs(newest=1)
+        newest = store.list_jobs(newest=1)
     script = site.root / "train.py"
     script.touch()
-    spec = replace(decode_spec(found[0].spec), script=str(script), workdir=str(site.root))
+    spec = replace(decode_spec(newest[0].spec), script=str(script), workdir=str(site.root))
     with Connection.of(site.state) as client:
         for _ in range(count):
             client.submit(spec)

@@ -120,13 +120,13 @@ class StandIn:
             if node.idle_since is None or node.lease:
                 return {**record, "id": lease, "state": "ended", "reason": "not idle"}
             argv = entry["argv"]
-            said = dict(itertools.pairwise(argv))
+            options = dict(itertools.pairwise(argv))
             begun.append(
                 Lease(
                     lease,
                     entry["node"],
-                    said["--endpoint"],
-                    said["--server-key"],
+                    options["--endpoint"],
+                    options["--server-key"],
                     entry["env"][env.LEASE_KEY],
                 )
             )
@@ -164,7 +164,7 @@ class Site:
         heartbeat_s: float = 10.0,
         agent_timeout_s: float | None = None,
         patience_s: float = 900.0,
-        settle_s: float = 0.0,
+        debounce_s: float = 0.0,
         running: int = 1000,
         config: str = "",
     ) -> None:
@@ -201,7 +201,7 @@ class Site:
             [jobs]
             max_running = {running}
             [allocation]
-            debounce = "{settle_s:g} s"
+            debounce = "{debounce_s:g} s"
             t_fwd = "600 s"
             {config}
             """

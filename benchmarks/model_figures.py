@@ -51,17 +51,17 @@ def rescale_cost(args: argparse.Namespace) -> None:
     ]
     command += ["--model-mb", *(f"{mb:g}" for mb in sizes.values())]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found = json.loads(done.stdout)
+    output = json.loads(done.stdout)
     names = {mb: name for name, mb in sizes.items()}
-    rows = [{"model": names[row["model_mb"]], **row} for row in found["rows"]]
+    rows = [{"model": names[row["model_mb"]], **row} for row in output["rows"]]
     if args.json:
-        print(json.dumps({"figure": "3.3", "machine": found["machine"], "rows": rows}))
+        print(json.dumps({"figure": "3.3", "machine": output["machine"], "rows": rows}))
     else:
         print("| model | MB | mode | event | pause, s |\n|---|---|---|---|---|")
         for row in rows:
             cells = (row["model"], row["model_mb"], row["mode"], row["event"], row["pause_s"])
             print("| " + " | ".join(map(str, cells)) + " |")
-        print(f"Load average before: {found['machine']['load_before']:.1f}")
+        print(f"Load average before: {output['machine']['load_before']:.1f}")
     draw_cost(rows, args.out / "fig3-3.png")
 
 
@@ -122,23 +122,23 @@ def scaling(args: argparse.Namespace) -> None:
         for row in rows:
             print("| " + " | ".join(str(value) for value in row.values()) + " |")
     picture = Figure(figsize=(7.2, 3.4), dpi=100, layout="constrained")
-    left, right = picture.subplots(1, 2)
+    left_axes, right = picture.subplots(1, 2)
     for k, (name, curve) in enumerate(sorted(curves.items())):
         style = {"marker": "os^v"[k % 4], "markersize": 4, "linewidth": 1.1}
         style["color"] = [*COLOURS, "#666666"][k % (len(COLOURS) + 1)]
         at = [n for n, _ in curve.points]
-        left.plot(at, [curve.at(n) / curve.at(1) for n in at], label=name, **style)
+        left_axes.plot(at, [curve.at(n) / curve.at(1) for n in at], label=name, **style)
         right.plot(at, [efficiency(curve, n) for n in at], **style)
-    left.plot(sizes, sizes, color="black", linewidth=0.8, linestyle=":", label="perfect")
-    for axes in (left, right):
+    left_axes.plot(sizes, sizes, color="black", linewidth=0.8, linestyle=":", label="perfect")
+    for axes in (left_axes, right):
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, map(str, sizes))
         axes.minorticks_off()
         axes.set_xlabel("nodes")
-    left.set_yscale("log", base=2)
-    left.set_yticks(sizes, map(str, sizes))
-    left.set_ylabel("throughput over that of one node")
-    left.legend(frameon=False, fontsize=7)
+    left_axes.set_yscale("log", base=2)
+    left_axes.set_yticks(sizes, map(str, sizes))
+    left_axes.set_ylabel("throughput over that of one node")
+    left_axes.legend(frameon=False, fontsize=7)
     right.set(ylabel="part of perfect scaling", ylim=(0, None))
     finish(picture, args.out / "fig3-12.png")
 

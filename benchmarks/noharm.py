@@ -93,8 +93,8 @@ class MainJob:
 def workload(nodes: int, minutes: float, load: float, seed: int) -> list[MainJob]:
     """Jobs that ask for ``load`` of the machine's node-seconds on average."""
     rng = random.Random(seed)
-    jobs, asked = [], 0.0
-    while asked < load * nodes * 60 * minutes:
+    jobs, requested_s = [], 0.0
+    while requested_s < load * nodes * 60 * minutes:
         size = max(1, min(nodes // 2, round(2 ** rng.uniform(0, (nodes // 2).bit_length() - 1))))
         seconds = min(300.0, max(20.0, rng.lognormvariate(4.2, 0.7)))
         jobs.append(
@@ -105,7 +105,7 @@ def workload(nodes: int, minutes: float, load: float, seed: int) -> list[MainJob
                 max(1, -(-int(seconds * rng.uniform(1.0, 4.0)) // 60)),
             )
         )
-        asked += size * seconds
+        requested_s += size * seconds
     return sorted(jobs, key=lambda job: job.arrival)
 
 
@@ -139,8 +139,8 @@ def replay(slurm: SlurmCluster, jobs: list[MainJob], out: Path, minutes: float) 
         delays.append(float(start) - submitted[number])
         for node in expand(where):
             used[node].append((float(start), float(stop[0]) if stop else time.time()))
-    if left := slurm.run("squeue", "-h", "-p", "batch", "-o", "%A").split():
-        slurm.run("scancel", *left)
+    if unfinished := slurm.run("squeue", "-h", "-p", "batch", "-o", "%A").split():
+        slurm.run("scancel", *unfinished)
     return MainRun(delays, {node: normal(pieces) for node, pieces in used.items()}, begin, end)
 
 
@@ -194,7 +194,7 @@ def with_malletrain(
             run = replay(slurm, jobs, root / "out", minutes)
             with Connection.of(state) as client:
                 status = client.status()
-            found = {
+            result = {
                 "preemptions": status.preemptions,
                 "rescales": status.rescales,
                 "submissions": submissions(slurm) - before - len(jobs),
@@ -206,13 +206,13 @@ def with_malletrain(
             if leases:
                 slurm.run("scancel", *leases)
                 slurm.until(lambda: not slurm.leases(), "the leases end")
-        return run, harvest_of(root, found)
+        return run, harvest_of(root, result)
 
 
 def submissions(slurm: SlurmCluster) -> int:
     """How many jobs and arrays were submitted since slurmctld began."""
-    found = re.search(r"REQUEST_SUBMIT_BATCH_JOB.*?count:(\d+)", slurm.run("sdiag"))
-    return int(found[1]) if found else 0
+    match = re.search(r"REQUEST_SUBMIT_BATCH_JOB.*?count:(\d+)", slurm.run("sdiag"))
+    return int(match[1]) if match else 0
 
 
 def _slurm(root: Path, nodes: int) -> SlurmCluster:
@@ -258,9 +258,13 @@ def measure(
         (root / "a").mkdir()
         control = without_malletrain(root / "a", nodes, jobs, minutes)
         for shape in shapes:
-            asked = {"nodes": nodes, "minutes": minutes, "seed": seed, "shape": shape}
-            found = with_malletrain(root / shape, nodes, jobs, minutes, shape, lease_nodes)
-            yield {**asked, "main_jobs": len(jobs), **compared(control, *found, nodes * minutes)}
+            parameters = {"nodes": nodes, "minutes": minutes, "seed": seed, "shape": shape}
+            result = with_malletrain(root / shape, nodes, jobs, minutes, shape, lease_nodes)
+            yield {
+                **parameters,
+                "main_jobs": len(jobs),
+                **compared(control, *result, nodes * minutes),
+            }
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
@@ -316,21 +320,21 @@ def main() -> int:
     )
     parser.add_argument("--lease-nodes", type=int, default=8, help="in an array or block at most")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    args = parser.parse_args()
     if reason := missing():
         print(reason, file=sys.stderr)
         return 1
     rows = []
-    for repeat in range(given.repeats):
-        seed = given.seed + repeat
-        asked = (given.nodes, given.minutes, given.load, seed, given.shapes, given.lease_nodes)
-        for row in measure(*asked):
+    for repeat in range(args.repeats):
+        seed = args.seed + repeat
+        workload = (args.nodes, args.minutes, args.load, seed, args.shapes, args.lease_nodes)
+        for row in measure(*workload):
             rows.append(row)
-            if given.json:  # what comes to nothing later has not cost these
+            if args.json:  # what comes to nothing later has not cost these
                 print(json.dumps(row), file=sys.stderr, flush=True)
             else:
                 show(row)
-    if given.json:
+    if args.json:
         print(
             json.dumps(
                 {

@@ -37,14 +37,14 @@ def gaps_of(run: MainRun, longer_than_s: float) -> dict[str, Intervals]:
 
 def spans_of(folder: Path) -> dict[str, Intervals]:
     """Per node when a stub worked there."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    spans: dict[str, list[tuple[float, float]]] = {}
     for path in folder.iterdir():
         text = path.read_text()
         if text:
-            found.setdefault(path.name.split(".")[0], []).append(
+            spans.setdefault(path.name.split(".")[0], []).append(
                 (float(text), path.stat().st_mtime)
             )
-    return {node: normal(pieces) for node, pieces in found.items()}
+    return {node: normal(pieces) for node, pieces in spans.items()}
 
 
 @dataclass(frozen=True)
@@ -54,25 +54,25 @@ class Harvest:
     """
 
     worked: dict[str, Intervals]
-    wanted: dict[str, Intervals]
-    held: dict[str, Intervals]
+    demand: dict[str, Intervals]
+    use: dict[str, Intervals]
     counts: dict[str, int]
 
 
 def harvest_of(root: Path, counts: dict[str, int]) -> Harvest:
     """From the marks of the stubs and the daemon's store."""
     now = time.time()
-    wanted: dict[str, list[tuple[float, float]]] = {}
-    held: dict[str, list[tuple[float, float]]] = {}
+    demand: dict[str, list[tuple[float, float]]] = {}
+    use: dict[str, list[tuple[float, float]]] = {}
     with Store.open(f"sqlite:///{root / 'state' / DATABASE_NAME}") as store:
         for lease in store.list_leases():
-            wanted.setdefault(lease.node, []).append((lease.requested, lease.ended or now))
+            demand.setdefault(lease.node, []).append((lease.requested, lease.ended or now))
             if lease.started is not None:
-                held.setdefault(lease.node, []).append((lease.started, lease.ended or now))
+                use.setdefault(lease.node, []).append((lease.started, lease.ended or now))
     return Harvest(
         spans_of(root / "spans"),
-        {n: normal(p) for n, p in wanted.items()},
-        {n: normal(p) for n, p in held.items()},
+        {n: normal(p) for n, p in demand.items()},
+        {n: normal(p) for n, p in use.items()},
         counts,
     )
 
@@ -100,11 +100,11 @@ def account(gaps: dict[str, Intervals], harvest: Harvest) -> dict[str, float]:
     for node, pieces_of_node in gaps.items():
         for gap in pieces_of_node:
             worked = both((gap,), harvest.worked.get(node, ()))
-            wanted = both((gap,), harvest.wanted.get(node, ()))
-            held = both((gap,), harvest.held.get(node, ()))
+            demand = both((gap,), harvest.demand.get(node, ()))
+            use = both((gap,), harvest.use.get(node, ()))
             sums["offered"] += length((gap,))
             sums["worked"] += length(worked)
-            for lease in held:
+            for lease in use:
                 pieces = both((lease,), worked)
                 for begin, end in without((lease,), pieces):
                     kind = (
@@ -115,8 +115,8 @@ def account(gaps: dict[str, Intervals], harvest: Harvest) -> dict[str, float]:
                         else "rescaling"
                     )
                     sums[kind] += end - begin
-            sums["starting"] += length(without(without(wanted, held), worked))
-            for begin, end in without(without((gap,), wanted), worked):
+            sums["starting"] += length(without(without(demand, use), worked))
+            for begin, end in without(without((gap,), demand), worked):
                 kind = "before" if begin == gap[0] else "after" if end == gap[1] else "between"
                 sums[kind] += end - begin
     return sums

@@ -96,9 +96,9 @@ def undisturbed(args: argparse.Namespace) -> dict[str, float]:
         finally:
             peer.stop()
         lines = logs.look()
-    kept = kept_between(lines, began, ended)
+    samples = kept_between(lines, began, ended)
     step = usual_step_s([d for d in finished(lines) if d.time > began])
-    return {"samples_per_s": kept / (ended - began), "step_s": step}
+    return {"samples_per_s": samples / (ended - began), "step_s": step}
 
 
 def trace(name: str, args: argparse.Namespace, rate: float, say: Console) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def trace(name: str, args: argparse.Namespace, rate: float, say: Console) -> dic
         "goodput": goodput(kept_between(lines, began, ended), ended - began, rate),
         "good_time": good_time(lines, began, ended),
         "step_s": usual_step_s([d for d in done if d.time > began]),
-        "kept": samples.kept,
+        "kept": samples.distinct,
         "repeated": samples.repeated,
         "lost": samples.lost,
     }

@@ -33,12 +33,12 @@ class Line:
 
 def lines_of(text: str) -> list[Line]:
     """The whole lines of a log, in its order; the last may have been cut by SIGKILL."""
-    found = []
+    rows = []
     for line in text[: text.rfind("\n") + 1].splitlines():
         time, kind, step, world, rank, *samples = line.split()
         numbers = tuple(map(int, samples))
-        found.append(Line(float(time), kind, int(step), int(world), int(rank), numbers))
-    return found
+        rows.append(Line(float(time), kind, int(step), int(world), int(rank), numbers))
+    return rows
 
 
 class Logs:
@@ -95,7 +95,7 @@ def trained(logs: Iterable[Sequence[Line]]) -> list[Line]:
 class Samples:
     """What became of the samples up to the end of the last step but one."""
 
-    kept: int
+    distinct: int
     """Different samples that were trained on."""
     repeated: int
     """Times that a sample was trained on again."""
@@ -152,9 +152,9 @@ def usual_steps(logs: Iterable[Sequence[Line]]) -> dict[int, float]:
     return {world: statistics.median(times) for world, times in usual.items()}
 
 
-def goodput(kept: int, seconds: float, undisturbed: float) -> float:
+def goodput(samples: int, seconds: float, undisturbed: float) -> float:
     """Samples kept a second, as a fraction of what an undisturbed training does a second."""
-    return kept / seconds / undisturbed
+    return samples / seconds / undisturbed
 
 
 def good_time(logs: Iterable[Sequence[Line]], begin: float, end: float) -> float:

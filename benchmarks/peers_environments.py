@@ -38,9 +38,9 @@ def python_of(name: str, folder: Path) -> Path:
     """The interpreter of this framework's environment, made if need be. Raises NotInstalled."""
     root, python = folder / name, folder / name / "bin" / "python"
     torch = version("torch")
-    wanted = json.dumps([PACKAGES[name], torch, sys.version, sys.prefix])
+    requirements = json.dumps([PACKAGES[name], torch, sys.version, sys.prefix])
     made = root / "made"
-    if made.exists() and made.read_text() == wanted:
+    if made.exists() and made.read_text() == requirements:
         return python
     root.mkdir(parents=True, exist_ok=True)
     _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(root)], name)
@@ -52,7 +52,7 @@ def python_of(name: str, folder: Path) -> Path:
     shared.write_text(f"import site; site.addsitedir({here!r})\n")
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     _run([*pip, "--constraint", str(constraints), *PACKAGES[name]], name)
-    made.write_text(wanted)
+    made.write_text(requirements)
     return python
 
 
@@ -62,6 +62,8 @@ def _run(argv: list[str], name: str) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotInstalled(f"{name} was not installed: {error}") from None
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        words = said[-1] if said else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        words = (
+            errors[-1] if errors else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        )
         raise NotInstalled(f"{name} was not installed: {words}")

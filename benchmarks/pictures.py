@@ -51,7 +51,7 @@ class Gain:
 
 def gains(means: Sequence[Mean]) -> list[Gain]:
     """MalleTrain over FreeTrain, for each workload and each thing that owners state."""
-    found = []
+    paths = []
     for mine in (m for m in means if m.line != "FreeTrain"):
         length, workload, _ = mine.x.split()
         for theirs in (
@@ -61,10 +61,10 @@ def gains(means: Sequence[Mean]) -> list[Gain]:
                 a["samples"] / b["samples"] - 1.0
                 for a, b in zip(mine.runs, theirs.runs, strict=True)
             ]
-            found.append(
+            paths.append(
                 Gain(length, workload, theirs.x.split()[2], mine.line, *mean_of(each), theirs, mine)
             )
-    return found
+    return paths
 
 
 def tell(figure: str, axis: str, means: Sequence[Mean]) -> list[str]:

@@ -121,7 +121,7 @@ def main() -> None:
     samples = [whole.sample(min(args.nodes, len(whole.names)), seed) for seed in range(args.seeds)]
     base: dict[str, list[float]] = {}
     for mode in MODES:
-        found = [replay(sample, args.jobs, mode) for sample in samples]
+        results = [replay(sample, args.jobs, mode) for sample in samples]
         measured: dict[str, object] = {
             "told": mode,
             "nodes": args.nodes,
@@ -130,7 +130,7 @@ def main() -> None:
             "seeds": args.seeds,
         }
         for key in ("preemptions", "lost_nodes", "groups_per_job"):
-            mine = [one[key] for one in found]
+            mine = [one[key] for one in results]
             base.setdefault(key, mine)
             ratios = [a / b for a, b in zip(mine, base[key], strict=True) if b]
             measured[key] = round(statistics.fmean(mine), 3)
@@ -138,7 +138,7 @@ def main() -> None:
             measured[f"{key}_ratio_spread"] = (
                 round(max(ratios) - min(ratios), 4) if ratios else None
             )
-        measured["place_ms"] = round(statistics.fmean(one["place_ms"] for one in found), 3)
+        measured["place_ms"] = round(statistics.fmean(one["place_ms"] for one in results), 3)
         if args.json:
             print(json.dumps(measured), flush=True)
         else:

@@ -42,8 +42,8 @@ def measure(
     scavenger.site, scavenger.site_every_s = site, math.inf
     snapshot = scavenger.poll()
     actions = {**reads, "poll": scavenger.poll, "explain all": lambda: list(snapshot.explanations)}
-    found = {"gaps": len(snapshot.gaps), "leases": len(snapshot.leases)}
-    return {**found, "ms": {name: milliseconds(action) for name, action in actions.items()}}
+    counts = {"gaps": len(snapshot.gaps), "leases": len(snapshot.leases)}
+    return {**counts, "ms": {name: milliseconds(action) for name, action in actions.items()}}
 
 
 def main(about: str, measure_one: Callable[[int, int], Row]) -> None:
@@ -58,12 +58,12 @@ def main(about: str, measure_one: Callable[[int, int], Row]) -> None:
         "--jobs", type=int, default=5000, help="waiting jobs, and as many running ones"
     )
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    args = parser.parse_args()
     rows = [
-        {"nodes": nodes, "jobs": 2 * given.jobs, **measure_one(nodes, given.jobs)}
-        for nodes in given.nodes
+        {"nodes": nodes, "jobs": 2 * args.jobs, **measure_one(nodes, args.jobs)}
+        for nodes in args.nodes
     ]
-    if given.json:
+    if args.json:
         print(json.dumps(rows, indent=1))
         return
     print(

@@ -122,11 +122,11 @@ def run_profile(truth: Truth, method: Method, rng: random.Random, setting: Setti
     size, ups, downs, visits = 0, 0, 0, 0
     within: tuple[float, float] | None = None
     error = math.inf
-    while (wanted := method.next()) is not None:
-        up = wanted > size
+    while (next_size := method.next()) is not None:
+        up = next_size > size
         ups, downs, visits = ups + up, downs + (not up), visits + 1
         cost = rng.uniform(*(setting.up_s if up else setting.down_s))
-        now, node_seconds, size = now + cost, node_seconds + cost * wanted, wanted
+        now, node_seconds, size = now + cost, node_seconds + cost * next_size, next_size
         meter, seconds, done = measure(
             truth.law(size) * math.exp(rng.gauss(0, VISIT_STD)), size, rng, setting.noise
         )
@@ -225,18 +225,18 @@ def summary(values: Sequence[float | None]) -> dict[str, float | None]:
     ``reached``: share not None.
     """
     ordered = sorted(math.inf if v is None else v for v in values)
-    known = [v for v in ordered if math.isfinite(v)]
+    finite = [v for v in ordered if math.isfinite(v)]
 
     def percentile(share: float) -> float | None:
         value = ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
         return value if math.isfinite(value) else None
 
     return {
-        "mean": statistics.fmean(known) if len(known) == len(ordered) else None,
+        "mean": statistics.fmean(finite) if len(finite) == len(ordered) else None,
         "median": percentile(0.5),
         "p10": percentile(0.1),
         "p90": percentile(0.9),
-        "reached": len(known) / len(ordered),
+        "reached": len(finite) / len(ordered),
     }
 
 

@@ -140,7 +140,7 @@ def run(nodes: int, seconds: float, model: str) -> Outcome:
 
 def donor(nodes: int, seconds: float) -> dict[str, Any]:
     """What the profile of a second job costs the first, which holds all nodes when it comes."""
-    found: dict[str, Any] = {"nodes": nodes, "seconds": seconds, "load": os.getloadavg()[0]}
+    result: dict[str, Any] = {"nodes": nodes, "seconds": seconds, "load": os.getloadavg()[0]}
     words = [str(x) for x in MODELS["straight"]]
     for case in ("profiled", "not"):
         with tempfile.TemporaryDirectory() as directory, _site(Path(directory), nodes) as made:
@@ -153,22 +153,22 @@ def donor(nodes: int, seconds: float) -> dict[str, Any]:
             )
             began = time.time()
             time.sleep(seconds)
-            found[case] = {
+            result[case] = {
                 "first": made.job(first).samples - before,
                 "second": made.job(second).samples,
                 "after_s": time.time() - began,
             }
-            found[case]["interruptions"] = len(made.events("nodes-donated", first))
-            found[case]["profile_over"] = bool(made.events("profile-finished", second))
+            result[case]["interruptions"] = len(made.events("nodes-donated", first))
+            result[case]["profile_over"] = bool(made.events("profile-finished", second))
             (made.work / "stop").touch()
             made.until_state(first, "completed", "failed")
             made.until_state(second, "completed", "failed")
-    with_profile, without = found["profiled"], found["not"]
-    found["donor_loss"] = 1 - with_profile["first"] / without["first"]
-    found["loss"] = 1 - (with_profile["first"] + with_profile["second"]) / (
+    with_profile, without = result["profiled"], result["not"]
+    result["donor_loss"] = 1 - with_profile["first"] / without["first"]
+    result["loss"] = 1 - (with_profile["first"] + with_profile["second"]) / (
         without["first"] + without["second"]
     )
-    return found
+    return result
 
 
 def _until_on(made: Site, job: str, nodes: int) -> None:
@@ -252,7 +252,7 @@ def _sizes(curve: ScalingCurve, jobs: int, machine: int, nodes: int) -> list[int
     bidders = [Candidate(f"j{i}", 1, nodes, (), curve=curve) for i in range(jobs)]
     usable = {f"n{k}": NodeInfo() for k in range(machine)}
     plan = make_plan(bidders, usable, PlanningSettings(cost=RescaleCost(1.5, 1.5, 3.0)))
-    return sorted(len(held) for held in plan.nodes.values())
+    return sorted(len(names) for names in plan.nodes.values())
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ def curve(tried: dict[str, Any], data: Any, epochs: int, seed: int) -> list[floa
         width = hidden
     model = nn.Sequential(*layers, nn.Linear(width, 10))
     optimizer = torch.optim.SGD(model.parameters(), tried["lr"], tried["momentum"])
-    found = []
+    curves = []
     for epoch in range(epochs):
         for group in optimizer.param_groups:
             group["lr"] = tried["lr"] * (0.1 if epoch >= STAGE * epochs else 1.0)
@@ -60,8 +60,8 @@ def curve(tried: dict[str, Any], data: Any, epochs: int, seed: int) -> list[floa
         model.eval()
         with torch.no_grad():
             right = (model(test_images).argmax(1) == test_labels).float().mean()
-        found.append(float(right))
-    return found
+        curves.append(float(right))
+    return curves
 
 
 def main() -> None:

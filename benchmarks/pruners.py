@@ -148,11 +148,11 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     table = read_table(args.table) if args.table else read_curves(args.curves)
     drawn = min(args.trials, len(table))
-    found: dict[str, list[Search]] = {name: [] for name in PRUNERS}
+    searches_by_pruner: dict[str, list[Search]] = {name: [] for name in PRUNERS}
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         curves = random.Random(seed).sample(table, drawn)
         for name, make in PRUNERS.items():
-            found[name].append(search(curves, make, args.slots))
+            searches_by_pruner[name].append(search(curves, make, args.slots))
     rows = [
         {
             "pruner": name,
@@ -161,7 +161,7 @@ def main() -> None:
             "samples": statistics.mean(s.samples for s in searches),
             "hours": statistics.mean(s.hours for s in searches),
         }
-        for name, searches in found.items()
+        for name, searches in searches_by_pruner.items()
     ]
     if args.json:
         print(json.dumps({"trials": drawn, "seeds": args.seeds, "rows": rows}))

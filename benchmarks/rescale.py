@@ -123,13 +123,13 @@ def run(
 
         def event(name: str, change: Callable[[], None], over: Callable[[float], bool]) -> None:
             usual[name].append(log.step_s())
-            began, known = time.time(), len(contender.phases())
+            began, phase_count = time.time(), len(contender.phases())
             change()
             until(lambda: over(began), f"{mode}: {name} is over")
             gap, again = log.pause(began)
             pauses[name].append(gap)
             repeated[name].append(again)
-            for phase, seconds in (contender.phases()[known:] or [{}])[0].items():
+            for phase, seconds in (contender.phases()[phase_count:] or [{}])[0].items():
                 phases[name][phase].append(seconds)
             say.print(f"{mode} {name}: {gap:.2f} s", highlight=False)
 
@@ -151,12 +151,12 @@ def run(
                 usual["first-start"].append(log.step_s())
                 began = time.time()
                 contender.begin_anew()
-                asked = time.time()
-                until(partial(log.begun, asked), f"{mode} trains anew")
-                first = min(t for t, _, _ in log.steps() if t > asked)
-                pauses["first-start"].append(first - asked)
+                requested_at = time.time()
+                until(partial(log.begun, requested_at), f"{mode} trains anew")
+                first = min(t for t, _, _ in log.steps() if t > requested_at)
+                pauses["first-start"].append(first - requested_at)
                 repeated["first-start"].append(0)
-                say.print(f"{mode} first-start: {first - asked:.2f} s", highlight=False)
+                say.print(f"{mode} first-start: {first - requested_at:.2f} s", highlight=False)
                 until(partial(log.settled, nodes, began), f"{mode} trains on {nodes} anew")
         except RuntimeError:
             print(contender.last_words(), file=sys.stderr)

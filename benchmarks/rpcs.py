@@ -89,13 +89,13 @@ def between(
     before: Mapping[str, int], after: Mapping[str, int], main_jobs: int = 0
 ) -> dict[str, int]:
     """What MalleTrain asked between two outputs; ``main_jobs``: submitted by others meanwhile."""
-    found = {
+    result = {
         name: count - before.get(name, 0)
         for name, count in after.items()
         if name not in OF_NODES and name != MEASURING
     }
-    found[SUBMISSION] = found.get(SUBMISSION, 0) - main_jobs
-    return {name: count for name, count in sorted(found.items()) if count}
+    result[SUBMISSION] = result.get(SUBMISSION, 0) - main_jobs
+    return {name: count for name, count in sorted(result.items()) if count}
 
 
 class Phase:
@@ -110,13 +110,13 @@ class Phase:
     def end(self, main_jobs: int = 0) -> dict[str, Any]:
         """What came of it."""
         seconds = time.monotonic() - self.began
-        found = between(self.before, read_sdiag(self.slurm.run("sdiag")), main_jobs)
+        result = between(self.before, read_sdiag(self.slurm.run("sdiag")), main_jobs)
         return {
             "phase": self.name,
             "seconds": seconds,
-            "rpcs": sum(found.values()),
-            "rpcs_per_s": sum(found.values()) / seconds,
-            "by_kind": found,
+            "rpcs": sum(result.values()),
+            "rpcs_per_s": sum(result.values()) / seconds,
+            "by_kind": result,
         }
 
 
@@ -161,13 +161,15 @@ def _phases(
         argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(config)]
         daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
     try:
-        slurm.until(lambda: _held(state) is not None, "the daemon answers")
+        slurm.until(lambda: _leased_nodes(state) is not None, "the daemon answers")
         phase = Phase(slurm, "idle")
         time.sleep(IDLE_S)
         rows.append(phase.end())
         _submit(root, state, stub, spans, len(slurm.nodes))
         phase = Phase(slurm, "filling")
-        slurm.until(lambda: _held(state) == len(slurm.nodes), "MalleTrain holds the machine")
+        slurm.until(
+            lambda: _leased_nodes(state) == len(slurm.nodes), "MalleTrain holds the machine"
+        )
         rows.append(phase.end())
         phase = Phase(slurm, "churning")
         leases = _leases(state)
@@ -176,8 +178,8 @@ def _phases(
     finally:
         daemon.terminate()
         daemon.wait(60)
-        if left := slurm.leases():
-            slurm.run("scancel", *left)
+        if remaining := slurm.leases():
+            slurm.run("scancel", *remaining)
             slurm.until(lambda: not slurm.leases(), "the leases end")
     return rows
 
@@ -200,7 +202,7 @@ def _submit(root: Path, state: Path, stub: Path, spans: Path, nodes: int) -> Non
             client.submit(spec)
 
 
-def _held(state: Path) -> int | None:
+def _leased_nodes(state: Path) -> int | None:
     """Nodes held, None when no daemon answers."""
     try:
         with Connection.of(state) as client:
@@ -212,11 +214,11 @@ def _held(state: Path) -> int | None:
 def _leases(state: Path) -> int:
     """Leases asked for so far."""
     with Connection.of(state) as client:
-        found, since = 0, 0
+        requests, since = 0, 0
         while events := client.events(since=since, limit=1000):
-            found += sum(event.kind == "lease-requested" for event in events)
+            requests += sum(event.kind == "lease-requested" for event in events)
             since = events[-1].seq
-        return found
+        return requests
 
 
 def main() -> int:
@@ -233,22 +235,22 @@ def main() -> int:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a key of [scheduler.slurm]"
     )
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    args = parser.parse_args()
     if reason := missing():
         print(reason, file=sys.stderr)
         return 1
-    more = "\n".join(given.set)
-    rows = measure(given.nodes, given.minutes, given.load, given.seed, more)
-    if given.json:
-        found = {"cpus": os.cpu_count(), "load": os.getloadavg()[0], "nodes": given.nodes}
-        print(json.dumps({**found, "target_per_s": TARGET, "phases": rows}, indent=1))
+    more = "\n".join(args.set)
+    rows = measure(args.nodes, args.minutes, args.load, args.seed, more)
+    if args.json:
+        result = {"cpus": os.cpu_count(), "load": os.getloadavg()[0], "nodes": args.nodes}
+        print(json.dumps({**result, "target_per_s": TARGET, "phases": rows}, indent=1))
         return 0
-    print(f"{given.nodes} nodes; target {TARGET:g} RPCs/s")
+    print(f"{args.nodes} nodes; target {TARGET:g} RPCs/s")
     print(f"{'phase':10} {'s':>6} {'RPCs':>6} {'RPCs/s':>7}  by kind")
     for row in rows:
         kinds = ", ".join(f"{name} {count}" for name, count in row["by_kind"].items())
-        told = f"{row['seconds']:6.0f} {row['rpcs']:6d} {row['rpcs_per_s']:7.2f}"
-        print(f"{row['phase']:10} {told}  {kinds}")
+        line = f"{row['seconds']:6.0f} {row['rpcs']:6d} {row['rpcs_per_s']:7.2f}"
+        print(f"{row['phase']:10} {line}  {kinds}")
     print(f"{rows[-1]['leases']} leases were asked for while churning.")
     return 0
 

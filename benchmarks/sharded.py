@@ -74,16 +74,16 @@ SHAPES = {
 
 def losses(folder: Path) -> dict[int, float]:
     """The last loss that was written down for each step, the mean over the global batch."""
-    found, parts = {}, {}
+    results, parts = {}, {}
     for fact in facts(folder):
         if fact["kind"] == "loss":
-            found[fact["step"]] = fact["loss"]
+            results[fact["step"]] = fact["loss"]
         elif fact["kind"] == "part of loss":
             ranks = parts.setdefault((fact["step"], fact["world"]), {})
             ranks[fact["rank"]] = fact["loss"]
             if len(ranks) == fact["world"]:
-                found[fact["step"]] = sum(ranks.values()) / fact["world"]
-    return found
+                results[fact["step"]] = sum(ranks.values()) / fact["world"]
+    return results
 
 
 def begin(kind: Any, root: Path, most: int, args: argparse.Namespace) -> tuple[Any, Logs]:
@@ -137,10 +137,10 @@ def changed(
 ) -> dict[str, Any]:
     """What is known of one change that is over."""
     begun, ended = span
-    said = [
+    cells = [
         f for f in facts(root / "logs") if f.get("world") == new and begun <= f["time"] <= ended
     ]
-    theirs = [f for f in said if f["kind"] == "restored"]
+    theirs = [f for f in cells if f["kind"] == "restored"]
     fewest = least(state, old, new, range(min(old, new)))
     allowed = max(shard_bytes(state, r, old) for r in range(old)) + max(
         shard_bytes(state, r, new) for r in range(new)
@@ -152,7 +152,7 @@ def changed(
         "least": fewest,
         "peak": max((f["peak"] for f in theirs), default=0),
         "allowed": allowed + SLACK,
-        "cpu_s": max((f["cpu"] for f in [*said, *theirs] if "cpu" in f), default=0.0),
+        "cpu_s": max((f["cpu"] for f in [*cells, *theirs] if "cpu" in f), default=0.0),
         "moving_s": max((f["seconds"] for f in theirs), default=0.0),
     }
 
@@ -182,9 +182,9 @@ def go(
                     lambda there=there: there(logs.look()), f"it trains on {new}", args.patience_s
                 )
                 ended = time.time()
-                found = changed(root, old, new, (at, ended), state, mode)
+                result = changed(root, old, new, (at, ended), state, mode)
                 took = pause(finished(logs.look()), at, ended)
-                changes.append({"event": f"{old} to {new}", "pause_s": took, "to": new, **found})
+                changes.append({"event": f"{old} to {new}", "pause_s": took, "to": new, **result})
                 changes[-1]["bandwidth"] = bandwidth
                 time.sleep(max(0.0, at + every_s - time.time()))
             over_at = time.time()
@@ -235,8 +235,8 @@ def measure(
             difference = max(difference, apart(curve, plain))
         row["samples_repeated"], row["samples_lost"] = account["repeated"], account["lost"]
     events = []
-    for event, found in by_event.items():
-        middle = {k: statistics.median(f[k] for f in found) for k in found[0] if k != "event"}
+    for event, results in by_event.items():
+        middle = {k: statistics.median(f[k] for f in results) for k in results[0] if k != "event"}
         events.append(
             {
                 "event": event,

@@ -41,14 +41,14 @@ def shard_bytes(tensors: Iterable[Tensor], rank: int, world: int) -> int:
 
 def overlaps(tensors: Sequence[Tensor], old: int, new: int) -> np.ndarray:
     """[old, new]: bytes that a rank of the old layout holds of a rank of the new one's shards."""
-    held = np.zeros((old, new), dtype=np.int64)
+    bytes_held = np.zeros((old, new), dtype=np.int64)
     for tensor in tensors:
         a = np.array([rows_of(tensor.rows, r, old) for r in range(old)])
         b = np.array([rows_of(tensor.rows, r, new) for r in range(new)])
         first = np.maximum(a[:, None, 0], b[None, :, 0])
         end = np.minimum(a[:, None, 1], b[None, :, 1])
-        held += np.maximum(0, end - first) * tensor.row_bytes
-    return held
+        bytes_held += np.maximum(0, end - first) * tensor.row_bytes
+    return bytes_held
 
 
 def best_order(
@@ -63,8 +63,8 @@ def best_order(
     """
     if not stay:
         return {}
-    held = overlaps(tensors, old, new)[list(stay)]
-    rows, columns = linear_sum_assignment(held, maximize=True)
+    overlap = overlaps(tensors, old, new)[list(stay)]
+    rows, columns = linear_sum_assignment(overlap, maximize=True)
     return {stay[row]: int(column) for row, column in zip(rows, columns, strict=True)}
 
 
@@ -73,8 +73,8 @@ def least(tensors: Sequence[Tensor], old: int, new: int, stay: Sequence[int]) ->
     those of :func:`best_order`.
     """
     whole = sum(tensor.rows * tensor.row_bytes for tensor in tensors)
-    held = overlaps(tensors, old, new)
-    return int(whole - sum(held[pair] for pair in best_order(tensors, old, new, stay).items()))
+    overlap = overlaps(tensors, old, new)
+    return int(whole - sum(overlap[pair] for pair in best_order(tensors, old, new, stay).items()))
 
 
 def in_order(tensors: Sequence[Tensor], old: int, new: int) -> int:

@@ -138,9 +138,9 @@ def loss_of(net: nn.Module, samples: list[int]) -> torch.Tensor:
 
 def memory(key: str) -> int:
     """VmRSS or VmHWM of this process, in bytes."""
-    found = re.search(rf"^{key}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024
+    match = re.search(rf"^{key}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert match is not None
+    return int(match[1]) * 1024
 
 
 def forget_peak() -> None:
@@ -151,9 +151,9 @@ def forget_peak() -> None:
 
 def read_so_far() -> int:
     """Bytes this process has read from files, sockets that are read like files included."""
-    found = re.search(r"^rchar: (\d+)", Path("/proc/self/io").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1])
+    match = re.search(r"^rchar: (\d+)", Path("/proc/self/io").read_text(), re.MULTILINE)
+    assert match is not None
+    return int(match[1])
 
 
 class Facts:
@@ -171,9 +171,9 @@ class Facts:
 
 def facts(folder: Path) -> list[dict[str, Any]]:
     """All whole lines of all processes, in the order of time."""
-    found = []
+    rows = []
     for path in folder.glob("facts-*"):
         for line in path.read_text().splitlines():
             with contextlib.suppress(ValueError):  # cut by SIGKILL
-                found.append(json.loads(line))
-    return sorted(found, key=lambda fact: float(fact["time"]))
+                rows.append(json.loads(line))
+    return sorted(rows, key=lambda fact: float(fact["time"]))

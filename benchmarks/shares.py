@@ -62,8 +62,8 @@ class Outcome:
 
     result: Result
     due: Mapping[str, float]
-    held: frozenset[str]
-    """Jobs whose deadlines came due and were held."""
+    deadlines_met: frozenset[str]
+    """Jobs whose deadlines came due and were met."""
     work: float
     """Processed, in single-node seconds: a sample of a slow model counts as much as many of a quick
     one.
@@ -71,17 +71,17 @@ class Outcome:
 
 
 def level(
-    wanted: Mapping[str, float], weights: Mapping[str, float], total: float
+    demands: Mapping[str, float], weights: Mapping[str, float], total: float
 ) -> dict[str, float]:
     """``total`` shared out by weight, nobody more than wanted: the level is found by bisection."""
-    if sum(wanted.values()) <= total:
-        return dict(wanted)
-    low, high = 0.0, max(wanted[u] / weights[u] for u in wanted)
+    if sum(demands.values()) <= total:
+        return dict(demands)
+    low, high = 0.0, max(demands[u] / weights[u] for u in demands)
     for _ in range(60):
         mid = (low + high) / 2
-        used = sum(min(wanted[u], mid * weights[u]) for u in wanted)
+        used = sum(min(demands[u], mid * weights[u]) for u in demands)
         low, high = (mid, high) if used < total else (low, mid)
-    return {u: min(wanted[u], high * weights[u]) for u in wanted}
+    return {u: min(demands[u], high * weights[u]) for u in demands}
 
 
 def run(
@@ -91,7 +91,7 @@ def run(
     weights: Mapping[str, float],
     deadlines: dict[str, float],
 ) -> Outcome:
-    """Simulate, and recount what was due, and which deadlines were held."""
+    """Simulate, and recount what was due, and which deadlines were met."""
     simulation = Simulation(trace, jobs, settings)
     result = simulation.run()
     changes: list[tuple[float, str, int]] = []
@@ -100,21 +100,21 @@ def run(
         changes.append((each.job.submit_s, each.job.user, each.job.max_nodes))
         changes.append((end, each.job.user, -each.job.max_nodes))
     changes.sort()
-    wanted = dict.fromkeys(weights, 0.0)
+    demands = dict.fromkeys(weights, 0.0)
     due = dict.fromkeys(weights, 0.0)
     done = 0
     every = settings.sample_s or 60.0
-    for at, _, held in simulation.series:
+    for at, _, allocation in simulation.series:
         while done < len(changes) and changes[done][0] <= at:
             _, user, more = changes[done]
-            wanted[user] += more
+            demands[user] += more
             done += 1
-        for user, part in level(wanted, weights, held).items():
+        for user, part in level(demands, weights, allocation).items():
             due[user] += part * every / 3600.0
     runs = simulation.runs
-    held = frozenset(name for name, at in deadlines.items() if met(simulation, {name: at}))
+    allocation = frozenset(name for name, at in deadlines.items() if met(simulation, {name: at}))
     work = math.fsum(each.done / each.job.curve.at(1) for each in runs.values())
-    return Outcome(result, due, held, work)
+    return Outcome(result, due, allocation, work)
 
 
 def account(plain: Outcome, fair: Outcome, weights: Mapping[str, float]) -> dict[str, Any]:
@@ -122,22 +122,22 @@ def account(plain: Outcome, fair: Outcome, weights: Mapping[str, float]) -> dict
     total = sum(weights.values())
 
     def users(outcome: Outcome) -> dict[str, dict[str, float]]:
-        held, due = outcome.result.node_hours_by_user, outcome.due
-        everything, all_due = sum(held.values()), sum(due.values())
+        node_hours, due = outcome.result.node_hours_by_user, outcome.due
+        everything, all_due = sum(node_hours.values()), sum(due.values())
         return {
             user: {
                 "weight": weights[user] / total,
                 "due": due[user] / all_due,
-                "share": held.get(user, 0.0) / everything,
-                "off": (held.get(user, 0.0) / everything) / (due[user] / all_due) - 1.0,
+                "share": node_hours.get(user, 0.0) / everything,
+                "off": (node_hours.get(user, 0.0) / everything) / (due[user] / all_due) - 1.0,
             }
             for user in weights
         }
 
-    found = {"plain": users(plain), "shares": users(fair)}
+    results = {"plain": users(plain), "shares": users(fair)}
     return {
-        "users": found,
-        "worst_off": {k: max(abs(u["off"]) for u in v.values()) for k, v in found.items()},
+        "users": results,
+        "worst_off": {k: max(abs(u["off"]) for u in v.values()) for k, v in results.items()},
         "samples": fair.result.samples / plain.result.samples,
         "work": fair.work / plain.work,
         "harvested": [plain.result.harvested_fraction, fair.result.harvested_fraction],
@@ -162,9 +162,9 @@ def deadlines_held(
     return {
         "due": len(jobs),
         "oracle": best,
-        "met": len(fair.held),
-        "plain_met": len(plain.held),
-        "held": len(fair.held) / max(1.0, best),
+        "met": len(fair.deadlines_met),
+        "plain_met": len(plain.deadlines_met),
+        "held": len(fair.deadlines_met) / max(1.0, best),
     }
 
 
@@ -178,8 +178,8 @@ def bounds(trace: Trace, jobs: Sequence[SimJob], fair: Outcome) -> dict[str, flo
     free = most()
     parts = {user: due / total for user, due in fair.due.items()}
     return {
-        "deadlines": most(held=fair.held) / free,
-        "deadlines_and_shares": most(held=fair.held, parts=parts) / free,
+        "deadlines": most(served_deadlines=fair.deadlines_met) / free,
+        "deadlines_and_shares": most(served_deadlines=fair.deadlines_met, parts=parts) / free,
         "reached": fair.result.samples / free,
     }
 
@@ -262,9 +262,9 @@ def main() -> None:
         print(json.dumps(row))
         return
     print(f"{'user':>8} {'weight':>8} {'due':>8} {'plain':>8} {'shares':>8} {'off':>8}")
-    for user, found in row["users"]["shares"].items():
+    for user, results in row["users"]["shares"].items():
         before_share = row["users"]["plain"][user]["share"]
-        cells = (found["weight"], found["due"], before_share, found["share"], found["off"])
+        cells = (results["weight"], results["due"], before_share, results["share"], results["off"])
         print(f"{user:>8} " + " ".join(f"{100 * cell:7.2f}%" for cell in cells))
     names = ("samples", "work", "harvested", "rescales", "starts", "jobs_completed", "jobs")
     for name in (*names, "deadlines", "bound", "load"):

@@ -45,7 +45,7 @@ def most_samples(
     idle: Floats,
     span_s: float,
     *,
-    held: Collection[str] = (),
+    served_deadlines: Collection[str] = (),
     parts: Mapping[str, float] | None = None,
     off: float = 0.05,
 ) -> float:
@@ -55,7 +55,7 @@ def most_samples(
         jobs: all that come.
         idle: nodes there are, the mean of each span.
         span_s: length of a span, seconds.
-        held: jobs that are to end by their deadlines.
+        served_deadlines: jobs that are to end by their deadlines.
         parts: user → its part of all node-time that is used, of which it gets no less than ``1 -
             off`` times as much; None: no shares are kept.
         off: see there.
@@ -63,9 +63,9 @@ def most_samples(
     Raises:
         ValueError: when the deadlines cannot be held beside the shares.
     """
-    uses = _uses(jobs, held, len(idle), span_s)
+    uses = _uses(jobs, served_deadlines, len(idle), span_s)
     samples = np.array([job.samples for job in jobs])
-    done = np.array([1.0 if job.name in held else -np.inf for job in jobs])
+    done = np.array([1.0 if job.name in served_deadlines else -np.inf for job in jobs])
     rows = [uses.span, len(idle) + uses.job]
     cells = [np.ones(len(uses.job)), uses.brings / samples[uses.job]]
     low, high = [np.full(len(idle), -np.inf), done], [idle, np.ones(len(jobs))]
@@ -79,29 +79,31 @@ def most_samples(
     return _solved(uses, np.stack(rows, 1), np.stack(cells, 1), *map(np.concatenate, (low, high)))
 
 
-def _uses(jobs: Sequence[SimJob], held: Collection[str], spans: int, span_s: float) -> _Uses:
-    found: list[tuple[int, int, float, float]] = []
+def _uses(
+    jobs: Sequence[SimJob], served_deadlines: Collection[str], spans: int, span_s: float
+) -> _Uses:
+    uses: list[tuple[int, int, float, float]] = []
     for number, job in enumerate(jobs):
         end = spans * span_s
-        if job.name in held and job.deadline_s is not None:
+        if job.name in served_deadlines and job.deadline_s is not None:
             end = min(end, job.deadline_s)
         hull = _few(segments(job.curve, job.max_nodes))
         for k in range(int(job.submit_s / span_s), math.ceil(end / span_s)):
             seconds = min(end, (k + 1) * span_s) - max(job.submit_s, k * span_s)
-            found += [(k, number, w * seconds / span_s, r * span_s) for w, r in hull if seconds > 0]
-    span, job_of, most, brings = zip(*found, strict=True)
+            uses += [(k, number, w * seconds / span_s, r * span_s) for w, r in hull if seconds > 0]
+    span, job_of, most, brings = zip(*uses, strict=True)
     return _Uses(np.array(span), np.array(job_of), np.array(most), np.array(brings))
 
 
 def _few(hull: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """(nodes, samples/s a node) of the hull in fewer stretches, those that are alike as one."""
-    found: list[tuple[float, float]] = []
+    points: list[tuple[float, float]] = []
     for width, rate in hull:
-        if found and abs(found[-1][1] - rate) < ALIKE * rate:
-            before, was = found.pop()
+        if points and abs(points[-1][1] - rate) < ALIKE * rate:
+            before, was = points.pop()
             width, rate = before + width, (before * was + width * rate) / (before + width)
-        found.append((width, rate))
-    return found
+        points.append((width, rate))
+    return points
 
 
 def _solved(
@@ -125,6 +127,6 @@ def _solved(
     highs.run()
     status = highs.getModelStatus()
     if status != highspy.HighsModelStatus.kOptimal:
-        said = highs.modelStatusToString(status)
-        raise ValueError(f"These deadlines and shares cannot be kept together ({said}).")
+        words = highs.modelStatusToString(status)
+        raise ValueError(f"These deadlines and shares cannot be kept together ({words}).")
     return -float(highs.getInfo().objective_function_value) * SAMPLES

@@ -122,12 +122,12 @@ def measure(nodes: int, jobs: int) -> Row:
         expand.cache_clear()
         source.read(settings.prefix)
 
-    found = poll.measure(
+    result = poll.measure(
         scavenger, site, {"read, first": first, "read": lambda: source.read(settings.prefix)}
     )
     return {
         "mb": (len(source.squeue) + len(source.sinfo) + len(source.reservations)) / 1e6,
-        **found,
+        **result,
     }
 
 

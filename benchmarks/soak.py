@@ -95,14 +95,14 @@ class Soak(Live):
         )
 
     def _below(
-        self, wanted: Callable[[psutil.Process], bool], recursive: bool
+        self, matches: Callable[[psutil.Process], bool], recursive: bool
     ) -> list[psutil.Process]:
-        found = []
+        processes = []
         for process in psutil.Process(self.cluster.pid).children(recursive=recursive):
             with contextlib.suppress(psutil.Error):
-                if wanted(process):
-                    found.append(process)
-        return found
+                if matches(process):
+                    processes.append(process)
+        return processes
 
 
 class Progress:

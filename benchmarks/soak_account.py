@@ -44,22 +44,22 @@ def _batch(step: int, rank: int, size: int) -> tuple[int, ...]:
 
 def records(folder: Path) -> list[Record]:
     """All that was written down in whole lines; ``worker`` is the file's name."""
-    found = []
+    records = []
     for path in folder.glob("steps-*"):
         for line in path.read_text().splitlines():
             with contextlib.suppress(ValueError):  # cut by SIGKILL
-                found.append({**json.loads(line), "worker": path.name})
-    return found
+                records.append({**json.loads(line), "worker": path.name})
+    return records
 
 
-def histories(found: Iterable[Record]) -> tuple[dict[int, list[Record]], list[int]]:
+def histories(records: Iterable[Record]) -> tuple[dict[int, list[Record]], list[int]]:
     """(records by step as the training finally went, how many steps each round that went back had
     to repeat).
     """
     final: dict[int, list[Record]] = defaultdict(list)
     repeated: list[int] = []
     generation = newest = 0
-    for record in sorted(found, key=lambda r: (r["generation"], r["step"])):
+    for record in sorted(records, key=lambda r: (r["generation"], r["step"])):
         step = record["step"]
         if record["generation"] > generation and step <= newest:
             # Steps that only the dead had finished, or, if nobody was left, those since the last
@@ -77,9 +77,9 @@ def _follows_a_snapshot(next_step: list[Record], by_worker: dict[str, list[int]]
     return bool(next_step) and all(min(by_worker[r["worker"]]) == r["step"] for r in next_step)
 
 
-def examine(found: list[Record]) -> dict[str, Any]:
+def examine(records: list[Record]) -> dict[str, Any]:
     """The figures of a soak; ``broken`` names the promises that were not kept."""
-    final, repeated = histories(found)
+    final, repeated = histories(records)
     steps = sorted(final)
     drifted = [
         s
@@ -88,7 +88,7 @@ def examine(found: list[Record]) -> dict[str, Any]:
     ]
     wrong = [
         r
-        for r in found
+        for r in records
         if r["seen"] != list(_batch(r["step"], r["rank"], r["size"]))
         or r["epoch"] != (r["step"] - 1) // STEPS_PER_EPOCH
     ]
@@ -96,7 +96,7 @@ def examine(found: list[Record]) -> dict[str, Any]:
     split = [s for s in steps if len({(r["generation"], r["size"]) for r in final[s]}) > 1]
     twice = [s for s in steps if len({r["rank"] for r in final[s]}) < len(final[s])]
     by_worker: dict[str, list[int]] = defaultdict(list)
-    for record in found:
+    for record in records:
         by_worker[record["worker"]].append(record["step"])
     # A worker may be killed between its snapshot and its line here: then only newcomers go on, from
     # that snapshot.
@@ -116,12 +116,12 @@ def examine(found: list[Record]) -> dict[str, Any]:
         "survivors that skipped more than the step in progress": sum(leap > 2 for leap in leaps),
     }
     return {
-        "rounds_trained": len({r["generation"] for r in found}),
+        "rounds_trained": len({r["generation"] for r in records}),
         "steps": len(steps),
         "steps_written_down_by_all_ranks": len(whole),
         "rounds_that_repeated_one_step": sum(n == 1 for n in repeated),
         "rounds_from_a_snapshot": sum(n > 1 for n in repeated),
         "steps_repeated_from_snapshots": sum(n for n in repeated if n > 1),
-        "world_sizes": sorted({r["size"] for r in found}),
+        "world_sizes": sorted({r["size"] for r in records}),
         "broken": {name: count for name, count in promises.items() if count},
     }

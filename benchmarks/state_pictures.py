@@ -36,7 +36,7 @@ def _panel(y: float, title: str, old: int, new: int, places: Mapping[int, int]) 
     """One order: the new ranks' shards, each piece in the colour of the node that held it; full
     colour where it is already there, pale where it has to come.
     """
-    rows, held = STATE[0].rows, overlaps(STATE, old, new) // STATE[0].row_bytes
+    rows, overlap = STATE[0].rows, overlaps(STATE, old, new) // STATE[0].row_bytes
     node_at = {rank: node for node, rank in places.items()}
     newcomers = iter(range(old, old + new))
     out = [_text(0, y, title, 14)]
@@ -47,7 +47,7 @@ def _panel(y: float, title: str, old: int, new: int, places: Mapping[int, int]) 
         out.append(_text(LEFT - 8, y + BAR * 0.68, f"{name}, rank {rank}", 12, "end"))
         first, _ = rows_of(rows, rank, new)
         for source in range(old):
-            count = int(held[source, rank])
+            count = int(overlap[source, rank])
             if not count:
                 continue
             begin = max(first, rows_of(rows, source, old)[0])

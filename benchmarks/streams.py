@@ -84,19 +84,21 @@ def cell(text: str) -> Cell:
 
 def simulated(made: tuple[World, Point]) -> dict[str, Any]:
     """One cell, one way."""
-    found = play(*made)
-    kept = ("samples", "fraction_of_ideal", "jobs_completed", "rescales", "profiles")
-    return {name: found[name] for name in kept}
+    result = play(*made)
+    columns = ("samples", "fraction_of_ideal", "jobs_completed", "rescales", "profiles")
+    return {name: result[name] for name in columns}
 
 
 def rows(
-    cells: Sequence[Cell], found: dict[tuple[Cell, str], dict[str, Any]]
+    cells: Sequence[Cell], results: dict[tuple[Cell, str], dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """A row for each kind and way."""
     for kind in dict.fromkeys(c.kind for c in cells):
         mine = [c for c in cells if c.kind == kind]
         for way in WAYS:
-            over = [found[c, way]["samples"] / found[c, "freetrain"]["samples"] - 1.0 for c in mine]
+            over = [
+                results[c, way]["samples"] / results[c, "freetrain"]["samples"] - 1.0 for c in mine
+            ]
             error = statistics.stdev(over) / len(over) ** 0.5 if len(over) > 1 else 0.0
             yield {
                 "kind": kind,
@@ -104,9 +106,11 @@ def rows(
                 "cells": len(mine),
                 "over_freetrain": statistics.fmean(over),
                 "standard_error": error,
-                "of_the_moment": statistics.fmean(found[c, way]["fraction_of_ideal"] for c in mine),
+                "of_the_moment": statistics.fmean(
+                    results[c, way]["fraction_of_ideal"] for c in mine
+                ),
                 **{
-                    name: sum(found[c, way][name] for c in mine)
+                    name: sum(results[c, way][name] for c in mine)
                     for name in ("jobs_completed", "rescales", "profiles")
                 },
             }
@@ -137,11 +141,11 @@ def main() -> None:
         todo = [_made(c, way, args, sweep) for c, way in keys]
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(args.processes, mp_context=context) as pool:
-            found = dict(zip(keys, pool.map(simulated, todo), strict=True))
-    told = list(rows(args.cells, found))
+            results = dict(zip(keys, pool.map(simulated, todo), strict=True))
+    table = list(rows(args.cells, results))
     print("| jobs | way | samples over FreeTrain's | of the moment | ended | rescales | profiles |")
     print("|---|---|---|---|---|---|---|")
-    for row in told:
+    for row in table:
         print(
             f"| {row['kind']} ({row['cells']}) | {row['way']} | "
             f"{100 * row['over_freetrain']:+.1f} % ± {100 * row['standard_error']:.1f} | "
@@ -149,8 +153,8 @@ def main() -> None:
             f"{row['profiles']} |"
         )
     if args.json:
-        each = [{**vars(c), "way": way, **found[c, way]} for c, way in keys]
-        args.json.write_text(json.dumps({"rows": told, "cells": each}, indent=1) + "\n", "utf-8")
+        each = [{**vars(c), "way": way, **results[c, way]} for c, way in keys]
+        args.json.write_text(json.dumps({"rows": table, "cells": each}, indent=1) + "\n", "utf-8")
 
 
 def _made(c: Cell, way: str, args: argparse.Namespace, sweep: Path) -> tuple[World, Point]:

@@ -105,18 +105,18 @@ def values(args: argparse.Namespace) -> list[dict[str, Any]]:
     sweep = described("slots", args, Path())
     study = optuna.create_study(sampler=sampler_of(sweep))
     parameters = sweep.parameters
-    asked = [study.ask() for _ in range(args.trials)]
-    return [{name: suggest(t, name, p) for name, p in parameters.items()} for t in asked]
+    proposals = [study.ask() for _ in range(args.trials)]
+    return [{name: suggest(t, name, p) for name, p in parameters.items()} for t in proposals]
 
 
 def contender(way: str, args: argparse.Namespace) -> SweepCost:
     """Run one of the others."""
     cut = cut_trace(options_of(args, Path(tempfile.gettempdir())))
     run = {"optuna": sweep_optuna.run, "ray": sweep_ray.run}[way]
-    found = run(values(args), cut, example_script(), args)
-    thrown = max(0.0, found["processed"] - IMAGES * found.pop("steps"))
-    idle = max(0.0, offered_s(cut, found["wall_s"], args.nodes) - found["used_s"])
-    return SweepCost(way, **found, thrown_away=thrown, idle_s=idle)
+    outcome = run(values(args), cut, example_script(), args)
+    thrown = max(0.0, outcome["processed"] - IMAGES * outcome.pop("steps"))
+    idle = max(0.0, offered_s(cut, outcome["wall_s"], args.nodes) - outcome["used_s"])
+    return SweepCost(way, **outcome, thrown_away=thrown, idle_s=idle)
 
 
 def options_of(args: argparse.Namespace, root: Path) -> DemoOptions:
@@ -192,18 +192,18 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:3])
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    found: list[dict[str, Any]] = [asdict(measured(way, args)) for way in args.ways]
+    results: list[dict[str, Any]] = [asdict(measured(way, args)) for way in args.ways]
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
         return
-    for row in found:
+    for row in results:
         print(
             f"{row['way']:10} {row['wall_s']:7.0f} s  best {row['best']:.4f}  {row['trials']}  "
             f"{row['processed']:,.0f} samples, {row['thrown_away']:,.0f} thrown away  "
             f"{row['used_s']:,.0f} node-seconds used, {row['idle_s']:,.0f} idle"
         )
-    first = found[0]
-    for row in found[1:]:
+    first = results[0]
+    for row in results[1:]:
         part = first["wall_s"] / row["wall_s"]
         print(f"{first['way']} ÷ {row['way']}: {part:.2f} of the time")
 

@@ -48,15 +48,15 @@ def curve_of(tried: dict[str, Any], epochs: int, example: dict[str, Any]) -> lis
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=tried["lr"], momentum=0.9)
     sampler = ElasticSampler(len(train), global_batch_size=BATCH, seed=0)
-    found = []
+    results = []
     for _ in sampler.epochs(epochs):
         for images, labels in DataLoader(train, batch_sampler=sampler):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()
             sampler.advance()
-        found.append(float(example["accuracy"](model, test)))
-    return found
+        results.append(float(example["accuracy"](model, test)))
+    return results
 
 
 def in_order(
@@ -124,11 +124,11 @@ def main() -> None:
         for away in (0.0, 0.1):
             runs = [in_order(curves, workers, args.jitter, away, k) for k in range(args.orders)]
             bests = Counter(round(best, 4) for best, _ in runs)
-            said = ", ".join(f"{v:.4f} {n / args.orders:.1%}" for v, n in bests.most_common(6))
+            shares = ", ".join(f"{v:.4f} {n / args.orders:.1%}" for v, n in bests.most_common(6))
             mean = sum(best for best, _ in runs) / args.orders
             epochs = sum(count for _, count in runs) / args.orders
             print(
-                f"{workers} workers, away {away:g}: mean {mean:.4f} ({said}); {epochs:.0f} epochs"
+                f"{workers} workers, away {away:g}: mean {mean:.4f} ({shares}); {epochs:.0f} epochs"
             )
 
 

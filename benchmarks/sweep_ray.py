@@ -46,5 +46,5 @@ def run(
     with (root / "driver.log").open("wb") as log:
         argv = [str(python), str(DRIVER), str(root / "plan.json")]
         subprocess.run(argv, stdout=log, stderr=log, check=True)
-    found: dict[str, Any] = json.loads((root / "outcome.json").read_text())
-    return found
+    outcome: dict[str, Any] = json.loads((root / "outcome.json").read_text())
+    return outcome

@@ -62,11 +62,11 @@ class SweepOutcome:
 def halved(accuracies: Sequence[Sequence[float]]) -> list[int]:
     """How many epochs each trial trains: rows are trials, columns :data:`RUNGS`."""
     last = [RUNGS[0]] * len(accuracies)
-    left = list(range(len(accuracies)))
+    survivors = list(range(len(accuracies)))
     for rung, further in enumerate(RUNGS[1:]):
-        left.sort(key=lambda trial: -accuracies[trial][rung])
-        left = left[: max(1, len(left) // REDUCTION)]
-        for trial in left:
+        survivors.sort(key=lambda trial: -accuracies[trial][rung])
+        survivors = survivors[: max(1, len(survivors) // REDUCTION)]
+        for trial in survivors:
             last[trial] = further
     return last
 
@@ -115,14 +115,14 @@ def outcome(
 ) -> SweepOutcome:
     """Simulate one way."""
     sized = [replace(job, min_nodes=least, max_nodes=most) for job in jobs]
-    found = simulate(trace, sized, SimSettings(max_running=at_once))
+    result = simulate(trace, sized, SimSettings(max_running=at_once))
     return SweepOutcome(
         way,
-        found.hours,
-        found.node_hours_by_user[USER],
-        found.jobs_completed,
-        found.rescales,
-        found.preemptions,
+        result.hours,
+        result.node_hours_by_user[USER],
+        result.jobs_completed,
+        result.rescales,
+        result.preemptions,
     )
 
 
@@ -183,8 +183,11 @@ def main() -> None:
         parser.error("give --trace, or --write")
     names = read_names(args.node_list) if args.node_list else None
     trace = read(args.trace, names=names).sample(args.nodes, args.seed)
-    found = [outcome(*way, jobs, trace, args.at_once) for way in ways()]
-    rows = [{**vars(each), "malleable_at_equal_time": cost_at(each.hours, found)} for each in found]
+    outcomes = [outcome(*way, jobs, trace, args.at_once) for way in ways()]
+    rows = [
+        {**vars(each), "malleable_at_equal_time": cost_at(each.hours, outcomes)}
+        for each in outcomes
+    ]
     if args.json:
         print(json.dumps({"load": os.getloadavg()[0], "rows": rows}))
         return

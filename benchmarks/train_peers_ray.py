@@ -37,7 +37,7 @@ def loop(settings: dict[str, Any]) -> None:
         step = state["step"]
     net = ray.train.torch.prepare_model(model)
     log = Log(settings["folder"])
-    saved, told = torch.tensor([time.monotonic()]), False
+    saved, notified = torch.tensor([time.monotonic()]), False
 
     def save() -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -63,10 +63,10 @@ def loop(settings: dict[str, Any]) -> None:
         if world > 1:
             torch.distributed.broadcast(due, 0)
         leaving = ray.train.get_preemption_info() is not None
-        if due.item() or (leaving and not told):
+        if due.item() or (leaving and not notified):
             save()
             saved.fill_(time.monotonic())
-            told = told or leaving
+            notified = notified or leaving
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def made(width: int, layers: int) -> Decoder:
     return model
 
 
-def held(run: elastic.Run) -> int:
+def shard_bytes(run: elastic.Run) -> int:
     """Bytes of this rank's shards of the model and the optimizer."""
     states = run.optimizer.state_dict()["state"].values()
     tensors = [*run.model.parameters(), *(t for state in states for t in state.values())]
@@ -109,7 +109,7 @@ def main() -> None:
             generation, ended, usual = step.generation, now, now - began
             # From here on it is the peak of a change, if one comes.
             forget_peak()
-            rest = memory("VmRSS") - held(run)
+            rest = memory("VmRSS") - shard_bytes(run)
 
 
 if __name__ == "__main__":

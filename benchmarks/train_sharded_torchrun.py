@@ -68,10 +68,10 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     folder, end = Path(args.checkpoint), Path(args.checkpoint + ".end")
     began, read, busy = time.monotonic(), read_so_far(), time.process_time()
-    found, done = newest(folder), 0
-    if found:
-        load(found, model, optimizer)
-        done = int(found.name)
+    snapshot, done = newest(folder), 0
+    if snapshot:
+        load(snapshot, model, optimizer)
+        done = int(snapshot.name)
     else:
         fill(model)
     about: dict[str, Any] = {
@@ -82,10 +82,10 @@ def main() -> None:
         "moved": read_so_far() - read,
         "peak": memory("VmHWM") - before,
     }
-    facts.write("restored" if found else "begun", **about)
+    facts.write("restored" if snapshot else "begun", **about)
     saved = time.monotonic()
     # The loss, and from rank 0 whether to save and whether to end.
-    told = torch.zeros(3)
+    flags = torch.zeros(3)
     for step in range(done + 1, SAMPLES // BATCH + 1):
         samples = list(range((step - 1) * BATCH + rank, step * BATCH, world))
         log.draw(step, world, rank, samples)
@@ -97,14 +97,14 @@ def main() -> None:
         log.done(step, world, rank)
         leave = rank == 0 and end.exists()
         due = leave or (rank == 0 and time.monotonic() - saved > args.checkpoint_every_s)
-        told.copy_(torch.stack([loss.detach(), torch.tensor(due), torch.tensor(leave)]))
-        dist.all_reduce(told)
+        flags.copy_(torch.stack([loss.detach(), torch.tensor(due), torch.tensor(leave)]))
+        dist.all_reduce(flags)
         if rank == 0:
-            facts.write("loss", step=step, loss=told[0].item() / world)
-        if told[1]:
+            facts.write("loss", step=step, loss=flags[0].item() / world)
+        if flags[1]:
             save(folder, step, model, optimizer)
             saved = time.monotonic()
-        if told[2]:
+        if flags[2]:
             break
     dist.destroy_process_group()
 

@@ -71,8 +71,8 @@ class TrialTraining:
     def __call__(self, trial: optuna.Trial) -> float:
         """A trial's last accuracy."""
         args = self._args
-        known = trial.study.get_trials(deepcopy=False)[trial.number]
-        if "fixed_params" not in known.system_attrs:
+        stored = trial.study.get_trials(deepcopy=False)[trial.number]
+        if "fixed_params" not in stored.system_attrs:
             raise TakenAlreadyError
         lr = trial.suggest_float("lr", 1e-3, 1.0, log=True)
         hidden = trial.suggest_categorical("hidden", [16, 32, 64, 128])
@@ -87,7 +87,7 @@ class TrialTraining:
         optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
         sampler = ElasticSampler(len(self._train), global_batch_size=BATCH, seed=0)
         parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "sampler": sampler}
-        first = RetryHeartbeatStaleTrialCallback.retried_trial_number(known)
+        first = RetryHeartbeatStaleTrialCallback.retried_trial_number(stored)
         place = args.folder / f"trial-{trial.number if first is None else first}.pt"
         if place.exists():
             for name, state in torch.load(place).items():

@@ -65,14 +65,14 @@ def loop(config: dict[str, Any]) -> None:
             sampler.advance()
             samples += len(labels)
             counted.write_text(str(samples))
-        told = {"accuracy": float(example["accuracy"](model, test)), "epoch": epoch + 1}
+        report = {"accuracy": float(example["accuracy"](model, test)), "epoch": epoch + 1}
         if time.monotonic() - saved < CHECKPOINT_S:
-            ray.tune.report(told)
+            ray.tune.report(report)
             continue
         with tempfile.TemporaryDirectory() as folder:
             state = {name: part.state_dict() for name, part in parts.items()}
             torch.save(state, Path(folder) / "state.pt")
-            ray.tune.report(told, checkpoint=ray.tune.Checkpoint.from_directory(folder))
+            ray.tune.report(report, checkpoint=ray.tune.Checkpoint.from_directory(folder))
         saved = time.monotonic()
 
 
@@ -159,9 +159,9 @@ def main() -> None:
     finally:
         ray.shutdown()  # first: the head is not taken from under a driver
         cluster.shutdown()
-    (found,) = outcomes
-    epochs = [result.metrics.get("epoch", 0) for result in found]
-    whole = [r.metrics["accuracy"] for r in found if r.metrics.get("epoch") == plan["epochs"]]
+    (row,) = outcomes
+    epochs = [result.metrics.get("epoch", 0) for result in row]
+    whole = [r.metrics["accuracy"] for r in row if r.metrics.get("epoch") == plan["epochs"]]
     counted = Path(plan["folder"]).glob("samples-*")
     outcome = {
         "wall_s": wall,

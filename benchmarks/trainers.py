@@ -82,18 +82,18 @@ def on_this_node(count: int, load: Load) -> list[tuple[Times, float, str]]:
     ]
     for worker in workers:
         worker.start()
-    found = [answers.get(timeout=600) for _ in workers]
+    results = [answers.get(timeout=600) for _ in workers]
     for worker in workers:
         worker.join()
-    return found
+    return results
 
 
 def row(
-    count: int, load: Load, found: Iterable[tuple[Times, float, str]], how: str
+    count: int, load: Load, results: Iterable[tuple[Times, float, str]], how: str
 ) -> dict[str, object]:
     """What ``count`` trainers measured."""
-    found = list(found)
-    times = [pair for mine, _, _ in found for pair in mine]
+    results = list(results)
+    times = [pair for mine, _, _ in results for pair in mine]
     return {
         "trainers": count,
         "nodes": load.nodes,
@@ -102,8 +102,8 @@ def row(
         "median_ms": round(1e3 * statistics.median(wall for wall, _ in times), 3),
         "worst_ms": round(1e3 * max(wall for wall, _ in times), 3),
         "cpu_median_ms": round(1e3 * statistics.median(cpu for _, cpu in times), 3),
-        "solves_per_s": round(len(times) / max(span for _, span, _ in found), 1),
-        "hosts": len({host for _, _, host in found}),
+        "solves_per_s": round(len(times) / max(span for _, span, _ in results), 1),
+        "hosts": len({host for _, _, host in results}),
         "cpus": os.cpu_count(),
         "launcher": how,
     }
@@ -143,11 +143,11 @@ def under_mpi(counts: Sequence[int] | None, load: Load, as_json: bool) -> None:
             continue
         taking_part = world.rank < count
         group = world.Split(0 if taking_part else 1, world.rank)
-        found = (
+        results = (
             group.gather(run_trainer(world.rank, load, _MpiBarrier(group))) if taking_part else None
         )
-        if world.rank == 0 and found is not None:
-            rows.append(row(count, load, found, "mpi"))
+        if world.rank == 0 and results is not None:
+            rows.append(row(count, load, results, "mpi"))
         group.Free()
         world.Barrier()
     if world.rank == 0:

@@ -56,29 +56,29 @@ def simulated(made: tuple[World, Point]) -> dict[str, Any]:
 
 
 def rows(
-    cells: Sequence[Cell], found: dict[tuple[Cell, bool], dict[str, Any]]
+    cells: Sequence[Cell], results: dict[tuple[Cell, bool], dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """A row for each kind: a cell with turns (True) and without."""
     for kind in dict.fromkeys(c.kind for c in cells):
         mine = [c for c in cells if c.kind == kind]
 
         def ratio(name: str, of: Sequence[Cell] = mine) -> tuple[float, float]:
-            each = [found[c, True][name] / found[c, False][name] - 1.0 for c in of]
+            each = [results[c, True][name] / results[c, False][name] - 1.0 for c in of]
             error = statistics.stdev(each) / len(each) ** 0.5 if len(each) > 1 else 0.0
             return statistics.fmean(each), error
 
         def more(name: str, of: Sequence[Cell] = mine) -> float:
-            return statistics.fmean(found[c, True][name] - found[c, False][name] for c in of)
+            return statistics.fmean(results[c, True][name] - results[c, False][name] for c in of)
 
         def both(name: str, of: Sequence[Cell] = mine) -> list[float]:
-            return [statistics.fmean(found[c, way][name] for c in of) for way in (True, False)]
+            return [statistics.fmean(results[c, way][name] for c in of) for way in (True, False)]
 
         yield {
             "kind": kind,
             "cells": len(mine),
             "samples": ratio("samples"),
             "work": ratio("work"),
-            "longest": [max(found[c, way]["longest_wait_hours"] for c in mine)
+            "longest": [max(results[c, way]["longest_wait_hours"] for c in mine)
                         for way in (True, False)],
             "p95": both("p95_wait_hours"),
             "starts": both("starts"),
@@ -90,14 +90,14 @@ def rows(
         }  # fmt: skip
 
 
-def tell(told: Sequence[dict[str, Any]]) -> list[str]:
+def tell(table: Sequence[dict[str, Any]]) -> list[str]:
     """The Markdown table."""
     lines = [
         "| jobs | samples | work | longest wait | 95 % wait | trained on | starting | rescaling "
         "| starts | rescales | ended |",
         "|---" * 11 + "|",
     ]
-    for row in told:
+    for row in table:
         cells = [f"{row['kind']} ({row['cells']})"]
         cells += [f"{100 * m:+.1f} % ± {100 * e:.1f}" for m, e in (row["samples"], row["work"])]
         cells += ["{:.1f}, {:.1f} h".format(*row[name]) for name in ("longest", "p95")]
@@ -130,12 +130,12 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.processes, mp_context=context) as pool:
         results = pool.map(simulated, [_made(c, turns, args) for c, turns in keys])
-        found = dict(zip(keys, results, strict=True))
-    told = list(rows(args.cells, found))
-    print("\n".join(tell(told)))
+        results_by_cell = dict(zip(keys, results, strict=True))
+    table = list(rows(args.cells, results_by_cell))
+    print("\n".join(tell(table)))
     if args.json:
-        each = [{**vars(c), "turns": turns, **found[c, turns]} for c, turns in keys]
-        args.json.write_text(json.dumps({"rows": told, "cells": each}, indent=1) + "\n", "utf-8")
+        each = [{**vars(c), "turns": turns, **results_by_cell[c, turns]} for c, turns in keys]
+        args.json.write_text(json.dumps({"rows": table, "cells": each}, indent=1) + "\n", "utf-8")
 
 
 def _made(c: Cell, turns: bool, args: argparse.Namespace) -> tuple[World, Point]:

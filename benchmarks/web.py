@@ -150,7 +150,7 @@ def page_times(jobs: int, nodes: int, viewers: int, root: Path) -> dict[str, dic
             "usage": lambda _: [],
         },
     )
-    found: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float]] = {}
     try:
         with page(state_dir) as web, followed(web, viewers):
             time.sleep(5.0)
@@ -160,10 +160,10 @@ def page_times(jobs: int, nodes: int, viewers: int, root: Path) -> dict[str, dic
                     times.append(1000 * seconds_for(web, path))
                     time.sleep(PAUSE_S)
                 cuts = statistics.quantiles(times, n=20)
-                found[path] = {"p50": cuts[9], "p95": cuts[18]}
+                results[path] = {"p50": cuts[9], "p95": cuts[18]}
     finally:
         fake.stop()
-    return found
+    return results
 
 
 def main() -> int:
@@ -177,20 +177,20 @@ def main() -> int:
     parser.add_argument("--viewers", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    args = parser.parse_args()
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
-        times = page_times(given.jobs, given.nodes, given.viewers, Path(folder) / "times")
-        cost = daemon_cost(given.jobs, given.viewers, given.seconds, Path(folder) / "cost")
-    if given.json:
+        times = page_times(args.jobs, args.nodes, args.viewers, Path(folder) / "times")
+        cost = daemon_cost(args.jobs, args.viewers, args.seconds, Path(folder) / "cost")
+    if args.json:
         print(json.dumps({"load": load, "times_ms": times, "daemon_cores": cost}, indent=1))
         return 0
-    print(f"{given.jobs} jobs, {given.nodes} nodes, {given.viewers} viewers; load {load:.1f}")
+    print(f"{args.jobs} jobs, {args.nodes} nodes, {args.viewers} viewers; load {load:.1f}")
     for path, row in times.items():
         print(f"GET {path:10} p50 {row['p50']:7.1f} ms   p95 {row['p95']:7.1f} ms")
     print(
         f"the daemon without the page {100 * cost['alone']:.1f} % of a core, "
-        f"with {given.viewers} viewers {100 * cost['watched']:.1f} %"
+        f"with {args.viewers} viewers {100 * cost['watched']:.1f} %"
     )
     return 0
 

@@ -44,9 +44,9 @@ def on_trace(setting: Setting, live: bool, trace_file: Path | None) -> dict[str,
     from benchmarks.windsr_trace import train_on_trace
 
     folder = setting.out / f"trace-{'live' if live else 'restart'}"
-    kept = folder / "scores.json"
-    if kept.exists():
-        return json.loads(kept.read_text())
+    path = folder / "scores.json"
+    if path.exists():
+        return json.loads(path.read_text())
     plan, day = setting.plan, setting.days()[-1]
     arguments = [
         "train",
@@ -82,7 +82,7 @@ def on_trace(setting: Setting, live: bool, trace_file: Path | None) -> dict[str,
         **lived,
     }
     row |= score(made, setting, day, 0)
-    kept.write_text(json.dumps(row, indent=1))
+    path.write_text(json.dumps(row, indent=1))
     return row
 
 

@@ -35,12 +35,12 @@ def analyses(setting: Setting) -> dict[str, tuple[Any, Any]]:
         with xarray.open_dataset(setting.data) as dataset:
             if "member" in dataset and dataset["member"].shape == (len(fields.times),):
                 last = dataset["member"].to_numpy() == -1
-    found = {}
+    results = {}
     for day in np.unique(fields.days[last]):
         own = np.flatnonzero((fields.days == day) & ~last)
         few = own[np.linspace(0, len(own) - 1, min(setting.plan.backgrounds, len(own))).astype(int)]
-        found[str(day)] = (fields.at(few), fields.at((fields.days == day) & last))
-    return found
+        results[str(day)] = (fields.at(few), fields.at((fields.days == day) & last))
+    return results
 
 
 def observe(truth: Any, share: float, seed: int) -> list[Any]:
@@ -57,14 +57,14 @@ def observe(truth: Any, share: float, seed: int) -> list[Any]:
     ]
 
 
-def _errors(truth: Any, found: Any, stations: list[list[Any]]) -> dict[str, float]:
+def _errors(truth: Any, estimate: Any, stations: list[list[Any]]) -> dict[str, float]:
     """MAE and RMSE of the fields [n, H, W] at all pixels without a station."""
     import numpy as np
 
-    elsewhere = np.ones(found.shape, bool)
+    elsewhere = np.ones(estimate.shape, bool)
     for field, own in enumerate(stations):
         elsewhere[field, [o.row for o in own], [o.column for o in own]] = False
-    error = (found - truth)[elsewhere]
+    error = (estimate - truth)[elsewhere]
     return {"mae": float(np.abs(error).mean()), "rmse": float(np.sqrt((error**2).mean()))}
 
 
@@ -83,10 +83,10 @@ def _thresholds(setting: Setting, day: str, way: str, cap: int | None) -> Any:
             for number, (backgrounds, analysis) in enumerate(others):
                 guess = _interpolated(made, backgrounds.at([0]))[0]
                 stations = observe(analysis.wind[0], setting.plan.stations, 7000 + number)
-                found, _, _ = bring(
+                estimate, _, _ = bring(
                     guess, analysis.terrain, stations, None, Thresholds(t1, t2, cap)
                 )
-                squares.append(_errors(analysis.wind, found[None], [stations])["rmse"] ** 2)
+                squares.append(_errors(analysis.wind, estimate[None], [stations])["rmse"] ** 2)
             tried[t1, t2] = float(np.mean(squares))
     return Thresholds(*min(tried, key=lambda pair: tried[pair]), cap)
 
@@ -106,15 +106,15 @@ def thresholds_of(setting: Setting, day: str) -> dict[str, list[float]]:
     if not setting.plan.choose:
         ways = [f"{way}, {label}" for way in ("paste", "innovations") for label in CAPS]
         return {way: [T1_M, T2_MS] for way in ways}
-    kept = setting.out / f"thresholds-{day}.json"
-    if kept.exists():
-        return json.loads(kept.read_text())
-    found = {}
+    path = setting.out / f"thresholds-{day}.json"
+    if path.exists():
+        return json.loads(path.read_text())
+    results = {}
     for way in ("paste", "innovations"):
         for label, cap in CAPS.items():
             best = _thresholds(setting, day, way, cap)
-            found[f"{way}, {label}"] = [best.terrain, best.wind]
-    return keep_json(kept, found)
+            results[f"{way}, {label}"] = [best.terrain, best.wind]
+    return keep_json(path, results)
 
 
 def assimilation(setting: Setting, day: str, seed: int) -> dict[str, Any]:
@@ -137,9 +137,9 @@ def _row(
     setting: Setting, name: str, day: str, seed: int, chosen: dict[str, list[float]]
 ) -> dict[str, Any]:
     """Of one method: errors by way and radius."""
-    kept = setting.out / f"assimilation-{name}-{day}-{seed}.json"
-    if kept.exists():
-        return json.loads(kept.read_text())
+    path = setting.out / f"assimilation-{name}-{day}-{seed}.json"
+    if path.exists():
+        return json.loads(path.read_text())
     import numpy as np
     import torch
     from windsr import methods, whole
@@ -158,8 +158,8 @@ def _row(
     draw = methods.Draw(setting.plan.drawn if draws else 1, seed=seed)
 
     def fine(base: Any = None, how: Any = draw, **more: Any) -> Any:
-        found = whole.make_whole(made, low, backgrounds.terrain, how, base=base, **more)
-        return found.mean(axis=1)
+        estimate = whole.make_whole(made, low, backgrounds.terrain, how, base=base, **more)
+        return estimate.mean(axis=1)
 
     first = fine()
     own: dict[str, Any] = {"none": {"none": _errors(analysis.wind, first, stations)}}
@@ -179,17 +179,17 @@ def _row(
                     radius,
                     thresholds,
                 )
-                found = fine(torch.from_numpy(composite[:, None]))
+                estimate = fine(torch.from_numpy(composite[:, None]))
             else:
                 bring = assimilate if way == "paste" else spread_innovations
                 done = [
                     bring(f, backgrounds.terrain, s, radius, thresholds)
                     for f, s in zip(first, stations, strict=True)
                 ]
-                found = np.stack([d[0] for d in done])
+                estimate = np.stack([d[0] for d in done])
                 used = [r for d in done for r in d[2]]
             own[way][label] = {
-                **_errors(analysis.wind, found, stations),
+                **_errors(analysis.wind, estimate, stations),
                 "mean_radius": float(np.mean(used)),
             }
     if draws:
@@ -199,6 +199,6 @@ def _row(
                 mask[k, o.row, o.column], values[k, o.row, o.column] = 1, o.value
         pull = methods.Guidance(*(torch.from_numpy(a[:, None]) for a in (mask, values)))
         free = methods.Draw(draw.members, seed=seed, constrain=False)
-        found = fine(how=free, guidance=pull)
-        own["score-based"] = {"none": _errors(analysis.wind, found, stations)}
-    return keep_json(kept, own)
+        estimate = fine(how=free, guidance=pull)
+        own["score-based"] = {"none": _errors(analysis.wind, estimate, stations)}
+    return keep_json(path, own)

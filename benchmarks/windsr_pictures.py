@@ -41,9 +41,9 @@ def pictures(setting: Setting) -> list[Path]:
         ("without stations", None, None),
         ("with stations", torch.from_numpy(composite[:, None]), masks),
     ):
-        found = whole.make_whole(made, low, analysis.terrain, draw, base=base)
+        estimate = whole.make_whole(made, low, analysis.terrain, draw, base=base)
         results[name] = SampledFields(
-            found, analysis.terrain, backgrounds.times, analysis.y, analysis.x,
+            estimate, analysis.terrain, backgrounds.times, analysis.y, analysis.x,
             low[:, 0].numpy(), truth, mask,
         )  # fmt: skip
     folder = setting.out / "pictures"

@@ -57,15 +57,15 @@ def trained(setting: Setting, name: str, day: str, seed: int) -> tuple[Any, dict
 
 def unit(setting: Setting, name: str, day: str, seed: int) -> dict[str, Any]:
     """Train (unless done) and score one row with one day left out and one seed."""
-    kept = setting.folder(name, day, seed) / "scores.json"
-    if kept.exists():
-        return json.loads(kept.read_text())
+    path = setting.folder(name, day, seed) / "scores.json"
+    if path.exists():
+        return json.loads(path.read_text())
     made, cost = trained(setting, name, day, seed)
-    found = {"row": name, "day": day, "seed": seed, **cost}
-    found |= score(made, setting, day, seed)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(found, indent=1))
-    return found
+    row = {"row": name, "day": day, "seed": seed, **cost}
+    row |= score(made, setting, day, seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(row, indent=1))
+    return row
 
 
 def score(made: Any, setting: Setting, day: str, seed: int) -> dict[str, Any]:
@@ -111,8 +111,8 @@ def score(made: Any, setting: Setting, day: str, seed: int) -> dict[str, Any]:
     return result
 
 
-def keep_json(path: Path, found: dict[str, Any]) -> dict[str, Any]:
+def keep_json(path: Path, value: dict[str, Any]) -> dict[str, Any]:
     """Write a result beside what it is of."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1))
-    return found
+    path.write_text(json.dumps(value, indent=1))
+    return value

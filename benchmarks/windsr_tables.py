@@ -12,14 +12,14 @@ from benchmarks.windsr_setting import ROWS
 
 def spread(values: Sequence[float], digits: int) -> str:
     """``mean ± standard deviation``."""
-    known = [value for value in values if not math.isnan(value)]
-    if not known:
+    numbers = [value for value in values if not math.isnan(value)]
+    if not numbers:
         return "-"
-    mean = statistics.fmean(known)
+    mean = statistics.fmean(numbers)
     return (
         f"{mean:.{digits}f}"
-        if len(known) < 2
-        else f"{mean:.{digits}f} ± {statistics.stdev(known):.{digits}f}"
+        if len(numbers) < 2
+        else f"{mean:.{digits}f} ± {statistics.stdev(numbers):.{digits}f}"
     )
 
 
@@ -101,7 +101,7 @@ def observations_table(observed: list[dict[str, Any]]) -> list[str]:
             if way == "score-based":
                 cells[0] = f"{statistics.fmean(o['none']['rmse'] for o in own):.3f} (no radius)"
             lines.append([name, way, f"{none:.3f}", *cells])
-    found = _table(head, lines)
+    table = _table(head, lines)
     for label in ("dynamic, at most 6", "dynamic"):
         used = [
             f"{o['day']}: {o['rows'][first]['paste'][label]['mean_radius']:.1f} pixels on "
@@ -109,8 +109,8 @@ def observations_table(observed: list[dict[str, Any]]) -> list[str]:
             f"T2 {o['thresholds'][f'paste, {label}'][1]:g} m/s"
             for o in observed
         ]
-        found.append(f"{label}: " + "; ".join(used))
-    return found
+        table.append(f"{label}: " + "; ".join(used))
+    return table
 
 
 def trace_table(rows: list[dict[str, Any]], traced: list[dict[str, Any]]) -> list[str]:
@@ -131,15 +131,15 @@ def trace_table(rows: list[dict[str, Any]], traced: list[dict[str, Any]]) -> lis
 
 def costs_line(rows: list[dict[str, Any]]) -> str:
     """What training and drawing cost, CPU seconds on one thread."""
-    said = []
+    sentences = []
     for name in ROWS:
         own = [row for row in rows if row["row"] == name and "train_cpu_s" in row]
         if own:
-            said.append(
+            sentences.append(
                 f"{name} {spread([r['train_cpu_s'] for r in own], 0)} to train, "
                 f"{spread([r['sample_cpu_s'] / r['fields'] for r in own], 1)} a field drawn"
             )
-    return "CPU s: " + "; ".join(said) if said else ""
+    return "CPU s: " + "; ".join(sentences) if sentences else ""
 
 
 def tables(

@@ -121,13 +121,13 @@ def _watched(
         env={"MALLETRAIN_PRELOAD": PRELOAD},
     )
     job = ""
-    held: Counter[int] = Counter()
+    node_seconds: Counter[int] = Counter()
     while time.monotonic() < deadline:
         time.sleep(1.0)
         with contextlib.suppress(RuntimeError), Connection.of(state) as client:
             job = job or client.submit(spec).id
             view = client.job(job).job
-            held[len(view.nodes)] += 1
+            node_seconds[len(view.nodes)] += 1
             if view.state in ("completed", "failed", "cancelled"):
                 events = Counter(e.kind for e in client.events(limit=1000))
                 rounds = [
@@ -150,7 +150,7 @@ def _watched(
                     "sizes": rounds,
                     "lost": lost,
                     "tries": view.tries,
-                    "seconds_by_nodes": dict(sorted(held.items())),
+                    "seconds_by_nodes": dict(sorted(node_seconds.items())),
                     "events": dict(events),
                 }
     raise RuntimeError(

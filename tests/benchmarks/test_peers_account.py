@@ -47,7 +47,7 @@ def test_every_sample_once_over_changes_of_the_group():
     script = Script()
     for number, names in enumerate(["ab", "ab", "abc", "abc", "a", "a"], 1):
         script.step(number, names)
-    assert count(script.lines()) == Samples(kept=20, repeated=0, lost=0)
+    assert count(script.lines()) == Samples(distinct=20, repeated=0, lost=0)
 
 
 def test_what_a_step_takes_is_told_by_the_number_of_ranks_and_without_changes():
@@ -62,14 +62,14 @@ def test_steps_done_again_after_a_loss_are_counted_sample_by_sample():
     script = Script()
     for number, names in [(1, "ab"), (2, "ab"), (3, "ab"), (2, "c"), (3, "c"), (4, "c"), (5, "c")]:
         script.step(number, names)
-    assert count(script.lines()) == Samples(kept=16, repeated=8, lost=0)
+    assert count(script.lines()) == Samples(distinct=16, repeated=8, lost=0)
 
 
 def test_a_sample_that_nobody_took_is_lost():
     script = Script()
     for number in range(1, 5):
         script.step(number, "ab", skip=5)
-    assert count(script.lines()) == Samples(kept=11, repeated=0, lost=1)
+    assert count(script.lines()) == Samples(distinct=11, repeated=0, lost=1)
 
 
 def test_a_rank_killed_before_its_line_took_part_if_its_group_finished_the_step():
@@ -78,7 +78,7 @@ def test_a_rank_killed_before_its_line_took_part_if_its_group_finished_the_step(
     script.step(2, "ab", but="b")
     script.step(3, "a")
     script.step(4, "a")
-    assert count(script.lines()) == Samples(kept=12, repeated=0, lost=0)
+    assert count(script.lines()) == Samples(distinct=12, repeated=0, lost=0)
 
 
 def test_a_step_given_up_counts_when_it_was_repeated():
@@ -88,7 +88,7 @@ def test_a_step_given_up_counts_when_it_was_repeated():
     script.step(2, "a")
     script.step(3, "a")
     assert len(trained(script.lines())) == 4
-    assert count(script.lines()) == Samples(kept=8, repeated=0, lost=0)
+    assert count(script.lines()) == Samples(distinct=8, repeated=0, lost=0)
 
 
 def test_a_killed_rank_that_another_took_the_place_of_is_not_counted_twice():
@@ -97,7 +97,7 @@ def test_a_killed_rank_that_another_took_the_place_of_is_not_counted_twice():
     script.step(2, "ab", but="ab")
     script.step(2, "ac")
     script.step(3, "ac")
-    assert count(script.lines()) == Samples(kept=8, repeated=0, lost=0)
+    assert count(script.lines()) == Samples(distinct=8, repeated=0, lost=0)
 
 
 def test_a_line_cut_short_is_left_out():
@@ -119,4 +119,4 @@ def test_the_pause_is_the_longest_time_without_a_step():
 
 
 def test_goodput_is_what_was_kept_beside_an_undisturbed_training():
-    assert goodput(kept=600, seconds=60.0, undisturbed=20.0) == pytest.approx(0.5)
+    assert goodput(samples=600, seconds=60.0, undisturbed=20.0) == pytest.approx(0.5)

@@ -33,7 +33,7 @@ def test_without_wishes_the_quick_job_has_all_nodes():
 
 
 def test_a_deadline_takes_the_nodes_it_needs_before_it():
-    found = most_samples(JOBS, IDLE, HOUR, held={"slow"})
+    found = most_samples(JOBS, IDLE, HOUR, served_deadlines={"slow"})
     assert found == pytest.approx((0.5 * 10 + 15 + 1.5) * HOUR, rel=1e-6)
 
 
@@ -46,4 +46,4 @@ def test_shares_are_kept_where_that_costs_least():
 def test_what_cannot_be_kept_is_said():
     late = [JOBS[0], replace(JOBS[1], samples=9 * HOUR)]
     with pytest.raises(ValueError, match="cannot be kept together"):
-        most_samples(late, IDLE, HOUR, held={"slow"})
+        most_samples(late, IDLE, HOUR, served_deadlines={"slow"})

@@ -492,7 +492,7 @@ class Snapshot:
             open_files.flush()
             return
         memory, heirs = self._memory, self._heirs(number)
-        in_memory = memory is not None and memory.drained(heirs, self._steps, self._outcomes)
+        in_memory = memory is not None and memory.save_for_drain(heirs, self._steps, self._outcomes)
         sentence = None if in_memory else self._save()
         if not is_rank_0:
             return
@@ -505,7 +505,7 @@ class Snapshot:
                 return True
             if self._agreement is not None:
                 return False  # the other ranks are already in their next collective
-            return memory.wanted_by(self._heirs(later)) or self._save() is None
+            return memory.copy_to_one_of(self._heirs(later)) or self._save() is None
 
         assert self._flags is not None
         self._served_request = wait_to_be_stopped(self._flags, number, again=state_is_there)

@@ -216,7 +216,7 @@ class Snapshot:
                 self._disk.is_behind(requested)
             if not in_memory or os.path.exists(self.path):
                 self._outcomes.saved_at = self._disk_saved_at if in_memory else payload.get("time")
-        self._pace.begins(due_in, payload and payload.get("save_s"))
+        self._pace.begin(due_in, payload and payload.get("save_s"))
         report.mark("restored")
         return payload is not None
 

@@ -123,9 +123,8 @@ def write_safetensors(weights: Weights, out: str) -> None:
     copies: dict[str, Any] = {}
     for key, tensor in weights.tensors.items():
         tensor = tensor.contiguous()
-        shared = (
-            tensor.untyped_storage().data_ptr() in seen
-        )  # tied weights: the file stores each separately
+        # tied weights: the file stores each separately
+        shared = tensor.untyped_storage().data_ptr() in seen
         seen.add(tensor.untyped_storage().data_ptr())
         copies[key] = tensor.clone() if shared else tensor
     temporary = f"{out}.tmp-{os.getpid()}"

@@ -42,18 +42,16 @@ class LoopRates:
         for name, value in objects.items():
             optimizer = unwrapped(value)
             while optimizer is not None and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
-                optimizer = getattr(
-                    optimizer, "optimizer", None
-                )  # Accelerate's optimizer wraps another
+                # Accelerate's optimizer wraps another
+                optimizer = getattr(optimizer, "optimizer", None)
             if optimizer is not None:
                 self._watch(name, optimizer)
 
     def _watch(self, name: str, optimizer: Any) -> None:
         def before_update(optimizer: Any, *_: Any) -> None:
             now = [group.get("lr") for group in optimizer.param_groups]
-            if not all(
-                isinstance(rate, int | float) for rate in now
-            ):  # for example a tensor on a GPU
+            # a rate may be a tensor, for example on a GPU
+            if not all(isinstance(rate, int | float) for rate in now):
                 return
             expected = self._expected.pop(name, None)
             if expected:

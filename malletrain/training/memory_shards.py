@@ -128,9 +128,8 @@ def hand_over(tier: MemoryTier, moment: Moment, address: str, silence_s: float) 
     prefixes = tuple(f"__{rank}_" for rank in range(first, first + local_world_size))
     with peer(address, silence_s) as other:
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if path.name == METADATA or path.name.startswith(
-                prefixes
-            ):  # not files that other nodes are sending
+            # skip files that other nodes are sending
+            if path.name == METADATA or path.name.startswith(prefixes):
                 sent += other.push(path, tier.name(moment, path.name))
         reached(FaultPoint.MEMORY_GIVES)
         sent += other.push(tier.file(moment), tier.name(moment))

@@ -28,9 +28,8 @@ def flush() -> None:
     if not files:
         return
     for file in gc.get_objects():
-        if not issubclass(
-            type(file), _WRITERS
-        ):  # isinstance() would call proxies of other packages
+        # isinstance() would call proxies of other packages
+        if not issubclass(type(file), _WRITERS):
             continue
         with contextlib.suppress(Exception):
             if not file.closed and file.fileno() in files:

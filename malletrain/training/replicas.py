@@ -97,9 +97,8 @@ class Replicas:
     def _renew(self, memory: MemorySnapshots, steps: int) -> bool:
         if memory.is_sharded:
             return self._renew_shards(memory, steps)
-        return rank_and_world()[0] == 0 or memory.replicate(
-            steps
-        )  # rank 0's node has its own snapshot
+        # rank 0's node saves its own snapshot anyway
+        return rank_and_world()[0] == 0 or memory.replicate(steps)
 
     def _renew_shards(self, memory: MemorySnapshots, steps: int) -> bool:
         """Start a new copy if the previous one has arrived. Returns whether a copy exists or is

@@ -162,9 +162,8 @@ class _Worker:
             self._thread = threading.Thread(
                 target=self._send_late, name="malletrain-reports", daemon=True
             )
-            with contextlib.suppress(
-                RuntimeError
-            ):  # no thread can start, or the interpreter exits: send without one
+            # no thread can start, or the interpreter exits: send without one
+            with contextlib.suppress(RuntimeError):
                 self._thread.start()
 
     def _send_late(self) -> None:
@@ -445,9 +444,8 @@ def mark_import() -> None:
     now = time.time()
     try:
         with open("/proc/self/stat", "rb") as file:
-            ticks = int(
-                file.read().rpartition(b")")[2].split()[19]
-            )  # field 22 of proc_pid_stat(5), since boot
+            # field 22 of proc_pid_stat(5), since boot
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
         mark("start", now - age)
     except (

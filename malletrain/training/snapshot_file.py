@@ -301,10 +301,11 @@ def sync_folder(folder: str) -> None:
     try:
         os.fsync(fd)
     except OSError as error:
+        # some file systems have no fsync of folders
         if error.errno not in (
             errno.EINVAL,
             errno.ENOTSUP,
-        ):  # some file systems have no fsync of folders
+        ):
             raise
     finally:
         os.close(fd)

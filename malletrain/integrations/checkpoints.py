@@ -35,7 +35,7 @@ def read_record(folder: str) -> dict[str, Any]:
 
 def write_record(folder: str, run: Owner, facts: Mapping[str, Any]) -> None:
     """Write the record of ``run`` with ``facts``, atomically."""
-    write_whole(os.path.join(folder, RECORD), json.dumps({**facts, "owner": owner.named(run)}))
+    write_whole(os.path.join(folder, RECORD), json.dumps({**facts, "owner": owner.to_record(run)}))
 
 
 def write_whole(path: str, text: str) -> None:
@@ -49,7 +49,7 @@ def write_whole(path: str, text: str) -> None:
 
 def is_own(record: Mapping[str, Any], run: Owner) -> bool:
     """Return whether ``run`` wrote the checkpoint; True if the record names no owner."""
-    theirs = owner.of(record)
+    theirs = owner.owner_of(record)
     return theirs is None or theirs.is_same(run)
 
 
@@ -81,7 +81,7 @@ def refuse_to_overwrite(record: Mapping[str, Any], checkpoint: str, run: Owner) 
     Raises:
         ForeignSnapshotError: it belongs to another job.
     """
-    theirs = owner.of(record)
+    theirs = owner.owner_of(record)
     if theirs is None or theirs.is_same(run) or not (theirs.job and run.job):
         return
     requested = owner.resume_source(None)

@@ -104,7 +104,7 @@ class ModelFiles:
     def _write(self) -> None:
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
         journal = {
-            "owner": owner.named(self._run),
+            "owner": owner.to_record(self._run),
             "generation": report.generation(),
             "versions": self._versions,
             "files": sorted(self._files),

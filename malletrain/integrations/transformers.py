@@ -468,7 +468,7 @@ def _is_whole(record: dict[str, Any]) -> bool:
 
 
 def _is_of_job(record: dict[str, Any], job: str, mine: owner.Owner) -> bool:
-    theirs = owner.of(record)
+    theirs = owner.owner_of(record)
     return theirs is not None and bool(job) and theirs.job == job and theirs.may_share(mine)
 
 

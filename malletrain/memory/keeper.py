@@ -23,7 +23,7 @@ import msgspec
 import zmq
 
 from malletrain.memory.folder import MemoryFolder, remove, unfinished
-from malletrain.memory.speech import PIECE, Answer, Ask, keys, unlimited
+from malletrain.memory.speech import PIECE, Answer, Ask, keys, remove_queue_limits
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.host_listener import HostListener, listening
 from malletrain.protocol.job_keys import ZAP
@@ -103,7 +103,7 @@ class Keeper:
             zap.bind(ZAP)
             self._router = context.socket(zmq.ROUTER)
             self._keys.serve(self._router, b"memory")
-            unlimited(self._router)
+            remove_queue_limits(self._router)
             listener = HostListener(self._router, self._host, self._port)
             poller = zmq.Poller()
             for socket in (zap, self._router, self._stop, listener.monitor):

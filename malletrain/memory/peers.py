@@ -18,7 +18,7 @@ import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from malletrain.memory.speech import PIECE, WINDOW, Answer, Ask, keys, unlimited
+from malletrain.memory.speech import PIECE, WINDOW, Answer, Ask, keys, remove_queue_limits
 
 SILENCE_S = 20.0
 """Time without a message, seconds, after which a node counts as lost."""
@@ -49,7 +49,7 @@ class RemoteKeeper:
         self._context = zmq.Context()
         dealer = self._dealer = self._context.socket(zmq.DEALER)
         keys(secret, job).call(dealer)
-        unlimited(dealer)
+        remove_queue_limits(dealer)
         dealer.ipv6 = address.startswith("[")
         dealer.reconnect_ivl = _RETRY_MS
         self._monitor: Any = dealer.get_monitor_socket(

@@ -53,7 +53,7 @@ def keys(secret: bytes, job: str) -> RoundKeys:
     return RoundKeys(secret, f"memory of {job}")
 
 
-def unlimited(socket: zmq.Socket[bytes]) -> None:
+def remove_queue_limits(socket: zmq.Socket[bytes]) -> None:
     """Remove the limits of the socket's queues, because :data:`WINDOW` limits the requests in
     flight.
     """

@@ -82,7 +82,7 @@ def newest(
     return None, ""
 
 
-def agreed(
+def newest_on_all_ranks(
     path: str,
     keep: int,
     check: Check,

@@ -64,9 +64,11 @@ class DiskCopies:
             except SnapshotError as error:
                 self._refused = error
             except Exception as error:  # a full disk must not stop the training
-                self._outcomes.bad(error, retry_s, Attempt(time.monotonic() - started, *totals))
+                self._outcomes.report_failed(
+                    error, retry_s, Attempt(time.monotonic() - started, *totals)
+                )
             else:
-                self._outcomes.good(size, Attempt(time.monotonic() - started, *totals))
+                self._outcomes.report_saved(size, Attempt(time.monotonic() - started, *totals))
 
         # Not a daemon thread: the script exits only when its last snapshot is on disk.
         self._thread = threading.Thread(target=copy, name="malletrain-snapshot")

@@ -111,7 +111,7 @@ class DiskTier:
         had restored it.
         """
         on_disk = snapshot_file.peek(self.path)
-        theirs = owner.of(on_disk) if on_disk is not None else None
+        theirs = owner.owner_of(on_disk) if on_disk is not None else None
         if theirs and owner.is_resume_source(theirs, self.path, requested, self._owner):
             self._signature = snapshot_file.signature(self.path)
 
@@ -139,7 +139,7 @@ class DiskTier:
         self._restores = (generation, count)
         whose = "own" if path == self.path else "wanted"
         key = f"malletrain/snapshot/{generation}/{self._number}{whose}/{count}"
-        return choice.agreed(path, self.keep, check, store, key, rank, self._bad)
+        return choice.newest_on_all_ranks(path, self.keep, check, store, key, rank, self._bad)
 
     # --- write ---
 

@@ -41,7 +41,7 @@ def wait_to_be_stopped(
     limit_s = DRAIN_WAIT_S if limit_s is None else limit_s
     open_files.flush()
     tracking.flush_rows()
-    with tracking.finished_when_stopped():
+    with tracking.finish_wandb_on_sigterm():
         return _wait(flags, number, limit_s, again)
 
 

@@ -69,7 +69,7 @@ class CountedEpochs:
         """
         return max(0, in_progress - 1 - self._prefetched)
 
-    def _iterated(self) -> None:
+    def _on_iteration(self) -> None:
         """Close the epoch before, because the batches of an epoch are requested. While
         :meth:`epochs` is in use this closes no epoch: a script may also iterate its training data
         after the steps, to evaluate.

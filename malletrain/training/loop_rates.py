@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from malletrain.training import report
-from malletrain.training.objects import schedules, unwrapped
+from malletrain.training.objects import has_schedulers, unwrapped
 from malletrain.training.snapshot_file import SnapshotError
 
 _MIN_JUMP_RATIO = 3
@@ -37,7 +37,7 @@ class LoopRates:
         back within an epoch without a restore, as with warm restarts; then a jump proves nothing.
         """
         self._expected: dict[str, dict[str, list[float]]] = {}
-        if epochs is None or not hasattr(epochs, "position") or schedules(objects):
+        if epochs is None or not hasattr(epochs, "position") or has_schedulers(objects):
             return
         for name, value in objects.items():
             optimizer = unwrapped(value)

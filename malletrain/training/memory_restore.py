@@ -91,7 +91,7 @@ class MemoryRestore:
         if not leads_its_node():
             return None
         on_disk_payload = snapshot_file.peek(snapshot_file.resumable(self._path))
-        run_on_disk = owner.of(on_disk_payload) if on_disk_payload else None
+        run_on_disk = owner.owner_of(on_disk_payload) if on_disk_payload else None
         own = on_disk_payload is not None and (
             run_on_disk is None or run_on_disk.is_same(self._owner)
         )
@@ -107,7 +107,7 @@ class MemoryRestore:
         self._read = {str(snapshot.moment): payload for snapshot, payload in snapshots}
         return NodeOffer(self._tier.address, tuple(snapshot for snapshot, _ in snapshots), on_disk)
 
-    def spread(self, snapshot: CompleteSnapshot, addresses: tuple[str, ...]) -> None:
+    def distribute(self, snapshot: CompleteSnapshot, addresses: tuple[str, ...]) -> None:
         """Copy the snapshot file to every node that has memory for it."""
         wanting = [a for a in addresses if a]
         for turn in relays(snapshot.holders, wanting):

@@ -112,7 +112,7 @@ class MemorySnapshots:
     def _load(
         self, restore_: MemoryRestore, survey: Survey, snapshot: CompleteSnapshot, team: Team
     ) -> dict[str, Any]:
-        restore_.spread(snapshot, survey.addresses)
+        restore_.distribute(snapshot, survey.addresses)
         payload, name = restore_.payload(snapshot)
         owner.check(payload, name, self._owner, "")
         self.newest = snapshot.moment
@@ -250,7 +250,7 @@ class MemorySnapshots:
             there = self._copy_to_first(moment, heirs)
         if there and rank_and_world()[0] == 0:
             seconds = time.monotonic() - started
-            outcomes.in_memory(self.bytes, Attempt(seconds, *report.totals()))
+            outcomes.report_in_memory(self.bytes, Attempt(seconds, *report.totals()))
         return there
 
     def copy_to_one_of(self, heirs: tuple[str, ...]) -> bool:

@@ -135,7 +135,7 @@ def schedule(objects: Mapping[str, Any]) -> str:
     return repr(states)
 
 
-def schedules(objects: Mapping[str, Any]) -> bool:
+def has_schedulers(objects: Mapping[str, Any]) -> bool:
     """Return whether there is a scheduler (torch's or another library's), or its state in a dict,
     among ``objects``.
     """
@@ -249,7 +249,7 @@ def put_back(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) 
         SnapshotError: a state does not fit its object.
     """
     saved = payload["objects"]
-    tell_differences(objects, payload, name)
+    report_differences(objects, payload, name)
     for key, value in objects.items():
         if key not in saved:
             continue
@@ -311,7 +311,7 @@ def does_not_fit(key: str, target: Any, name: str, error: Exception) -> Snapshot
     )
 
 
-def tell_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -> None:
+def report_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -> None:
     """Tell the user which objects only the script has, and which only the snapshot at ``name``, and
     if the position in the data is unknown.
     """
@@ -337,7 +337,7 @@ def tell_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], nam
             )
 
 
-def tell_left_out(objects: Mapping[str, Any]) -> None:
+def warn_about_unsaved_parameters(objects: Mapping[str, Any]) -> None:
     """Tell the user about parameters that an optimizer among ``objects`` trains and no module among
     them has, such as those of a loss with parameters: the optimizer's state would be restored, and
     the parameters would not. There is no message if no parameter of the optimizer is in a module of
@@ -360,7 +360,7 @@ def tell_left_out(objects: Mapping[str, Any]) -> None:
             )
 
 
-def parameters(objects: Mapping[str, Any]) -> int:
+def parameter_count(objects: Mapping[str, Any]) -> int:
     """Return the number of parameters of all modules among ``objects``; 0 if it is unknown."""
     modules = [
         value

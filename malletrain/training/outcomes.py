@@ -63,7 +63,7 @@ class Outcomes:
         """Time of the newest good snapshot, seconds since the epoch; None if there is none."""
         self._causes: set[str] = set()
 
-    def good(self, size: int, attempt: Attempt) -> None:
+    def report_saved(self, size: int, attempt: Attempt) -> None:
         """Report a snapshot of ``size`` bytes on disk."""
         if self._causes:
             report.tell(f"Snapshots to {self.path} work again.")
@@ -71,11 +71,11 @@ class Outcomes:
         self.saved_at = time.time()
         self._send(attempt, True, size, "")
 
-    def in_memory(self, size: int, attempt: Attempt) -> None:
+    def report_in_memory(self, size: int, attempt: Attempt) -> None:
         """Report a snapshot of ``size`` bytes in the memory of the nodes."""
         self._send(attempt, True, size, "", "memory")
 
-    def bad(self, error: Exception, wait_s: float, attempt: Attempt) -> str:
+    def report_failed(self, error: Exception, wait_s: float, attempt: Attempt) -> str:
         """Report that a snapshot could not be saved.
 
         Args:

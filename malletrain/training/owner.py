@@ -77,7 +77,7 @@ def this_run() -> Owner:
     )
 
 
-def of(payload: Mapping[str, Any]) -> Owner | None:
+def owner_of(payload: Mapping[str, Any]) -> Owner | None:
     """Return the owner of a snapshot; None if it names none."""
     named = payload.get("owner")
     if not isinstance(named, dict):
@@ -85,7 +85,7 @@ def of(payload: Mapping[str, Any]) -> Owner | None:
     return Owner(*(str(named.get(key, "")) for key in ("job", "script", "arguments", "daemon")))
 
 
-def named(owner: Owner) -> dict[str, str]:
+def to_record(owner: Owner) -> dict[str, str]:
     """Return the entry for ``owner`` in a snapshot."""
     return asdict(owner)
 
@@ -183,7 +183,7 @@ def check(
         SnapshotError: it belongs to another job, or to a job with the same id and another script or
             other arguments, and was not requested.
     """
-    theirs = of(payload)
+    theirs = owner_of(payload)
     if theirs is None or theirs.is_same(mine):
         return
     if is_resume_source(theirs, name, requested, mine):
@@ -240,7 +240,7 @@ def refuse_to_overwrite(
         ForeignSnapshotError: it belongs to another run.
         SnapshotError: a later round of this run has saved it.
     """
-    theirs = of(payload)
+    theirs = owner_of(payload)
     if theirs and not theirs.is_same(mine) and (theirs.job or mine.job):
         raise ForeignSnapshotError(
             f"Snapshot {path} is that of {theirs}, and is not overwritten. Give each run a path of "

@@ -18,18 +18,18 @@ more snapshots would load shared file systems.
 """
 
 
-def snapshot_every(cost_s: float, loss_in_s: float, most_s: float) -> float:
+def snapshot_every(cost_s: float, loss_in_s: float, max_s: float) -> float:
     """Return the time from one snapshot to the next, seconds.
 
     Args:
         cost_s: time for which a snapshot stops the training, seconds.
         loss_in_s: mean time until a node of the job is lost, seconds; infinite if no loss is
             expected.
-        most_s: maximum of the result, seconds.
+        max_s: maximum of the result, seconds.
     """
     if not loss_in_s < math.inf:
-        return most_s
-    return min(most_s, max(MIN_INTERVAL_S, math.sqrt(2.0 * max(cost_s, 0.0) * max(loss_in_s, 0.0))))
+        return max_s
+    return min(max_s, max(MIN_INTERVAL_S, math.sqrt(2.0 * max(cost_s, 0.0) * max(loss_in_s, 0.0))))
 
 
 class Pace:

@@ -207,8 +207,8 @@ def _connect() -> _Worker | None:
         path = os.environ.get(env.SOCKET)
         if path:
             _worker = _Worker(path)
-            stacks.offer()
-            tracking.name_runs()
+            stacks.install()
+            tracking.set_wandb_run()
             atexit.register(_at_exit)
     return _worker
 
@@ -220,7 +220,7 @@ def forget() -> None:
     global _worker, _connected
     if _worker is not None:
         _worker.forgotten = True
-        stacks.withdraw()
+        stacks.remove()
         _worker.close()
     _worker, _connected = None, False
 
@@ -315,7 +315,7 @@ def metric(name: str, value: float, step: int | None = None) -> None:
         return
     worker = _worker or _connect()
     if os.environ.get(env.TRACK):
-        tracking.mirror(name, value, step)
+        tracking.log_to_trackers(name, value, step)
     if worker is not None:
         worker.flush()
         worker.put(ScriptMetric(worker.sender, name, value, time.time(), worker.samples, step))

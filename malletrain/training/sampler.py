@@ -168,7 +168,7 @@ class ElasticSampler(CountedEpochs):
         """
         caller = _calling_object()
         _reject_wrapper(self, caller)
-        self._iterated()
+        self._on_iteration()
         self._save_rng_state(caller)
         self._loader_iterator = weakref.ref(caller) if _is_loader_iterator(caller) else None
         self._batches_yielded, self._advances_at_start = 0, self._advances

@@ -57,7 +57,7 @@ class _LayoutUnpickler(pickle.Unpickler):
         return pid
 
 
-def located(head: bytes, length: int, item_bytes: int) -> SavedTensor | None:
+def locate(head: bytes, length: int, item_bytes: int) -> SavedTensor | None:
     """Locate the elements.
 
     Args:

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from malletrain.training.block_sums import BlockFile, BlockSums
-from malletrain.training.saved_tensor import HEAD, SavedTensor, located
+from malletrain.training.saved_tensor import HEAD, SavedTensor, locate
 from malletrain.training.snapshot_file import DamagedSnapshotError
 
 _MAX_SLICE_BYTES = 1 << 20
@@ -119,7 +119,7 @@ class RowReader(FileSystemReader):
         if item.type != LoadItemType.TENSOR:
             return None
         (head,) = self.heads([item])
-        place = located(bytes(file.read(*head)), piece.length, self._dtype(item).itemsize)
+        place = locate(bytes(file.read(*head)), piece.length, self._dtype(item).itemsize)
         if place is None or len(place.shape) != len(item.lengths):
             return None
         return place

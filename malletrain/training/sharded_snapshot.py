@@ -120,7 +120,7 @@ def put_back(
     is_checked = reader is None and bool(payload.get(shard_files.KEY, {}).get(shard_files.SUMS))
     if reader is None and payload.get(shard_files.KEY):
         reader = shard_files.reader(payload, name)
-    parts.tell_differences(objects, payload, name)
+    parts.report_differences(objects, payload, name)
     sharded_state.put_together(
         objects,
         payload["objects"],

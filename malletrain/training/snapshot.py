@@ -284,11 +284,11 @@ class Snapshot:
         if failed is None:
             self._pace.saved(finished - started)
             if is_rank_0:
-                self._outcomes.good(size, attempt)
+                self._outcomes.report_saved(size, attempt)
             return None
         wait = min(self.every_s, _RETRY_S)
         self._pace.failed(wait)
-        return self._outcomes.bad(failed, wait, attempt) if is_rank_0 else str(failed)
+        return self._outcomes.report_failed(failed, wait, attempt) if is_rank_0 else str(failed)
 
     def _write(self, taken: Taken | None) -> int:
         """Write the snapshot to disk. Returns its size in bytes; raises any error of the disk or
@@ -309,7 +309,7 @@ class Snapshot:
         return {
             "malletrain_snapshot": snapshot_file.FORMAT,
             "id": uuid.uuid4().hex,
-            "owner": owner.named(self._owner),
+            "owner": owner.to_record(self._owner),
             "generation": report.generation(),
             "time": time.time(),
             "steps": self._steps,
@@ -479,8 +479,8 @@ class Snapshot:
             return
         if self._flags is not None:
             report.send(Capable)
-        parts.tell_left_out(self._objects)
-        count = parts.parameters(self._objects)
+        parts.warn_about_unsaved_parameters(self._objects)
+        count = parts.parameter_count(self._objects)
         if count:
             report.describe(parameters=count)
 

@@ -8,7 +8,7 @@ import pickle
 import zipfile
 from typing import Any
 
-from malletrain.training.owner import Owner, of
+from malletrain.training.owner import Owner, owner_of
 
 _RECORD = "data.pkl"
 """Name of the record of torch.save with everything but tensors."""
@@ -63,4 +63,4 @@ def owner_in(path: str) -> Owner | None:
         return None
     if not isinstance(payload, dict) or "malletrain_snapshot" not in payload:
         return None
-    return of(payload)
+    return owner_of(payload)

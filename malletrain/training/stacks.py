@@ -20,7 +20,7 @@ from malletrain.protocol.stacks_file import STACKS_FILE, STACKS_SIGNAL
 _file: IO[bytes] | None = None
 
 
-def offer() -> None:
+def install() -> None:
     """Install the signal handler. Never raises. Does nothing outside MalleTrain, or if the script
     uses the signal itself.
     """
@@ -37,7 +37,7 @@ def offer() -> None:
         faulthandler.register(STACKS_SIGNAL, file=_file, all_threads=True, chain=False)
 
 
-def withdraw() -> None:
+def remove() -> None:
     """Remove the handler in a forked child of the worker."""
     global _file
     if _file is not None:

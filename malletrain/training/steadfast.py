@@ -41,7 +41,7 @@ def bear_one_sigterm() -> None:
     _installed = True
 
 
-def bear_again() -> None:
+def restore_sigterm_handling() -> None:
     """Remove a temporary handler, and ignore the first SIGTERM again if that was installed
     before.
     """

@@ -26,7 +26,7 @@ from malletrain.training.ranks import max_world, rank_and_world
 from malletrain.training.report import tell
 from malletrain.training.side_group import new_side_group
 from malletrain.training.stream_deal import Cursor, Deal, StreamPosition, deal
-from malletrain.training.stream_words import StepWord, say
+from malletrain.training.stream_words import StepWord, send_progress
 
 if TYPE_CHECKING:
     from malletrain.training.stream_loader import Cut, Portion
@@ -150,7 +150,7 @@ class ElasticStream(CountedEpochs):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this rank's batches from the position to the end of the epoch."""
-        self._iterated()
+        self._on_iteration()
         self._in_progress.clear()
         epoch, position = self.epoch, self._position
         shared = False
@@ -180,12 +180,12 @@ class ElasticStream(CountedEpochs):
         # A step is done only if every rank has a further share after it. So at least one global
         # batch remains at the end, which the ranks can share.
         portion, following = next(source, None), next(source, None)
-        word = say(group, following is not None)
+        word = send_progress(group, following is not None)
         step: _StepInProgress | None = None
         while word.all_have_more():
             assert portion is not None
             next_portion = next(source, None)
-            word = say(
+            word = send_progress(
                 group, next_portion is not None, portion.reader, portion.place, portion.records
             )
             step = _StepInProgress(dealt, step, portion, self.global_batch_size, word)

@@ -59,7 +59,7 @@ class Cut:
     """Rank of this process among ``ranks``."""
     ranks: int = 1
     """Number of ranks that read the same records, of which each takes a share."""
-    most_ranks: int = 0
+    max_ranks: int = 0
     """With several ranks: a remainder below this number of records joins the portion before it. 0
     if only full portions are used.
     """
@@ -68,14 +68,14 @@ class Cut:
         """Return the number of records of the next portion. ``there``: number of records that the
         reader holds; below ``batch + ahead`` only at the end of its shards.
         """
-        if there >= self.batch + self.ahead or not self.most_ranks:
+        if there >= self.batch + self.ahead or not self.max_ranks:
             return self.batch if there >= self.batch else 0
         return there if there >= self.ranks else 0
 
     @property
     def ahead(self) -> int:
         """Number of records to hold beyond a portion, to know whether a remainder follows it."""
-        return max(1, self.most_ranks)
+        return max(1, self.max_ranks)
 
 
 class Portion(NamedTuple):
@@ -146,7 +146,7 @@ class Readers(IterableDataset[Portion]):
             yield from portions(self._source, self._lists[reader], self._cut, reader)
 
 
-def as_it_is(portion: Any) -> Any:
+def identity(portion: Any) -> Any:
     """Return ``portion``: the collate function of a loader whose portions are batches already."""
     return portion
 
@@ -161,7 +161,7 @@ def loader(readers: Readers, num_workers: int, options: dict[str, Any]) -> Itera
     """
     portions_: Iterator[Portion] = iter(
         DataLoader(
-            readers, batch_size=None, collate_fn=as_it_is, num_workers=num_workers, **options
+            readers, batch_size=None, collate_fn=identity, num_workers=num_workers, **options
         )
     )
     return portions_

@@ -42,7 +42,9 @@ class StepWord:
         }
 
 
-def say(group: Any, more: bool, reader: int = -1, index: int = 0, records: int = 0) -> StepWord:
+def send_progress(
+    group: Any, more: bool, reader: int = -1, index: int = 0, records: int = 0
+) -> StepWord:
     """Send this rank's progress to all ranks of ``group``. Collective, but asynchronous.
 
     Args:

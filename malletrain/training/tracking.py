@@ -35,7 +35,7 @@ def run_id() -> str:
     return f"{job}-{hashlib.sha256(f'run {key}'.encode()).hexdigest()[:10]}" if job else ""
 
 
-def name_runs() -> None:
+def set_wandb_run() -> None:
     """Make W&B resume the run of this job. Only rank 0 does so: if several processes write to one
     run, W&B keeps each row from one process only.
     """
@@ -77,7 +77,7 @@ def mlflow_run(experiment: str | None = None) -> str:
     return str(run.info.run_id)
 
 
-def mirror(name: str, value: float, step: int | None) -> None:
+def log_to_trackers(name: str, value: float, step: int | None) -> None:
     """Log a value of :func:`malletrain.metric` in each tool of ``MALLETRAIN_TRACK`` (``wandb``,
     ``mlflow``, separated by commas) in which the script has an open run.
     """
@@ -100,7 +100,7 @@ def flush_rows() -> None:
 
 
 @contextlib.contextmanager
-def finished_when_stopped() -> Iterator[None]:
+def finish_wandb_on_sigterm() -> Iterator[None]:
     """In this context SIGTERM finishes the open W&B run before it ends this process, because
     offline W&B buffers all rows in a separate process. A finished run cannot be resumed, so the run
     is finished only on SIGTERM. A script's own handler is not replaced.
@@ -123,4 +123,4 @@ def finished_when_stopped() -> Iterator[None]:
     try:
         yield
     finally:
-        steadfast.bear_again()
+        steadfast.restore_sigterm_handling()

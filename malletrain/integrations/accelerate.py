@@ -247,7 +247,7 @@ class Guard(StateGuard):
     def _registered_states(self) -> str:
         """Return the states of the registered objects, such as schedulers, without models."""
         registered = getattr(self._accelerator, "_custom_objects", [])
-        return repr([each.state_dict() for each in registered if not hasattr(each, "parameters")])
+        return repr([item.state_dict() for item in registered if not hasattr(item, "parameters")])
 
     def _save_if_due(self) -> bool:
         requested = self.wants_checkpoint(time.monotonic() >= self._due)
@@ -280,11 +280,11 @@ class Guard(StateGuard):
             if self._saved_registered_states is None:
                 atexit.register(self._close_epoch_at_exit)
             self._saved_registered_states = self._registered_states()
-        before = self.newest()
+        previous = self.newest()
         for name in NAMES:
             state = os.path.join(self.folder, name)
             checkpoints.refuse_to_overwrite(checkpoints.read_record(state), state, self._run)
-        name = NAMES[1] if before is not None and before.endswith(NAMES[0]) else NAMES[0]
+        name = NAMES[1] if previous is not None and previous.endswith(NAMES[0]) else NAMES[0]
         state = os.path.join(self.folder, name)
         # no rank overwrites the other folder before all ranks have chosen this one
         self.any_rank(False)

@@ -114,31 +114,31 @@ class StateGuard:
         self._served_request = wait_to_be_stopped(self._flags, request)
         self._restore_sigterm_handler()
 
-    def any_rank(self, mine: bool) -> bool:
-        """Return whether ``mine`` is true on any rank. Collective."""
-        return bool(self._max_over_ranks([int(mine)])[0])
+    def any_rank(self, own_value: bool) -> bool:
+        """Return whether ``own_value`` is true on any rank. Collective."""
+        return bool(self._max_over_ranks([int(own_value)])[0])
 
-    def mean(self, mine: float) -> float:
-        """Return the mean of ``mine`` over all ranks. Collective."""
+    def mean(self, own_value: float) -> float:
+        """Return the mean of ``own_value`` over all ranks. Collective."""
         group = self._gloo_group()
         if group is None:
-            return mine
+            return own_value
         import torch
         import torch.distributed as dist
 
-        value = torch.tensor([mine], dtype=torch.float64)
+        value = torch.tensor([own_value], dtype=torch.float64)
         dist.all_reduce(value, group=group)
         return float(value.item()) / dist.get_world_size(group)
 
-    def _max_over_ranks(self, mine: list[int]) -> list[int]:
+    def _max_over_ranks(self, own_values: list[int]) -> list[int]:
         """Return the maximum of each number over all ranks. Collective."""
         group = self._gloo_group()
         if group is None:
-            return mine
+            return own_values
         import torch
         import torch.distributed as dist
 
-        numbers = torch.tensor(mine)
+        numbers = torch.tensor(own_values)
         dist.all_reduce(numbers, dist.ReduceOp.MAX, group=group)
         maxima: list[int] = numbers.tolist()
         return maxima

@@ -105,9 +105,9 @@ class MalleTrainCallback(Callback):
         self._numbers = ModuleNumbers({})
         self._files = ModelFiles(self.folder, self._run)
 
-    def _total(self, mine: list[float]) -> list[float]:
+    def _total(self, numbers: list[float]) -> list[float]:
         assert self._batches is not None
-        return [self._guard.mean(number) * self._batches.plan.world_size for number in mine]
+        return [self._guard.mean(number) * self._batches.plan.world_size for number in numbers]
 
     def latest(self) -> str | None:
         """Return the path of the checkpoint to resume from; None in a new run.
@@ -206,7 +206,7 @@ class MalleTrainCallback(Callback):
                 "or the number of processes of a node."
             )
         has_own_accumulation = any(
-            isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks
+            isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks
         )
         if has_own_accumulation or trainer.accumulate_grad_batches != 1:
             raise ValueError(
@@ -438,13 +438,17 @@ class MalleTrainCallback(Callback):
         steps = checkpoint["global_step"]
         loops["epoch_loop.state_dict"]["_batches_that_stepped"] = steps
         _set_counts(loops["epoch_loop.batch_progress"]["current"], done, done)
-        before = self._epoch * len(batches)
-        _set_counts(loops["epoch_loop.batch_progress"]["total"], before + done, before + done)
+        batches_before = self._epoch * len(batches)
+        _set_counts(
+            loops["epoch_loop.batch_progress"]["total"],
+            batches_before + done,
+            batches_before + done,
+        )
         loops["epoch_loop.batch_progress"]["is_last_batch"] = False
         # At the start of an epoch its hooks are still to be called: it has not begun.
-        begun = self._epoch + bool(self._step)
+        epochs_begun = self._epoch + bool(self._step)
         for counts in loops["epoch_progress"].values():
-            _set_counts(counts, begun, self._epoch)
+            _set_counts(counts, epochs_begun, self._epoch)
 
     def _counts(self) -> dict[str, int]:
         assert self._batches is not None
@@ -467,9 +471,9 @@ def _saved_at(trainer: Any) -> dict[str, int]:
     }
 
 
-def _set_counts(counts: dict[str, int], begun: int, over: int) -> None:
+def _set_counts(counts: dict[str, int], started: int, over: int) -> None:
     """Set the counts of one of Lightning's trackers."""
-    counts.update(ready=begun, started=begun, processed=over, completed=over)
+    counts.update(ready=started, started=started, processed=over, completed=over)
 
 
 def _in_steps(limit: int | float, steps: int) -> int:
@@ -498,7 +502,7 @@ def _check_limits(trainer: Any, batches: ConstantBatch) -> None:
 def _check_finetuning(trainer: Any, batches: ConstantBatch) -> None:
     """Raise ValueError for callbacks whose parameters would not be averaged over the ranks."""
     if batches.plan.max_world_size > 1 and any(
-        isinstance(one, BaseFinetuning) for one in trainer.callbacks
+        isinstance(callback, BaseFinetuning) for callback in trainer.callbacks
     ):
         raise ValueError(
             "MalleTrainCallback: with a callback such as BackboneFinetuning the layers that are "
@@ -510,7 +514,9 @@ def _check_finetuning(trainer: Any, batches: ConstantBatch) -> None:
 
 
 def _check_averaging(trainer: Any, module: LightningModule) -> None:
-    averages = any(isinstance(one, StochasticWeightAveraging) for one in trainer.callbacks)
+    averages = any(
+        isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks
+    )
     if averages and StochasticWeightAveraging.pl_module_contains_batch_norm(module):
         raise ValueError(
             "MalleTrainCallback: StochasticWeightAveraging passes through the data once more for a "

@@ -45,11 +45,11 @@ class ModelFiles:
         """Read the journal of the previous rounds, and let ``ModelCheckpoint`` and the loggers
         continue there. Call it on every rank, before they are set up.
         """
-        before = self._read() if self._run.job else {}
-        self._files = set(before.get("files", ()))
+        journal = self._read() if self._run.job else {}
+        self._files = set(journal.get("files", ()))
         self._lost_files = set(self._files)
-        if before:
-            logs.go_on_in(trainer.loggers, before["versions"], trainer.is_global_zero)
+        if journal:
+            logs.go_on_in(trainer.loggers, journal["versions"], trainer.is_global_zero)
         self._versions = logs.versions(trainer.loggers)
         for callback in _checkpoint_callbacks(trainer):
             callback.file_exists = self._file_exists(callback.file_exists)

@@ -87,10 +87,12 @@ class MalleTrainCallback(TrainerCallback):
         paths = _checkpoints(folder)
         records = {path: read_record(path) for path in paths}
         # checkpoints of other releases and of Trainer alone have no record
-        whole = [path for path in paths if records[path].get("whole", True)]
-        recorded = [path for path in whole if records[path]]
-        own = [path for path in recorded if is_own(records[path], self._run)]
-        self._resumed = next(iter(own), "") or self._find_other_checkpoint(folder, whole, records)
+        complete = [path for path in paths if records[path].get("whole", True)]
+        recorded = [path for path in complete if records[path]]
+        own_checkpoints = [path for path in recorded if is_own(records[path], self._run)]
+        self._resumed = next(iter(own_checkpoints), "") or self._find_other_checkpoint(
+            folder, complete, records
+        )
         newest = next(iter(paths), self._resumed)
         if self._resumed and newest != self._resumed and not _is_whole(records[newest]):
             report.tell(f"{newest} was not written to its end. Going on from {self._resumed}.")
@@ -214,14 +216,14 @@ class MalleTrainCallback(TrainerCallback):
         is_own = self._is_own or (best and state.best_global_step == state.global_step)
         return self._requested and not is_own
 
-    def _keep_best(self, trainer: Any, before: str | None) -> None:
+    def _keep_best(self, trainer: Any, previous_best: str | None) -> None:
         """Restore the best checkpoint if Trainer has taken one that was written only on
         MalleTrain's request: an uninterrupted run would not have it.
         """
         state = trainer.state
         if not read_record(state.best_model_checkpoint or "").get("requested"):
             return
-        state.best_model_checkpoint = before
+        state.best_model_checkpoint = previous_best
         if state.is_world_process_zero:
             folder = os.path.join(trainer.args.output_dir, f"checkpoint-{state.global_step}")
             state.save_to_json(os.path.join(folder, "trainer_state.json"))
@@ -252,10 +254,10 @@ class MalleTrainCallback(TrainerCallback):
                 refuse_to_overwrite(read_record(path), path, self._run)
 
     def _loader(self, trainer: Trainer, make: Any) -> DataLoader[Any]:
-        args, made = trainer.args, make()
+        args, original = trainer.args, make()
         record = read_record(self._resumed) if self._resumed else {}
         self._batches = batches = ConstantBatch(
-            len(made.dataset),
+            len(original.dataset),
             args.train_batch_size,
             self._global_batch_size or record.get("global_batch_size"),
             args.gradient_accumulation_steps,
@@ -266,15 +268,15 @@ class MalleTrainCallback(TrainerCallback):
         _check_record(record, self._resumed, batches, args)
         args.gradient_accumulation_steps = batches.accumulate
         return DataLoader(
-            made.dataset,
+            original.dataset,
             batch_sampler=batches,
-            collate_fn=made.collate_fn,
-            num_workers=made.num_workers,
-            pin_memory=made.pin_memory,
-            worker_init_fn=made.worker_init_fn,
-            persistent_workers=made.persistent_workers,
-            prefetch_factor=made.prefetch_factor,
-            multiprocessing_context=made.multiprocessing_context,
+            collate_fn=original.collate_fn,
+            num_workers=original.num_workers,
+            pin_memory=original.pin_memory,
+            worker_init_fn=original.worker_init_fn,
+            persistent_workers=original.persistent_workers,
+            prefetch_factor=original.prefetch_factor,
+            multiprocessing_context=original.multiprocessing_context,
         )
 
     def _weight(self, trainer: Trainer, items: Any, training: bool) -> float:
@@ -289,8 +291,8 @@ class MalleTrainCallback(TrainerCallback):
         # With this setting the loss is a part of the sum over all ranks.
         if trainer.args.average_tokens_across_devices:
             return 1.0
-        whole, _ = batches.batch(step)
-        return batches.share(step) * batches.plan.world_size / whole
+        global_batch_size, _ = batches.batch(step)
+        return batches.share(step) * batches.plan.world_size / global_batch_size
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Attach to the new trainer. Trainer does not pass itself, but it is in the call stack."""
@@ -534,12 +536,12 @@ def _check_record(
             "be left out or repeated. Give MalleTrainCallback(global_batch_size=…) the global "
             "batch it was trained with, or begin anew in another output folder."
         )
-    now = {
+    expected = {
         "global_batch_size": batches.plan.global_batch_size,
         "num_samples": batches.plan.num_samples,
         "steps_per_epoch": batches.steps_per_epoch,
     }
-    changed = [f"{key} {record.get(key)}, now {value}" for key, value in now.items()
+    changed = [f"{key} {record.get(key)}, now {value}" for key, value in expected.items()
                if record.get(key) != value]  # fmt: skip
     if changed:
         raise ValueError(

@@ -37,13 +37,13 @@ class Agreement:
         if self._broken:
             return 0
         try:
-            before = self._receive()
+            previous = self._receive()
             self._send(request)
         except Exception as error:  # the script's own next collective fails, too
             self._broken = True
             tell(f"A rank cannot be reached any more, so no snapshot is agreed upon: {error}")
             return 0
-        return before
+        return previous
 
     def _receive(self) -> int:
         if self._pending_broadcast is None:

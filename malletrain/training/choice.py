@@ -16,6 +16,7 @@ from malletrain.training import report, shard_files, snapshot_file
 from malletrain.training.snapshot_file import SnapshotError
 
 SHARED_FOLDER_WAIT_S = 30.0
+"""Maximum time for which a rank waits to see rank 0's snapshot in the shared folder, seconds."""
 Check = Callable[[dict[str, Any], str], None]
 """Function of (payload, path) that raises SnapshotError if the snapshot must not be used."""
 
@@ -40,7 +41,7 @@ def newest(
     """
     problems: list[str] = []
     names = snapshot_file.candidates(path, keep)
-    marked = snapshot_file.in_open_epoch(path)
+    open_epoch_ids = snapshot_file.in_open_epoch(path)
     passed_over: tuple[dict[str, Any], str] | None = None
     for name in names:
         if bad and name in bad:
@@ -53,7 +54,7 @@ def newest(
             problems.append(str(error))
             continue
         check(payload, name)
-        if payload.get("id") in marked:
+        if payload.get("id") in open_epoch_ids:
             passed_over = passed_over or (payload, name)
             continue
         if passed_over:

@@ -137,8 +137,8 @@ class DiskTier:
         if self._restores[0] == generation:
             count = self._restores[1] + 1
         self._restores = (generation, count)
-        whose = "own" if path == self.path else "wanted"
-        key = f"malletrain/snapshot/{generation}/{self._number}{whose}/{count}"
+        source = "own" if path == self.path else "wanted"
+        key = f"malletrain/snapshot/{generation}/{self._number}{source}/{count}"
         return choice.newest_on_all_ranks(path, self.keep, check, store, key, rank, self._bad)
 
     # --- write ---
@@ -284,12 +284,12 @@ class DiskTier:
         Raises:
             SnapshotError: it may not.
         """
-        now = snapshot_file.signature(self.path)
-        if now is None or now == self._signature:
+        signature = snapshot_file.signature(self.path)
+        if signature is None or signature == self._signature:
             return
         try:
             on_disk = snapshot_file.read(self.path, check=False)
         except (SnapshotError, OSError):
             return
         owner.refuse_to_overwrite(on_disk, self.path, self._owner, report.generation())
-        self._signature = now
+        self._signature = signature

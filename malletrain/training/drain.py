@@ -16,7 +16,9 @@ from malletrain.protocol.worker_channel import DrainDone
 from malletrain.training import open_files, report, tracking
 
 DRAIN_WAIT_S = 60.0
+"""Maximum time for which a worker waits to be stopped, seconds."""
 RESEND_S = 0.5
+"""Time between two reports of the same snapshot, seconds."""
 _POLL_S = 0.005
 
 

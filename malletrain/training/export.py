@@ -97,12 +97,12 @@ def _gather(reader: Any, tensors: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     shapes = shard_files.shapes(reader)
-    marked = {k: v[MARK] for k, v in tensors.items() if isinstance(v, dict)}
+    shard_keys = {k: v[MARK] for k, v in tensors.items() if isinstance(v, dict)}
     buffers = {
-        key: torch.empty(shapes[key][0], dtype=shapes[key][1]) for key in set(marked.values())
+        key: torch.empty(shapes[key][0], dtype=shapes[key][1]) for key in set(shard_keys.values())
     }
     shard_files.read(reader, buffers)
-    return {**tensors, **{key: buffers[mark] for key, mark in marked.items()}}
+    return {**tensors, **{key: buffers[mark] for key, mark in shard_keys.items()}}
 
 
 def write_safetensors(weights: Weights, out: str) -> None:
@@ -119,13 +119,13 @@ def write_safetensors(weights: Weights, out: str) -> None:
             "Weights are exported with the library safetensors, which is not installed here. "
             "Install it: pip install safetensors."
         ) from error
-    seen: set[int] = set()
+    seen_storages: set[int] = set()
     copies: dict[str, Any] = {}
     for key, tensor in weights.tensors.items():
         tensor = tensor.contiguous()
         # tied weights: the file stores each separately
-        shared = tensor.untyped_storage().data_ptr() in seen
-        seen.add(tensor.untyped_storage().data_ptr())
+        shared = tensor.untyped_storage().data_ptr() in seen_storages
+        seen_storages.add(tensor.untyped_storage().data_ptr())
         copies[key] = tensor.clone() if shared else tensor
     temporary = f"{out}.tmp-{os.getpid()}"
     try:

@@ -144,10 +144,14 @@ def _find_modules(folder: Path, path: Sequence[str], first: Sequence[str]) -> No
     """Set ``sys.path`` so that modules are found in the same order as in the submitting process.
     ``folder``, the folder of this script, is left out: it has no modules.
     """
-    here = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
+    current = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
     before = list(first)
-    own = [entry for entry in here if entry not in before]
-    sys.path[:] = [*before, *own, *(entry for entry in path if entry not in {*before, *own})]
+    remaining = [entry for entry in current if entry not in before]
+    sys.path[:] = [
+        *before,
+        *remaining,
+        *(entry for entry in path if entry not in {*before, *remaining}),
+    ]
 
 
 def call(script: str) -> None:
@@ -190,8 +194,8 @@ def _count_call(folder: Path, job: str, generation: int, tries: int) -> None:
     called in ``tries`` rounds.
     """
     marker = folder / BEGUN.format(job=_suffix(job), generation=generation)
-    begun = set(folder.glob(BEGUN.format(job=_suffix(job), generation="*"))) - {marker}
-    if tries and len(begun) >= tries:
+    markers = set(folder.glob(BEGUN.format(job=_suffix(job), generation="*"))) - {marker}
+    if tries and len(markers) >= tries:
         raise FunctionLost(
             f"The function was called {'once' if tries == 1 else f'{tries} times'} and did not "
             "come to its end: its nodes changed, or it failed. It is not called again, as tries="
@@ -272,6 +276,6 @@ def _write(
         "generation": generation,
         "time": time.time(),
     }
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_bytes(pickle.dumps(record))
-    os.replace(part, path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(pickle.dumps(record))
+    os.replace(temporary, path)

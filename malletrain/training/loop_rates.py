@@ -49,19 +49,21 @@ class LoopRates:
 
     def _watch(self, name: str, optimizer: Any) -> None:
         def before_update(optimizer: Any, *_: Any) -> None:
-            now = [group.get("lr") for group in optimizer.param_groups]
+            current = [group.get("lr") for group in optimizer.param_groups]
             # a rate may be a tensor, for example on a GPU
-            if not all(isinstance(rate, int | float) for rate in now):
+            if not all(isinstance(rate, int | float) for rate in current):
                 return
             expected = self._expected.pop(name, None)
             if expected:
-                _check(name, expected, now)
-            rates = self._rates.setdefault(name, {"first": now, "last": now, "before": now})
+                _check(name, expected, current)
+            rates = self._rates.setdefault(
+                name, {"first": current, "last": current, "before": current}
+            )
             if self._epochs.position == 0:
-                rates["first"] = now
-            elif not expected and _goes_back(rates, now):
-                rates["turned"] = now
-            rates["before"], rates["last"] = rates["last"], now
+                rates["first"] = current
+            elif not expected and _goes_back(rates, current):
+                rates["turned"] = current
+            rates["before"], rates["last"] = rates["last"], current
 
         optimizer.register_step_pre_hook(before_update)
 
@@ -88,28 +90,28 @@ def _moves(rates: Mapping[str, list[float]]) -> bool:
     return rates["last"] != rates["before"]
 
 
-def _check(name: str, saved: Mapping[str, list[float]], now: list[float]) -> None:
+def _check(name: str, saved: Mapping[str, list[float]], current: list[float]) -> None:
     """Raise SnapshotError if the rate has gone back."""
-    if "turned" not in saved and _goes_back(saved, now):
+    if "turned" not in saved and _goes_back(saved, current):
         raise SnapshotError(
             f"The learning rate of {name!r} has gone back: the last update before the restart was "
-            f"made at {saved['last'][0]:g}, and the next one would be at {now[0]:g}. The script "
-            "computes it from a counter of its loop, such as that of enumerate(), which begins "
-            "anew where a run goes on in the middle of an epoch. Compute it from "
+            f"made at {saved['last'][0]:g}, and the next one would be at {current[0]:g}. The "
+            "script computes it from a counter of its loop, such as that of enumerate(), which "
+            "begins anew where a run goes on in the middle of an epoch. Compute it from "
             "sampler.epoch + sampler.position / sampler.num_samples, from a number of steps in a "
             "dict that Snapshot is given, or use a scheduler."
         )
 
 
-def _goes_back(rates: Mapping[str, list[float]], now: list[float]) -> bool:
+def _goes_back(rates: Mapping[str, list[float]], current: list[float]) -> bool:
     """Return whether a rate moves back by more than :data:`_MIN_JUMP_RATIO` times its last move, or
     is again the rate of the epoch's first update.
     """
-    if not all(len(rates[name]) == len(now) for name in ("first", "last", "before")):
+    if not all(len(rates[name]) == len(current) for name in ("first", "last", "before")):
         return False  # a parameter group was added meanwhile
     turns = any(
         (rate - last) * (last - before) < 0
         and abs(rate - last) > _MIN_JUMP_RATIO * abs(last - before)
-        for rate, last, before in zip(now, rates["last"], rates["before"], strict=True)
+        for rate, last, before in zip(current, rates["last"], rates["before"], strict=True)
     )
-    return turns or rates["last"] != now == rates["first"]
+    return turns or rates["last"] != current == rates["first"]

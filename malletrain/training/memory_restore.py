@@ -126,9 +126,9 @@ class MemoryRestore:
         final.parent.mkdir(mode=0o700, exist_ok=True)
         temporary = unfinished(final)
         try:
-            with open(temporary, "wb") as file, peer(source) as other:
+            with open(temporary, "wb") as file, peer(source) as remote:
                 pieces = [(0, snapshot.size)]
-                other.fetch(tier.name(snapshot.moment), pieces, lambda at, data: file.write(data))
+                remote.fetch(tier.name(snapshot.moment), pieces, lambda at, data: file.write(data))
             snapshot_file.read(str(temporary))
             os.replace(temporary, final)
         except BaseException:
@@ -139,12 +139,12 @@ class MemoryRestore:
         """Return (snapshot, name for messages), from this process, this node or another node."""
         if payload_ := self._read.get(str(snapshot.moment)):
             return payload_, self._name(snapshot)
-        if self._tier is not None and (here := self._tier.file(snapshot.moment)).exists():
-            return snapshot_file.read(str(here), check=False), str(here)
+        if self._tier is not None and (local_file := self._tier.file(snapshot.moment)).exists():
+            return snapshot_file.read(str(local_file), check=False), str(local_file)
         with tempfile.NamedTemporaryFile(prefix="malletrain-") as file:
-            with peer(snapshot.holders[0]) as other:
+            with peer(snapshot.holders[0]) as remote:
                 name = f"{self._label}/{snapshot.moment}.pt"
-                other.fetch(name, [(0, snapshot.size)], lambda at, data: file.write(data))
+                remote.fetch(name, [(0, snapshot.size)], lambda at, data: file.write(data))
             file.flush()
             return snapshot_file.read(file.name), self._name(snapshot)
 

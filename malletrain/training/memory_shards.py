@@ -50,11 +50,11 @@ def save(
     """
     moment, head = team.from_rank_0(lambda: (moment, facts()))
     folder = tier.shards(moment)
-    taken: list[Any] = []
+    extracted: list[Any] = []
 
     def begin() -> None:
-        taken.append(sharded_state.take_apart(objects))
-        tier.folder.claim(_bytes(taken[0][1]))
+        extracted.append(sharded_state.take_apart(objects))
+        tier.folder.claim(_bytes(extracted[0][1]))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def commit() -> None:
@@ -65,7 +65,7 @@ def save(
     try:
         team.everywhere(begin)
         states = team.everywhere(rng.state)
-        shard_files.write(str(folder), taken[0][1], team)
+        shard_files.write(str(folder), extracted[0][1], team)
         sealed = team.everywhere(lambda: shard_files.seal(str(folder), team.rank))
         metadata = team.from_rank_0((folder / METADATA).read_bytes)
 
@@ -75,7 +75,7 @@ def save(
             return {
                 **head,
                 "malletrain_snapshot": snapshot_file.SHARDED_FORMAT,
-                "objects": taken[0][0],
+                "objects": extracted[0][0],
                 shard_files.KEY: {"folder": str(moment), "files": files},
                 sharded_snapshot.RNG: states,
             }
@@ -161,8 +161,8 @@ def put_back(
         SnapshotError: as for :func:`malletrain.training.sharded_snapshot.put_back`.
     """
     with _view(tier, snapshot, label, team) as folder:
-        here = set(os.listdir(folder))
-        reader = _reader(folder, here, snapshot, label, tier)
+        local_names = set(os.listdir(folder))
+        reader = _reader(folder, local_names, snapshot, label, tier)
         sharded_snapshot.put_back(objects, payload, name, team, reader)
 
 
@@ -178,9 +178,9 @@ def _view(
     try:
 
         def lay_out() -> None:
-            there = tier.shards(snapshot.moment) if tier is not None else None
-            if there is not None and there.is_dir():
-                for path in there.iterdir():
+            shard_folder = tier.shards(snapshot.moment) if tier is not None else None
+            if shard_folder is not None and shard_folder.is_dir():
+                for path in shard_folder.iterdir():
                     (view / path.name).symlink_to(path)
             if not (view / METADATA).exists():
                 with peer(snapshot.files[METADATA]) as other, open(view / METADATA, "wb") as file:
@@ -197,7 +197,11 @@ def _view(
 
 
 def _reader(
-    folder: str, here: set[str], snapshot: CompleteSnapshot, label: str, tier: MemoryTier | None
+    folder: str,
+    local_names: set[str],
+    snapshot: CompleteSnapshot,
+    label: str,
+    tier: MemoryTier | None,
 ) -> Any:
     """Return a reader of ``folder`` that first fetches the needed rows of absent files from other
     nodes.
@@ -207,7 +211,7 @@ def _reader(
     class SpreadReader(RowReader):
         def read_data(self, plan: Any, planner: Any) -> Any:
             for name, items in self.by_file(plan).items():
-                if name not in here:
+                if name not in local_names:
                     _fetch(folder, name, self.heads(items), snapshot, label, tier)
                     _fetch(folder, name, self.rows(name, items), snapshot, label, tier)
             return super().read_data(plan, planner)

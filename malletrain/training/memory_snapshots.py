@@ -220,8 +220,8 @@ class MemorySnapshots:
             memory_shards.hand_over(self.tier, moment, to, HEIR_SILENCE_S)
 
     def _neighbour(self, address: str) -> str:
-        order = self._addresses
-        return order[(order.index(address) + 1) % len(order)]
+        addresses = self._addresses
+        return addresses[(addresses.index(address) + 1) % len(addresses)]
 
     def save_for_drain(self, heirs: tuple[str, ...], steps: int, outcomes: Outcomes) -> bool:
         """Copy the current state to a node of the next round. Collective for sharded models;
@@ -242,9 +242,10 @@ class MemorySnapshots:
         if not heirs or (moment := self.save(steps)) is None:
             return False
         if is_sharded(self._objects):
-            order = self._addresses
+            addresses = self._addresses
             there = self._copy_shards(
-                moment, lambda own: own if own in heirs else heirs[order.index(own) % len(heirs)]
+                moment,
+                lambda own: own if own in heirs else heirs[addresses.index(own) % len(heirs)],
             )
         else:
             there = self._copy_to_first(moment, heirs)

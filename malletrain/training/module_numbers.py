@@ -51,12 +51,12 @@ class ModuleNumbers:
         """Set the values of ``saved``, a result of :meth:`changed`, in the modules."""
         for name, module in self._modules().items():
             values = saved.get(name, {})
-            parts: dict[str, Any] = {plain_name(path): p for path, p in module.named_modules()}
-            parts.update((plain_name(path), p) for path, p in module.named_parameters())
+            targets: dict[str, Any] = {plain_name(path): p for path, p in module.named_modules()}
+            targets.update((plain_name(path), p) for path, p in module.named_parameters())
             for key, value in values.items():
                 path, _, attribute = key.rpartition(".")
-                if path in parts:
-                    setattr(parts[path], attribute, value)
+                if path in targets:
+                    setattr(targets[path], attribute, value)
 
     def _modules(self) -> dict[str, Any]:
         targets = {name: unwrapped(value) for name, value in self._objects.items()}

@@ -140,13 +140,13 @@ def has_schedulers(objects: Mapping[str, Any]) -> bool:
     among ``objects``.
     """
     targets = [unwrapped(value) for value in objects.values()]
-    others = ("param_groups", "named_parameters", "unscale_")  # optimizers, modules, GradScaler
+    excluded = ("param_groups", "named_parameters", "unscale_")  # optimizers, modules, GradScaler
     return has_scheduler_state(objects) or any(
         hasattr(target, "optimizer")
         or hasattr(target, "optimizers")
         or hasattr(target, "_optimizer")
         for target in targets
-        if not isinstance(target, dict) and not any(hasattr(target, name) for name in others)
+        if not isinstance(target, dict) and not any(hasattr(target, name) for name in excluded)
     )
 
 
@@ -204,8 +204,8 @@ def _is_its_attributes(target: Any, state: Any) -> bool:
 
 
 def _has_state(value: Any) -> bool:
-    named = (getattr(value, "state_dict", None), getattr(value, "load_state_dict", None))
-    return all(map(callable, named)) and not isinstance(value, type)
+    methods = (getattr(value, "state_dict", None), getattr(value, "load_state_dict", None))
+    return all(map(callable, methods)) and not isinstance(value, type)
 
 
 def _parts_as_states(value: Any) -> Any:
@@ -228,8 +228,8 @@ def _load_parts(own: Any, saved: Any, source: str) -> Any:
         load_state(own, saved[_INNER_STATE], source)
         return own
     if type(saved) is dict:
-        named = own if type(own) is dict else {}
-        return {key: _load_parts(named.get(key), item, source) for key, item in saved.items()}
+        own_items = own if type(own) is dict else {}
+        return {key: _load_parts(own_items.get(key), item, source) for key, item in saved.items()}
     if type(saved) in (list, tuple):
         fits = type(own) is type(saved) and len(own) == len(saved)
         pairs = zip(own if fits else [None] * len(saved), saved, strict=True)

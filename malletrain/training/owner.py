@@ -79,10 +79,10 @@ def this_run() -> Owner:
 
 def owner_of(payload: Mapping[str, Any]) -> Owner | None:
     """Return the owner of a snapshot; None if it names none."""
-    named = payload.get("owner")
-    if not isinstance(named, dict):
+    record = payload.get("owner")
+    if not isinstance(record, dict):
         return None
-    return Owner(*(str(named.get(key, "")) for key in ("job", "script", "arguments", "daemon")))
+    return Owner(*(str(record.get(key, "")) for key in ("job", "script", "arguments", "daemon")))
 
 
 def to_record(owner: Owner) -> dict[str, str]:
@@ -139,9 +139,11 @@ def path_of(requested: str, workdir: str = "", daemon: str = "") -> str:
     paths_of_others: list[str] = []
     if daemon:
         paths_of_others = [
-            each for each in paths if daemon_of_folder(os.path.dirname(each)) != daemon
+            candidate
+            for candidate in paths
+            if daemon_of_folder(os.path.dirname(candidate)) != daemon
         ]
-        paths = [each for each in paths if each not in paths_of_others]
+        paths = [candidate for candidate in paths if candidate not in paths_of_others]
     if len(paths) == 1:
         return os.path.abspath(paths[0])
     if paths:

@@ -39,6 +39,7 @@ from malletrain.training.busy import Busy
 _SAMPLES = "the number of samples of the step just finished, e.g. report(len(batch))"
 _BUSY = "as busy_s the seconds that this process worked in the step"
 SEND_INTERVAL_S = 0.05
+"""Minimum time between two progress datagrams, seconds."""
 EPOCH_INTERVAL_S = 1.0
 """Minimum time between two announced ends of epochs, seconds."""
 QUIET_S = 0.01

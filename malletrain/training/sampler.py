@@ -289,15 +289,15 @@ class ElasticSampler(CountedEpochs):
                 that are not counted yet.
         """
         for _ in range(batches):
-            after = self.position + self._plan.batch_at(self.position)
-            if (self.epoch, after) > self._read_up_to:
+            next_position = self.position + self._plan.batch_at(self.position)
+            if (self.epoch, next_position) > self._read_up_to:
                 raise RuntimeError(
                     "sampler.advance() was called more often than batches were taken from the "
                     f"loader (epoch {self.epoch}, "
                     f"sample {self.position}). Call it once per batch, and pass the sampler to "
                     "the DataLoader as batch_sampler."
                 )
-            self.position = after
+            self.position = next_position
             self._advances += 1
             self.between_epochs = self._roll_over()
         if not self.between_epochs:  # at the end of an epoch nothing is prefetched

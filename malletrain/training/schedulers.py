@@ -53,9 +53,9 @@ def _register_all() -> None:
         return scheduler
 
     LRScheduler.__new__ = new  # type: ignore[method-assign]
-    for one in gc.get_objects():
-        if issubclass(type(one), LRScheduler):
-            _register(one)
+    for scheduler in gc.get_objects():
+        if issubclass(type(scheduler), LRScheduler):
+            _register(scheduler)
     register_optimizer_step_pre_hook(_before_update)
 
 
@@ -129,7 +129,7 @@ class Schedulers:
         """Return the state for :meth:`resumed`."""
         self._search()
         moved = {
-            name: {one.kind: one.steps for one in self._newest_of_kind(name) if one.moves}
+            name: {entry.kind: entry.steps for entry in self._newest_of_kind(name) if entry.moves}
             for name in self._not_passed
         }
         return {**moved, **self._saved_progress}
@@ -197,7 +197,7 @@ class Schedulers:
             return
         self._newest = newest
         passed = _schedulers_in(self._objects)
-        before = {n: one for named in self._not_passed.values() for n, one in named.items()}
+        before = {n: entry for named in self._not_passed.values() for n, entry in named.items()}
         self._not_passed, self._with_passed = {}, set()
         for number, reference in list(_created.items()):
             scheduler = reference()
@@ -217,8 +217,10 @@ class Schedulers:
         """Return the newest scheduler of each class among those of an optimizer that were not
         passed.
         """
-        there = self._not_passed.get(name, {}).values()
-        return list({one.kind: one for one in there if one.scheduler() is not None}.values())
+        entries = self._not_passed.get(name, {}).values()
+        return list(
+            {entry.kind: entry for entry in entries if entry.scheduler() is not None}.values()
+        )
 
 
 def _steps(scheduler: Any) -> int:

@@ -99,8 +99,8 @@ def seal(folder: str, rank: int) -> Sealed:
     Other users can read but not write the files: restoring trusts files that only their owner can
     have written.
     """
-    own = f"__{rank}_"
-    return _sums_of_files(folder, [n for n in os.listdir(folder) if n.startswith(own)])
+    prefix = f"__{rank}_"
+    return _sums_of_files(folder, [n for n in os.listdir(folder) if n.startswith(prefix)])
 
 
 def seal_rest(path: str, folder: str, sealed: list[Sealed]) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def sweep(path: str, keep: int) -> None:
     """
     root = path + SUFFIX
     try:
-        there = set(os.listdir(root))
+        unused_names = set(os.listdir(root))
     except OSError:
         return
     for name in snapshot_file.candidates(path, keep):
@@ -165,8 +165,8 @@ def sweep(path: str, keep: int) -> None:
             payload = snapshot_file.read(name, check=False)
         except (SnapshotError, OSError):
             continue  # its shards are useless without it
-        there.discard(os.path.basename(folder_of(payload, name)))
-    for unused in there:
+        unused_names.discard(os.path.basename(folder_of(payload, name)))
+    for unused in unused_names:
         remove(os.path.join(root, unused))
 
 

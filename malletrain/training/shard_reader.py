@@ -119,10 +119,10 @@ class RowReader(FileSystemReader):
         if item.type != LoadItemType.TENSOR:
             return None
         (head,) = self.heads([item])
-        place = locate(bytes(file.read(*head)), piece.length, self._dtype(item).itemsize)
-        if place is None or len(place.shape) != len(item.lengths):
+        location = locate(bytes(file.read(*head)), piece.length, self._dtype(item).itemsize)
+        if location is None or len(location.shape) != len(item.lengths):
             return None
-        return place
+        return location
 
     def _dtype(self, item: ReadItem) -> torch.dtype:
         entry = self.read_metadata().state_dict_metadata[item.storage_index.fqn]

@@ -46,19 +46,19 @@ def save(
             snapshots on disk are unchanged.
     """
     head, folder = team.from_rank_0(lambda: _begin(path, header()))
-    taken: list[Any] = []
+    extracted: list[Any] = []
 
     def finish() -> int:
         shards = shard_files.seal_rest(path, folder, sealed)
-        skeletons, _ = taken[0]
+        skeletons, _ = extracted[0]
         payload = {**head, "objects": skeletons, shard_files.KEY: shards, RNG: states}
         size: int = sum(size for size, _ in shards["files"].values())
         return size + snapshot_file.write(path, payload, keep, keep_newest, overtaken)
 
     try:
-        team.everywhere(lambda: taken.append(sharded_state.take_apart(objects)))
+        team.everywhere(lambda: extracted.append(sharded_state.take_apart(objects)))
         states = team.everywhere(rng.state)
-        shard_files.write(folder, taken[0][1], team)
+        shard_files.write(folder, extracted[0][1], team)
         sealed = team.everywhere(lambda: shard_files.seal(folder, team.rank))
         size = team.from_rank_0(finish)
     except BaseException:

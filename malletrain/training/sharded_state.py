@@ -214,15 +214,15 @@ def _same_names(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     missing = sorted(set(own) - set(saved))
     unknown = sorted(set(saved) - set(own))
     if missing or unknown:
-        parts = [
-            f"{what} {', '.join(values[:3])}{' and more' if len(values) > 3 else ''}."
-            for what, values in (
+        sentences = [
+            f"{prefix} {', '.join(values[:3])}{' and more' if len(values) > 3 else ''}."
+            for prefix, values in (
                 ("the snapshot has no", missing),
                 ("the module has no", unknown),
             )
             if values
         ]
-        raise ValueError(" ".join(parts))
+        raise ValueError(" ".join(sentences))
 
 
 def _allocate(

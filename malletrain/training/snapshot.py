@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 __all__ = ["Snapshot", "SnapshotError"]
 
 _RETRY_S = 60.0
+"""Maximum time until the next attempt after a failed snapshot, seconds."""
 
 
 @dataclass(frozen=True)

@@ -88,9 +88,9 @@ def in_open_epoch(path: str) -> frozenset[str]:
 
 def resumable(path: str) -> str:
     """Return the path of the newest snapshot at ``path`` from which a run can resume."""
-    marked = in_open_epoch(path)
-    newest = peek(path) if marked else None
-    return previous(path, 1) if newest is not None and newest.get("id") in marked else path
+    open_epoch_ids = in_open_epoch(path)
+    newest = peek(path) if open_epoch_ids else None
+    return previous(path, 1) if newest is not None and newest.get("id") in open_epoch_ids else path
 
 
 def previous(path: str, number: int) -> str:
@@ -256,16 +256,17 @@ def _keep(path: str, number: int) -> None:
     if not os.path.exists(older):
         return
     if number == 1:
-        spare = f"{path}.tmp-{socket.gethostname()}-{os.getpid()}-kept"
+        temporary_link = f"{path}.tmp-{socket.gethostname()}-{os.getpid()}-kept"
         try:
-            os.link(path, spare)
+            os.link(path, temporary_link)
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
         else:
-            os.replace(spare, previous_file)
-            if os.path.exists(spare):  # both are links to one file: then rename does nothing
-                os.unlink(spare)
+            os.replace(temporary_link, previous_file)
+            # If both were links to one file, rename does nothing.
+            if os.path.exists(temporary_link):
+                os.unlink(temporary_link)
             return
     os.replace(older, previous_file)
 
@@ -279,17 +280,17 @@ def _torch_save(payload: dict[str, Any], writer: _Writer) -> None:
         getattr(torch.serialization, "get_crc32_options", None),
         getattr(torch.serialization, "set_crc32_options", None),
     )
-    before = get() if get and put else True
+    was_enabled = get() if get and put else True
     try:
-        if put and not before:
+        if put and not was_enabled:
             put(True)
         torch.save(payload, writer)  # type: ignore[arg-type]
     except Exception:
         if writer.error is None:
             raise
     finally:
-        if put and not before:
-            put(before)
+        if put and not was_enabled:
+            put(was_enabled)
 
 
 def sync_folder(folder: str) -> None:

@@ -40,23 +40,23 @@ class _StepInProgress:
     def __init__(
         self,
         dealt: Deal,
-        before: _StepInProgress | None,
+        previous: _StepInProgress | None,
         portion: Portion,
         total: int,
-        word: StepWord | None = None,
+        message: StepWord | None = None,
     ) -> None:
         self.deal, self.share, self.total = dealt, portion.share, total
-        self._before = before
+        self._before = previous
         self._own = {0: (portion.place, portion.records)}
-        self._word = word
+        self._word = message
         self._after: dict[int, Cursor] | None = None
 
     def cursors(self) -> dict[int, Cursor]:
         """Return the cursors of all readers after this step."""
         if self._after is None:
-            before = self._before.cursors() if self._before else {}
-            now = self._word.cursors() if self._word else self._own
-            self._after, self._before = {**before, **now}, None
+            previous = self._before.cursors() if self._before else {}
+            own = self._word.cursors() if self._word else self._own
+            self._after, self._before = {**previous, **own}, None
         return self._after
 
 
@@ -180,15 +180,15 @@ class ElasticStream(CountedEpochs):
         # A step is done only if every rank has a further share after it. So at least one global
         # batch remains at the end, which the ranks can share.
         portion, following = next(source, None), next(source, None)
-        word = send_progress(group, following is not None)
+        message = send_progress(group, following is not None)
         step: _StepInProgress | None = None
-        while word.all_have_more():
+        while message.all_have_more():
             assert portion is not None
             next_portion = next(source, None)
-            word = send_progress(
+            message = send_progress(
                 group, next_portion is not None, portion.reader, portion.place, portion.records
             )
-            step = _StepInProgress(dealt, step, portion, self.global_batch_size, word)
+            step = _StepInProgress(dealt, step, portion, self.global_batch_size, message)
             yield step, portion.batch
             portion, following = following, next_portion
 

@@ -64,13 +64,13 @@ class Cut:
     if only full portions are used.
     """
 
-    def size(self, there: int) -> int:
-        """Return the number of records of the next portion. ``there``: number of records that the
-        reader holds; below ``batch + ahead`` only at the end of its shards.
+    def size(self, available: int) -> int:
+        """Return the number of records of the next portion. ``available``: number of records held
+        by the reader; below ``batch + ahead`` only at the end of its shards.
         """
-        if there >= self.batch + self.ahead or not self.max_ranks:
-            return self.batch if there >= self.batch else 0
-        return there if there >= self.ranks else 0
+        if available >= self.batch + self.ahead or not self.max_ranks:
+            return self.batch if available >= self.batch else 0
+        return available if available >= self.ranks else 0
 
     @property
     def ahead(self) -> int:

@@ -57,8 +57,8 @@ class HubShards:
 
     def __call__(self, shard: int, start: int = 0) -> Iterator[Any]:
         """Return the records of a shard from number ``start`` on."""
-        part = self._dataset.shard(num_shards=self.count, index=shard)
-        return iter(part.skip(start) if start else part)
+        shard_dataset = self._dataset.shard(num_shards=self.count, index=shard)
+        return iter(shard_dataset.skip(start) if start else shard_dataset)
 
 
 def hub_shards(dataset: Any) -> tuple[range, Callable[..., Iterator[Any]]]:

@@ -25,7 +25,7 @@ class StepWord:
     def _numbers(self) -> list[list[int]]:
         if self._work is not None:
             self._work.wait()
-            self._rows, self._work = [each.tolist() for each in self._rows], None
+            self._rows, self._work = [row.tolist() for row in self._rows], None
         return list(self._rows)
 
     def all_have_more(self) -> bool:

@@ -97,7 +97,7 @@ class ElasticSampler(CountedEpochs):
         self._order: tuple[tuple[int, int], Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_reader": None, "_random": None}
+        return {**super().__getstate__(), "_loader_iterator": None, "_rng_state": None}
 
     def _make_plan(self, global_batch_size: int | None, batch_size: int | None) -> EpochPlan:
         if (global_batch_size is None) == (batch_size is None):

@@ -158,7 +158,7 @@ class Keeper:
         elif ask.verb == "end":
             self._end((peer, ask.name), arriving, ask.total)
         else:
-            raise ValueError(f"A keeper knows no {ask.verb[:20]!r}.")
+            raise ValueError(f"A keeper does not know the request {ask.verb[:20]!r}.")
         return b""
 
     def _begin(self, peer: bytes, ask: Ask, final: Path) -> None:

@@ -174,7 +174,9 @@ class RemoteKeeper:
                 if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                     raise PeerError(f"The node at {self.address} does not take this job's key.")
                 raise PeerError(f"The node at {self.address} is gone.")
-        raise PeerError(f"The node at {self.address} says nothing ({self._silence_s:g} s waited).")
+        raise PeerError(
+            f"The node at {self.address} does not respond ({self._silence_s:g} s waited)."
+        )
 
 
 Put = Callable[[int, bytes], object]

@@ -41,7 +41,7 @@ class Agreement:
             self._send(request)
         except Exception as error:  # the script's own next collective fails, too
             self._broken = True
-            tell(f"A rank cannot be reached any more, so no snapshot is agreed upon: {error}")
+            tell(f"A rank cannot be reached, so the ranks cannot take snapshots together: {error}")
             return 0
         return previous
 

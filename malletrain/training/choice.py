@@ -69,7 +69,7 @@ def newest(
     if passed_over and keep and not problems:
         report.tell(
             f"{passed_over[1]} was saved in the code after the steps of the first epoch, which did "
-            "not run to its end. There is none before: the training begins anew."
+            "not run to its end. There is no earlier snapshot: the training begins anew."
         )
         return None, ""
     if passed_over:

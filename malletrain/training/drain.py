@@ -66,7 +66,7 @@ def _wait(flags: FlagsReader, number: int, limit_s: float, again: Callable[[int]
             saved = again(latest) if latest else saved
     if number:
         report.tell(
-            f"Waited for {limit_s:.0f} s after a snapshot on demand, but nobody came; "
-            "training goes on."
+            f"Waited {limit_s:.0f} s to be stopped after a snapshot on demand, but the launcher "
+            "did not stop this process; training goes on."
         )
     return served

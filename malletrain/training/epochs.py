@@ -145,7 +145,7 @@ class CountedEpochs:
         seed, shuffle = int(state["seed"]), bool(state["shuffle"])
         if (seed, shuffle) != (self.seed, self.shuffle):
             tell(
-                f"The {self._element_noun} order goes on as the snapshot began it "
+                f"The {self._element_noun} order of the snapshot is used "
                 f"(seed {seed}, shuffle {shuffle}); the script's (seed {self.seed}, "
                 f"shuffle {self.shuffle}) would repeat {self._element_noun}s."
             )

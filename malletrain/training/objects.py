@@ -318,10 +318,10 @@ def report_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], n
     saved = payload["objects"]
     if payload.get("steps") and not all_epochs_of(objects) and "run" not in objects:
         report.tell(
-            f"This run goes on after step {payload['steps']}, and where in the data that was is "
-            "not known: Snapshot was given no sampler. The data begins where the script begins it, "
-            "and samples of a begun epoch come again. Pass a malletrain.ElasticSampler or an "
-            "ElasticStream.",
+            f"This run goes on after step {payload['steps']}, but its position in the data is not "
+            "known, because Snapshot was given no sampler. The data starts where the script starts "
+            "it, so samples of the current epoch are repeated. Pass a malletrain.ElasticSampler or "
+            "an ElasticStream.",
             once="no sampler",
         )
     for key in objects:

@@ -62,7 +62,7 @@ def from_numbers(
     labels = _labels(optimizer, names)
     numbered = sum(len(group["params"]) for group in state["param_groups"])
     if numbered != len(labels):
-        raise ValueError(f"it is of {numbered} parameters, and this optimizer has {len(labels)}.")
+        raise ValueError(f"it has {numbered} parameters, but this optimizer has {len(labels)}.")
     return {
         **state,
         "state": {

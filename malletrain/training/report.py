@@ -188,7 +188,7 @@ class _Worker:
             data = encode(message)
             decode_datagram(data)  # report to the user here what the agent would reject
         except (TypeError, ValueError, RecursionError) as error:
-            tell(f"Something reported is ignored: {error}", once=f"put {error}")
+            tell(f"A report of this script is ignored: {error}", once=f"put {error}")
             return
         with self._lock:
             sent = self.outbox.send(data, keep=True)

@@ -367,8 +367,8 @@ class ElasticSampler(CountedEpochs):
         """
         if state.get("version") != _STATE_VERSION:
             raise ValueError(
-                f"A sampler state of version {state.get('version')!r}; this malletrain reads "
-                f"version {_STATE_VERSION}."
+                f"The sampler's state has version {state.get('version')!r}, but this malletrain "
+                f"reads version {_STATE_VERSION}."
             )
         if state.get("num_samples") != self.num_samples:
             raise ValueError(

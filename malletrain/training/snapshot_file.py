@@ -375,7 +375,7 @@ def read(path: str, check: bool = True) -> dict[str, Any]:
         raise SnapshotError(
             f"Snapshot {path} has format {payload['malletrain_snapshot']}, but this malletrain "
             f"reads formats {FORMAT} and {SHARDED_FORMAT}. "
-            "Go on with the release that wrote it."
+            "Use the release that wrote it."
         )
     return payload
 

@@ -276,7 +276,7 @@ class ElasticStream(CountedEpochs):
                 f"ElasticStream: {len(self.shards)} shards have too few records for "
                 f"{self.world_size} ranks."
             )
-        tell(f"The last records of epoch {self.epoch} are fewer than the ranks, and left out.")
+        tell(f"The last records of epoch {self.epoch} are left out: fewer than the ranks.")
         self._advances += 1
         self._begin(self.epoch + 1)
         self.between_epochs = True
@@ -316,8 +316,8 @@ class ElasticStream(CountedEpochs):
         """
         if state.get("version") != _STATE_VERSION:
             raise ValueError(
-                f"A stream state of version {state.get('version')!r}; this malletrain reads "
-                f"version {_STATE_VERSION}."
+                f"The stream's state has version {state.get('version')!r}, but this malletrain "
+                f"reads version {_STATE_VERSION}."
             )
         if state.get("shards") != len(self.shards):
             raise ValueError(

@@ -226,7 +226,7 @@ def test_a_node_that_is_not_there_is_given_up(node, source):
         pytest.raises(PeerError) as error,
     ):
         peer.push(source, NAME)
-    assert "says nothing" in str(error.value)
+    assert "does not respond" in str(error.value)
 
 
 def test_noise_ends_no_keeper(node, source):

@@ -34,7 +34,13 @@ def read_record(folder: str) -> dict[str, Any]:
 
 
 def write_record(folder: str, run: Owner, facts: Mapping[str, Any]) -> None:
-    """Write the record of ``run`` with ``facts``, atomically."""
+    """Write the record of a checkpoint, atomically.
+
+    Args:
+        folder: folder of the record.
+        run: the run that owns the checkpoint.
+        facts: other entries of the record.
+    """
     write_whole(os.path.join(folder, RECORD), json.dumps({**facts, "owner": owner.to_record(run)}))
 
 

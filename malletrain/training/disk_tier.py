@@ -37,14 +37,14 @@ class DiskTier:
     Args:
         path: path of the newest snapshot.
         keep: number of earlier snapshots to keep.
-        who: the run.
+        run: the run.
         all_ranks: returns the team of all ranks.
     """
 
-    def __init__(self, path: str, keep: int, who: owner.Owner, all_ranks: AllRanks) -> None:
+    def __init__(self, path: str, keep: int, run: owner.Owner, all_ranks: AllRanks) -> None:
         self.path = path
         self.keep = keep
-        self._owner = who
+        self._owner = run
         self._all_ranks = all_ranks
         self._signature: tuple[int, int, int] | None = None
         self._newest_is_bad = False

@@ -105,8 +105,15 @@ def piece(total: int, parts: int, index: int) -> tuple[int, int]:
 
 
 def whole_number(name: str, value: object, owner: str = "ElasticSampler") -> None:
-    """Raise ValueError if ``value`` is not a whole number of at least 1. ``owner`` and ``name`` are
-    for the message.
+    """Check that a value is a whole number of at least 1.
+
+    Args:
+        name: name of the value, for the message.
+        value: the value.
+        owner: name of the class or function to which it was passed, for the message.
+
+    Raises:
+        ValueError: it is not.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{owner}: {name} must be a whole number from 1, not {value!r}.")

@@ -52,6 +52,7 @@ class NodeSnapshot:
     """The good files of one snapshot on one node."""
 
     moment: Moment
+    """Moment of the snapshot."""
     files: frozenset[str]
     """Names of its shard files on the node."""
     needed: frozenset[str] = frozenset()
@@ -69,6 +70,7 @@ class NodeOffer:
     address: str
     """Address of its keeper; empty if it has none, and hence no memory for snapshots."""
     snapshots: tuple[NodeSnapshot, ...] = ()
+    """Snapshots in its memory."""
     on_disk: tuple[tuple[int, int], str] | None = None
     """(age, id) of the newest snapshot that it sees on disk; None if it sees none."""
 
@@ -78,6 +80,7 @@ class CompleteSnapshot:
     """The newest snapshot of which the nodes together have all files."""
 
     moment: Moment
+    """Moment of the snapshot."""
     holders: tuple[str, ...]
     """Addresses of the keepers that have the snapshot file."""
     files: dict[str, str] = field(default_factory=dict)

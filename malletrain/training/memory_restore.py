@@ -64,17 +64,17 @@ class MemoryRestore:
         tier: snapshots in this node's memory; None if it has no memory for them.
         label: label of the run (:func:`malletrain.training.memory_tier.label_of`).
         path: path of the snapshots on disk.
-        who: the run. Only its own snapshots on disk take precedence over those in memory.
+        run: the run. Only its own snapshots on disk take precedence over those in memory.
         team: all ranks.
     """
 
     def __init__(
-        self, tier: MemoryTier | None, label: str, path: str, who: Owner, team: Team
+        self, tier: MemoryTier | None, label: str, path: str, run: Owner, team: Team
     ) -> None:
         self._tier = tier
         self._label = label
         self._path = path
-        self._owner = who
+        self._owner = run
         self._team = team
         self._read: dict[str, dict[str, Any]] = {}
 

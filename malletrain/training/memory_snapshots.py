@@ -41,7 +41,7 @@ class MemorySnapshots:
 
     Args:
         path: path of its snapshots on disk.
-        who: the run.
+        run: the run.
         objects: the script's objects, by name.
         facts: returns the entries of a snapshot other than its objects.
         payload: returns a whole snapshot of the current state.
@@ -51,19 +51,19 @@ class MemorySnapshots:
     def __init__(
         self,
         path: str,
-        who: Owner,
+        run: Owner,
         objects: Mapping[str, Any],
         facts: Callable[[], dict[str, Any]],
         payload: Callable[[], dict[str, Any]],
         all_ranks: Callable[[], Team],
     ) -> None:
         self._path = path
-        self._owner = who
+        self._owner = run
         self._objects = objects
         self._facts = facts
         self._payload = payload
         self._all_ranks = all_ranks
-        self._label = label_of(who, path)
+        self._label = label_of(run, path)
         self.tier = MemoryTier.of_this_node(self._label)
         self._staging = Staging()
         self._addresses: tuple[str, ...] = ()

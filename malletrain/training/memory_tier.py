@@ -156,12 +156,12 @@ class MemoryTier:
         return good
 
 
-def label_of(who: Owner, path: str) -> str:
+def label_of(run: Owner, path: str) -> str:
     """Return the keepers' name for the snapshots of a run: a hash of its script, its arguments, and
     the number of the Snapshot object. It is the same on all nodes, even if their folders on disk
     differ.
     """
-    text = f"{who.script} {who.arguments} {number_of(path)}"
+    text = f"{run.script} {run.arguments} {number_of(path)}"
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
@@ -182,7 +182,13 @@ def sum_of(path: Path) -> tuple[int, int]:
 
 
 def moment_now(generation: int, steps: int, rank: int) -> Moment:
-    """Return the moment of a snapshot that is about to be taken."""
+    """Return the moment of a snapshot that is about to be taken.
+
+    Args:
+        generation: number of the round.
+        steps: number of steps done since the beginning of the run.
+        rank: rank of this process.
+    """
     return Moment(generation, steps, int(time.time() * 1000), rank)
 
 

@@ -312,8 +312,13 @@ def does_not_fit(key: str, target: Any, name: str, error: Exception) -> Snapshot
 
 
 def report_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -> None:
-    """Tell the user which objects only the script has, and which only the snapshot at ``name``, and
-    if the position in the data is unknown.
+    """Tell the user which objects only the script has, which only the snapshot has, and whether the
+    position in the data is unknown.
+
+    Args:
+        objects: the script's objects, by name.
+        payload: the snapshot.
+        name: its path.
     """
     saved = payload["objects"]
     if payload.get("steps") and not all_epochs_of(objects) and "run" not in objects:

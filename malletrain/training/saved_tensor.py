@@ -26,6 +26,7 @@ class SavedTensor(NamedTuple):
     start: int
     """Offset of the first element, bytes."""
     shape: tuple[int, ...]
+    """Shape of the tensor."""
 
 
 class _Layout(NamedTuple):

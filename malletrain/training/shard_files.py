@@ -226,6 +226,12 @@ def check_before_reading(
     """Check the files that :func:`reader` does not check itself: only the metadata, if block check
     sums are known, else as :func:`check_sums`.
 
+    Args:
+        payload: the snapshot.
+        name: its path.
+        part: number of the part, from 0.
+        parts: number of parts into which the files are divided.
+
     Raises:
         SnapshotError: a check sum is wrong.
     """

@@ -173,7 +173,19 @@ def write_copy(
     keep_newest: bool = True,
     overtaken: Callable[[], None] | None = None,
 ) -> int:
-    """Write the snapshot in the open file ``source``; otherwise as :func:`write`."""
+    """Write the snapshot that an open file contains.
+
+    Args:
+        path: path of the newest snapshot.
+        source: file with the content.
+        keep, keep_newest, overtaken: as for :func:`write`.
+
+    Returns:
+        The size of the snapshot, bytes.
+
+    Raises:
+        OSError: as for :func:`write`.
+    """
 
     def copy(file: IO[bytes]) -> int:
         size = 0

@@ -15,7 +15,7 @@ _RECORD = "data.pkl"
 
 
 class _Inert(dict[Any, Any]):
-    """Replaces every class and every object in a snapshot that is not plain data."""
+    """Placeholder for every class and every object in a snapshot that is not plain data."""
 
     def __new__(cls, *args: Any, **named: Any) -> _Inert:
         return super().__new__(cls)

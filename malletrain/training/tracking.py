@@ -80,6 +80,11 @@ def mlflow_run(experiment: str | None = None) -> str:
 def log_to_trackers(name: str, value: float, step: int | None) -> None:
     """Log a value of :func:`malletrain.metric` in each tool of ``MALLETRAIN_TRACK`` (``wandb``,
     ``mlflow``, separated by commas) in which the script has an open run.
+
+    Args:
+        name: name of the metric.
+        value: its value.
+        step: the script's own count; None for none.
     """
     for tool in os.environ.get(env.TRACK, "").split(","):
         module: Any = sys.modules.get(tool.strip())

@@ -145,7 +145,8 @@ class ElasticSampler(CountedEpochs):
             world_size: number of ranks of the new round, at most ``max_world_size``.
 
         Raises:
-            ValueError: ``world_size`` exceeds ``max_world_size``.
+            ValueError: ``rank`` is not in ``0..world_size - 1``, or ``world_size`` exceeds
+                ``max_world_size``.
         """
         if not 0 <= rank < world_size <= self.max_world_size:
             raise ValueError(

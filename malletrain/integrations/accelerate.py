@@ -1,5 +1,5 @@
-"""A loop written with Accelerate: progress, every sample of an epoch once, and ``save_state``
-before the job is moved.
+"""Accelerate: progress reports, every sample of an epoch exactly once, and ``save_state`` before a
+rescale.
 
 sampler = malletrain.ElasticSampler(len(data), global_batch_size=64)
 loader = DataLoader(data, batch_sampler=sampler)
@@ -15,8 +15,8 @@ for epoch in sampler.epochs(10):
         guard.step()
 guard.save()
 
-Decides when the state is saved and where in the data it was. What is in it is the accelerator's,
-the order of the data the sampler's.
+Decides when the state is saved, and saves the position in the data with it. The accelerator decides
+the content of the state, and the sampler the order of the data.
 """
 
 from __future__ import annotations
@@ -39,24 +39,25 @@ from malletrain.training.schedulers import Schedulers
 from malletrain.training.snapshot_file import SnapshotError
 
 NAMES = ("state-a", "state-b")
-"""Folders of the two newest states, in turn."""
+"""Folders of the two newest states, used alternately."""
 
 
 class Guard(StateGuard):
-    """Saves the state of ``accelerator`` when MalleTrain asks for it, and every so often.
+    """Saves the state of ``accelerator`` when MalleTrain requests it, and periodically.
 
-    Everything that belongs to the state must be prepared by, or registered with, the accelerator
-    (``register_for_checkpointing``). Leave out of ``prepare()``: the loader, whose batches are this
-    rank's already, and the scheduler, which Accelerate would step once per rank (register it).
+    All objects of the state must be prepared by the accelerator or registered with it
+    (``register_for_checkpointing``). Do not pass to ``prepare()``: the loader, because it yields
+    only this rank's batches, and the scheduler, because Accelerate would step it once per rank
+    (register it).
 
     Args:
-        accelerator: Accelerate's.
-        folder: of the states, which all nodes must share.
-        sampler: the loader's ``batch_sampler``: how far the training is.
-        every_s: seconds between states saved without being asked for.
+        accelerator: the ``Accelerator`` of the script.
+        folder: folder for the states; all nodes must share it.
+        sampler: the loader's ``batch_sampler``, which has the position in the data.
+        every_s: maximum time between states, seconds.
 
     Raises:
-        TypeError: without a sampler.
+        TypeError: ``sampler`` is not an ElasticSampler.
     """
 
     def __init__(
@@ -81,45 +82,49 @@ class Guard(StateGuard):
         self._numbers = self._begin_numbers()
         self._schedulers = self._watched_schedulers()
         self._deferred = False
-        """A step was the last of its epoch: the state is saved when the epoch is over."""
-        self._saved_schedules: str | None = None
+        """True after the last step of an epoch: the state is saved when the epoch is closed."""
+        self._saved_registered_states: str | None = None
         self._in_open_epoch = ""
-        """Folder of the state that was saved in the code after the steps of an epoch."""
+        """Name of the folder of the state that was saved in the code after the steps of an epoch,
+        while that code runs; else empty.
+        """
         sampler.on_epoch_closed(self._epoch_closed)
         self._every_s = every_s
         self._due = time.monotonic() + every_s
 
     def _begin_numbers(self) -> ModuleNumbers:
-        # Accelerate has no public name for what was prepared.
+        # Accelerate has no public name for the prepared objects.
         models = getattr(self._accelerator, "_models", [])
         return ModuleNumbers({str(number): model for number, model in enumerate(models)})
 
     def _watched_schedulers(self) -> Schedulers:
-        # nor for what was registered
-        named = {
-            f"{kind} {number}": one
+        # nor for the registered objects
+        objects_by_name = {
+            f"{kind} {number}": registered
             for kind in ("optimizer", "scheduler", "custom_object")
-            for number, one in enumerate(getattr(self._accelerator, f"_{kind}s", []))
+            for number, registered in enumerate(getattr(self._accelerator, f"_{kind}s", []))
         }
         return Schedulers(
             "Guard",
-            named,
+            objects_by_name,
             SnapshotError,
             "Make it before guard.resume() and call "
             "accelerator.register_for_checkpointing(scheduler).",
         )
 
     def resume(self) -> bool:
-        """Load the newest state, after ``prepare()``.
+        """Load the newest state. Call it after ``prepare()``.
 
         Returns:
-            False in a new run.
+            True if a state was loaded, False in a new run.
 
         Raises:
-            ValueError: when the state does not say where in the data it was saved or is that of
-                other data, or a schedule would depend on the number of ranks.
+            SnapshotError: the state belongs to another job that was not requested.
+            ValueError: the state has no position in the data or belongs to other data, or a
+                scheduler was passed to ``prepare()``, so that its rates would depend on the number
+                of ranks.
         """
-        # Accelerate has no public name for what was prepared.
+        # Accelerate has no public name for the prepared objects.
         schedulers = getattr(self._accelerator, "_schedulers", [])
         if schedulers and not self._accelerator.split_batches:
             raise ValueError(
@@ -129,7 +134,7 @@ class Guard(StateGuard):
             )
         self._numbers = self._begin_numbers()
         self._schedulers = self._watched_schedulers()
-        newest = self._to_resume()
+        newest = self._find_state()
         if newest is None:
             return False
         record = checkpoints.read_record(newest)
@@ -139,16 +144,18 @@ class Guard(StateGuard):
                 "earlier release). Begin anew in another folder."
             )
         self.sampler.load_state_dict(record)
-        with self._named_here():
+        with self._without_automatic_names():
             self._accelerator.load_state(newest)
         self._numbers.put_back(record.get("numbers", {}))
         self._schedulers.resumed(record.get("schedulers", {}))
-        # the script's own states go on with their numbers
+        # the script's own states continue with their numbers
         self._accelerator.project_configuration.iteration = int(record.get("iteration", 0))
         return True
 
-    def _to_resume(self) -> str | None:
-        """The state to go on from: the newest of this run, else one that was asked for."""
+    def _find_state(self) -> str | None:
+        """Return the state to resume from: the newest of this run, else a requested one; None in a
+        new run.
+        """
         newest, requested = self.newest(), owner.resume_source(None)
         record = checkpoints.read_record(newest) if newest else {}
         if newest is not None and checkpoints.is_own(record, self._run):
@@ -166,9 +173,9 @@ class Guard(StateGuard):
         return newest
 
     @contextlib.contextmanager
-    def _named_here(self) -> Iterator[None]:
-        """The folder of a state is named here, whatever Accelerate's automatic_checkpoint_naming
-        says for those of the script; they keep their numbers.
+    def _without_automatic_names(self) -> Iterator[None]:
+        """In this context Accelerate's automatic_checkpoint_naming is off, because this class names
+        the folder. The numbers of the script's own states do not change.
         """
         project = self._accelerator.project_configuration
         automatic, number = project.automatic_checkpoint_naming, project.iteration
@@ -179,7 +186,7 @@ class Guard(StateGuard):
             project.automatic_checkpoint_naming, project.iteration = automatic, number
 
     def newest(self) -> str | None:
-        """The folder of the newest whole state."""
+        """Return the folder of the newest complete state; None if there is none."""
         try:
             with open(os.path.join(self.folder, "newest")) as file:
                 return os.path.join(self.folder, file.read().strip())
@@ -187,14 +194,17 @@ class Guard(StateGuard):
             return None
 
     def step(self, samples: float | None = None, batches: int = 1) -> bool:
-        """An optimizer step is done: moves the sampler on, reports, and saves if that is due. After
-        the last step of an epoch it saves when the loop asks for the next epoch, and the code that
-        follows the epoch's steps has run. Within ``accelerator.accumulate()`` call it after each
-        micro-batch: it saves after the one with which the optimizer made its step.
+        """Finish a step: advance the sampler, report, and save if a state is due. Call it after
+        each optimizer step, on every rank. Within ``accelerator.accumulate()`` call it after each
+        micro-batch: it saves only after a micro-batch with an optimizer step.
+
+        After the last step of an epoch it saves when the loop requests the next epoch, after the
+        code that follows the epoch's steps.
 
         Args:
-            samples: of this process; those of the sampler's batches when not given.
-            batches: how many the step took from the loader (more than 1 with accumulation).
+            samples: number of samples of this process. Default: those of the sampler's batches.
+            batches: number of batches that the step took from the loader (more than 1 with gradient
+                accumulation).
 
         Returns:
             Whether it saved.
@@ -208,34 +218,36 @@ class Guard(StateGuard):
 
     @property
     def _accumulates(self) -> bool:
-        """There are gradients of micro-batches that are in no state."""
+        """True if there are accumulated gradients, which no state includes."""
         return not self._accelerator.sync_gradients
 
     def _epoch_closed(self) -> None:
         deferred, self._deferred = self._deferred and not self._accumulates, False
-        saved, self._saved_schedules = self._saved_schedules, None
+        saved, self._saved_registered_states = self._saved_registered_states, None
         if saved is not None:
-            atexit.unregister(self._closed_by_exit)
+            atexit.unregister(self._close_epoch_at_exit)
         if deferred and self._save_if_due():
             return
-        if saved not in (None, self._schedules()):
-            self.save()  # the script has saved before its scheduler made a step, say
+        if saved not in (None, self._registered_states()):
+            self.save()  # for example, the script saved before its scheduler made a step
         elif self._in_open_epoch:
-            self._newest_is(self._in_open_epoch)
+            self._set_newest(self._in_open_epoch)
 
-    def _newest_is(self, name: str) -> None:
+    def _set_newest(self, name: str) -> None:
         checkpoints.write_whole(os.path.join(self.folder, "newest"), name)
         self._in_open_epoch = ""
 
-    def _closed_by_exit(self) -> None:
-        """A script whose loop asks for no next epoch (``break``, a count of its own) has ended."""
+    def _close_epoch_at_exit(self) -> None:
+        """Close the epoch of a script that has ended without requesting the next epoch (``break``,
+        its own counter).
+        """
         if self._in_open_epoch and getattr(sys, "last_value", None) is None:
-            self._newest_is(self._in_open_epoch)
+            self._set_newest(self._in_open_epoch)
 
-    def _schedules(self) -> str:
-        """The states of what was registered, such as schedulers, but for models."""
+    def _registered_states(self) -> str:
+        """Return the states of the registered objects, such as schedulers, without models."""
         registered = getattr(self._accelerator, "_custom_objects", [])
-        return repr([each.state_dict() for each in registered if not hasattr(each, "parameters")])
+        return repr([item.state_dict() for item in registered if not hasattr(item, "parameters")])
 
     def _save_if_due(self) -> bool:
         requested = self.wants_checkpoint(time.monotonic() >= self._due)
@@ -247,10 +259,11 @@ class Guard(StateGuard):
         return True
 
     def save(self) -> None:
-        """Save now, on every rank; the state before stays until the new one is whole. In the code
-        after the steps of an epoch, the state before is the one to resume from until that code has
-        run. Between the micro-batches of ``accelerator.accumulate()`` it saves after the step that
-        they make: their gradients are in no state.
+        """Save now. Call it on every rank. The previous state stays until the new one is complete.
+
+        In the code after the steps of an epoch, a run resumes from the previous state until that
+        code has run. Between the micro-batches of ``accelerator.accumulate()`` it saves only after
+        the next optimizer step, because no state includes accumulated gradients.
 
         Raises:
             ForeignSnapshotError: another job has saved in this folder.
@@ -264,18 +277,18 @@ class Guard(StateGuard):
             )
             return
         if self.sampler.between_epochs:
-            if self._saved_schedules is None:
-                atexit.register(self._closed_by_exit)
-            self._saved_schedules = self._schedules()
-        before = self.newest()
+            if self._saved_registered_states is None:
+                atexit.register(self._close_epoch_at_exit)
+            self._saved_registered_states = self._registered_states()
+        previous = self.newest()
         for name in NAMES:
             state = os.path.join(self.folder, name)
             checkpoints.refuse_to_overwrite(checkpoints.read_record(state), state, self._run)
-        name = NAMES[1] if before is not None and before.endswith(NAMES[0]) else NAMES[0]
+        name = NAMES[1] if previous is not None and previous.endswith(NAMES[0]) else NAMES[0]
         state = os.path.join(self.folder, name)
-        # nobody writes into the one after it before all know which it is
+        # no rank overwrites the other folder before all ranks have chosen this one
         self.any_rank(False)
-        with self._named_here():
+        with self._without_automatic_names():
             self._accelerator.save_state(state)
         self.any_rank(False)
         if self._accelerator.is_main_process:
@@ -287,5 +300,5 @@ class Guard(StateGuard):
             if self.sampler.between_epochs:
                 self._in_open_epoch = name
             else:
-                self._newest_is(name)
+                self._set_newest(name)
         self._due = time.monotonic() + self._every_s

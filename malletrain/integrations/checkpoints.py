@@ -1,7 +1,7 @@
-"""Whose checkpoint it is: the record beside a checkpoint of a trainer, and the folder of a trial.
+"""Ownership of a trainer's checkpoints: the record beside a checkpoint, and the folder of a trial.
 
-Decides which checkpoints a run may go on from, and which it must not write over. What is in a
-checkpoint is the library's.
+Decides from which checkpoints a run may resume, and which it must not overwrite. The library
+decides the content of a checkpoint.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from malletrain.training.ranks import rank_and_world
 from malletrain.training.snapshot_file import ForeignSnapshotError
 
 RECORD = "malletrain.json"
-"""In a checkpoint's folder or beside it: whose it is, and what its steps count."""
+"""Name of the record in or beside a checkpoint: its owner, and the sizes that its steps are based
+on.
+"""
 
 
 def read_record(folder: str) -> dict[str, Any]:
-    """The record in ``folder``; empty where there is none, or none that can be read."""
+    """Return the record in ``folder``; empty if there is none or it is unreadable."""
     try:
         with open(os.path.join(folder, RECORD)) as file:
             record: dict[str, Any] = json.load(file)
@@ -32,12 +34,18 @@ def read_record(folder: str) -> dict[str, Any]:
 
 
 def write_record(folder: str, run: Owner, facts: Mapping[str, Any]) -> None:
-    """Write the record of ``run`` with ``facts``, whole or not at all."""
-    write_whole(os.path.join(folder, RECORD), json.dumps({**facts, "owner": owner.named(run)}))
+    """Write the record of a checkpoint, atomically.
+
+    Args:
+        folder: folder of the record.
+        run: the run that owns the checkpoint.
+        facts: other entries of the record.
+    """
+    write_whole(os.path.join(folder, RECORD), json.dumps({**facts, "owner": owner.to_record(run)}))
 
 
 def write_whole(path: str, text: str) -> None:
-    """Write a small file so that it is whole or as it was before."""
+    """Write a small file atomically."""
     with open(path + ".tmp", "w") as file:
         file.write(text)
         file.flush()
@@ -46,21 +54,21 @@ def write_whole(path: str, text: str) -> None:
 
 
 def is_own(record: Mapping[str, Any], run: Owner) -> bool:
-    """Whether ``run`` wrote the checkpoint; True for one that names nobody."""
-    theirs = owner.of(record)
+    """Return whether ``run`` wrote the checkpoint; True if the record names no owner."""
+    theirs = owner.owner_of(record)
     return theirs is None or theirs.is_same(run)
 
 
 def check_owner(record: Mapping[str, Any], checkpoint: str, run: Owner) -> None:
-    """Refuse to go on from a checkpoint of another job that was not asked for.
+    """Refuse to resume from a checkpoint of another job that was not requested.
 
     Args:
-        record: of the checkpoint.
+        record: record of the checkpoint.
         checkpoint: its path.
-        run: this one.
+        run: this run.
 
     Raises:
-        SnapshotError: whose it is, and what to do.
+        SnapshotError: it belongs to another job; the message names the job and what to do.
     """
     owner.check(
         record, checkpoint, run, owner.resume_source(None), "checkpoint", owner.CHECKPOINT_REMEDY
@@ -68,12 +76,18 @@ def check_owner(record: Mapping[str, Any], checkpoint: str, run: Owner) -> None:
 
 
 def refuse_to_overwrite(record: Mapping[str, Any], checkpoint: str, run: Owner) -> None:
-    """Leave a checkpoint alone that another job has written, unless this run was to begin from it.
+    """Refuse to overwrite a checkpoint of another job, unless this run was requested to start from
+    it.
+
+    Args:
+        record: record of the checkpoint.
+        checkpoint: its path.
+        run: this run.
 
     Raises:
-        ForeignSnapshotError: when it is another job's.
+        ForeignSnapshotError: it belongs to another job.
     """
-    theirs = owner.of(record)
+    theirs = owner.owner_of(record)
     if theirs is None or theirs.is_same(run) or not (theirs.job and run.job):
         return
     requested = owner.resume_source(None)
@@ -87,18 +101,18 @@ def refuse_to_overwrite(record: Mapping[str, Any], checkpoint: str, run: Owner) 
 
 
 def own_folder(folder: str | os.PathLike[str]) -> str:
-    """The output folder of this run, absolute: ``folder``, or in a trial of a sweep whose arguments
-    do not tell its trials' folders apart, a folder of the trial's own in it.
+    """Return the absolute output folder of this run: ``folder``, or a subfolder for the trial if
+    the arguments of a sweep do not give each trial its own folder.
     """
     path = os.path.abspath(os.fspath(folder))
     trial = os.environ.get(env.TRIAL_FOLDER, "")
     if not trial or os.path.basename(path) == trial:
         return path
-    own = os.path.join(path, trial)
+    trial_folder = os.path.join(path, trial)
     if rank_and_world()[0] == 0:
         report.tell(
-            f"Checkpoints of this trial go to {own}: each trial of a sweep has a folder of its "
-            "own. To name it yourself, write {trial} into the sweep's arguments.",
-            once=f"trial folder {own}",
+            f"Checkpoints of this trial go to {trial_folder}: each trial of a sweep has a folder "
+            "of its own. To name it yourself, write {trial} into the sweep's arguments.",
+            once=f"trial folder {trial_folder}",
         )
-    return own
+    return trial_folder

@@ -1,9 +1,9 @@
-"""One global batch at every number of ranks, for training loops that belong to a library.
+"""The same global batch at every number of ranks, for the training loops of other libraries.
 
-Decides how each rank's share of a global batch is cut into micro-batches that fit its device, and
-what each of them weighs. The library accumulates the gradients over them, so that steps, epochs and
-schedule are the same at every number of ranks. It moves nothing: where in the data a run goes on is
-the library's count of steps.
+Decides how each rank's share of a global batch is divided into micro-batches that fit its device,
+and the weight of each. The library accumulates the gradients over them, so that steps, epochs and
+schedule are the same at every number of ranks. The library's count of steps decides where in the
+data a run resumes.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from malletrain.training.ranks import max_world, rank_and_world
 
 
 class ConstantBatch:
-    """A batch sampler for ``DataLoader(dataset, batch_sampler=…)``: this rank's micro-batches of an
-    epoch.
+    """A batch sampler for ``DataLoader(dataset, batch_sampler=…)`` that yields this rank's
+    micro-batches of an epoch.
 
     Args:
         num_samples: length of the dataset.
-        per_device: samples that a rank takes at once, at most (one more where shares are uneven).
-        global_batch_size: samples of a step over all ranks; by default ``per_device * accumulate``
-            on each of the ranks that the job may have at most.
-        accumulate: micro-batches of a step at the largest number of ranks, for that default.
-        seed: of the order.
-        shuffle: False takes the samples in order.
+        per_device: maximum number of samples of a micro-batch (one more if shares are uneven).
+        global_batch_size: number of samples of a step over all ranks. Default: ``per_device *
+            accumulate`` times the job's maximum number of ranks.
+        accumulate: number of micro-batches of a step at the maximum number of ranks, for that
+            default.
+        seed: seed of the order.
+        shuffle: False yields the samples in order.
         drop_last: drop a remainder smaller than a global batch.
 
     Raises:
-        ValueError: when the sizes do not fit each other; the message says which.
+        ValueError: the sizes are inconsistent; the message names them.
     """
 
     def __init__(
@@ -43,62 +44,70 @@ class ConstantBatch:
         drop_last: bool = False,
     ) -> None:
         self.rank, world = rank_and_world()
-        most = max_world(world)
-        size = per_device * accumulate * most if global_batch_size is None else global_batch_size
-        if size < most:
+        max_ranks = max_world(world)
+        size = (
+            per_device * accumulate * max_ranks if global_batch_size is None else global_batch_size
+        )
+        if size < max_ranks:
             raise ValueError(
-                f"A global batch of {size} samples cannot be shared by the {most} ranks the job "
-                "may have. Raise global_batch_size or submit the job with fewer nodes at most."
+                f"A global batch of {size} samples cannot be shared by the {max_ranks} ranks the "
+                "job may have. Raise global_batch_size or submit the job with fewer nodes at most."
             )
-        self.plan = EpochPlan(num_samples, size, world, most, drop_last)
+        self.plan = EpochPlan(num_samples, size, world, max_ranks, drop_last)
         self.plan.check_largest(size)
         self.per_device = per_device
-        self.accumulate = self._pieces(size)
+        self.accumulate = self._micro_batch_count(size)
         self.steps_per_epoch = self.plan.steps_from(0)
         self.seed = seed
         self.shuffle = shuffle
         self.epoch = 0
         self.resumed = (0, 0)
-        """(epoch, step) that the training goes on from; every other epoch begins at step 0."""
+        """(epoch, step) from which the training resumes; all other epochs start at step 0."""
 
     def limit(self, steps: int) -> None:
-        """Have an epoch at most so many steps."""
+        """Limit an epoch to ``steps`` steps."""
         self.steps_per_epoch = min(self.plan.steps_from(0), steps)
 
-    def _pieces(self, batch: int) -> int:
-        """Micro-batches of each rank for a global batch: the same number on all, none empty."""
+    def _micro_batch_count(self, batch: int) -> int:
+        """Return the number of micro-batches of each rank for a global batch of ``batch`` samples:
+        the same on all ranks, and none is empty.
+        """
         world = self.plan.world_size
         largest = -(-batch // world)
         return min(-(-largest // self.per_device), batch // world)
 
     def batch(self, step: int) -> tuple[int, int]:
-        """(samples of all ranks, micro-batches of each) of a step of an epoch."""
+        """Return (samples of all ranks, micro-batches per rank) of a step of an epoch."""
         size = self.plan.batch_at(step * self.plan.global_batch_size)
-        return size, min(self.accumulate, self._pieces(size))
+        return size, min(self.accumulate, self._micro_batch_count(size))
 
     def share(self, step: int) -> int:
-        """Samples of this rank in a step of an epoch."""
+        """Return the number of samples of this rank in a step of an epoch."""
         return self.plan.share(self.batch(step)[0], self.rank)[1]
 
     def weight(self, step: int, micro: int) -> float:
-        """What the mean loss of a micro-batch is multiplied by, so that the average over the ranks
-        of the average over their micro-batches is the mean over the global batch; 1 when all are
-        alike.
+        """Return the factor for the mean loss of a micro-batch, so that the average over the ranks
+        of the average over their micro-batches is the mean over the global batch; 1 if all
+        micro-batches have the same size.
         """
         batch, pieces = self.batch(step)
         own = piece(self.share(step), pieces, micro)[1]
         return own * pieces * self.plan.world_size / batch
 
     def micro_batches(self, steps: int) -> int:
-        """Micro-batches of the first ``steps`` steps of an epoch, on each rank."""
+        """Return the number of micro-batches of the first ``steps`` steps of an epoch, on each
+        rank.
+        """
         return 0 if steps < 1 else (steps - 1) * self.accumulate + self.batch(steps - 1)[1]
 
     def __len__(self) -> int:
-        """Micro-batches of a whole epoch, on each rank."""
+        """Number of micro-batches of a whole epoch, on each rank."""
         return self.micro_batches(self.steps_per_epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The micro-batches of the epoch from the step it starts at, as lists of indices."""
+        """Yield the micro-batches of the epoch, from its first step or the resumed one, as lists of
+        sample indices.
+        """
         epoch, step = self.resumed
         return self._from(step if epoch == self.epoch else 0)
 

@@ -1,8 +1,9 @@
-"""Means and metrics that Lightning gathers over an epoch, when the epoch goes on at another number
-of ranks: sums over all ranks in the checkpoint, which one rank has from then on.
+"""Preserves means and metrics that Lightning accumulates over an epoch when the epoch continues at
+another number of ranks: the checkpoint has the sums over all ranks, and one rank continues with
+them.
 
-Decides what a checkpoint has of the part of the epoch that was trained. What is logged, and when,
-is the library's.
+Decides what a checkpoint stores of the trained part of an epoch. The library decides what is
+logged, and when.
 """
 
 from __future__ import annotations
@@ -14,39 +15,39 @@ from typing import Any
 import torch
 
 States = dict[str, dict[str, Any]]
-"""What was gathered until now over all ranks, by kind and name."""
+"""Accumulated values over all ranks, by kind (``means``, ``metrics``) and name."""
 
 
 class EpochResults:
-    """Of one trainer.
+    """The accumulated results of one trainer.
 
     Args:
-        total: sums numbers over the ranks; every rank calls it at the same place.
+        total: sums each number over the ranks. Collective.
     """
 
     def __init__(self, total: Callable[[list[float]], list[float]]) -> None:
         self._total = total
         self._restored: dict[str, Any] = {}
-        """Means of before that this rank has not met since."""
+        """Restored means that this rank has not logged since."""
 
     def whole(self, trainer: Any, module: Any) -> States:
-        """What was gathered in this epoch over all ranks; all of them call it at the same place."""
+        """Return the results of this epoch so far over all ranks. Collective."""
         means: dict[str, Any] = {}
         for name, result in _means(trainer):
             size = float(result.cumulated_batch_size)
             means[name] = self._total([float(result.value), size])
-        metrics = {name: _gathered(metric) for name, metric in _metrics(module)}
+        metrics = {name: _synced_state(metric) for name, metric in _metrics(module)}
         return {"means": {**self._restored, **means}, "metrics": metrics}
 
-    def restore(self, module: Any, states: States, has_them: bool) -> None:
-        """Have one rank go on with ``states``, of :meth:`whole`.
+    def restore(self, module: Any, states: States, continues_here: bool) -> None:
+        """Continue with the results of a checkpoint on one rank.
 
         Args:
-            module: Lightning's.
-            states: of the checkpoint.
-            has_them: whether it is this one.
+            module: the LightningModule.
+            states: result of :meth:`whole` in the checkpoint.
+            continues_here: whether this rank is the one that continues with them.
         """
-        if not has_them:
+        if not continues_here:
             return
         self._restored = dict(states.get("means", {}))
         saved = states.get("metrics", {})
@@ -60,9 +61,9 @@ class EpochResults:
             metric._update_count = 1
 
     def after_batch(self, trainer: Any) -> None:
-        """Something was logged in this process."""
+        """Add the restored means to those that were logged in this process."""
         for name, result in _means(trainer):
-            # Lightning averages this number over the ranks, and would cut a whole one.
+            # Lightning averages this number over the ranks, and would truncate an integer.
             result.cumulated_batch_size = result.cumulated_batch_size.to(torch.float64)
             if name in self._restored:
                 value, size = self._restored.pop(name)
@@ -70,12 +71,12 @@ class EpochResults:
                 result.cumulated_batch_size = result.cumulated_batch_size + size
 
     def forget(self) -> None:
-        """The epoch is over."""
+        """Drop the restored results: the epoch is over."""
         self._restored = {}
 
 
 def _means(trainer: Any) -> Iterator[tuple[str, Any]]:
-    """The means over an epoch of its training, by name."""
+    """Yield the means over a training epoch, with their names."""
     results: Any = trainer.fit_loop.epoch_loop._results
     for name, result in results.items():
         if result.is_tensor and result.meta.on_epoch and result.meta.is_mean_reduction:
@@ -92,8 +93,8 @@ def _is_metric(part: Any) -> bool:
 
 
 def _metrics(module: Any) -> Iterator[tuple[str, Any]]:
-    """Metrics of torchmetrics that have gathered something which the ranks can put together, by
-    name.
+    """Yield the torchmetrics objects that have data which the ranks can combine, with their
+    names.
     """
     for name, part in _parts(module):
         if _is_metric(part) and part.update_called and part._defaults:
@@ -103,7 +104,7 @@ def _metrics(module: Any) -> Iterator[tuple[str, Any]]:
                 yield name, part
 
 
-def _gathered(metric: Any) -> dict[str, Any]:
-    """The state of a metric over all ranks."""
+def _synced_state(metric: Any) -> dict[str, Any]:
+    """Return the state of a metric over all ranks."""
     with metric.sync_context(should_sync=torch.distributed.is_initialized()):
         return {name: getattr(metric, name) for name in metric._defaults}

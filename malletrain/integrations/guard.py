@@ -1,8 +1,8 @@
-"""What a training loop that saves by itself has to do for MalleTrain: report, ask whether a
-checkpoint is wanted, say that it is there.
+"""Connects a training loop that writes its own checkpoints to MalleTrain: reports steps, asks
+whether a checkpoint is requested, and reports that it is written.
 
-Decides that all ranks learn of a request at the same step, and what follows a checkpoint. How a
-checkpoint is made is the library's.
+All ranks learn of a request at the same step. Decides what follows a checkpoint. The library writes
+the checkpoint.
 """
 
 from __future__ import annotations
@@ -25,47 +25,47 @@ from malletrain.training.steadfast import bear_one_sigterm
 
 
 class StateGuard:
-    """One run as MalleTrain sees it. Call :meth:`step` at the end of each training step, on every
-    rank. Its collectives go over a gloo group of its own, so that they never meet the script's.
+    """Connection of one run to MalleTrain. Call :meth:`step` at the end of each training step, on
+    every rank. It uses a gloo group of its own, so that its collectives never mix with the
+    script's.
     """
 
     def __init__(self) -> None:
-        self._inside = bool(
-            os.environ.get(env.FLAGS)
-        )  # the same on all ranks, whether or not the flags can be read here
+        # the same on all ranks, even if this rank cannot read the flags
+        self._in_malletrain = bool(os.environ.get(env.FLAGS))
         self._flags = report.open_flags()
-        self._served = 0
+        self._served_request = 0
         self._request = 0
-        self._agreed = False
+        self._is_requested = False
         self._announced = False
         self._handler: Any = None
         self._group: tuple[Any, Any] = (None, None)
-        """The script's group, and the one beside it."""
+        """The script's default group, and the gloo group that was created for it."""
         self.late = False
-        """Whether a checkpoint was due on any rank at the last step."""
+        """True if a checkpoint was due on any rank at the last step."""
 
     def step(self, samples: float) -> bool:
-        """A step is done; ``samples``: of this process. Returns what :meth:`wants_checkpoint`
-        does.
+        """Report a finished step with ``samples`` samples of this process. Returns the result of
+        :meth:`wants_checkpoint`.
         """
         malletrain.report(samples)
         return self.wants_checkpoint()
 
     def wants_checkpoint(self, late: bool | None = None) -> bool:
-        """Whether MalleTrain wants a checkpoint now, on all ranks alike.
+        """Return whether MalleTrain requests a checkpoint now; the same on all ranks.
+
+        Inside MalleTrain, or if ``late`` is not None, this is one small all-reduce over all ranks.
 
         Args:
-            late: whether this process's clock says that a checkpoint is due; :attr:`late` says
-                afterwards whether it is on any rank. None: the library decides that by itself.
-
-        Inside MalleTrain, and where the clock counts, this is one small all-reduce of all ranks.
+            late: whether a checkpoint is due by this process's clock. Afterwards :attr:`late` is
+                True if it is due on any rank. None if the library decides that itself.
         """
         self.late = bool(late)
-        if not self._inside:
+        if not self._in_malletrain:
             if late is not None:
                 self.late = self.any_rank(late)
             return False
-        self._go_on()
+        self._restore_sigterm_handler()
         bear_one_sigterm()
         number = 0
         if rank_and_world()[0] == 0 and self._flags is not None:
@@ -73,29 +73,32 @@ class StateGuard:
                 self._announced = True
                 report.send(Capable)
             number = self._flags.drain_request()
-        self._request = number if number != self._served else 0
-        self._agreed, self.late = map(bool, self._most([int(bool(self._request)), int(self.late)]))
-        return self._agreed
+        self._request = number if number != self._served_request else 0
+        self._is_requested, self.late = map(
+            bool, self._max_over_ranks([int(bool(self._request)), int(self.late)])
+        )
+        return self._is_requested
 
     def saved(self, path: str, began: float | None = None, over: bool = False) -> None:
-        """The part of this rank of the checkpoint that was wanted is on disk at ``path``; call it
-        on every rank. Once all have, rank 0 says so and waits until it is stopped; the
-        others go on, and wait for it in their next collective.
+        """Report that this rank's part of the requested checkpoint is on disk. Call it on every
+        rank. When all ranks have called it, rank 0 reports the checkpoint and waits to be stopped.
+        The other ranks continue, and wait for rank 0 in their next collective.
 
         Args:
-            path: of the checkpoint.
-            began: when saving began (``time.monotonic()``).
-            over: the training is over. What the script does after it is done in this process, so
-                that nobody waits to be stopped; one that has to stop there leaves this checkpoint.
+            path: path of the checkpoint.
+            began: start of saving (``time.monotonic()``); None if unknown.
+            over: whether the training is over. Then rank 0 does not wait, because the script's
+                remaining code runs in this process; if the process is stopped there, this is the
+                newest checkpoint.
         """
-        agreed, self._agreed = self._agreed, False
-        if not agreed or over:
+        is_requested, self._is_requested = self._is_requested, False
+        if not is_requested or over:
             return
         report.flush()
         self.any_rank(False)
-        self._let_go()
-        number, self._request = self._request, 0
-        if not number or self._flags is None:
+        self._reset_sigterm_handler()
+        request, self._request = self._request, 0
+        if not request or self._flags is None:
             return
         samples, steps = report.totals()
         seconds = 0.0 if began is None else time.monotonic() - began
@@ -108,62 +111,62 @@ class StateGuard:
             samples=samples,
             steps=steps,
         )
-        self._served = wait_to_be_stopped(self._flags, number)
-        self._go_on()
+        self._served_request = wait_to_be_stopped(self._flags, request)
+        self._restore_sigterm_handler()
 
-    def any_rank(self, mine: bool) -> bool:
-        """Whether ``mine`` is true on any rank; every rank calls it at the same place."""
-        return bool(self._most([int(mine)])[0])
+    def any_rank(self, own_value: bool) -> bool:
+        """Return whether ``own_value`` is true on any rank. Collective."""
+        return bool(self._max_over_ranks([int(own_value)])[0])
 
-    def mean(self, mine: float) -> float:
-        """The mean of ``mine`` over all ranks; every rank calls it at the same place."""
-        group = self._own_group()
+    def mean(self, own_value: float) -> float:
+        """Return the mean of ``own_value`` over all ranks. Collective."""
+        group = self._gloo_group()
         if group is None:
-            return mine
+            return own_value
         import torch
         import torch.distributed as dist
 
-        value = torch.tensor([mine], dtype=torch.float64)
+        value = torch.tensor([own_value], dtype=torch.float64)
         dist.all_reduce(value, group=group)
         return float(value.item()) / dist.get_world_size(group)
 
-    def _most(self, mine: list[int]) -> list[int]:
-        """The largest of each number over all ranks."""
-        group = self._own_group()
+    def _max_over_ranks(self, own_values: list[int]) -> list[int]:
+        """Return the maximum of each number over all ranks. Collective."""
+        group = self._gloo_group()
         if group is None:
-            return mine
+            return own_values
         import torch
         import torch.distributed as dist
 
-        numbers = torch.tensor(mine)
+        numbers = torch.tensor(own_values)
         dist.all_reduce(numbers, dist.ReduceOp.MAX, group=group)
-        most: list[int] = numbers.tolist()
-        return most
+        maxima: list[int] = numbers.tolist()
+        return maxima
 
-    def _own_group(self) -> Any:
-        """A group beside the script's; None for one rank. Made at the first step's end, and again
-        where the script has made its own anew.
+    def _gloo_group(self) -> Any:
+        """Return the gloo group; None for one rank. It is created at the end of the first step, and
+        again if the script has created a new default group.
         """
         distributed = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_initialized():
             return None
-        scripts = distributed.group.WORLD
-        if self._group[0] is not scripts:
-            self._group = scripts, new_side_group()
+        default_group = distributed.group.WORLD
+        if self._group[0] is not default_group:
+            self._group = default_group, new_side_group()
         return self._group[1]
 
-    def _let_go(self) -> None:
-        """All is on disk: SIGTERM, which is about to come, may end this process at once. A
-        library's handler would finish the step first, or talk to the other ranks, until the time
-        for that is up and the process is killed.
+    def _reset_sigterm_handler(self) -> None:
+        """Let the coming SIGTERM end this process at once, because the checkpoint is on disk. A
+        library's handler would finish the step first, or use collectives, until the process is
+        killed.
         """
         if threading.current_thread() is threading.main_thread() and callable(
             signal.getsignal(signal.SIGTERM)
         ):
             self._handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def _go_on(self) -> None:
-        """It did not come; the handler of before counts again."""
+    def _restore_sigterm_handler(self) -> None:
+        """Restore the previous SIGTERM handler: the signal did not come."""
         if self._handler is not None:
             signal.signal(signal.SIGTERM, self._handler)
             self._handler = None

@@ -1,16 +1,15 @@
-"""Lightning: progress, the same steps at any number of ranks, and a checkpoint before the job is
-moved.
+"""Lightning: progress reports, the same steps at any number of ranks, and a checkpoint before a
+rescale.
 
 callback = MalleTrainCallback("checkpoints")
 loader = callback.loader(data, batch_size=8, global_batch_size=48)
 trainer = Trainer(callbacks=[callback], …)
 trainer.fit(model, loader, ckpt_path=callback.latest())
 
-Decides the batches and the accumulation of gradients, and translates a checkpoint's count of
-batches, limits and intervals, so that Lightning counts the same steps and epochs whatever the
-number of ranks. A checkpoint is written before the next step begins, when validation and callbacks
-of the step, or of the epoch that it ends, are over. The loop, the schedule and what is in a
-checkpoint stay the library's.
+Decides the batches and the accumulation of gradients, and converts a checkpoint's batch counts,
+limits and intervals, so that Lightning counts the same steps and epochs at any number of ranks. A
+checkpoint is written before the next step starts, after validation and callbacks of the step, or of
+the epoch that it ends. The library owns the loop, the schedule and the content of a checkpoint.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
 
 NAME = "malletrain.ckpt"
-_NEVER = 10**12
-"""Micro-batches between two validations, or logs, where none is due."""
-_ONE_LOADER = (
+_NEVER_INTERVAL = 10**12
+"""Interval, micro-batches, between two validations, or logs, if none is due."""
+_ONE_LOADER_ADVICE = (
     "Make one loader before trainer.fit(), or in the __init__ of a LightningDataModule, for all "
     "epochs: train_dataloader() may return it, and must not make another one "
     "(reload_dataloaders_every_n_epochs)."
@@ -53,8 +52,8 @@ _ONE_LOADER = (
 
 
 class Loader:
-    """What ``fit`` takes its batches from. No DataLoader itself: Lightning would share the batches
-    of one out a second time.
+    """The batches for ``fit``. Not a DataLoader, because Lightning would distribute its batches
+    over the ranks a second time.
     """
 
     def __init__(self, loader: DataLoader[Any], batches: ConstantBatch) -> None:
@@ -68,20 +67,22 @@ class Loader:
         return len(self._batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: it begins where the callback says. Lightning asks whether it can resume."""
+        """Return an empty state; Lightning calls it to see whether the loader can resume. The
+        callback sets the start.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to load."""
+        """Do nothing: there is no state."""
 
 
 class MalleTrainCallback(Callback):
-    """Saves ``malletrain.ckpt`` in ``folder``, which all nodes must share, when MalleTrain asks for
-    it and every ``every_s`` seconds. The training data must come from :meth:`loader`.
+    """Saves ``malletrain.ckpt`` in ``folder`` when MalleTrain requests it, and periodically. The
+    training data must come from :meth:`loader`.
 
     Args:
-        folder: of the checkpoint.
-        every_s: seconds between checkpoints.
+        folder: folder of the checkpoint; all nodes must share it.
+        every_s: maximum time between checkpoints, seconds.
     """
 
     def __init__(self, folder: str | os.PathLike[str], every_s: float = 600.0) -> None:
@@ -95,41 +96,41 @@ class MalleTrainCallback(Callback):
         self._loader: Loader | None = None
         self._trainer: Any = None
         self._limits: tuple[Any, ...] = ()
-        self._stepped = self._fit_over = False
+        self._has_stepped = self._fit_over = False
         self._epoch = self._step = self._log_every = 0
         self._metrics: dict[str, float] = {}
         self._results = EpochResults(self._total)
-        self._gathered: dict[str, Any] = {}
-        """Results of the epoch over all ranks, for the checkpoint that is being written."""
+        self._epoch_results: dict[str, Any] = {}
+        """Results of the epoch so far over all ranks, for the checkpoint that is being written."""
         self._numbers = ModuleNumbers({})
         self._files = ModelFiles(self.folder, self._run)
 
-    def _total(self, mine: list[float]) -> list[float]:
+    def _total(self, numbers: list[float]) -> list[float]:
         assert self._batches is not None
-        return [self._guard.mean(number) * self._batches.plan.world_size for number in mine]
+        return [self._guard.mean(number) * self._batches.plan.world_size for number in numbers]
 
     def latest(self) -> str | None:
-        """The checkpoint of this run to resume from; None in a new run.
+        """Return the path of the checkpoint to resume from; None in a new run.
 
         Raises:
-            SnapshotError: when it is another job's and was not asked for.
+            SnapshotError: it belongs to another job and was not requested.
         """
-        there, requested = os.path.exists(self.path), owner.resume_source(None)
+        exists, requested = os.path.exists(self.path), owner.resume_source(None)
         record = checkpoints.read_record(self.folder)
-        if there and checkpoints.is_own(record, self._run):
+        if exists and checkpoints.is_own(record, self._run):
             return self.path
         if os.path.exists(requested):
             report.tell(f"Going on from the checkpoint {requested}, as asked for.")
             path = os.path.join(requested, NAME) if os.path.isdir(requested) else requested
             return os.path.abspath(path)
-        if there:
+        if exists:
             checkpoints.check_owner(record, self.path, self._run)
         elif requested:
             raise SnapshotError(
                 f"There is no checkpoint of job {requested} in {self.folder}. Name the one to go "
                 f"on from by its path (…/{NAME})."
             )
-        return self.path if there else None
+        return self.path if exists else None
 
     def loader(
         self,
@@ -141,25 +142,28 @@ class MalleTrainCallback(Callback):
         drop_last: bool = False,
         **options: Any,
     ) -> Loader:
-        """The training data, for ``trainer.fit(model, …)``: the same global batches at every number
-        of ranks.
+        """Return the training data for ``trainer.fit(model, …)``, with the same global batches at
+        every number of ranks.
 
         Args:
-            dataset: with a length and indices.
-            batch_size: samples that a rank takes at once, at most; larger shares are accumulated.
-            global_batch_size: samples of a step over all ranks; by default ``batch_size`` on each
-                of the ranks that the job may have at most.
-            seed: of the order.
-            shuffle: False takes the samples in order.
+            dataset: dataset with a length and indices.
+            batch_size: maximum number of samples of a micro-batch of a rank; larger shares are
+                accumulated.
+            global_batch_size: number of samples of a step over all ranks. Default: ``batch_size``
+                times the job's maximum number of ranks.
+            seed: seed of the order.
+            shuffle: False yields the samples in order.
             drop_last: drop a remainder smaller than a global batch.
-            options: of torch's DataLoader.
+            options: other options of torch's DataLoader.
 
         Raises:
-            TypeError: for a dataset without a length.
-            ValueError: when the sizes do not fit each other, or while ``fit`` runs.
+            TypeError: the dataset has no length.
+            ValueError: the sizes are inconsistent, or ``fit`` is running.
         """
         if self._trainer is not None and self._trainer.state.status == TrainerStatus.RUNNING:
-            raise ValueError(f"callback.loader() is called while trainer.fit() runs. {_ONE_LOADER}")
+            raise ValueError(
+                f"callback.loader() is called while trainer.fit() runs. {_ONE_LOADER_ADVICE}"
+            )
         if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
             raise TypeError(
                 f"callback.loader() needs a dataset with a length and indices; "
@@ -178,14 +182,16 @@ class MalleTrainCallback(Callback):
     # --- hooks ---
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Before anything is loaded. Raises ValueError when the steps cannot be kept."""
+        """Prepare the trainer, before anything is loaded. Raises ValueError if the steps cannot be
+        the same at every number of ranks.
+        """
         if stage != "fit":
             return
         if self._batches is None:
             raise ValueError(
                 "MalleTrainCallback: the training data must come from callback.loader(dataset, "
                 "batch_size=…): with a loader of its own a change of nodes would change "
-                f"Lightning's steps, epochs and samples. {_ONE_LOADER}"
+                f"Lightning's steps, epochs and samples. {_ONE_LOADER_ADVICE}"
             )
         if not pl_module.automatic_optimization:
             raise ValueError(
@@ -199,8 +205,10 @@ class MalleTrainCallback(Callback):
                 f"or MalleTrain started {world}. Start all of them so, with devices=1 per process "
                 "or the number of processes of a node."
             )
-        own = any(isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks)
-        if own or trainer.accumulate_grad_batches != 1:
+        has_own_accumulation = any(
+            isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks
+        )
+        if has_own_accumulation or trainer.accumulate_grad_batches != 1:
             raise ValueError(
                 "MalleTrainCallback: accumulation follows from the global batch. Leave "
                 "accumulate_grad_batches out and say callback.loader(global_batch_size=…)."
@@ -220,25 +228,26 @@ class MalleTrainCallback(Callback):
             trainer.limit_train_batches = 1.0
         _check_interval(trainer, self._batches)
         self._files.begin(trainer)
-        # A checkpoint is written before the other callbacks hear that the next step begins.
+        # A checkpoint is written before the other callbacks are called for the next step.
         trainer.callbacks.remove(self)
         trainer.callbacks.insert(0, self)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """The trainer is as its owner made it."""
+        """Restore the trainer to its original state."""
         if stage == "fit" and self._limits:
             trainer.accumulate_grad_batches, trainer.limit_train_batches = self._limits
             self._limits = ()
             self._files.end(trainer)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """All callbacks have set the module up."""
+        """Record the initial numbers, after all callbacks have set up the module."""
         if self._batches is not None and self._batches.resumed == (0, 0):
             self._numbers.begin()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Raises ValueError when the data is not from here, ForeignSnapshotError when the folder
-        has another job's checkpoint.
+        """Check the data and the folder, and restore callbacks and metrics. Raises ValueError if
+        the data is not from :meth:`loader`, ForeignSnapshotError if the folder has another job's
+        checkpoint.
         """
         if trainer.train_dataloader is not self._loader:
             raise ValueError(
@@ -249,22 +258,24 @@ class MalleTrainCallback(Callback):
         self._fit_over = False
         if trainer.val_check_batch is not None:
             trainer.val_check_batch = math.inf
-        # what schedules and early stopping look at where this part of the run has not validated
+        # schedulers and early stopping need these if this part of the run has not validated yet
         connector: Any = getattr(trainer, "_logger_connector", None)
         if self._metrics and hasattr(connector, "_callback_metrics"):
             stored = {name: torch.tensor(value) for name, value in self._metrics.items()}
             connector._callback_metrics.update(stored)
-        if self._step:  # Lightning calls that only where an epoch begins
+        if self._step:  # Lightning calls that only at the start of an epoch
             for callback in trainer.callbacks:
                 if isinstance(callback, StochasticWeightAveraging):
                     callback.on_train_epoch_start(trainer, pl_module)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """What the script does now is done once."""
+        """Report the end of the training: the code after it must run only once."""
         report.training_over()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """All of the epoch before is over. The epoch's iterator is made after this."""
+        """Start an epoch, and save if due: the previous epoch is complete. Lightning creates the
+        epoch's iterator after this.
+        """
         assert self._batches is not None
         self._batches.epoch = self._epoch = trainer.current_epoch
         self._step = 0
@@ -274,26 +285,26 @@ class MalleTrainCallback(Callback):
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """All of the step before is over, its validation too. Callbacks that log here (the rate) do
-        so once a step.
+        """Save if due: the previous step is complete, with its validation. Callbacks that log here
+        (the learning rate) log once per step.
         """
         self._save_if_due(trainer)
         assert self._batches is not None
-        # Lightning leaves out a plateau's schedule in an epoch that it resumed within.
+        # Lightning skips a plateau scheduler in an epoch in which it resumed.
         trainer.fit_loop._restarting = False
         if batch_idx % self._batches.accumulate:
-            trainer.log_every_n_steps = _NEVER
+            trainer.log_every_n_steps = _NEVER_INTERVAL
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """All is over but what the script does after ``fit``."""
+        """Save if due: only the script's code after ``fit`` remains."""
         assert self._batches is not None
-        if self._stepped:
+        if self._has_stepped:
             self._fit_over, self._step = True, self._batches.steps_per_epoch
         self._save_if_due(trainer)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """Lightning divides a loss by the number of micro-batches, and DDP averages over ranks;
-        what a micro-batch of another size weighs goes into its gradient.
+        """Weight the gradient of a micro-batch of another size. Lightning divides a loss by the
+        number of micro-batches, and DDP averages over the ranks.
         """
         batches = self._batches
         assert batches is not None
@@ -305,36 +316,36 @@ class MalleTrainCallback(Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """A micro-batch is done; with the last of its step, the step."""
+        """Count a micro-batch, and a step after its last micro-batch."""
         batches = self._batches
         assert batches is not None
         trainer.log_every_n_steps = self._log_every
         self._results.after_batch(trainer)
         by_step = trainer.val_check_batch is not None
         if by_step:
-            trainer.val_check_batch = _NEVER
+            trainer.val_check_batch = _NEVER_INTERVAL
         step, micro = divmod(batch_idx, batches.accumulate)
         if micro + 1 < batches.batch(step)[1]:
             return
         self._step = step + 1
-        self._stepped = True
+        self._has_stepped = True
         malletrain.report(batches.share(step))
-        if by_step and self._validates(trainer):
+        if by_step and self._is_validation_due(trainer):
             trainer.val_check_batch = 1
 
-    def _validates(self, trainer: Any) -> bool:
-        """Whether a validation follows the step, in the units of steps over all ranks."""
+    def _is_validation_due(self, trainer: Any) -> bool:
+        """Return whether a validation follows the step. Intervals count steps over all ranks."""
         assert self._batches is not None
-        each = self._batches.steps_per_epoch
-        interval = _in_steps(trainer.val_check_interval, each)
+        steps_per_epoch = self._batches.steps_per_epoch
+        interval = _in_steps(trainer.val_check_interval, steps_per_epoch)
         if trainer.check_val_every_n_epoch is None:
-            return (self._epoch * each + self._step) % interval == 0
+            return (self._epoch * steps_per_epoch + self._step) % interval == 0
         return self._step % interval == 0
 
     def _save_if_due(self, trainer: Any) -> None:
-        if not self._stepped:
+        if not self._has_stepped:
             return
-        self._stepped = False
+        self._has_stepped = False
         requested = self._guard.wants_checkpoint(time.monotonic() >= self._due)
         if not requested and not self._guard.late:
             return
@@ -347,10 +358,10 @@ class MalleTrainCallback(Callback):
             logs.keep(trainer.loggers, self.path)
         assert self._batches is not None
         if 0 < self._step < self._batches.steps_per_epoch:
-            self._gathered = self._results.whole(trainer, trainer.lightning_module)
-        # First under another name: a crash while saving must leave the one before.
+            self._epoch_results = self._results.whole(trainer, trainer.lightning_module)
+        # First under another name: a crash while saving must leave the previous checkpoint.
         trainer.save_checkpoint(self.path + ".new")
-        self._gathered = {}
+        self._epoch_results = {}
         if trainer.is_global_zero:
             os.replace(self.path + ".new", self.path)
         self._guard.any_rank(False)
@@ -360,7 +371,7 @@ class MalleTrainCallback(Callback):
     # --- what a checkpoint says ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Where in the data it is, and what its steps count."""
+        """Return the position in the data, and the sizes that the steps are based on."""
         if self._batches is None:
             return {}
         metrics = {} if self._trainer is None else self._trainer.callback_metrics
@@ -372,16 +383,17 @@ class MalleTrainCallback(Callback):
             "metrics": {name: float(value) for name, value in metrics.items()},
             "saved_at": _saved_at(self._trainer),
             "files": self._files.written(),
-            "results": self._gathered,
+            "results": self._epoch_results,
             "numbers": self._numbers.changed(),
             **self._counts(),
         }
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Begin where the checkpoint says, and count its batches as those of this number of ranks.
+        """Start at the position in the checkpoint, and convert its batch counts to this number of
+        ranks.
 
         Raises:
-            ValueError: when its steps count other samples than those of now.
+            ValueError: its steps are based on other sizes than those of this run.
         """
         batches = self._batches
         saved = checkpoint.get("callbacks", {}).get(self.state_key)
@@ -404,7 +416,7 @@ class MalleTrainCallback(Callback):
                 "begin anew in another folder."
             )
         self._metrics = dict(saved.get("metrics", {}))
-        self._numbers.begin()  # after other callbacks have set the module up: one may freeze layers
+        self._numbers.begin()  # after other callbacks have set up the module: one may freeze layers
         self._numbers.put_back(saved.get("numbers", {}))
         self._results.restore(pl_module, saved.get("results", {}), trainer.is_global_zero)
         for callback in trainer.checkpoint_callbacks:
@@ -425,13 +437,18 @@ class MalleTrainCallback(Callback):
         done = self._step * batches.accumulate
         steps = checkpoint["global_step"]
         loops["epoch_loop.state_dict"]["_batches_that_stepped"] = steps
-        _set(loops["epoch_loop.batch_progress"]["current"], done, done)
-        before = self._epoch * len(batches)
-        _set(loops["epoch_loop.batch_progress"]["total"], before + done, before + done)
+        _set_counts(loops["epoch_loop.batch_progress"]["current"], done, done)
+        batches_before = self._epoch * len(batches)
+        _set_counts(
+            loops["epoch_loop.batch_progress"]["total"],
+            batches_before + done,
+            batches_before + done,
+        )
         loops["epoch_loop.batch_progress"]["is_last_batch"] = False
-        begun = self._epoch + bool(self._step)  # else the hooks of its start are to come
+        # At the start of an epoch its hooks are still to be called: it has not begun.
+        epochs_begun = self._epoch + bool(self._step)
         for counts in loops["epoch_progress"].values():
-            _set(counts, begun, self._epoch)
+            _set_counts(counts, epochs_begun, self._epoch)
 
     def _counts(self) -> dict[str, int]:
         assert self._batches is not None
@@ -443,7 +460,9 @@ class MalleTrainCallback(Callback):
 
 
 def _saved_at(trainer: Any) -> dict[str, int]:
-    """The step at which each ModelCheckpoint saved last; it would save that one again."""
+    """Return the step at which each ModelCheckpoint saved last, which it would otherwise save
+    again.
+    """
     callbacks = [] if trainer is None else trainer.checkpoint_callbacks
     return {
         callback.state_key: callback._last_global_step_saved
@@ -452,25 +471,27 @@ def _saved_at(trainer: Any) -> dict[str, int]:
     }
 
 
-def _set(counts: dict[str, int], begun: int, over: int) -> None:
-    """Have one of Lightning's trackers say so."""
-    counts.update(ready=begun, started=begun, processed=over, completed=over)
+def _set_counts(counts: dict[str, int], started: int, over: int) -> None:
+    """Set the counts of one of Lightning's trackers."""
+    counts.update(ready=started, started=started, processed=over, completed=over)
 
 
 def _in_steps(limit: int | float, steps: int) -> int:
-    """One of Lightning's limits or intervals as steps: a number of them, or a share of an epoch."""
+    """Convert one of Lightning's limits or intervals, a number of steps or a fraction of an epoch,
+    to steps.
+    """
     return max(1, int(limit if isinstance(limit, int) else limit * steps))
 
 
 def _check_limits(trainer: Any, batches: ConstantBatch) -> None:
-    """Raises ValueError for limits that mean something else at another number of ranks."""
+    """Raise ValueError for limits whose meaning depends on the number of ranks."""
     if trainer.overfit_batches:
         raise ValueError(
             "MalleTrainCallback: overfit_batches takes the same batches of a rank again, which are "
             "others at another number of ranks. Give callback.loader() a Subset of the data."
         )
-    limit, most = trainer.limit_val_batches, batches.plan.max_world_size
-    if most > 1 and limit not in (0, 1.0) and not trainer.fast_dev_run:
+    limit, max_ranks = trainer.limit_val_batches, batches.plan.max_world_size
+    if max_ranks > 1 and limit not in (0, 1.0) and not trainer.fast_dev_run:
         raise ValueError(
             f"MalleTrainCallback: limit_val_batches={limit} counts the batches of a rank, so that "
             "more nodes would validate on more samples. Validate on a Subset of the data, or "
@@ -479,9 +500,9 @@ def _check_limits(trainer: Any, batches: ConstantBatch) -> None:
 
 
 def _check_finetuning(trainer: Any, batches: ConstantBatch) -> None:
-    """Raises ValueError for parameters that would be trained by each rank for itself."""
+    """Raise ValueError for callbacks whose parameters would not be averaged over the ranks."""
     if batches.plan.max_world_size > 1 and any(
-        isinstance(one, BaseFinetuning) for one in trainer.callbacks
+        isinstance(callback, BaseFinetuning) for callback in trainer.callbacks
     ):
         raise ValueError(
             "MalleTrainCallback: with a callback such as BackboneFinetuning the layers that are "
@@ -493,7 +514,9 @@ def _check_finetuning(trainer: Any, batches: ConstantBatch) -> None:
 
 
 def _check_averaging(trainer: Any, module: LightningModule) -> None:
-    averages = any(isinstance(one, StochasticWeightAveraging) for one in trainer.callbacks)
+    averages = any(
+        isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks
+    )
     if averages and StochasticWeightAveraging.pl_module_contains_batch_norm(module):
         raise ValueError(
             "MalleTrainCallback: StochasticWeightAveraging passes through the data once more for a "

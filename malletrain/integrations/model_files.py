@@ -1,9 +1,9 @@
-"""Lightning's ``ModelCheckpoint`` over the rounds of a job: a step that comes again after a loss
-overwrites its file.
+"""Continues Lightning's ``ModelCheckpoint`` over the rounds of a job: a step that is repeated after
+a loss overwrites its file.
 
-Decides which files of a run were written by steps that are lost. ``ModelCheckpoint`` never
-overwrites a file that it does not know, and would save such a step again beside the first file, as
-``…-v1.ckpt``. What is saved, and what is removed, stays the library's.
+Decides which files of a run were written by lost steps. ``ModelCheckpoint`` never overwrites an
+unknown file, and would save a repeated step beside the first file, as ``…-v1.ckpt``. The library
+decides what is saved and removed.
 """
 
 from __future__ import annotations
@@ -18,67 +18,72 @@ from malletrain.training import owner, report
 from malletrain.training.owner import Owner
 
 JOURNAL = "malletrain.files.json"
-"""In the folder of the run's checkpoint: the files that ``ModelCheckpoint`` has written, and the
-versions of the loggers."""
+"""Name of the file, in the folder of the run's checkpoint, with the files that ``ModelCheckpoint``
+has written, and the versions of the loggers.
+"""
 
 
 class ModelFiles:
     """The files that the ``ModelCheckpoint`` callbacks of one run write.
 
     Args:
-        folder: where the journal lies; all nodes must share it.
-        run: whose files they are. Outside MalleTrain no run goes on after a loss by itself, and
-            there is no journal.
+        folder: folder of the journal; all nodes must share it.
+        run: the run. Outside MalleTrain no run continues automatically after a loss, and there is
+            no journal.
     """
 
     def __init__(self, folder: str, run: Owner) -> None:
         self._path = os.path.join(folder, JOURNAL)
         self._run = run
         self._files: set[str] = set()
-        """All of the run, those of lost steps too."""
-        self._lost: set[str] = set()
-        """Of lost steps, until they are written again."""
+        """All files of the run, with those of lost steps."""
+        self._lost_files: set[str] = set()
+        """Files of lost steps that are not written again yet."""
         self._versions: list[int | str | None] = []
 
     def begin(self, trainer: Any) -> None:
-        """Read what the rounds before have written, and have ``ModelCheckpoint`` and the loggers go
-        on there. Call it on every rank, before they are set up.
+        """Read the journal of the previous rounds, and let ``ModelCheckpoint`` and the loggers
+        continue there. Call it on every rank, before they are set up.
         """
-        before = self._read() if self._run.job else {}
-        self._files = set(before.get("files", ()))
-        self._lost = set(self._files)
-        if before:
-            logs.go_on_in(trainer.loggers, before["versions"], trainer.is_global_zero)
+        journal = self._read() if self._run.job else {}
+        self._files = set(journal.get("files", ()))
+        self._lost_files = set(self._files)
+        if journal:
+            logs.go_on_in(trainer.loggers, journal["versions"], trainer.is_global_zero)
         self._versions = logs.versions(trainer.loggers)
-        for callback in _savers(trainer):
-            callback.file_exists = self._asking(callback.file_exists)
+        for callback in _checkpoint_callbacks(trainer):
+            callback.file_exists = self._file_exists(callback.file_exists)
 
     def record(self, trainer: Any) -> None:
-        """Write the journal: when the training begins, and before a new file."""
+        """Write the journal. Called when the training starts, and before a new file is written."""
         if trainer.is_global_zero and self._run.job:
             self._write()
 
     def end(self, trainer: Any) -> None:
-        """The callbacks are as their owner made them."""
-        for callback in _savers(trainer):
+        """Restore the callbacks to their original state."""
+        for callback in _checkpoint_callbacks(trainer):
             vars(callback).pop("file_exists", None)
 
     def resume(self, files: Iterable[str]) -> None:
-        """Go on from a checkpoint; ``files``: what :meth:`written` said when it was saved."""
-        self._lost -= set(files)
+        """Resume from a checkpoint with ``files``, the result of :meth:`written` when it was
+        saved.
+        """
+        self._lost_files -= set(files)
 
     def written(self) -> list[str]:
-        """The files of the steps so far, for the checkpoint that is being written."""
-        return sorted(self._files - self._lost)
+        """Return the files of the steps so far, for the checkpoint that is being written."""
+        return sorted(self._files - self._lost_files)
 
-    def _asking(self, exists: Callable[[str, Any], bool]) -> Callable[[str, Any], bool]:
-        """``ModelCheckpoint`` asks whether a file is there, on every rank, before it writes it."""
+    def _file_exists(self, exists: Callable[[str, Any], bool]) -> Callable[[str, Any], bool]:
+        """Return a replacement for the ``exists`` function that ``ModelCheckpoint`` calls on every
+        rank before it writes a file.
+        """
 
         def file_exists(filepath: str, trainer: Any) -> bool:
             path = os.path.abspath(filepath)
-            if path not in self._lost and exists(filepath, trainer):
+            if path not in self._lost_files and exists(filepath, trainer):
                 return True
-            self._lost.discard(path)
+            self._lost_files.discard(path)
             if path not in self._files:
                 self._files.add(path)
                 self.record(trainer)
@@ -87,7 +92,7 @@ class ModelFiles:
         return file_exists
 
     def _read(self) -> Mapping[str, Any]:
-        """The journal of earlier rounds of this run; empty where there is none."""
+        """Return the journal of earlier rounds of this run; empty if there is none."""
         try:
             with open(self._path) as file:
                 journal: dict[str, Any] = json.load(file)
@@ -99,7 +104,7 @@ class ModelFiles:
     def _write(self) -> None:
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
         journal = {
-            "owner": owner.named(self._run),
+            "owner": owner.to_record(self._run),
             "generation": report.generation(),
             "versions": self._versions,
             "files": sorted(self._files),
@@ -107,5 +112,7 @@ class ModelFiles:
         checkpoints.write_whole(self._path, json.dumps(journal))
 
 
-def _savers(trainer: Any) -> list[Any]:
-    return [one for one in trainer.checkpoint_callbacks if hasattr(one, "file_exists")]
+def _checkpoint_callbacks(trainer: Any) -> list[Any]:
+    return [
+        callback for callback in trainer.checkpoint_callbacks if hasattr(callback, "file_exists")
+    ]

@@ -1,13 +1,13 @@
-"""Hugging Face ``Trainer``: progress, the same steps at any number of ranks, and a checkpoint
-before the job is moved.
+"""Hugging Face ``Trainer``: progress reports, the same steps at any number of ranks, and a
+checkpoint before a rescale.
 
 callback = MalleTrainCallback()
 trainer = Trainer(model, args, train_dataset=data, callbacks=[callback])
 trainer.train(resume_from_checkpoint=callback.latest(args.output_dir))
 
 Decides the trainer's training data loader and its accumulation of gradients, so that ``Trainer``
-counts the same steps and epochs whatever the number of ranks. The loop, the schedule and what is in
-a checkpoint stay the library's.
+counts the same steps and epochs at any number of ranks. The library owns the loop, the schedule and
+the content of a checkpoint.
 """
 
 from __future__ import annotations
@@ -40,22 +40,21 @@ from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.tracking import mlflow_run, run_id
 
-_OWN_ORDER = "its data order is its own, and cannot be kept over a change of nodes"
+_OWN_ORDER_REASON = "its data order is its own, and cannot be kept over a change of nodes"
 
 
 class MalleTrainCallback(TrainerCallback):
-    """Give it to the ``Trainer`` in ``callbacks=``. The output folder must be one that all nodes
-    share.
+    """Callback for ``Trainer(callbacks=[…])``. All nodes must share the output folder.
 
-    The global batch is the same at every number of ranks: each takes its share of it, in as many
-    micro-batches as ``per_device_train_batch_size`` needs. For a loss without notice set
-    ``save_strategy="steps"`` and ``save_steps`` as usual: only a loss with notice asks for a
-    checkpoint.
+    The global batch is the same at every number of ranks: each rank processes its share, in
+    micro-batches of at most ``per_device_train_batch_size`` samples. For losses without notice set
+    ``save_strategy="steps"`` and ``save_steps`` as usual, because only a loss with notice requests
+    a checkpoint.
 
     Args:
-        global_batch_size: samples of a step over all ranks. By default what the trainer's arguments
-            make at the job's largest number of ranks: ``per_device_train_batch_size *
-            gradient_accumulation_steps`` on each of them.
+        global_batch_size: number of samples of a step over all ranks. Default:
+            ``per_device_train_batch_size * gradient_accumulation_steps`` times the job's maximum
+            number of ranks.
     """
 
     def __init__(self, global_batch_size: int | None = None) -> None:
@@ -72,36 +71,49 @@ class MalleTrainCallback(TrainerCallback):
         self._numbers = ModuleNumbers({})
         self._requested = self._postponed = False
         self._is_own = False
-        """The trainer would write the checkpoint that is due without being asked."""
+        """True if the trainer would write the due checkpoint without a request."""
         self._began = 0.0
 
     def latest(self, output_dir: str) -> str | None:
-        """The newest whole checkpoint of this run to resume from; None in a new run.
+        """Return the path of the newest complete checkpoint to resume from; None in a new run.
+
+        Args:
+            output_dir: the output folder of the trainer's arguments.
 
         Raises:
-            SnapshotError: when the folder has another job's that was not asked for.
+            SnapshotError: the folder has another job's checkpoint, which was not requested.
         """
         folder = own_folder(output_dir)
         paths = _checkpoints(folder)
         records = {path: read_record(path) for path in paths}
-        # those of other releases and of Trainer alone have no record
-        whole = [path for path in paths if records[path].get("whole", True)]
-        recorded = [path for path in whole if records[path]]
-        own = [path for path in recorded if is_own(records[path], self._run)]
-        self._resumed = next(iter(own), "") or self._of_another(folder, whole, records)
+        # checkpoints of other releases and of Trainer alone have no record
+        complete = [path for path in paths if records[path].get("whole", True)]
+        recorded = [path for path in complete if records[path]]
+        own_checkpoints = [path for path in recorded if is_own(records[path], self._run)]
+        self._resumed = next(iter(own_checkpoints), "") or self._find_other_checkpoint(
+            folder, complete, records
+        )
         newest = next(iter(paths), self._resumed)
         if self._resumed and newest != self._resumed and not _is_whole(records[newest]):
             report.tell(f"{newest} was not written to its end. Going on from {self._resumed}.")
         return self._resumed or None
 
-    def _of_another(self, folder: str, paths: list[str], records: dict[str, dict[str, Any]]) -> str:
-        """Where this run has no checkpoint yet: that of another, if it may go on from it."""
+    def _find_other_checkpoint(
+        self, folder: str, paths: list[str], records: dict[str, dict[str, Any]]
+    ) -> str:
+        """Return another run's checkpoint from which this run, which has none yet, may start; empty
+        if there is none.
+        """
         requested = owner.resume_source(None)
         if os.path.isdir(requested):
             report.tell(f"Going on from the checkpoint {requested}, as asked for.")
             return os.path.abspath(requested)
-        theirs = [path for path in paths if _is_of_job(records[path], requested, self._run)]
-        first = next(iter(theirs or [path for path in paths if records[path]] or paths), "")
+        of_requested_job = [
+            path for path in paths if _is_of_job(records[path], requested, self._run)
+        ]
+        first = next(
+            iter(of_requested_job or [path for path in paths if records[path]] or paths), ""
+        )
         if first:
             check_owner(records[first], first, self._run)
         elif requested:
@@ -112,8 +124,8 @@ class MalleTrainCallback(TrainerCallback):
         return first
 
     def attach(self, trainer: Trainer) -> None:
-        """Have ``trainer`` take its batches from here; needed only when the callback was added
-        after the trainer was made.
+        """Make ``trainer`` use the batches of this callback. Needed only if the callback was added
+        after the trainer was created.
         """
         if trainer is self._trainer:
             return
@@ -121,15 +133,15 @@ class MalleTrainCallback(TrainerCallback):
         save = trainer._save_checkpoint
         self._trainer = trainer
         trainer.args.output_dir = own_folder(trainer.args.output_dir)
-        _name_runs(trainer)
+        _continue_trackers(trainer)
 
         def begin(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-            return train(self._chosen(resume_from_checkpoint), *args, **kwargs)
+            return train(self._checkpoint_to_resume(resume_from_checkpoint), *args, **kwargs)
 
         def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
             limit, best = trainer.args.save_total_limit, trainer.state.best_model_checkpoint
             self._begin_checkpoint(trainer.args.output_dir, trainer.state)
-            trainer.args.save_total_limit = None  # on_save() removes what is too much
+            trainer.args.save_total_limit = None  # on_save() removes superfluous checkpoints
             try:
                 result = save(*args, **kwargs)
             finally:
@@ -158,22 +170,23 @@ class MalleTrainCallback(TrainerCallback):
         trainer._save_checkpoint = save_checkpoint
         if hasattr(trainer, "set_initial_training_values"):
             values = trainer.set_initial_training_values
-            trainer.set_initial_training_values = lambda *args, **kwargs: self._epochs_left(
+            trainer.set_initial_training_values = lambda *args, **kwargs: self._limit_epochs(
                 values(*args, **kwargs)
             )
 
-    def _epochs_left(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """No epoch where the training that is resumed had ended: by early stopping, or in the
-        middle of an epoch by ``max_steps``.
+    def _limit_epochs(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Set the number of epochs to 0 if the resumed training had already ended: by early
+        stopping, or in the middle of an epoch by ``max_steps``.
         """
         self._num_epochs, *others, max_steps = values
         record = read_record(self._resumed) if self._resumed else {}
         over = record.get("ended") and record.get("max_steps") == max_steps
         return (0 if over else self._num_epochs, *others, max_steps)
 
-    def _chosen(self, resume_from: str | bool | None) -> str | None:
-        """What ``Trainer.train`` resumes from. Of the output folder it is a checkpoint of this run
-        or one that was asked for, whether the script looked for it here or by itself.
+    def _checkpoint_to_resume(self, resume_from: str | bool | None) -> str | None:
+        """Return the checkpoint from which ``Trainer.train`` resumes. A checkpoint in the output
+        folder must belong to this run or be a requested one, also if the script has chosen it
+        itself.
         """
         folder = os.path.abspath(self._trainer.args.output_dir)
         if resume_from is True:
@@ -187,8 +200,8 @@ class MalleTrainCallback(TrainerCallback):
         return resume_from or None
 
     def _begin_checkpoint(self, folder: str, state: Any) -> None:
-        """A checkpoint is about to be written. Raises ForeignSnapshotError in a folder that has
-        another job's.
+        """Write the record of a checkpoint that is about to be written. Raises ForeignSnapshotError
+        if the folder has another job's checkpoints.
         """
         self._refuse_foreign(folder)
         if state.is_world_process_zero:
@@ -198,25 +211,25 @@ class MalleTrainCallback(TrainerCallback):
             write_record(path, self._run, facts)
 
     def _is_requested(self, state: Any) -> bool:
-        """Whether the checkpoint is written for MalleTrain alone."""
+        """Return whether the checkpoint is written only on MalleTrain's request."""
         best = self._trainer.args.save_strategy == "best"
         is_own = self._is_own or (best and state.best_global_step == state.global_step)
         return self._requested and not is_own
 
-    def _keep_best(self, trainer: Any, before: str | None) -> None:
-        """Trainer takes any checkpoint of the best step for the best model. One that was written
-        for MalleTrain alone an undisturbed run does not have.
+    def _keep_best(self, trainer: Any, previous_best: str | None) -> None:
+        """Restore the best checkpoint if Trainer has taken one that was written only on
+        MalleTrain's request: an uninterrupted run would not have it.
         """
         state = trainer.state
         if not read_record(state.best_model_checkpoint or "").get("requested"):
             return
-        state.best_model_checkpoint = before
+        state.best_model_checkpoint = previous_best
         if state.is_world_process_zero:
             folder = os.path.join(trainer.args.output_dir, f"checkpoint-{state.global_step}")
             state.save_to_json(os.path.join(folder, "trainer_state.json"))
 
     def _remove_superseded(self, args: Any, state: Any, spared: int) -> None:
-        """Remove the checkpoints that were written for MalleTrain alone, but for those among the
+        """Remove the checkpoints that were written only on MalleTrain's request, except among the
         ``spared`` newest ones, and the trainer's own beyond ``save_total_limit``.
         """
         for path in _checkpoints(args.output_dir)[spared:]:
@@ -241,10 +254,10 @@ class MalleTrainCallback(TrainerCallback):
                 refuse_to_overwrite(read_record(path), path, self._run)
 
     def _loader(self, trainer: Trainer, make: Any) -> DataLoader[Any]:
-        args, made = trainer.args, make()
+        args, original = trainer.args, make()
         record = read_record(self._resumed) if self._resumed else {}
         self._batches = batches = ConstantBatch(
-            len(made.dataset),
+            len(original.dataset),
             args.train_batch_size,
             self._global_batch_size or record.get("global_batch_size"),
             args.gradient_accumulation_steps,
@@ -255,15 +268,15 @@ class MalleTrainCallback(TrainerCallback):
         _check_record(record, self._resumed, batches, args)
         args.gradient_accumulation_steps = batches.accumulate
         return DataLoader(
-            made.dataset,
+            original.dataset,
             batch_sampler=batches,
-            collate_fn=made.collate_fn,
-            num_workers=made.num_workers,
-            pin_memory=made.pin_memory,
-            worker_init_fn=made.worker_init_fn,
-            persistent_workers=made.persistent_workers,
-            prefetch_factor=made.prefetch_factor,
-            multiprocessing_context=made.multiprocessing_context,
+            collate_fn=original.collate_fn,
+            num_workers=original.num_workers,
+            pin_memory=original.pin_memory,
+            worker_init_fn=original.worker_init_fn,
+            persistent_workers=original.persistent_workers,
+            prefetch_factor=original.prefetch_factor,
+            multiprocessing_context=original.multiprocessing_context,
         )
 
     def _weight(self, trainer: Trainer, items: Any, training: bool) -> float:
@@ -272,15 +285,17 @@ class MalleTrainCallback(TrainerCallback):
             return 1.0
         step, micro = self._step, self._micro
         self._micro += 1
-        if items is None:  # a mean, which Trainer divides by the number of micro-batches
+        # Without items the loss is a mean, which Trainer divides by the number of micro-batches
+        if items is None:
             return batches.weight(step, micro)
-        if trainer.args.average_tokens_across_devices:  # a share of the sum over all ranks
+        # With this setting the loss is a part of the sum over all ranks.
+        if trainer.args.average_tokens_across_devices:
             return 1.0
-        whole, _ = batches.batch(step)
-        return batches.share(step) * batches.plan.world_size / whole
+        global_batch_size, _ = batches.batch(step)
+        return batches.share(step) * batches.plan.world_size / global_batch_size
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The trainer was made; Trainer does not say which, but it is the one that calls."""
+        """Attach to the new trainer. Trainer does not pass itself, but it is in the call stack."""
         frame = inspect.currentframe()
         while frame is not None and not isinstance(frame.f_locals.get("self"), Trainer):
             frame = frame.f_back
@@ -288,11 +303,11 @@ class MalleTrainCallback(TrainerCallback):
             self.attach(frame.f_locals["self"])
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The loop begins.
+        """Prepare the training loop.
 
         Raises:
-            RuntimeError: when its batches are not from here.
-            ForeignSnapshotError: when its output folder has another job's checkpoints.
+            RuntimeError: the trainer does not use the batches of this callback.
+            ForeignSnapshotError: the output folder has another job's checkpoints.
         """
         if self._batches is None:
             raise RuntimeError(
@@ -307,12 +322,12 @@ class MalleTrainCallback(TrainerCallback):
         self._eval_on_start = args.eval_on_start
         self._numbers = ModuleNumbers({"model": self._trainer.model})
         if self._resumed:
-            args.eval_on_start = False  # done when the training began
-            self._go_on(state)
+            args.eval_on_start = False  # done when the training started
+            self._restore_state(state)
 
-    def _go_on(self, state: Any) -> None:
-        """Callbacks with a state of their own (early stopping), plain numbers of the model and the
-        loss that is not logged yet go on as they were.
+    def _restore_state(self, state: Any) -> None:
+        """Restore callbacks with a state (early stopping), plain numbers of the model, and the loss
+        that is not logged yet.
         """
         trainer = self._trainer
         self._numbers.put_back(read_record(self._resumed).get("numbers", {}))
@@ -328,47 +343,48 @@ class MalleTrainCallback(TrainerCallback):
         if unlogged and hasattr(trainer, "_tr_loss"):
             loss, trainer._globalstep_last_logged = unlogged
             trainer._tr_loss += loss
-            trainer._total_loss_scalar -= loss  # of steps that the mean of this part has not
+            # The loss is of steps that are not in the mean of this part of the run.
+            trainer._total_loss_scalar -= loss
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """What the script does now is done once."""
+        """Report the end of the training: the code after it must run only once."""
         args.eval_on_start = self._eval_on_start
         if state.is_world_process_zero:
             self._remove_superseded(args, state, 1)
         report.training_over()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Trainer skips the batches of the epoch that were trained on."""
+        """Set the epoch. Trainer itself skips the batches that were trained on."""
         assert self._batches is not None
         self._epoch_over = False
         self._batches.epoch = self._epochs
         self._epochs += 1
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        """Evaluation and logging of the epoch come after this, and then the checkpoint that was
-        wanted at its last step.
+        """Request the checkpoint that was due at the epoch's last step. Trainer writes it after
+        evaluation and logging of the epoch.
         """
         self._epoch_over = True
         self._is_own = self._is_own or control.should_save
-        self._step = 0  # even where the epoch was left early
+        self._step = 0  # even if the loop left the epoch early
         if self._requested or self._postponed:
             control.should_save = True
         self._postponed = False
         return control
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The first micro-batch of a step comes."""
+        """Start a step at its first micro-batch."""
         self._micro = 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        """One optimizer step is done. A checkpoint of an epoch's last step is written after the
-        epoch's end: what is resumed from it has that behind it.
+        """Count an optimizer step. A checkpoint of an epoch's last step is written only after the
+        epoch's end, so that a run that resumes from it does not repeat the end.
         """
         assert self._batches is not None
         self._is_own = control.should_save
         self._requested = self._guard.step(self._batches.share(self._step))
         self._step += 1
-        # Trainer counts micro-batches, whose number depends on that of the ranks.
+        # Trainer counts micro-batches, whose number depends on the number of ranks.
         state.epoch = self._epochs - 1 + self._step / self._batches.steps_per_epoch
         if self._requested:
             self._began = time.monotonic()
@@ -378,13 +394,13 @@ class MalleTrainCallback(TrainerCallback):
         return control
 
     def _is_last_step(self, control: Any) -> bool:
-        """Whether the end of the epoch follows the step that was done."""
+        """Return whether the end of the epoch follows the current step."""
         assert self._batches is not None
         leaves = control.should_training_stop or control.should_epoch_stop
         return bool(leaves) or self._step == self._batches.steps_per_epoch
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A checkpoint was written."""
+        """Complete the record of a checkpoint that was written, and remove superseded ones."""
         unlogged = self._unlogged()
         over = self._epoch_over and control.should_training_stop
         folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
@@ -402,16 +418,17 @@ class MalleTrainCallback(TrainerCallback):
                 "requested": self._is_requested(state),
             }
             write_record(folder, self._run, facts)
-            self._remove_superseded(args, state, 2)  # the one before stays until there is another
+            # the previous checkpoint stays until the next one
+            self._remove_superseded(args, state, 2)
         if not self._epoch_over and self._is_last_step(control):
-            self._postponed = True  # an evaluation in this step has ended the training
+            self._postponed = True  # an evaluation at this step has ended the training
         elif self._requested:
             self._requested = False
             self._guard.saved(args.output_dir, self._began, over)
 
     def _unlogged(self) -> tuple[float, int] | None:
-        """The sum of the losses since the last log, the mean over the ranks, and the step of that
-        log.
+        """Return (sum of the losses since the last log, averaged over the ranks; step of that log);
+        None if unknown.
         """
         loss = getattr(self._trainer, "_tr_loss", None)
         if loss is None:
@@ -419,8 +436,8 @@ class MalleTrainCallback(TrainerCallback):
         return self._guard.mean(float(loss)), self._trainer._globalstep_last_logged
 
 
-def _name_runs(trainer: Any) -> None:
-    """Have the trackers of ``trainer`` go on with one run of this job."""
+def _continue_trackers(trainer: Any) -> None:
+    """Make the experiment trackers of ``trainer`` continue the run of this job."""
     if not run_id():
         return
     for callback in trainer.callback_handler.callbacks:
@@ -432,7 +449,7 @@ def _name_runs(trainer: Any) -> None:
 
 
 def _checkpoints(folder: str) -> list[str]:
-    """The folders of checkpoints in ``folder``, the newest first."""
+    """Return the checkpoint folders in ``folder``, newest first."""
     folder = os.path.abspath(folder)
     try:
         names = os.listdir(folder)
@@ -446,17 +463,19 @@ def _checkpoints(folder: str) -> list[str]:
 
 
 def _is_whole(record: dict[str, Any]) -> bool:
-    """Whether the checkpoint was written to its end; that of a record of today says so."""
+    """Return whether the checkpoint is complete by its record. Records of older releases do not say
+    so and count as complete; an empty record counts as incomplete.
+    """
     return bool(record.get("whole", record))
 
 
 def _is_of_job(record: dict[str, Any], job: str, mine: owner.Owner) -> bool:
-    theirs = owner.of(record)
+    theirs = owner.owner_of(record)
     return theirs is not None and bool(job) and theirs.job == job and theirs.may_share(mine)
 
 
 def _check(trainer: Trainer) -> None:
-    """Raises ValueError when the trainer's steps cannot be kept over a change of nodes."""
+    """Raise ValueError if the trainer's steps cannot be the same at every number of ranks."""
     args, kind = trainer.args, type(trainer)
     strategy = getattr(args, "train_sampling_strategy", "random")
     overridden = any(
@@ -471,7 +490,7 @@ def _check(trainer: Trainer) -> None:
     }
     for reason, applies in reasons.items():
         if applies:
-            raise ValueError(f"MalleTrainCallback: {reason}: {_OWN_ORDER}.")
+            raise ValueError(f"MalleTrainCallback: {reason}: {_OWN_ORDER_REASON}.")
     sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
     if sharded or getattr(trainer.accelerator, "parallelism_config", None) is not None:
         raise ValueError(
@@ -498,7 +517,9 @@ def _check(trainer: Trainer) -> None:
 def _check_record(
     record: dict[str, Any], checkpoint: str, batches: ConstantBatch, args: Any
 ) -> None:
-    """Raises ValueError when the steps of a checkpoint count other samples than those of now."""
+    """Raise ValueError if the steps of a checkpoint are based on other sizes than those of this
+    run.
+    """
     if not checkpoint:
         return
     if not record:
@@ -506,7 +527,7 @@ def _check_record(
             with open(os.path.join(checkpoint, "trainer_state.json")) as file:
                 steps = json.load(file).get("max_steps")
         except (OSError, ValueError):
-            return  # Trainer says what is wrong with it
+            return  # Trainer reports the problem itself
         if args.max_steps > 0 or steps == -(-args.num_train_epochs * batches.steps_per_epoch // 1):
             return
         raise ValueError(
@@ -515,12 +536,12 @@ def _check_record(
             "be left out or repeated. Give MalleTrainCallback(global_batch_size=…) the global "
             "batch it was trained with, or begin anew in another output folder."
         )
-    now = {
+    expected = {
         "global_batch_size": batches.plan.global_batch_size,
         "num_samples": batches.plan.num_samples,
         "steps_per_epoch": batches.steps_per_epoch,
     }
-    changed = [f"{key} {record.get(key)}, now {value}" for key, value in now.items()
+    changed = [f"{key} {record.get(key)}, now {value}" for key, value in expected.items()
                if record.get(key) != value]  # fmt: skip
     if changed:
         raise ValueError(

@@ -1,6 +1,6 @@
-"""State in the memory of the nodes: runs on leased nodes, in agents, launchers and workers.
+"""Snapshots in the memory of the nodes. Runs on leased nodes, in agents, launchers and workers.
 
-Decides where it lies (a folder of the agent's in shared memory), how much of it there may be, and
-how it gets to another node of the same job. What is in it, and which of it is restored, is
-:mod:`malletrain.training`'s.
+Decides where snapshots are stored (a folder of the agent in shared memory), how many bytes they may
+take, and how they get to another node of the same job. :mod:`malletrain.training` decides their
+content, and which one is restored.
 """

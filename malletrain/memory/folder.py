@@ -1,11 +1,11 @@
-"""A node's folder for snapshots in shared memory: names, sizes, its bound, and what dead agents
-left.
+"""A node's folder for snapshots in shared memory: file names, sizes, the limit, and the removal of
+folders of dead agents.
 
-A folder of files on ``/dev/shm`` outlives the workers, has names, and takes what
-``torch.distributed.checkpoint`` writes; nobody but its user may enter it. Memory without a name
-(memfd) would go with its last holder, but a folder of shards cannot be had of it. So it is removed
-in three ways: by the agent when the job leaves, by the launcher's supervisor when the agent was
-killed, by the next agent of the user on the node when both were. Standard library only.
+A folder on ``/dev/shm`` outlives the workers, and ``torch.distributed.checkpoint`` can write to it;
+only its user can access it. Anonymous memory (memfd) would be freed with its last holder, but
+cannot hold a folder of shards. So the folder must be removed: by the agent when the job leaves, by
+the launcher's supervisor if the agent was killed, or by the next agent of the user on the node if
+both were killed. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from malletrain.protocol.sizes import shown
 
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "malletrain-mem"
-_FREE_SHARE = 0.05
-"""Of the node's memory: what a snapshot leaves alone, whatever its bound says."""
+_MIN_FREE_FRACTION = 0.05
+"""Fraction of the node's memory that snapshots always leave free."""
 _NAME = re.compile(r"[0-9a-f]{16}/[0-9-]+(\.pt|/(\.metadata|__\d+_\d+\.distcp))")
 VIEW = ".view-"
-"""Begins the name of a folder in which a worker, whose number follows, lays together what it
-reads.
+"""Prefix, followed by a process id, of the name of a folder in which a worker collects the files
+that it reads.
 """
 _BEGUN = re.compile(r"\.(?:arriving|view)-(\d+)-")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -36,7 +36,7 @@ _OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 class NoRoomError(OSError):
-    """The node's memory does not suffice; the message is a sentence."""
+    """The node's memory does not suffice; the message is for the user."""
 
 
 @dataclass(frozen=True)
@@ -44,30 +44,30 @@ class MemoryFolder:
     """The folder of one job on one node."""
 
     path: Path
-    """Where it is; only its user may enter it."""
+    """Path of the folder, which only its user can access."""
     limit: int
-    """Bytes that may be in it."""
+    """Maximum size of its files together, bytes."""
 
     def file(self, name: str) -> Path:
-        """Where ``name`` lies.
+        """Return the path of the file ``name``.
 
         Raises:
-            ValueError: it is no name of a file of a snapshot.
+            ValueError: ``name`` is not the name of a snapshot's file.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name[:80]!r} is no file of a snapshot in memory.")
         return self.path / name
 
     def used(self) -> int:
-        """Bytes of memory that its files take."""
+        """Return the bytes of memory that its files take."""
         return bytes_below(self.path)
 
     def claim(self, needed: int) -> None:
-        """Look whether ``needed`` bytes more fit.
+        """Check that ``needed`` more bytes fit.
 
         Raises:
-            NoRoomError: they do not.
-            OSError: the folder is gone.
+            NoRoomError: they do not fit.
+            OSError: the folder does not exist.
         """
         used = self.used()
         if used + needed > self.limit:
@@ -85,7 +85,7 @@ class MemoryFolder:
             )
 
     def remove_unfinished(self) -> None:
-        """Remove what dead processes had begun to write."""
+        """Remove the unfinished files of dead processes."""
         for path in (*self.path.glob("*/.arriving-*"), *self.path.glob(f"{VIEW}*")):
             match = _BEGUN.match(path.name)
             if match and not os.path.exists(f"/proc/{match[1]}"):
@@ -93,12 +93,14 @@ class MemoryFolder:
 
 
 def unfinished(final: Path) -> Path:
-    """Where this process writes what is to be ``final``."""
+    """Return the temporary path at which this process writes the file ``final``."""
     return final.with_name(f".arriving-{os.getpid()}-{final.name}")
 
 
 def bytes_below(path: Path | None) -> int:
-    """Bytes of memory that the files below ``path`` take; what vanishes meanwhile takes none."""
+    """Return the bytes of memory that the files below ``path`` take; ignores files that disappear
+    meanwhile.
+    """
     total = 0
     for folder, _, names in os.walk(path) if path is not None else ():
         for name in names:
@@ -110,7 +112,7 @@ def bytes_below(path: Path | None) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
+    """Remove a file or a folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -121,23 +123,30 @@ def remove(path: Path) -> None:
 
 
 def private_folder(node: str, base: Path = SHARED_MEMORY) -> Path | None:
-    """A new folder that only this user may enter, for the agent on ``node``; None where the node
-    has no shared memory. Those of dead agents of the same user and node are removed.
+    """Create a folder that only this user can access, for the agent on ``node``. Removes the
+    folders of dead agents of the same user and node.
+
+    Args:
+        node: name of the node.
+        base: folder in shared memory.
+
+    Returns:
+        The new folder; None if the node has no shared memory.
     """
     stem = f"{PREFIX}-{os.geteuid()}-{re.sub(r'[^A-Za-z0-9_.-]', '_', node)[:24]}"
     sweep(stem, base)
-    prefix = f"{stem}-{os.getpid()}-{_born(os.getpid())}-"
+    prefix = f"{stem}-{os.getpid()}-{_start_ticks(os.getpid())}-"
     try:
-        made = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
-        lock_folder(made)
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        lock_folder(folder)
     except OSError:
         return None
-    return made
+    return folder
 
 
 def folder_for_job(home: Path | None, name: str) -> Path | None:
-    """A new folder of an agent's ``home``; None where it cannot be made (a full /dev/shm, say): the
-    job runs without.
+    """Create the folder ``name`` in an agent's folder ``home``. Returns None if it cannot be
+    created (for example, /dev/shm is full); the job then runs without it.
     """
     if home is None:
         return None
@@ -149,17 +158,19 @@ def folder_for_job(home: Path | None, name: str) -> Path | None:
 
 
 def sweep(stem: str, base: Path) -> None:
-    """Remove the folders of this user, named ``stem``, whose agents are dead."""
-    made_by = re.compile(re.escape(stem) + r"-(\d+)-(\d+)-[^-]+")
+    """Remove the folders in ``base`` of this user's dead agents. ``stem``: start of their names."""
+    name_pattern = re.compile(re.escape(stem) + r"-(\d+)-(\d+)-[^-]+")
     for old in base.glob(f"{stem}-*"):
-        match = made_by.fullmatch(old.name)
-        dead = match and _born(int(match[1])) != int(match[2]) and _is_ours(old)
+        match = name_pattern.fullmatch(old.name)
+        dead = match and _start_ticks(int(match[1])) != int(match[2]) and _is_ours(old)
         if dead and not is_locked(old):
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _born(pid: int) -> int:
-    """When a process began, in ticks since boot (its number alone is used again); 0: it is dead."""
+def _start_ticks(pid: int) -> int:
+    """Return the start time of a process, ticks since boot (process ids are reused); 0 if it is
+    dead.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])
@@ -176,8 +187,8 @@ def _is_ours(path: Path) -> bool:
 
 
 def bound(share: float) -> int:
-    """Bytes that are ``share`` of the memory this process may use: the node's, or that of the
-    lease where the main scheduler confines it.
+    """Return the fraction ``share`` of the memory that this process can use, bytes: the node's
+    memory, or the lease's if the main scheduler limits it.
     """
     total = _meminfo("MemTotal")
     try:
@@ -186,13 +197,13 @@ def bound(share: float) -> int:
         lines = []
     for line in lines:
         number, _, rest = line.partition(":")
-        controllers, _, place = rest.partition(":")
+        controllers, _, cgroup_path = rest.partition(":")
         top, file = _CGROUP, "memory.max"
-        if number != "0":  # of version 1
+        if number != "0":  # cgroup version 1
             if "memory" not in controllers.split(","):
                 continue
             top, file = _CGROUP / "memory", "memory.limit_in_bytes"
-        folder = top / place.lstrip("/")
+        folder = top / cgroup_path.lstrip("/")
         while folder != top.parent:
             try:
                 total = min(total, int((folder / file).read_text()))
@@ -203,7 +214,7 @@ def bound(share: float) -> int:
 
 
 def _available() -> int:
-    return max(0, _meminfo("MemAvailable") - int(_FREE_SHARE * _meminfo("MemTotal")))
+    return max(0, _meminfo("MemAvailable") - int(_MIN_FREE_FRACTION * _meminfo("MemTotal")))
 
 
 def _meminfo(field: str) -> int:

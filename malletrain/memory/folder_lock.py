@@ -1,9 +1,10 @@
-"""Whether the process that made a folder still lives, where its number says nothing.
+"""Locks that show whether the process that created a folder still runs, if its process id cannot
+show it.
 
-Agents in containers of one node have the same ``/tmp`` or ``/dev/shm`` and do not see each other's
-processes. So each keeps a lock on its folders (flock(2)): the kernel takes it away with the
-process, however that ends. Where a file system has no such locks nothing is locked, and the process
-number alone counts. Standard library only.
+Agents in containers of one node share ``/tmp`` or ``/dev/shm`` and do not see each other's
+processes. So each holds a lock on its folders (flock(2)), which the kernel releases when the
+process ends. If a file system has no such locks, nothing is locked, and only the process id is
+used. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ def lock_folder(folder: Path) -> None:
     """Lock ``folder`` until this process ends.
 
     Raises:
-        OSError: it is not there.
+        OSError: the folder cannot be opened.
     """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # closed by nobody
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # never closed
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # no locks here
@@ -27,7 +28,7 @@ def lock_folder(folder: Path) -> None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a living process has locked it, this one included."""
+    """Return whether a running process, such as this one, has locked ``folder``."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

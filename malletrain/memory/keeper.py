@@ -1,9 +1,9 @@
-"""Serves the snapshots in a node's memory to the other nodes of the job, and takes in what they
-hand over: a thread of the launcher, which outlives the workers.
+"""Serves the snapshots in a node's memory to the other nodes of the job, and receives the snapshots
+that they hand over. Runs in a thread of the launcher, which outlives the workers.
 
-A file that arrives counts once all of it is here and its check sum is right; until then it has
-another name. Before the first of the others calls there is a port and a thread that sleeps: most
-jobs keep nothing in memory. Decides neither what is kept nor what is restored.
+A received file has a temporary name until it is complete and its check sum is correct. Until the
+first connection there is only a port and a sleeping thread, because most jobs store nothing in
+memory. Decides neither what is stored nor what is restored.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ import msgspec
 import zmq
 
 from malletrain.memory.folder import MemoryFolder, remove, unfinished
-from malletrain.memory.speech import PIECE, Answer, Ask, keys, unlimited
+from malletrain.memory.speech import PIECE, Answer, Ask, keys, remove_queue_limits
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.host_listener import HostListener, listening
 from malletrain.protocol.job_keys import ZAP
 
 IDLE_S = 60.0
-"""A file of which nothing came for so long is given up."""
-_LOOK_MS = 5000
+"""Time without data, seconds, after which a file transfer is aborted."""
+_POLL_MS = 5000
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Arriving:
-    """A file on its way here."""
+class _IncomingFile:
+    """A file that is being received."""
 
     file: int
     temporary: Path
@@ -49,34 +49,35 @@ class _Arriving:
 
 
 class Keeper:
-    """One job's on this node.
+    """The keeper of one job on this node.
 
     Args:
-        folder: what it serves and fills.
-        secret, job: who has the one and means the other is let in.
-        host: of this node for the others.
+        folder: the folder that it serves and fills.
+        secret: secret of the job; only clients with this secret can connect.
+        job: id of the job; only clients of this job can connect.
+        host: address of this node for the other nodes.
 
     Raises:
-        OSError: no port can be had.
-        ValueError: the secret is none.
+        OSError: no port is available.
+        ValueError: the secret is invalid.
     """
 
     def __init__(self, folder: MemoryFolder, secret: bytes, job: str, host: str) -> None:
         self._folder = folder
         self._host = host
-        self._arriving: dict[tuple[bytes, str], _Arriving] = {}
+        self._incoming: dict[tuple[bytes, str], _IncomingFile] = {}
         self._count = itertools.count()
         self._keys = keys(secret, job)
         self._port = listening(host)
         port = self._port.getsockname()[1]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        """Where the others call."""
+        """Address for the other nodes, as ``host:port``."""
         self._stop, self._stopped = os.pipe2(os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="malletrain-keeper", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Serve nobody any more; the files stay. A second time does nothing."""
+        """Stop serving; the files stay. A second call does nothing."""
         if self._stopped >= 0:
             os.close(self._stopped)
             self._stopped = -1
@@ -89,26 +90,26 @@ class Keeper:
             if self._stop not in wait([self._stop, self._port]):
                 self._serve()
         finally:
-            for key in list(self._arriving):
-                self._give_up(key)
+            for key in list(self._incoming):
+                self._abort(key)
             os.close(self._stop)
             self._port.close()
 
     def _serve(self) -> None:
-        """Until it is to stop: somebody has called."""
+        """Serve connections until :meth:`close`."""
         context = zmq.Context()
         try:
             zap = context.socket(zmq.REP)
             zap.bind(ZAP)
             self._router = context.socket(zmq.ROUTER)
             self._keys.serve(self._router, b"memory")
-            unlimited(self._router)
+            remove_queue_limits(self._router)
             listener = HostListener(self._router, self._host, self._port)
             poller = zmq.Poller()
-            for one in (zap, self._router, self._stop, listener.monitor):
-                poller.register(one, zmq.POLLIN)
+            for socket in (zap, self._router, self._stop, listener.monitor):
+                poller.register(socket, zmq.POLLIN)
             while self._stop not in (
-                ready := dict(poller.poll(_LOOK_MS if self._arriving else None))
+                ready := dict(poller.poll(_POLL_MS if self._incoming else None))
             ):
                 if zap in ready:
                     zap.send_multipart(self._keys.answered(zap.recv_multipart()))
@@ -116,9 +117,9 @@ class Keeper:
                     listener.read_monitor()
                 if self._router in ready:
                     self._handle(self._router.recv_multipart())
-                self._give_up_idle()
+                self._abort_idle()
             listener.close()
-        except zmq.ZMQError as error:  # who calls finds nobody
+        except zmq.ZMQError as error:  # clients cannot connect
             log.warning("no snapshots of other nodes can be taken or given: %s", error)
         finally:
             context.destroy(linger=0)
@@ -131,13 +132,13 @@ class Keeper:
             ask = msgspec.msgpack.decode(frames[1], type=Ask)
         except (msgspec.DecodeError, msgspec.ValidationError):
             return
-        data, trouble = b"", ""
+        data, error_text = b"", ""
         try:
             data = self._answer(peer, ask, frames[2])
         except (OSError, ValueError) as error:
-            trouble = str(error)
-            self._give_up((peer, ask.name))
-        answer = msgspec.msgpack.encode(Answer(ask.number, trouble))
+            error_text = str(error)
+            self._abort((peer, ask.name))
+        answer = msgspec.msgpack.encode(Answer(ask.number, error_text))
         with contextlib.suppress(zmq.ZMQError):
             self._router.send_multipart([peer, answer, data], zmq.DONTWAIT, copy=False)
 
@@ -148,7 +149,7 @@ class Keeper:
         if ask.verb == "begin":
             self._begin(peer, ask, final)
             return b""
-        arriving = self._arriving.get((peer, ask.name))
+        arriving = self._incoming.get((peer, ask.name))
         if arriving is None:
             raise ValueError(f"{ask.name} was not begun.")
         arriving.last_message = time.monotonic()
@@ -157,47 +158,47 @@ class Keeper:
         elif ask.verb == "end":
             self._end((peer, ask.name), arriving, ask.total)
         else:
-            raise ValueError(f"A keeper knows no {ask.verb[:20]!r}.")
+            raise ValueError(f"A keeper does not know the request {ask.verb[:20]!r}.")
         return b""
 
     def _begin(self, peer: bytes, ask: Ask, final: Path) -> None:
-        self._give_up((peer, ask.name))
-        reserved = sum(a.size - a.got for a in self._arriving.values())
+        self._abort((peer, ask.name))
+        reserved = sum(a.size - a.got for a in self._incoming.values())
         self._folder.claim(ask.length + reserved)
         final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = unfinished(final).with_name(f"{unfinished(final).name}-{next(self._count)}")
         file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        self._arriving[peer, ask.name] = _Arriving(
+        self._incoming[peer, ask.name] = _IncomingFile(
             file, temporary, final, ask.length, last_message=time.monotonic()
         )
 
-    def _write(self, arriving: _Arriving, ask: Ask, data: bytes) -> None:
+    def _write(self, arriving: _IncomingFile, ask: Ask, data: bytes) -> None:
         if ask.offset != arriving.got or ask.offset + len(data) > arriving.size:
             raise ValueError(f"A piece of {ask.name} came out of turn.")
         view = memoryview(data)
         while view:
-            done = os.write(arriving.file, view)
-            view = view[done:]
+            written = os.write(arriving.file, view)
+            view = view[written:]
         arriving.got += len(data)
         arriving.total = zlib.crc32(data, arriving.total)
 
-    def _end(self, key: tuple[bytes, str], arriving: _Arriving, total: int) -> None:
+    def _end(self, key: tuple[bytes, str], arriving: _IncomingFile, total: int) -> None:
         if (arriving.got, arriving.total) != (arriving.size, total):
             raise ValueError(f"{key[1]} did not arrive as it was sent.")
-        del self._arriving[key]
+        del self._incoming[key]
         os.close(arriving.file)
         reached(FaultPoint.KEEPER_TAKES)
         os.replace(arriving.temporary, arriving.final)
 
-    def _give_up_idle(self) -> None:
-        late = time.monotonic() - IDLE_S
+    def _abort_idle(self) -> None:
+        oldest = time.monotonic() - IDLE_S
         for key in [
-            key for key, arriving in self._arriving.items() if arriving.last_message < late
+            key for key, arriving in self._incoming.items() if arriving.last_message < oldest
         ]:
-            self._give_up(key)
+            self._abort(key)
 
-    def _give_up(self, key: tuple[bytes, str]) -> None:
-        arriving = self._arriving.pop(key, None)
+    def _abort(self, key: tuple[bytes, str]) -> None:
+        arriving = self._incoming.pop(key, None)
         if arriving is not None:
             os.close(arriving.file)
             remove(arriving.temporary)

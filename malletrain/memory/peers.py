@@ -1,7 +1,7 @@
-"""A worker's side of what goes from one node's memory to another's.
+"""Client of the keepers of other nodes, for workers.
 
-Decides how much is on its way at once, and when another node counts as gone: its launcher hung up,
-or said nothing for a while.
+Decides how many requests are in flight, and when another node counts as lost: its launcher has
+closed the connection, or has sent nothing for some time.
 """
 
 from __future__ import annotations
@@ -18,24 +18,29 @@ import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from malletrain.memory.speech import PIECE, WINDOW, Answer, Ask, keys, unlimited
+from malletrain.memory.speech import PIECE, WINDOW, Answer, Ask, keys, remove_queue_limits
 
 SILENCE_S = 20.0
-"""A node that says nothing for so long is gone."""
+"""Time without a message, seconds, after which a node counts as lost."""
 _RETRY_MS = 50
 
 
 class PeerError(OSError):
-    """Another node did not give or take a file; the message is a sentence."""
+    """Another node did not send or accept a file; the message is for the user."""
 
 
 class RemoteKeeper:
-    """The keeper of another node of the job. A context: the connection is closed at its end.
+    """Connection to the keeper of another node of the job. A context manager that closes the
+    connection.
 
     Args:
-        address: of the keeper.
-        secret, job: what opens it.
-        silence_s: how long it may say nothing.
+        address: address of the keeper.
+        secret: secret of the job.
+        job: id of the job.
+        silence_s: maximum time without a message from it, seconds.
+
+    Raises:
+        PeerError: ``address`` is invalid.
     """
 
     def __init__(self, address: str, secret: bytes, job: str, silence_s: float = SILENCE_S) -> None:
@@ -44,7 +49,7 @@ class RemoteKeeper:
         self._context = zmq.Context()
         dealer = self._dealer = self._context.socket(zmq.DEALER)
         keys(secret, job).call(dealer)
-        unlimited(dealer)
+        remove_queue_limits(dealer)
         dealer.ipv6 = address.startswith("[")
         dealer.reconnect_ivl = _RETRY_MS
         self._monitor: Any = dealer.get_monitor_socket(
@@ -76,44 +81,51 @@ class RemoteKeeper:
         self._context.destroy(linger=0)
 
     def fetch(self, name: str, pieces: Iterable[tuple[int, int]], put: Put) -> int:
-        """Have pieces of a file.
+        """Fetch parts of a file.
 
         Args:
-            name: of the file there.
-            pieces: (offset, length) of each.
-            put: takes (offset, data), in the order of ``pieces``.
+            name: name of the file on the other node.
+            pieces: (offset, length) of each part, bytes.
+            put: called with (offset, data), in the order of ``pieces``.
 
         Returns:
-            The bytes that came.
+            The number of bytes received.
 
         Raises:
-            PeerError: it has no such file, or is gone.
+            PeerError: the node has no such file, or is lost.
         """
-        came = 0
+        received = 0
 
-        def asks() -> Iterator[tuple[Ask, bytes]]:
+        def requests() -> Iterator[tuple[Ask, bytes]]:
             for offset, length in pieces:
                 for at in range(offset, offset + length, PIECE):
                     yield Ask(0, "read", name, at, min(PIECE, offset + length - at)), b""
 
-        for ask, data in self._conversation(asks()):
+        for ask, data in self._exchange(requests()):
             if len(data) != ask.length:
                 raise PeerError(f"{name} is shorter at {self.address} than it should be.")
             put(ask.offset, data)
-            came += len(data)
-        return came
+            received += len(data)
+        return received
 
     def push(self, source: Path, name: str) -> int:
-        """Give it the file at ``source``; it has all of it afterwards. Returns the bytes.
+        """Send a file. Afterwards the other node has all of it.
+
+        Args:
+            source: path of the file here.
+            name: name of the file on the other node.
+
+        Returns:
+            The number of bytes sent.
 
         Raises:
-            PeerError: it does not take it, or is gone.
+            PeerError: the node does not accept the file, or is lost.
             OSError: the file cannot be read.
         """
         with open(source, "rb") as file:
             size = os.fstat(file.fileno()).st_size
 
-            def asks() -> Iterator[tuple[Ask, bytes]]:
+            def requests() -> Iterator[tuple[Ask, bytes]]:
                 yield Ask(0, "begin", name, 0, size), b""
                 at = total = 0
                 while at < size and (data := file.read(PIECE)):
@@ -122,33 +134,35 @@ class RemoteKeeper:
                     at += len(data)
                 yield Ask(0, "end", name, 0, size, total), b""
 
-            for _ in self._conversation(asks()):
+            for _ in self._exchange(requests()):
                 pass
         return size
 
-    def _conversation(self, asks: Iterator[tuple[Ask, bytes]]) -> Iterator[tuple[Ask, bytes]]:
-        """Ask, a few at a time; each with its answer, in order."""
+    def _exchange(self, requests: Iterator[tuple[Ask, bytes]]) -> Iterator[tuple[Ask, bytes]]:
+        """Send requests, several at a time, and yield each with the data of its answer, in
+        order.
+        """
         waiting: dict[int, Ask] = {}
         number, more = 0, True
         while more or waiting:
             while more and len(waiting) < WINDOW:
-                following = next(asks, None)
-                if following is None:
+                next_request = next(requests, None)
+                if next_request is None:
                     more = False
                     break
-                ask, data = following
+                ask, data = next_request
                 ask = msgspec.structs.replace(ask, number=number)
                 self._dealer.send_multipart([msgspec.msgpack.encode(ask), data], copy=False)
                 waiting[number], number = ask, number + 1
             if waiting:
-                answer, data = self._hear()
+                answer, data = self._receive()
                 request = waiting.pop(answer.number, None)
                 if answer.trouble:
                     raise PeerError(answer.trouble)
                 if request is not None:
                     yield request, data
 
-    def _hear(self) -> tuple[Answer, bytes]:
+    def _receive(self) -> tuple[Answer, bytes]:
         deadline = time.monotonic() + self._silence_s
         while (remaining_s := deadline - time.monotonic()) > 0:
             ready = dict(self._poller.poll(int(remaining_s * 1000) + 1))
@@ -160,8 +174,10 @@ class RemoteKeeper:
                 if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                     raise PeerError(f"The node at {self.address} does not take this job's key.")
                 raise PeerError(f"The node at {self.address} is gone.")
-        raise PeerError(f"The node at {self.address} says nothing ({self._silence_s:g} s waited).")
+        raise PeerError(
+            f"The node at {self.address} does not respond ({self._silence_s:g} s waited)."
+        )
 
 
 Put = Callable[[int, bytes], object]
-"""(offset, data): takes a piece of a file."""
+"""Function of (offset, data) that receives a part of a file."""

@@ -1,5 +1,5 @@
-"""What a worker says to the keeper of another node, and what it is answered. Decides the shape of
-messages and how large they are.
+"""Messages between a worker and the keeper of another node. Decides their format and their maximum
+size.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import zmq
 from malletrain.protocol.job_keys import RoundKeys
 
 PIECE = 1 << 20
-"""Bytes of a file that travel at once."""
+"""Maximum number of bytes of a file per message."""
 WINDOW = 8
-"""Pieces that are on their way at once."""
-MOST_BYTES = PIECE + 4096
-"""Of a frame; who announces more is hung up on."""
+"""Maximum number of requests in flight."""
+MAX_FRAME_BYTES = PIECE + 4096
+"""Maximum size of a frame, bytes. A connection that announces a larger one is closed."""
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 Name = Annotated[str, msgspec.Meta(max_length=200)]
@@ -24,37 +24,39 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A question to a keeper."""
+    """A request to a keeper."""
 
     number: Number
-    """Comes back with the answer."""
+    """Number of the request, repeated in the answer."""
     verb: str
-    """``read``, ``begin`` (a file is about to arrive), ``write``, ``end``."""
+    """``read``; or, to send a file, ``begin``, ``write`` and ``end``."""
     name: Name
-    """Of the file."""
+    """Name of the file."""
     offset: Bytes = 0
-    """Of the piece."""
+    """Offset of the piece in the file, bytes."""
     length: Bytes = 0
-    """Of the piece; of the whole file where it begins."""
+    """Length of the piece, bytes; with ``begin`` that of the whole file."""
     total: Bytes = 0
-    """CRC-32 of the whole file where it ends."""
+    """With ``end``: CRC-32 of the whole file."""
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What a keeper says to it."""
+    """A keeper's answer to a request."""
 
     number: Number
     trouble: str = ""
-    """Empty: it is done, and what was asked for follows."""
+    """Error message; empty on success, when the requested data follows in the next frame."""
 
 
 def keys(secret: bytes, job: str) -> RoundKeys:
-    """Those of the keepers of a job."""
+    """Return the keys of the keepers of a job."""
     return RoundKeys(secret, f"memory of {job}")
 
 
-def unlimited(one: zmq.Socket[bytes]) -> None:
-    """What is queued is bounded by the window of who asks."""
-    one.sndhwm = one.rcvhwm = 0
-    one.linger = 0
-    one.maxmsgsize = MOST_BYTES
+def remove_queue_limits(socket: zmq.Socket[bytes]) -> None:
+    """Remove the limits of the socket's queues, because :data:`WINDOW` limits the requests in
+    flight.
+    """
+    socket.sndhwm = socket.rcvhwm = 0
+    socket.linger = 0
+    socket.maxmsgsize = MAX_FRAME_BYTES

@@ -1,5 +1,5 @@
-"""The library of a training script: progress, samples, snapshots.
+"""Library for training scripts: progress reports, samplers, snapshots.
 
-Runs in the user's process. Imports ``protocol`` only; never the daemon's parts, sqlalchemy or
+Runs in the user's process. Imports ``protocol`` only; never the daemon's modules, sqlalchemy or
 pydantic.
 """

@@ -1,8 +1,8 @@
-"""What rank 0 wants, known to all ranks at the same step.
+"""Sends a request of rank 0 to all ranks, so that all act on it at the same step.
 
-Decides how a wish travels: rank 0 sends one number at every step, and all ranks act on it at the
-next one, so that nobody waits for a message on its way. What is wished is
-:mod:`malletrain.training.snapshot`'s.
+Decides when the request is sent and read: rank 0 broadcasts one number at each step, and all ranks
+read it at the next step, so that no rank waits for the message. :mod:`malletrain.training.snapshot`
+defines the numbers.
 """
 
 from __future__ import annotations
@@ -13,46 +13,49 @@ from malletrain.training.report import tell
 
 
 class Agreement:
-    """One number a step from rank 0 to all.
+    """Broadcasts one number per step from rank 0 to all ranks.
 
     Args:
-        group: of :func:`malletrain.training.side_group.new_side_group`; None for one rank, whose
-            wish counts at once.
+        group: group of :func:`malletrain.training.side_group.new_side_group`; None for one rank,
+            whose requests apply at once.
     """
 
     def __init__(self, group: Any) -> None:
         self._group = group
-        self._under_way: tuple[Any, Any] | None = None
+        self._pending_broadcast: tuple[Any, Any] | None = None
         self._broken = False
 
-    def exchange(self, wish: int) -> int:
-        """Send this step's wish (rank 0's counts) and return that of the step before, on every
-        rank alike; 0 at the first step, and after a rank was lost.
+    def exchange(self, request: int) -> int:
+        """Send this step's ``request`` (only rank 0's is used).
+
+        Returns:
+            The request of the step before, the same on every rank; 0 at the first step, and after a
+            rank was lost.
         """
         if self._group is None:
-            return wish
+            return request
         if self._broken:
             return 0
         try:
-            before = self._arrived()
-            self._send(wish)
-        except Exception as error:  # the script's own next collective says the same, louder
+            previous = self._receive()
+            self._send(request)
+        except Exception as error:  # the script's own next collective fails, too
             self._broken = True
-            tell(f"A rank cannot be reached any more, so no snapshot is agreed upon: {error}")
+            tell(f"A rank cannot be reached, so the ranks cannot take snapshots together: {error}")
             return 0
-        return before
+        return previous
 
-    def _arrived(self) -> int:
-        if self._under_way is None:
+    def _receive(self) -> int:
+        if self._pending_broadcast is None:
             return 0
-        work, word = self._under_way
+        work, number = self._pending_broadcast
         work.wait()
-        return int(word.item())
+        return int(number.item())
 
-    def _send(self, wish: int) -> None:
+    def _send(self, request: int) -> None:
         import torch
         import torch.distributed as dist
 
-        word = torch.tensor([wish], dtype=torch.int64)
+        number = torch.tensor([request], dtype=torch.int64)
         source = dist.get_global_rank(self._group, 0)
-        self._under_way = dist.broadcast(word, source, self._group, async_op=True), word
+        self._pending_broadcast = dist.broadcast(number, source, self._group, async_op=True), number

@@ -1,9 +1,8 @@
-"""Which of the snapshots on disk is restored, the same one on all ranks.
+"""Chooses the snapshot on disk that is restored, the same one on all ranks.
 
-Decides that a damaged one is passed over for the one before, and so is one that was saved in the
-code after an epoch's steps when that code did not run to its end; that rank 0 chooses and that the
-others load what it chose. It loads nothing into the script's objects
-(:mod:`malletrain.training.objects`).
+Rank 0 chooses, and the other ranks load the same snapshot. It skips a damaged snapshot, and one
+that was saved in the code after an epoch's steps if that code did not run to its end, and tries the
+previous one. :mod:`malletrain.training.objects` loads it into the script's objects.
 """
 
 from __future__ import annotations
@@ -17,28 +16,32 @@ from malletrain.training import report, shard_files, snapshot_file
 from malletrain.training.snapshot_file import SnapshotError
 
 SHARED_FOLDER_WAIT_S = 30.0
+"""Maximum time for which a rank waits to see rank 0's snapshot in the shared folder, seconds."""
 Check = Callable[[dict[str, Any], str], None]
-"""(payload, path): raises SnapshotError for one that must not be used."""
+"""Function of (payload, path) that raises SnapshotError if the snapshot must not be used."""
 
 
 def newest(
     path: str, keep: int, check: Check, bad: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any] | None, str]:
-    """(payload, file) of the newest good snapshot at ``path``; (None, "") when there is none yet.
+    """Find the newest good snapshot at ``path``.
 
     Args:
-        path: of the newest snapshot.
-        keep: how many earlier ones may lie beside it.
+        path: path of the newest snapshot.
+        keep: maximum number of earlier snapshots beside it.
         check: see :data:`Check`.
-        bad: those that are known to be damaged, and what was found.
+        bad: message by file name, for snapshots that are known to be damaged.
+
+    Returns:
+        (payload, file), or (None, "") if there is no snapshot yet.
 
     Raises:
-        SnapshotError: when there are some and none is good, or the newest good one must not be
+        SnapshotError: there are snapshots and none is good, or the newest good one must not be
             used.
     """
     problems: list[str] = []
     names = snapshot_file.candidates(path, keep)
-    marked = snapshot_file.in_open_epoch(path)
+    open_epoch_ids = snapshot_file.in_open_epoch(path)
     passed_over: tuple[dict[str, Any], str] | None = None
     for name in names:
         if bad and name in bad:
@@ -51,7 +54,7 @@ def newest(
             problems.append(str(error))
             continue
         check(payload, name)
-        if payload.get("id") in marked:
+        if payload.get("id") in open_epoch_ids:
             passed_over = passed_over or (payload, name)
             continue
         if passed_over:
@@ -66,7 +69,7 @@ def newest(
     if passed_over and keep and not problems:
         report.tell(
             f"{passed_over[1]} was saved in the code after the steps of the first epoch, which did "
-            "not run to its end. There is none before: the training begins anew."
+            "not run to its end. There is no earlier snapshot: the training begins anew."
         )
         return None, ""
     if passed_over:
@@ -80,7 +83,7 @@ def newest(
     return None, ""
 
 
-def agreed(
+def newest_on_all_ranks(
     path: str,
     keep: int,
     check: Check,
@@ -89,19 +92,22 @@ def agreed(
     rank: int,
     bad: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Any] | None, str]:
-    """As :func:`newest`, on all ranks: rank 0 chooses and says which; the others load that one.
-    Folders of network file systems show a new file late on some nodes.
+    """Find the newest good snapshot on all ranks: rank 0 chooses it, and the other ranks load the
+    same one. They wait for it, because network file systems show a new file late on some nodes.
 
     Args:
-        path, keep, bad: as there.
-        check: see :data:`Check`; rank 0 asks it.
-        store: the process group's key-value store.
-        key: names this restore among all of the group.
-        rank: of this process.
+        path, keep, bad: as for :func:`newest`.
+        check: see :data:`Check`; only rank 0 calls it.
+        store: key-value store of the process group.
+        key: unique name of this restore in the group.
+        rank: rank of this process.
+
+    Returns:
+        As :func:`newest`.
 
     Raises:
-        SnapshotError: what rank 0 met, on all ranks alike; or this rank cannot see the snapshot
-            that rank 0 chose.
+        SnapshotError: the error of rank 0, on all ranks; or this rank cannot see the snapshot that
+            rank 0 chose.
     """
     if rank == 0:
         answer = "!The worker of rank 0 failed while it restored the snapshot; its log says why."
@@ -140,8 +146,8 @@ def agreed(
 
 
 def group_store() -> Any:
-    """The key-value store of the default process group, which works with every backend; None when
-    there is no group.
+    """Return the key-value store of the default process group, which works with every backend; None
+    without a group.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -153,7 +159,7 @@ def group_store() -> Any:
 
 
 def clock(when: float | None) -> str:
-    """A time of the epoch as text."""
+    """Return a time in seconds since the epoch as text, in local time."""
     return (
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if when else "at an unknown time"
     )

@@ -1,6 +1,6 @@
-"""From the node's memory to the disk, while the training goes on.
+"""Copies snapshots from the node's memory to the disk while the training continues.
 
-Decides that one snapshot is copied at a time, and that the process does not end before it is.
+Copies one snapshot at a time. The process does not exit before its copy is complete.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from malletrain.training.snapshot_file import SnapshotError
 
 
 class DiskCopies:
-    """Those of one run, made by its rank 0."""
+    """The copies of one run, on its rank 0."""
 
     def __init__(self, disk: DiskTier, outcomes: Outcomes) -> None:
         self._disk = disk
@@ -25,34 +25,34 @@ class DiskCopies:
 
     @property
     def busy(self) -> bool:
-        """Whether one is being copied."""
+        """Whether a copy is in progress."""
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> None:
-        """Until none is.
+        """Wait for the copy in progress, if any.
 
         Raises:
-            SnapshotError: another run's snapshot is where this one's was to be.
+            SnapshotError: another run's snapshot is at the path of this run's.
         """
         if self._thread is not None:
             self._thread.join()
         self.raise_refused()
 
     def raise_refused(self) -> None:
-        """As :meth:`wait`, without waiting."""
+        """Raise the error of :meth:`wait` without waiting."""
         if self._refused is not None:
             raise self._refused
 
     def begin(self, source: Path, totals: tuple[float, int], retry_s: float) -> None:
-        """Copy the snapshot in the file ``source``, which may be removed meanwhile.
+        """Start to copy the snapshot in the file ``source``, which can be removed meanwhile.
 
         Args:
             source: the file.
-            totals: (samples, steps) reported when it was taken.
-            retry_s: when the next one follows, as it is told if this one fails.
+            totals: (samples, steps) reported when the snapshot was taken.
+            retry_s: time until the next copy, seconds, for the message if this copy fails.
 
         Raises:
-            OSError: it is not there any more.
+            OSError: the file cannot be opened.
         """
         file = open(source, "rb")  # noqa: SIM115 (closed by the thread)
 
@@ -63,11 +63,13 @@ class DiskCopies:
                     size = self._disk.copy(file)
             except SnapshotError as error:
                 self._refused = error
-            except Exception as error:  # a full disk stops no training
-                self._outcomes.bad(error, retry_s, Attempt(time.monotonic() - started, *totals))
+            except Exception as error:  # a full disk must not stop the training
+                self._outcomes.report_failed(
+                    error, retry_s, Attempt(time.monotonic() - started, *totals)
+                )
             else:
-                self._outcomes.good(size, Attempt(time.monotonic() - started, *totals))
+                self._outcomes.report_saved(size, Attempt(time.monotonic() - started, *totals))
 
-        # Not a daemon: a script that has ended has its last snapshot on disk.
+        # Not a daemon thread: the script exits only when its last snapshot is on disk.
         self._thread = threading.Thread(target=copy, name="malletrain-snapshot")
         self._thread.start()

@@ -1,8 +1,8 @@
-"""One run's snapshots on disk: the newest good one, and the next one in its place.
+"""Reads and writes the snapshots of one run on disk.
 
-Decides which of them all ranks restore, and that neither another run's nor a later round's is
-overwritten. How bytes reach the disk is :mod:`malletrain.training.snapshot_file`'s, when a snapshot
-is taken :mod:`malletrain.training.snapshot`'s.
+Decides which snapshot all ranks restore, and overwrites neither the snapshot of another run nor
+that of a later round. :mod:`malletrain.training.snapshot_file` decides how bytes reach the disk,
+and :mod:`malletrain.training.snapshot` when a snapshot is taken.
 """
 
 from __future__ import annotations
@@ -19,53 +19,65 @@ from malletrain.training.snapshot_file import DamagedSnapshotError, SnapshotErro
 AllRanks = Callable[[], Team]
 _numbers: dict[str, int] = {}
 _in_open_epoch: set[str] = set()
-"""Paths whose newest snapshot this process took in the code after an epoch's steps, which may still
-be running.
+"""Paths whose newest snapshot this process took in the code after an epoch's steps, if that code
+may still be running.
 """
 
 
 def number_of(path: str) -> int:
-    """Which of the script's Snapshots the one at ``path`` is. All ranks make them in the same
-    order, while their paths may differ.
+    """Return the number of the Snapshot object at ``path`` in this script. All ranks create them in
+    the same order, while their paths may differ.
     """
     return _numbers.setdefault(path, len(_numbers))
 
 
 class DiskTier:
-    """The snapshots of ``who`` at ``path``, of which ``keep`` earlier ones stay."""
+    """The snapshots of one run on disk.
 
-    def __init__(self, path: str, keep: int, who: owner.Owner, all_ranks: AllRanks) -> None:
+    Args:
+        path: path of the newest snapshot.
+        keep: number of earlier snapshots to keep.
+        run: the run.
+        all_ranks: returns the team of all ranks.
+    """
+
+    def __init__(self, path: str, keep: int, run: owner.Owner, all_ranks: AllRanks) -> None:
         self.path = path
         self.keep = keep
-        self._owner = who
+        self._owner = run
         self._all_ranks = all_ranks
         self._signature: tuple[int, int, int] | None = None
         self._newest_is_bad = False
-        """It is replaced by the next one and not kept as an earlier one."""
+        """True if the next snapshot replaces the newest one, which is then not kept as an earlier
+        one.
+        """
         self._bad: dict[str, str] = {}
-        """Files that this restore found damaged, and what of them."""
+        """Message by file name, for files that this restore found damaged."""
         self._number = number_of(path)
         self._restores = (0, 0)
-        """A round, and how many there were in it."""
+        """Generation of a round, and number of restores in it before the current one."""
         self._first_save = True
-        if path in _in_open_epoch:  # the script has gone on to another training
+        if path in _in_open_epoch:  # the script has started another training
             _in_open_epoch.discard(path)
             snapshot_file.close_epoch(path)
         self.in_open_epoch = False
-        """The newest was written by this process in the code after an epoch's steps."""
+        """True if this process wrote the newest snapshot in the code after an epoch's steps."""
 
     # --- read ---
 
     def restore(
         self, requested: str, put_back: Callable[[dict[str, Any], str], None]
     ) -> dict[str, Any] | None:
-        """Have ``put_back(payload, file)`` restore the newest good snapshot, the same one on all
-        ranks: the run's own, else that of ``requested`` (see
-        :func:`malletrain.training.owner.resume_source`). Where it finds that one damaged, it is the
-        turn of the one before.
+        """Restore the newest good snapshot, the same one on all ranks. If it turns out to be
+        damaged, the previous one is restored.
+
+        Args:
+            requested: job or path whose snapshot is used if the run has none of its own
+                (:func:`malletrain.training.owner.resume_source`).
+            put_back: function of (payload, file) that loads the snapshot into the objects.
 
         Returns:
-            The snapshot; None when there is none.
+            The snapshot; None if there is none.
 
         Raises:
             SnapshotError: see :meth:`malletrain.Snapshot.restore`.
@@ -80,7 +92,7 @@ class DiskTier:
             if payload is None:
                 self._newest_is_bad = os.path.exists(self.path)
                 return None
-            self._is_restored(name)
+            self._note_restored(name)
             try:
                 put_back(payload, name)
             except DamagedSnapshotError as error:  # on all ranks alike
@@ -88,17 +100,18 @@ class DiskTier:
                 continue
             return payload
 
-    def _is_restored(self, name: str) -> None:
-        mine = name == self.path
-        self._newest_is_bad = not mine and os.path.exists(self.path)
-        self._signature = snapshot_file.signature(self.path) if mine else None
+    def _note_restored(self, name: str) -> None:
+        is_own = name == self.path
+        self._newest_is_bad = not is_own and os.path.exists(self.path)
+        self._signature = snapshot_file.signature(self.path) if is_own else None
 
     def is_behind(self, requested: str) -> None:
-        """The objects are what another place had of this run. What the run may have begun from
-        (``requested``) is overwritten as if it had been restored in this process.
+        """Note that the objects were restored from memory. If the snapshot on disk is the one from
+        which the run may have started (``requested``), it may be overwritten, as if this process
+        had restored it.
         """
-        there = snapshot_file.peek(self.path)
-        theirs = owner.of(there) if there is not None else None
+        on_disk = snapshot_file.peek(self.path)
+        theirs = owner.owner_of(on_disk) if on_disk is not None else None
         if theirs and owner.is_resume_source(theirs, self.path, requested, self._owner):
             self._signature = snapshot_file.signature(self.path)
 
@@ -124,21 +137,29 @@ class DiskTier:
         if self._restores[0] == generation:
             count = self._restores[1] + 1
         self._restores = (generation, count)
-        whose = "own" if path == self.path else "wanted"
-        key = f"malletrain/snapshot/{generation}/{self._number}{whose}/{count}"
-        return choice.agreed(path, self.keep, check, store, key, rank, self._bad)
+        source = "own" if path == self.path else "wanted"
+        key = f"malletrain/snapshot/{generation}/{self._number}{source}/{count}"
+        return choice.newest_on_all_ranks(path, self.keep, check, store, key, rank, self._bad)
 
     # --- write ---
 
     def write(self, payload: dict[str, Any], open_epoch: bool = False) -> int:
-        """Put a whole snapshot on disk; returns its bytes. Raises what was met.
+        """Write a snapshot that is not sharded to disk.
 
         Args:
             payload: the snapshot.
-            open_epoch: The code after an epoch's steps is running: until :meth:`close_epoch` the
-                snapshot before is resumed from.
+            open_epoch: whether the code after an epoch's steps is running. Until
+                :meth:`close_epoch` a run then resumes from the previous snapshot.
+
+        Returns:
+            Its size, bytes.
+
+        Raises:
+            SnapshotError: the snapshot on disk must not be overwritten
+                (:meth:`refuse_if_overtaken`).
+            OSError: the disk's error.
         """
-        return self._put(
+        return self._save(
             lambda keep_newest, first: snapshot_file.write(
                 self.path, payload, self.keep, keep_newest, overtaken=first
             ),
@@ -146,8 +167,10 @@ class DiskTier:
         )
 
     def copy(self, source: IO[bytes]) -> int:
-        """Put on disk what ``source`` is a file of; returns its bytes. Raises what was met."""
-        return self._put(
+        """Write the snapshot in the open file ``source`` to disk. Returns its size, bytes; raises
+        as :meth:`write`.
+        """
+        return self._save(
             lambda keep_newest, first: snapshot_file.write_copy(
                 self.path, source, self.keep, keep_newest, overtaken=first
             )
@@ -159,101 +182,114 @@ class DiskTier:
         facts: Callable[[], dict[str, Any]],
         open_epoch: bool = False,
     ) -> int:
-        """Put a snapshot of all ranks on disk. Collective; as :meth:`write`."""
-        leads = rank_and_world()[0] == 0
-        if leads:
-            self._begin()
+        """Write a sharded snapshot of all ranks to disk. Collective.
+
+        Args:
+            objects: the script's objects, by name.
+            facts: returns the snapshot's other entries; called on rank 0.
+            open_epoch: as for :meth:`write`.
+
+        Returns:
+            The bytes that all ranks have written.
+        """
+        is_rank_0 = rank_and_world()[0] == 0
+        if is_rank_0:
+            self._begin_save()
 
         def header() -> dict[str, Any]:
             self.refuse_if_overtaken()
-            head = facts()
+            facts_ = facts()
             if open_epoch:
-                self._mark_open_epoch(head)
-            return head
+                self._mark_open_epoch(facts_)
+            return facts_
 
         size = sharded_snapshot.save(
             self.path,
             objects,
             header,
             self.keep,
-            # A damaged newest file is replaced and not kept: it would push the last good one out.
+            # Do not keep a damaged newest file: it would displace the last good one.
             not self._newest_is_bad,
             self._all_ranks(),
-            overtaken=self._if_first(),
+            overtaken=self._overtaken_check(),
         )
-        self._done(leads, open_epoch)
+        self._finish_save(is_rank_0, open_epoch)
         return size
 
     def _mark_open_epoch(self, payload: Mapping[str, Any]) -> None:
         snapshot_file.mark_open_epoch(self.path, payload["id"])
-        if self.in_open_epoch:  # the second one in this code takes the place of the first
+        if self.in_open_epoch:  # a second snapshot in this code replaces the first
             self._newest_is_bad = True
         self.in_open_epoch = True
         _in_open_epoch.add(self.path)
 
     def close_epoch(self, complete: bool) -> None:
-        """The code after the steps of an epoch, in which a snapshot was written, has run.
+        """End the open epoch: the code after the epoch's steps, in which a snapshot was written,
+        has run.
 
         Args:
-            complete: Nothing has changed since it was written. If not, the snapshot before is
-                resumed from until the next one is written in the place of this.
+            complete: whether nothing has changed since the snapshot was written. If not, a run
+                resumes from the previous snapshot until the next one replaces this one.
         """
         if complete:
             snapshot_file.close_epoch(self.path)
         else:
             self._newest_is_bad = True
-        self._epoch_left()
+        self._leave_open_epoch()
 
-    def _epoch_left(self) -> None:
+    def _leave_open_epoch(self) -> None:
         self.in_open_epoch = False
         _in_open_epoch.discard(self.path)
 
-    def _put(
+    def _save(
         self,
         write: Callable[[bool, Callable[[], None] | None], int],
         in_open_epoch: Mapping[str, Any] | None = None,
     ) -> int:
-        self._begin()
+        self._begin_save()
         self.refuse_if_overtaken()
         if in_open_epoch is not None:
             self._mark_open_epoch(in_open_epoch)
-        size = write(not self._newest_is_bad, self._if_first())
+        size = write(not self._newest_is_bad, self._overtaken_check())
         if os.path.isdir(self.path + shard_files.SUFFIX):
             shard_files.sweep(self.path, self.keep)
-        self._done(True, in_open_epoch is not None)
+        self._finish_save(True, in_open_epoch is not None)
         return size
 
-    def _begin(self) -> None:
+    def _begin_save(self) -> None:
         if self._first_save:
             snapshot_file.remove_leftovers(self.path)
         self._first_save = False
 
-    def _done(self, leads: bool, open_epoch: bool) -> None:
-        if leads:
+    def _finish_save(self, is_rank_0: bool, open_epoch: bool) -> None:
+        if is_rank_0:
             self._signature = snapshot_file.signature(self.path)
             if not open_epoch:
                 snapshot_file.close_epoch(self.path)
         self._newest_is_bad = False
         if not open_epoch:
-            self._epoch_left()
+            self._leave_open_epoch()
 
-    def _if_first(self) -> Callable[[], None] | None:
-        """What is asked when somebody is before this process with the first snapshot."""
+    def _overtaken_check(self) -> Callable[[], None] | None:
+        """Return the function to call if another process writes the first snapshot first; None if
+        there is one already.
+        """
         return None if os.path.exists(self.path) else self.refuse_if_overtaken
 
     def refuse_if_overtaken(self) -> None:
-        """Neither another run that names the same path, nor a worker left over from an earlier
-        round (its launcher was killed), overwrites what is there.
+        """Check that this process may overwrite the snapshot on disk. Another run with the same
+        path may not, nor a worker that is left over from an earlier round (its launcher was
+        killed).
 
         Raises:
-            SnapshotError: it would.
+            SnapshotError: it may not.
         """
-        now = snapshot_file.signature(self.path)
-        if now is None or now == self._signature:
+        signature = snapshot_file.signature(self.path)
+        if signature is None or signature == self._signature:
             return
         try:
-            there = snapshot_file.read(self.path, check=False)
+            on_disk = snapshot_file.read(self.path, check=False)
         except (SnapshotError, OSError):
             return
-        owner.refuse_to_overwrite(there, self.path, self._owner, report.generation())
-        self._signature = now
+        owner.refuse_to_overwrite(on_disk, self.path, self._owner, report.generation())
+        self._signature = signature

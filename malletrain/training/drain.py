@@ -1,9 +1,8 @@
-"""The drain wait: after a snapshot on demand say so, and do nothing more.
+"""The drain wait: after a snapshot on demand, a worker reports it and waits to be stopped, because
+further steps would be lost.
 
-What would be done now would be lost.
-
-Decides how long to wait and how often to say so. Open files, and tools that follow the training,
-store their rows before the process is stopped. Standard library only.
+Decides how long to wait and how often to report. Open files and experiment trackers are flushed
+before the process is stopped. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,7 +16,9 @@ from malletrain.protocol.worker_channel import DrainDone
 from malletrain.training import open_files, report, tracking
 
 DRAIN_WAIT_S = 60.0
+"""Maximum time for which a worker waits to be stopped, seconds."""
 RESEND_S = 0.5
+"""Time between two reports of the same snapshot, seconds."""
 _POLL_S = 0.005
 
 
@@ -27,22 +28,22 @@ def wait_to_be_stopped(
     limit_s: float | None = None,
     again: Callable[[int], bool] = lambda number: True,
 ) -> int:
-    """Answer a drain request, and wait until it is taken back or the launcher ends this process.
+    """Answer a drain request, and wait until it is withdrawn or the launcher stops this process.
 
     Args:
-        flags: the agent's.
-        number: of the request.
-        limit_s: go on after so many seconds; DRAIN_WAIT_S when not given.
-        again: called with the number of a later request; whether the state of this moment is where
-            that one wants it.
+        flags: the agent's flags.
+        number: number of the request.
+        limit_s: maximum time to wait, seconds. Default: DRAIN_WAIT_S.
+        again: called with the number of a later request; returns whether the current state is on
+            the nodes, or on the disk, that this request needs.
 
     Returns:
-        The newest request that was answered.
+        The number of the newest request that was answered.
     """
     limit_s = DRAIN_WAIT_S if limit_s is None else limit_s
     open_files.flush()
     tracking.flush_rows()
-    with tracking.finished_when_stopped():
+    with tracking.finish_wandb_on_sigterm():
         return _wait(flags, number, limit_s, again)
 
 
@@ -50,7 +51,7 @@ def _wait(flags: FlagsReader, number: int, limit_s: float, again: Callable[[int]
     deadline = time.monotonic() + limit_s
     served, repeat, saved = number, 0.0, True
     while number and time.monotonic() < deadline:
-        # again and again: the datagram may be lost, and the launcher waits for it
+        # repeatedly: a datagram may be lost, and the launcher waits for it
         if time.monotonic() >= repeat:
             reached(FaultPoint.WORKER_SAVED)
             report.send(DrainDone, number=number, saved=saved)
@@ -58,14 +59,14 @@ def _wait(flags: FlagsReader, number: int, limit_s: float, again: Callable[[int]
             repeat = time.monotonic() + RESEND_S
         time.sleep(_POLL_S)
         latest = flags.drain_request()
-        # taken back, or asked again: what was saved still is the state of this moment
+        # withdrawn, or requested again: the saved state is still the current one
         if latest != number:
             number, repeat = latest, 0.0
             served = latest or served
             saved = again(latest) if latest else saved
     if number:
         report.tell(
-            f"Waited for {limit_s:.0f} s after a snapshot on demand, but nobody came; "
-            "training goes on."
+            f"Waited {limit_s:.0f} s to be stopped after a snapshot on demand, but the launcher "
+            "did not stop this process; training goes on."
         )
     return served

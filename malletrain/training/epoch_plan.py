@@ -1,7 +1,7 @@
 """The plan of an epoch: its order, its global batches, and each rank's share of them.
 
-Decides which samples form a global batch and who trains on which of them. Pure arithmetic: it knows
-no position that was reached (:mod:`malletrain.training.sampler` does) and touches no data.
+Decides which samples form a global batch, and which rank trains on which of them. Pure: the current
+position is in :mod:`malletrain.training.sampler`, and no data is read.
 """
 
 from __future__ import annotations
@@ -12,27 +12,26 @@ from typing import Any
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """How an epoch is cut into global batches.
+    """The division of an epoch into global batches.
 
     A remainder smaller than ``max_world_size`` could leave a rank without a sample, and collectives
-    would hang. It is therefore taken into the batch before, which grows by up to
-    ``max_world_size - 1`` samples. At every step boundary the number of samples left is 0 or at
-    least ``max_world_size``.
+    would hang. So it joins the batch before, which grows by up to ``max_world_size - 1`` samples.
+    At every step boundary the number of remaining samples is 0 or at least ``max_world_size``.
 
     Raises:
-        ValueError: when the sizes do not fit each other; the message says which.
+        ValueError: the sizes are inconsistent; the message names them.
     """
 
     num_samples: int
-    """Samples of an epoch."""
+    """Number of samples of an epoch."""
     global_batch_size: int
-    """Samples of a step over all ranks."""
+    """Number of samples of a step over all ranks."""
     world_size: int
-    """Ranks that share a global batch."""
+    """Number of ranks that share a global batch."""
     max_world_size: int
-    """The largest number of ranks the job will ever have."""
+    """Maximum number of ranks of the job."""
     drop_last: bool = False
-    """Drop a remainder smaller than a global batch instead of training on it."""
+    """Whether a remainder smaller than a global batch is dropped instead of trained on."""
 
     def __post_init__(self) -> None:
         for name in ("num_samples", "global_batch_size", "world_size", "max_world_size"):
@@ -51,8 +50,8 @@ class EpochPlan:
             )
 
     def check_largest(self, largest: int) -> None:
-        """Raises ValueError when an epoch has no batch of ``largest`` samples and none but full
-        ones count.
+        """Raise ValueError if ``drop_last`` is set and an epoch has fewer than ``largest`` samples,
+        the largest global batch of the job.
         """
         if self.drop_last and self.num_samples < largest:
             raise ValueError(
@@ -62,26 +61,28 @@ class EpochPlan:
             )
 
     def batch_at(self, position: int) -> int:
-        """Size of the global batch that starts at ``position``; 0 at the end of the epoch."""
+        """Return the number of samples of the global batch that starts at ``position``; 0 at the
+        end of the epoch.
+        """
         remaining = self.num_samples - position
         size = self.global_batch_size
         if self.drop_last:
             return size if remaining >= size else 0
         if remaining < self.world_size:
-            # only after a state written with a smaller max_world_size: no batch can be made of it
+            # only after a state that was written with a smaller max_world_size: too few for a batch
             return 0
         return remaining if remaining - size < self.max_world_size else size
 
     def share(self, batch: int, rank: int) -> tuple[int, int]:
-        """(start, size) of a rank's share of a global batch of ``batch`` samples; sizes differ by
-        at most one.
+        """Return (start, size) of a rank's share of a global batch of ``batch`` samples. Sizes
+        differ by at most one.
         """
         return piece(batch, self.world_size, rank)
 
     def steps_from(self, position: int) -> int:
-        """Steps from ``position`` to the end of the epoch."""
+        """Return the number of steps from ``position`` to the end of the epoch."""
         remaining = self.num_samples - position
-        # full batches for sure; then batch by batch
+        # first the batches that are certainly full; then batch by batch
         steps = max(0, (remaining - self.max_world_size) // self.global_batch_size - 1)
         position += steps * self.global_batch_size
         while size := self.batch_at(position):
@@ -91,21 +92,41 @@ class EpochPlan:
 
 
 def piece(total: int, parts: int, index: int) -> tuple[int, int]:
-    """(start, size) of the ``index``-th of ``parts`` contiguous pieces of ``total``, whose sizes
-    differ by at most one, the larger ones first.
+    """Return (start, size) of one of several contiguous pieces. Sizes differ by at most one; the
+    larger pieces come first.
+
+    Args:
+        total: size of the whole.
+        parts: number of pieces.
+        index: number of the piece, from 0.
     """
     base, extra = divmod(total, parts)
     return index * base + min(index, extra), base + (index < extra)
 
 
 def whole_number(name: str, value: object, owner: str = "ElasticSampler") -> None:
-    """Raises ValueError when ``value`` is not a whole number from 1."""
+    """Check that a value is a whole number of at least 1.
+
+    Args:
+        name: name of the value, for the message.
+        value: the value.
+        owner: name of the class or function to which it was passed, for the message.
+
+    Raises:
+        ValueError: it is not.
+    """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{owner}: {name} must be a whole number from 1, not {value!r}.")
 
 
 def order(num_samples: int, seed: int, epoch: int) -> Any:
-    """The permutation of an epoch, a tensor of indices: the same in every process."""
+    """Return the permutation of an epoch: a tensor of sample indices, the same in every process.
+
+    Args:
+        num_samples: length of the dataset.
+        seed: seed of the run.
+        epoch: number of the epoch, from 0.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(_mix(seed, epoch))
@@ -113,8 +134,8 @@ def order(num_samples: int, seed: int, epoch: int) -> Any:
 
 
 def _mix(seed: int, epoch: int) -> int:
-    """One 32-bit seed from two numbers (splitmix64): torch's CPU generator looks at the lower 32
-    bits only.
+    """Return one 32-bit seed for two numbers (splitmix64), because torch's CPU generator uses only
+    the lower 32 bits.
     """
     value = (seed * 0x9E3779B97F4A7C15 + epoch + 1) % 2**64
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

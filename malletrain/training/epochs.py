@@ -1,11 +1,11 @@
-"""What sampler and stream have in common: epochs that follow each other from a restored position,
-and an order that a snapshot began.
+"""Base class of ElasticSampler and ElasticStream: counts epochs from a restored position, and keeps
+the order of the snapshot.
 
-Decides when an epoch is over for the training loop. An epoch has two parts: its steps, and the code
+Decides when an epoch ends for the training loop. An epoch has two parts: its steps, and the code
 that a script runs after them (scheduler, evaluation). Between the last step and the end of that
-code the position is the start of the next epoch already, and :attr:`CountedEpochs.between_epochs`
-is true: the state of that moment must not be resumed from, because the code would be skipped.
-What a position is, and how far a step moves it, is the subclass's business.
+code the position is already the start of the next epoch, and :attr:`CountedEpochs.between_epochs`
+is true. A run must not resume from a state of that time, because it would skip the code. The
+subclass defines what a position is, and how far a step moves it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from malletrain.training.report import send, tell, training_over
 
 
 class CountedEpochs:
-    """Epochs whose steps the training loop counts by ``advance()``."""
+    """Epochs whose steps the training loop counts with ``advance()``."""
 
     epoch: int
     seed: int
@@ -26,64 +26,68 @@ class CountedEpochs:
     rank: int
 
     _name = ""
-    """What scripts call it, for sentences."""
-    _ordered = ""
-    """What is put in order, and what would come again in another one."""
+    """Name of the variable in scripts, for messages."""
+    _element_noun = ""
+    """Noun for the elements of the order, for messages."""
 
     def __init__(self) -> None:
         self._advances = 0
         self._ended = False
         self.looping = False
-        """The script loops over :meth:`epochs`."""
+        """True while the script loops over :meth:`epochs`."""
         self.finished = False
-        """All epochs that :meth:`epochs` was asked for are done."""
+        """True if all epochs that were requested from :meth:`epochs` are done."""
         self._listeners: list[Callable[[], None]] = []
-        self._ahead = 0
-        """Batches that the script's loop takes before it needs them, as a prefetcher does."""
+        self._prefetched = 0
+        """Number of batches that the training loop reads ahead, for example with a prefetcher."""
         self.between_epochs = False
-        """The steps of an epoch are done, and the code that follows them may still be running: from
-        the last step until the loop asks for the next epoch.
+        """True from the last step of an epoch until the loop requests the next epoch. Meanwhile the
+        code that follows the steps may be running.
         """
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_listeners": []}  # those of this process
+        return {**self.__dict__, "_listeners": []}  # listeners belong to this process
 
     def on_epoch_closed(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` whenever the code after the steps of an epoch has run, on every rank:
-        where :meth:`epochs` goes on or, in scripts without it, where the next epoch is iterated.
+        """Call ``listener`` on every rank each time the code after the steps of an epoch has run:
+        when :meth:`epochs` continues or, in scripts without it, when the next epoch is iterated.
         """
         self._listeners.append(listener)
 
     def close_epoch(self) -> None:
-        """The code after the steps of the epoch has run."""
+        """Call the listeners: the code after the steps of the epoch has run."""
         if not self.between_epochs:
             return
         self.between_epochs = False
         for listener in self._listeners:
             listener()
 
-    def _micro_batch(self, not_done: int) -> int:
-        """Which of the batches since the last ``advance()`` the script is at, from 0: more than 0
-        where it accumulates gradients. ``not_done``: batches that its loop took and that no
-        ``advance()`` has counted.
+    def _micro_batch(self, in_progress: int) -> int:
+        """Return the index, from 0, of the script's current batch among those since the last
+        ``advance()``; above 0 with gradient accumulation. ``in_progress``: number of batches that
+        the loop has received and ``advance()`` has not counted.
         """
-        return max(0, not_done - 1 - self._ahead)
+        return max(0, in_progress - 1 - self._prefetched)
 
-    def _iterated(self) -> None:
-        """The batches of an epoch are asked for. While :meth:`epochs` is in use that closes no
-        epoch: a script may also go through its training data after the steps, to evaluate.
+    def _on_iteration(self) -> None:
+        """Close the epoch before, because the batches of an epoch are requested. While
+        :meth:`epochs` is in use this closes no epoch: a script may also iterate its training data
+        after the steps, to evaluate.
         """
         if not self.looping:
             self.close_epoch()
 
     def epochs(self, count: int) -> Iterator[int]:
-        """``for epoch in sampler.epochs(10)``: the epochs not finished yet of 10, starting with the
-        one the restored position is in.
+        """Yield the numbers of the unfinished epochs, starting with the epoch of the restored
+        position: ``for epoch in sampler.epochs(10)``.
 
-        Leaving the inner loop early goes on with the next epoch, as in any script.
+        Leaving the inner loop early continues with the next epoch, as in any script.
+
+        Args:
+            count: number of epochs of the whole training.
 
         Raises:
-            RuntimeError: when an epoch ends without its steps having been counted by ``advance``.
+            RuntimeError: an epoch ended, and ``advance`` counted none of its steps.
         """
         remaining = self._samples_left(count)
         if remaining is not None and self.rank == 0:
@@ -107,40 +111,42 @@ class CountedEpochs:
                 continue
             if self.epoch != epoch:
                 continue
-            # one that is resumed where the script's limit is has no step left
+            # an epoch that is resumed at the script's own limit has no step left
             if self._advances == advances and not resumed:
                 raise RuntimeError(
                     f"Epoch {epoch} ended without a single call of {self._name}.advance(), so that "
                     "no snapshot knows how far it came. "
                     f"Call {self._name}.advance() at the end of each training step, on every rank."
                 )
-            self._leave_epoch()
+            self._abandon_epoch()
 
     def end(self) -> None:
-        """End :meth:`epochs` when the loop asks for the next one; the position stays where it
-        is.
+        """End :meth:`epochs` when the loop requests the next epoch. The position does not
+        change.
         """
         self._ended = True
 
     def _samples_left(self, count: int) -> int | None:
-        """Samples of all ranks to the end of ``count`` epochs; None: nobody knows."""
+        """Return the number of samples, over all ranks, to the end of ``count`` epochs; None if
+        unknown.
+        """
         return None
 
     def _is_begun(self) -> bool:
-        """Whether steps of the epoch are done."""
+        """Return whether a step of the epoch is done."""
         raise NotImplementedError
 
-    def _leave_epoch(self) -> None:
-        """The loop has left the epoch early: say so, and go to the next one."""
+    def _abandon_epoch(self) -> None:
+        """Tell the user that the loop has left the epoch early, and move to the next epoch."""
         raise NotImplementedError
 
     def _keep_order(self, state: Mapping[str, Any]) -> None:
-        """Go on in the order of a snapshot's ``state``: its seed wins."""
+        """Use the order of a snapshot's ``state``. Its seed replaces the script's."""
         seed, shuffle = int(state["seed"]), bool(state["shuffle"])
         if (seed, shuffle) != (self.seed, self.shuffle):
             tell(
-                f"The {self._ordered} order goes on as the snapshot began it (seed {seed}, shuffle "
-                f"{shuffle}); the script's (seed {self.seed}, shuffle {self.shuffle}) would repeat "
-                f"{self._ordered}s."
+                f"The {self._element_noun} order of the snapshot is used "
+                f"(seed {seed}, shuffle {shuffle}); the script's (seed {self.seed}, "
+                f"shuffle {self.shuffle}) would repeat {self._element_noun}s."
             )
         self.seed, self.shuffle = seed, shuffle

@@ -1,7 +1,7 @@
-"""A model's weights out of a snapshot, in one file that every library reads.
+"""Exports a model's weights from a snapshot to one safetensors file.
 
-Decides which of a snapshot's objects is the model, and gathers its shards. It needs neither a GPU
-nor a process group, only memory for the weights.
+Decides which of a snapshot's objects is the model, and gathers its shards. Needs neither a GPU nor
+a process group, only memory for the weights.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from malletrain.training import choice, shard_files, snapshot_file
 from malletrain.training.sharded_state import MARK
 from malletrain.training.snapshot_file import SnapshotError
 
-_LOOK_BACK = 99
-"""Snapshots before the newest that are looked at when it is damaged."""
+_MAX_EARLIER = 99
+"""Maximum number of earlier snapshots to try if the newest is damaged."""
 
 
 @dataclass(frozen=True)
@@ -23,31 +23,31 @@ class Weights:
     """The weights of one model."""
 
     name: str
-    """What the script calls it."""
+    """Name of the model in the script."""
     tensors: dict[str, Any]
-    """By their names in the module."""
+    """Tensors by their names in the module."""
     saved: str
-    """When the snapshot was, as text."""
+    """Time of the snapshot, as text."""
 
     @property
     def bytes(self) -> int:
-        """Their size."""
+        """Size of the tensors, bytes."""
         return sum(t.numel() * t.element_size() for t in self.tensors.values())
 
 
 def read_weights(path: str, name: str = "") -> Weights:
-    """The weights of the model ``name`` in the newest good snapshot at ``path``.
+    """Read the weights of a model from the newest good snapshot at ``path``.
 
     Args:
-        path: of the snapshot.
-        name: what the script calls the model; without it the only one, or the one called "model".
+        path: path of the snapshot.
+        name: name of the model in the script. Default: "model", or the only model.
 
     Raises:
-        SnapshotError: when there is no good snapshot, or no such model in it.
+        SnapshotError: there is no good snapshot, or no such model in it.
     """
     bad: dict[str, str] = {}
     while True:
-        payload, file = choice.newest(path, _LOOK_BACK, lambda *_: None, bad)
+        payload, file = choice.newest(path, _MAX_EARLIER, lambda *_: None, bad)
         if payload is None:
             raise SnapshotError(f"There is no snapshot {path}.")
         if not payload.get(shard_files.KEY):
@@ -57,10 +57,10 @@ def read_weights(path: str, name: str = "") -> Weights:
             break
         except SnapshotError as error:
             bad[file] = str(error)
-    chosen = _chosen(payload["objects"], name, file)
+    chosen = _model_name(payload["objects"], name, file)
     tensors = {key: value for key, value in payload["objects"][chosen].items() if _is_tensor(value)}
     if payload.get(shard_files.KEY):
-        tensors = _gathered(shard_files.reader(payload, file), tensors)
+        tensors = _gather(shard_files.reader(payload, file), tensors)
     return Weights(chosen, tensors, choice.clock(payload.get("time")))
 
 
@@ -70,7 +70,7 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor) or (isinstance(value, dict) and MARK in value)
 
 
-def _chosen(objects: dict[str, Any], name: str, file: str) -> str:
+def _model_name(objects: dict[str, Any], name: str, file: str) -> str:
     models = [
         each
         for each, state in objects.items()
@@ -92,23 +92,25 @@ def _chosen(objects: dict[str, Any], name: str, file: str) -> str:
     return models[0]
 
 
-def _gathered(reader: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-    """``tensors`` with those that lie in the shards read whole."""
+def _gather(reader: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return ``tensors`` with the sharded ones read in full."""
     import torch
 
     shapes = shard_files.shapes(reader)
-    marked = {k: v[MARK] for k, v in tensors.items() if isinstance(v, dict)}
-    rooms = {key: torch.empty(shapes[key][0], dtype=shapes[key][1]) for key in set(marked.values())}
-    shard_files.read(reader, rooms)
-    return {**tensors, **{key: rooms[mark] for key, mark in marked.items()}}
+    shard_keys = {k: v[MARK] for k, v in tensors.items() if isinstance(v, dict)}
+    buffers = {
+        key: torch.empty(shapes[key][0], dtype=shapes[key][1]) for key in set(shard_keys.values())
+    }
+    shard_files.read(reader, buffers)
+    return {**tensors, **{key: buffers[mark] for key, mark in shard_keys.items()}}
 
 
 def write_safetensors(weights: Weights, out: str) -> None:
-    """Write ``weights`` to the file ``out``, which is whole or not there at all.
+    """Write ``weights`` to the file ``out``, atomically.
 
     Raises:
-        SnapshotError: when the library safetensors is absent.
-        OSError: the disk's reason.
+        SnapshotError: the library safetensors is not installed.
+        OSError: the disk's error.
     """
     try:
         from safetensors.torch import save_file
@@ -117,16 +119,17 @@ def write_safetensors(weights: Weights, out: str) -> None:
             "Weights are exported with the library safetensors, which is not installed here. "
             "Install it: pip install safetensors."
         ) from error
-    seen: set[int] = set()
-    own: dict[str, Any] = {}
+    seen_storages: set[int] = set()
+    copies: dict[str, Any] = {}
     for key, tensor in weights.tensors.items():
         tensor = tensor.contiguous()
-        shared = tensor.untyped_storage().data_ptr() in seen  # tied weights: one file has each
-        seen.add(tensor.untyped_storage().data_ptr())
-        own[key] = tensor.clone() if shared else tensor
+        # tied weights: the file stores each separately
+        shared = tensor.untyped_storage().data_ptr() in seen_storages
+        seen_storages.add(tensor.untyped_storage().data_ptr())
+        copies[key] = tensor.clone() if shared else tensor
     temporary = f"{out}.tmp-{os.getpid()}"
     try:
-        save_file(own, temporary, metadata={"format": "pt"})
+        save_file(copies, temporary, metadata={"format": "pt"})
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, out)

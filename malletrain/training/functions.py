@@ -1,10 +1,9 @@
-"""A function as a job: what runs on the nodes, and the files that carry it there and its result
-back.
+"""Functions as jobs: the files that carry a function to the nodes and its result back.
 
-Decides the files of the job's folder and how an outcome is written. Every rank calls the function;
-what rank 0 returns is the result, unless a rank of that round fails. Files name their job: one that
-is submitted once more has the same folder. The folder is its owner's alone: what is in it is
-executed.
+Decides the files of the job's folder and the format of an outcome. Every rank calls the function.
+The value that rank 0 returns is the result, unless a rank of that round fails. File names contain
+the job's id, because a job that is submitted again uses the same folder. Only the owner can access
+the folder, because its content is executed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from malletrain.training.ranks import rank_and_world
 
 FUNCTION, RESULT, ERROR = "function.pkl", "result{job}.pkl", "error{job}-{rank}.pkl"
 SETTINGS = "settings.json"
-"""Where modules are looked for first, and how often the function may be called."""
+"""Search path for modules, and maximum number of calls of the function."""
 BEGUN = "begun{job}-{generation}"
 """Marks a round in which the function was called."""
 SCRIPT = '''\
@@ -40,37 +39,41 @@ if __name__ == "__main__":
 
 
 class FunctionTraceback(Exception):
-    """Where a function failed on its node; the cause of the exception that is raised here."""
+    """Traceback of a function on its node; the ``__cause__`` of the exception that is raised
+    here.
+    """
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 class FunctionLost(RuntimeError):
-    """A function ended without a result: its process died, or its job was cancelled."""
+    """The function ended without a result: its process died, or its job was cancelled."""
 
 
 class FunctionFailed(RuntimeError):
-    """What a function raised, in words: an exception that cannot be rebuilt in this process."""
+    """The function raised an exception that cannot be unpickled in this process; the message
+    describes it.
+    """
 
 
 @dataclass(frozen=True)
 class FunctionOutcome:
-    """What came of a function in one process."""
+    """Outcome of a function in one process."""
 
     value: Any = None
-    """What it returned."""
+    """Return value; None if it raised."""
     error: BaseException | None = None
-    """What it raised."""
+    """Exception that it raised; None if it returned."""
     trace: str = ""
-    """Where it did."""
+    """Traceback of that exception, as text."""
     generation: int = 0
-    """The round it was in."""
+    """Number of its round."""
     time: float = 0.0
-    """When, in seconds since the epoch."""
+    """Time of the outcome, seconds since the epoch."""
 
     def result(self) -> Any:
-        """The value, or raise the error with where it came from."""
+        """Return the value, or raise the error with the traceback on its node as the cause."""
         if self.error is not None:
             raise self.error from FunctionTraceback(self.trace)
         return self.value
@@ -84,12 +87,22 @@ def pack(
     named: Mapping[str, Any],
     tries: int = 0,
 ) -> Path:
-    """Write the function and its arguments into ``folder``; returns the script that calls it. It
-    calls the function in at most ``tries`` rounds of its job; 0: in each.
+    """Write the function and its arguments into a new folder.
+
+    Args:
+        folder: the folder to create.
+        name: file name of the script, without ``.py``.
+        function: the function.
+        args: its positional arguments.
+        named: its keyword arguments.
+        tries: maximum number of rounds of the job in which the function is called; 0 for no limit.
+
+    Returns:
+        The script that calls the function.
 
     Raises:
         ImportError: cloudpickle is not installed.
-        TypeError: what is to be packed cannot be; the sentence says so.
+        TypeError: the function or an argument cannot be pickled; the message says so.
     """
     try:
         import cloudpickle
@@ -106,48 +119,54 @@ def pack(
             "files, connections and locks inside the function."
         ) from error
     folder.mkdir(mode=0o700, parents=True)
-    path = [os.path.abspath(place) for place in sys.path]
+    path = [os.path.abspath(entry) for entry in sys.path]
     (folder / FUNCTION).write_bytes(pickle.dumps((path, data)))
-    settings = {"first": _before_the_interpreter(path), "tries": tries}
+    settings = {"first": _entries_before_python(path), "tries": tries}
     (folder / SETTINGS).write_text(json.dumps(settings))
     script = folder / f"{name}.py"
     script.write_text(SCRIPT)
     return script
 
 
-def _before_the_interpreter(path: Sequence[str]) -> list[str]:
-    """The places of ``path`` in which modules are found before Python's own: that of the script
-    that submits, and what PYTHONPATH names.
+def _entries_before_python(path: Sequence[str]) -> list[str]:
+    """Return the entries of ``path`` that precede Python's own folders: the folder of the
+    submitting script, and those of PYTHONPATH.
     """
-    own = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    first = next((n for n, place in enumerate(path) if place in own), len(path))
+    python_folders = {
+        sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    }
+    end = next((n for n, entry in enumerate(path) if entry in python_folders), len(path))
     packed = f"python{sys.version_info[0]}{sys.version_info[1]}.zip"
-    return [place for place in path[:first] if os.path.basename(place) != packed]
+    return [entry for entry in path[:end] if os.path.basename(entry) != packed]
 
 
 def _find_modules(folder: Path, path: Sequence[str], first: Sequence[str]) -> None:
-    """Have modules found in the order in which the submitting process finds them. ``folder``, from
-    which this script was run, has none.
+    """Set ``sys.path`` so that modules are found in the same order as in the submitting process.
+    ``folder``, the folder of this script, is left out: it has no modules.
     """
-    here = [place for place in sys.path if Path(place or ".").resolve() != folder]
+    current = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
     before = list(first)
-    own = [place for place in here if place not in before]
-    sys.path[:] = [*before, *own, *(place for place in path if place not in {*before, *own})]
+    remaining = [entry for entry in current if entry not in before]
+    sys.path[:] = [
+        *before,
+        *remaining,
+        *(entry for entry in path if entry not in {*before, *remaining}),
+    ]
 
 
 def call(script: str) -> None:
-    """Call the function packed beside ``script`` and write down what comes of it."""
+    """Call the function that is packed beside ``script``, and write its outcome."""
     folder = Path(script).resolve().parent
     rank, _ = rank_and_world()
     job = os.environ.get(env.JOB, "")
     generation = int(os.environ.get(env.GENERATION, "0"))
-    result = folder / RESULT.format(job=_of(job))
+    result = folder / RESULT.format(job=_suffix(job))
     settings = json.loads((folder / SETTINGS).read_text())
     try:
-        _count(folder, job, generation, settings["tries"])
+        _count_call(folder, job, generation, settings["tries"])
     except FunctionLost as lost:
-        if outcome(folder, job, completed=False) is None:  # else that says what happened
-            _write(folder / ERROR.format(job=_of(job), rank=rank), generation, error=lost)
+        if outcome(folder, job, completed=False) is None:  # else that outcome says what happened
+            _write(folder / ERROR.format(job=_suffix(job), rank=rank), generation, error=lost)
         raise
     try:
         path, data = pickle.loads((folder / FUNCTION).read_bytes())
@@ -161,44 +180,47 @@ def call(script: str) -> None:
             if rank == 0:
                 _write(result, generation)
             raise
-        place = folder / ERROR.format(job=_of(job), rank=rank)
-        _write(place, generation, error=error, trace=traceback.format_exc())
+        error_path = folder / ERROR.format(job=_suffix(job), rank=rank)
+        _write(error_path, generation, error=error, trace=traceback.format_exc())
         raise
 
 
-def _of(job: str) -> str:
+def _suffix(job: str) -> str:
     return f"-{job}" if job else ""
 
 
-def _count(folder: Path, job: str, generation: int, tries: int) -> None:
-    """Note that the function is called in this round. Raises FunctionLost where it was called as
-    often as it may be.
+def _count_call(folder: Path, job: str, generation: int, tries: int) -> None:
+    """Record that the function is called in this round. Raises FunctionLost if it was already
+    called in ``tries`` rounds.
     """
-    mine = folder / BEGUN.format(job=_of(job), generation=generation)
-    begun = set(folder.glob(BEGUN.format(job=_of(job), generation="*"))) - {mine}
-    if tries and len(begun) >= tries:
+    marker = folder / BEGUN.format(job=_suffix(job), generation=generation)
+    markers = set(folder.glob(BEGUN.format(job=_suffix(job), generation="*"))) - {marker}
+    if tries and len(markers) >= tries:
         raise FunctionLost(
             f"The function was called {'once' if tries == 1 else f'{tries} times'} and did not "
             "come to its end: its nodes changed, or it failed. It is not called again, as tries="
             f"{tries} says."
         )
-    mine.touch()
+    marker.touch()
 
 
 def outcome(folder: Path, job: str = "", completed: bool = True) -> FunctionOutcome | None:
-    """What came of the function in ``folder``; None: nothing is there yet.
+    """Read the outcome of the function in ``folder``.
 
     Args:
-        folder: of the function.
-        job: whose outcome is meant: a job that was submitted once more has the same folder.
-        completed: whether the job has completed: then there is nothing before rank 0's result is.
-            One that has not has no result, whatever rank 0 returned; its outcome is the error that
-            came first in its last round.
+        folder: folder of the function.
+        job: id of the job. A job that is submitted again uses the same folder.
+        completed: whether the job has completed. Then the outcome exists only when rank 0's result
+            does. Without completion there is no result, even if rank 0 returned one: the outcome is
+            the first error of the last round.
+
+    Returns:
+        The outcome; None if there is none yet.
     """
-    errors = [_read(path) for path in folder.glob(ERROR.format(job=_of(job), rank="[0-9]*"))]
+    errors = [_read(path) for path in folder.glob(ERROR.format(job=_suffix(job), rank="[0-9]*"))]
     result = None
     if completed:
-        file = folder / RESULT.format(job=_of(job))
+        file = folder / RESULT.format(job=_suffix(job))
         if not file.exists():
             return None
         result = _read(file)
@@ -224,8 +246,8 @@ def _read(path: Path) -> FunctionOutcome:
     try:
         raised = pickle.loads(record["error"])
     except Exception:
-        pass  # its words are there
-    if not isinstance(raised, Exception):  # SystemExit would end who asks for the result
+        pass  # the record has its message
+    if not isinstance(raised, Exception):  # SystemExit would end the caller's process
         raised = FunctionFailed(record["words"])
     return FunctionOutcome(None, raised, trace, generation, time)
 
@@ -237,7 +259,7 @@ def _write(
     error: BaseException | None = None,
     trace: str = "",
 ) -> None:
-    """Whole or not at all."""
+    """Write an outcome atomically."""
     import cloudpickle
 
     packed = b""
@@ -245,7 +267,7 @@ def _write(
         try:
             packed = cloudpickle.dumps(error)
         except Exception:
-            pass  # its words can
+            pass  # its message can be
     record = {
         "value": cloudpickle.dumps(value),
         "error": None if error is None else packed,
@@ -254,6 +276,6 @@ def _write(
         "generation": generation,
         "time": time.time(),
     }
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_bytes(pickle.dumps(record))
-    os.replace(part, path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(pickle.dumps(record))
+    os.replace(temporary, path)

@@ -1,7 +1,8 @@
-"""Which of the snapshots in the nodes' memory is restored, and who gets it from whom. Pure.
+"""Chooses which snapshot in the nodes' memory is restored, and which node fetches it from which.
+Pure.
 
-A snapshot is ordered by the round that took it, then by the steps done: what a node that was away
-still holds of an older round does not count beside what the others did since.
+Snapshots are ordered by the round that took them, then by the steps done. So a snapshot of an older
+round, on a node that was not in the later ones, never precedes a later one.
 """
 
 from __future__ import annotations
@@ -11,117 +12,127 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 Files = Mapping[str, tuple[int, int]]
-"""Name → (size, CRC-32) of files."""
+"""(size in bytes, CRC-32) by file name."""
 
 
 class Moment(NamedTuple):
-    """When a snapshot was taken; the larger is the newer."""
+    """Identifies a snapshot by when it was taken. A larger moment is newer."""
 
     generation: int
-    """The round."""
+    """Number of the round."""
     steps: int
-    """Done since the beginning of the run."""
+    """Number of steps done since the beginning of the run."""
     milliseconds: int
-    """Since the epoch, on the node that took it."""
+    """Time on the node that took it, milliseconds since the epoch."""
     rank: int
-    """That took it."""
+    """Rank that took it."""
 
     def __str__(self) -> str:
         return "-".join(map(str, self))
 
     @property
     def age(self) -> tuple[int, int]:
-        """What it is compared with another's by: larger is newer."""
+        """(generation, steps), for comparisons. Larger is newer."""
         return self.generation, self.steps
 
     @classmethod
     def parse(cls, text: str) -> Moment | None:
-        """The one that ``str`` made the text of."""
+        """Return the moment of which ``text`` is the ``str()``; None if there is none."""
         parts = text.split("-")
         return cls(*map(int, parts)) if len(parts) == 4 and all(map(str.isdigit, parts)) else None
 
 
 def age_of(payload: Mapping[str, Any]) -> tuple[int, int]:
-    """The age of a snapshot, as :attr:`Moment.age`."""
+    """Return the age of a snapshot, as :attr:`Moment.age`."""
     return int(payload.get("generation", 0)), int(payload.get("steps", 0))
 
 
 @dataclass(frozen=True)
 class NodeSnapshot:
-    """What a node has of one snapshot, looked through and found good."""
+    """The good files of one snapshot on one node."""
 
     moment: Moment
+    """Moment of the snapshot."""
     files: frozenset[str]
-    """Names of those that are there, without that of the snapshot itself."""
+    """Names of its shard files on the node."""
     needed: frozenset[str] = frozenset()
-    """Names of those that the snapshot consists of."""
+    """Names of all its shard files."""
     size: int = 0
-    """Bytes of the snapshot's own file."""
+    """Size of the snapshot file, bytes."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of each of those that are needed."""
+    """Size of each shard file in ``needed``, bytes."""
 
 
 @dataclass(frozen=True)
 class NodeOffer:
-    """What a node has."""
+    """The snapshots that a node can offer."""
 
     address: str
-    """Of its keeper; empty: it has none, and no memory either."""
+    """Address of its keeper; empty if it has none, and hence no memory for snapshots."""
     snapshots: tuple[NodeSnapshot, ...] = ()
+    """Snapshots in its memory."""
     on_disk: tuple[tuple[int, int], str] | None = None
-    """Age and id of the newest snapshot that it sees on disk."""
+    """(age, id) of the newest snapshot that it sees on disk; None if it sees none."""
 
 
 @dataclass(frozen=True)
 class CompleteSnapshot:
-    """The newest snapshot of which everything is there."""
+    """The newest snapshot of which the nodes together have all files."""
 
     moment: Moment
+    """Moment of the snapshot."""
     holders: tuple[str, ...]
-    """Keepers of nodes with the snapshot's own file."""
+    """Addresses of the keepers that have the snapshot file."""
     files: dict[str, str] = field(default_factory=dict)
-    """Keeper of a node with each of the others."""
+    """Address of a keeper that has the file, by name of the shard file."""
     size: int = 0
-    """Bytes of the snapshot's own file."""
+    """Size of the snapshot file, bytes."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of the others."""
+    """Size of each shard file, bytes."""
 
 
 def newest(offers: Sequence[NodeOffer]) -> CompleteSnapshot | None:
-    """The newest snapshot that the nodes have all of together; None for none.
+    """Return the newest snapshot of which the nodes together have all files; None if there is none.
 
     Args:
-        offers: of each node, the first rank's first.
+        offers: offers of the nodes, in the order of ranks.
     """
     moments = {snapshot.moment for offer in offers for snapshot in offer.snapshots}
     for moment in sorted(moments, key=_order, reverse=True):
-        mine = [(o.address, h) for o in offers for h in o.snapshots if h.moment == moment]
-        files = {name: address for address, snapshot in reversed(mine) for name in snapshot.files}
-        if set(mine[0][1].needed) <= set(files):
-            snapshot = mine[0][1]
+        offers_of_moment = [
+            (o.address, h) for o in offers for h in o.snapshots if h.moment == moment
+        ]
+        files = {
+            name: address
+            for address, snapshot in reversed(offers_of_moment)
+            for name in snapshot.files
+        }
+        if set(offers_of_moment[0][1].needed) <= set(files):
+            snapshot = offers_of_moment[0][1]
             return CompleteSnapshot(
-                moment, tuple(a for a, _ in mine), files, snapshot.size, snapshot.sizes
+                moment, tuple(a for a, _ in offers_of_moment), files, snapshot.size, snapshot.sizes
             )
     return None
 
 
 def _order(moment: Moment) -> tuple[int, int, int, int]:
-    # Ranks that saved at one step have one state; the first one's is as good as any.
+    # Ranks that saved at the same step have the same state; the first rank's is used.
     return (*moment.age, -moment.rank, moment.milliseconds)
 
 
 def relays(holders: Iterable[str], wanting: Iterable[str]) -> list[dict[str, str]]:
-    """Who fetches from whom, turn by turn: each that has it gives it to one other at a time.
+    """Plan the distribution of a file, in turns. In each turn, a node that has it gives it to one
+    other node.
 
     Args:
-        holders: have it already.
-        wanting: are to have it.
+        holders: keepers that have the file.
+        wanting: keepers that need it.
 
     Returns:
-        For each turn: who fetches → from whom.
+        For each turn: source by fetching keeper.
     """
     have = list(dict.fromkeys(holders))
-    remaining = [one for one in dict.fromkeys(wanting) if one not in have]
+    remaining = [keeper for keeper in dict.fromkeys(wanting) if keeper not in have]
     turns: list[dict[str, str]] = []
     while remaining and have:
         turn = dict(zip(remaining, have, strict=False))
@@ -132,5 +143,5 @@ def relays(holders: Iterable[str], wanting: Iterable[str]) -> list[dict[str, str
 
 
 def superseded(moments: Iterable[Moment], complete: Moment) -> list[Moment]:
-    """Those that are not needed any more once ``complete`` is, whole, where it has to be."""
-    return [one for one in moments if _order(one) < _order(complete)]
+    """Return the moments that are no longer needed once the snapshot ``complete`` is in place."""
+    return [moment for moment in moments if _order(moment) < _order(complete)]

@@ -1,8 +1,8 @@
-"""From the nodes' memory into this process: what the nodes have is laid together, the newest
-complete snapshot chosen, and fetched where it is not.
+"""Restores a snapshot from the nodes' memory: collects the nodes' offers, and distributes the
+newest complete snapshot to the nodes that lack it.
 
-Decides with all ranks together, so that all restore the same. Which is the newest is
-:mod:`malletrain.training.memory_moment`'s.
+Decides with all ranks together, so that all restore the same snapshot.
+:mod:`malletrain.training.memory_moment` decides which one is the newest.
 """
 
 from __future__ import annotations
@@ -35,72 +35,80 @@ from malletrain.training.snapshot_file import SnapshotError
 
 
 def peer(address: str, silence_s: float = SILENCE_S) -> RemoteKeeper:
-    """The keeper at ``address``, of this process's job, which may say nothing for
-    ``silence_s``.
+    """Connect to the keeper at ``address`` of this process's job. It counts as lost after
+    ``silence_s`` seconds without a message.
     """
     return RemoteKeeper(address, job_secret(), os.environ.get(env.JOB, ""), silence_s)
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What there is to go on from."""
+    """The snapshots from which the job can resume."""
 
     newest: CompleteSnapshot | None
-    """The newest that is complete in memory."""
+    """Newest complete snapshot in memory; None if there is none."""
     addresses: tuple[str, ...]
-    """Keepers of all nodes, in the order of ranks."""
+    """Addresses of the keepers of all nodes, in the order of ranks."""
     disk: tuple[int, int] | None
-    """Age of the newest on disk."""
+    """Age of the newest snapshot on disk; None if there is none."""
     disk_at: str
-    """Keeper of the node that sees it, where not all do; empty: all see it, or there is none."""
+    """Address of the keeper of a node that sees it, if not all nodes do; empty if all nodes see it
+    or there is none.
+    """
 
 
 class MemoryRestore:
     """One restore. Collective: every rank makes the same calls.
 
     Args:
-        tier: of this node; None: it has none.
-        label: of the run (:func:`malletrain.training.memory_tier.label_of`).
-        path: of the snapshots on disk.
-        who: the run; only its own on disk come before what is in memory.
+        tier: snapshots in this node's memory; None if it has no memory for them.
+        label: label of the run (:func:`malletrain.training.memory_tier.label_of`).
+        path: path of the snapshots on disk.
+        run: the run. Only its own snapshots on disk take precedence over those in memory.
         team: all ranks.
     """
 
     def __init__(
-        self, tier: MemoryTier | None, label: str, path: str, who: Owner, team: Team
+        self, tier: MemoryTier | None, label: str, path: str, run: Owner, team: Team
     ) -> None:
         self._tier = tier
         self._label = label
         self._path = path
-        self._owner = who
+        self._owner = run
         self._team = team
         self._read: dict[str, dict[str, Any]] = {}
 
     def survey(self) -> Survey:
-        """Lay together what the nodes have.
+        """Collect the offers of the nodes.
 
         Raises:
-            Exception: what a rank met, on all ranks.
+            Exception: the error of a rank, on all ranks.
         """
         offers = self._team.everywhere(self._offer)
-        return self._team.from_rank_0(lambda: _laid_together(offers))
+        return self._team.from_rank_0(lambda: _survey_of(offers))
 
     def _offer(self) -> NodeOffer | None:
         if not leads_its_node():
             return None
-        there = snapshot_file.peek(snapshot_file.resumable(self._path))
-        theirs = owner.of(there) if there else None
-        own = there is not None and (theirs is None or theirs.is_same(self._owner))
-        on_disk = (age_of(there), str(there.get("id"))) if there and own else None
+        on_disk_payload = snapshot_file.peek(snapshot_file.resumable(self._path))
+        run_on_disk = owner.owner_of(on_disk_payload) if on_disk_payload else None
+        own = on_disk_payload is not None and (
+            run_on_disk is None or run_on_disk.is_same(self._owner)
+        )
+        on_disk = (
+            (age_of(on_disk_payload), str(on_disk_payload.get("id")))
+            if on_disk_payload and own
+            else None
+        )
         if self._tier is None:
             return NodeOffer("", (), on_disk)
         self._tier.begin()
         snapshots = self._tier.snapshots()
-        self._read = {str(one.moment): payload for one, payload in snapshots}
-        return NodeOffer(self._tier.address, tuple(one for one, _ in snapshots), on_disk)
+        self._read = {str(snapshot.moment): payload for snapshot, payload in snapshots}
+        return NodeOffer(self._tier.address, tuple(snapshot for snapshot, _ in snapshots), on_disk)
 
-    def spread(self, snapshot: CompleteSnapshot, addresses: tuple[str, ...]) -> None:
-        """Have the snapshot's own file on every node that has room for it."""
+    def distribute(self, snapshot: CompleteSnapshot, addresses: tuple[str, ...]) -> None:
+        """Copy the snapshot file to every node that has memory for it."""
         wanting = [a for a in addresses if a]
         for turn in relays(snapshot.holders, wanting):
             self._team.everywhere(partial(self._fetch_in_turn, snapshot, turn))
@@ -114,13 +122,13 @@ class MemoryRestore:
         try:
             tier.folder.claim(snapshot.size)
         except NoRoomError:
-            return  # it is fetched past this node's memory, see payload()
+            return  # it is fetched without this node's memory, see payload()
         final.parent.mkdir(mode=0o700, exist_ok=True)
         temporary = unfinished(final)
         try:
-            with open(temporary, "wb") as file, peer(source) as other:
+            with open(temporary, "wb") as file, peer(source) as remote:
                 pieces = [(0, snapshot.size)]
-                other.fetch(tier.name(snapshot.moment), pieces, lambda at, data: file.write(data))
+                remote.fetch(tier.name(snapshot.moment), pieces, lambda at, data: file.write(data))
             snapshot_file.read(str(temporary))
             os.replace(temporary, final)
         except BaseException:
@@ -128,15 +136,15 @@ class MemoryRestore:
             raise
 
     def payload(self, snapshot: CompleteSnapshot) -> tuple[dict[str, Any], str]:
-        """(snapshot, name for messages), wherever it is."""
+        """Return (snapshot, name for messages), from this process, this node or another node."""
         if payload_ := self._read.get(str(snapshot.moment)):
             return payload_, self._name(snapshot)
-        if self._tier is not None and (here := self._tier.file(snapshot.moment)).exists():
-            return snapshot_file.read(str(here), check=False), str(here)
+        if self._tier is not None and (local_file := self._tier.file(snapshot.moment)).exists():
+            return snapshot_file.read(str(local_file), check=False), str(local_file)
         with tempfile.NamedTemporaryFile(prefix="malletrain-") as file:
-            with peer(snapshot.holders[0]) as other:
+            with peer(snapshot.holders[0]) as remote:
                 name = f"{self._label}/{snapshot.moment}.pt"
-                other.fetch(name, [(0, snapshot.size)], lambda at, data: file.write(data))
+                remote.fetch(name, [(0, snapshot.size)], lambda at, data: file.write(data))
             file.flush()
             return snapshot_file.read(file.name), self._name(snapshot)
 
@@ -145,9 +153,9 @@ class MemoryRestore:
             str(self._tier.file(snapshot.moment)) if self._tier else f"{snapshot.moment} in memory"
         )
 
-    def take_in(self, holder: str) -> None:
-        """Put what ``holder`` alone sees on disk into its memory; where that cannot be it is told.
-        Collective.
+    def copy_from_disk(self, holder: str) -> None:
+        """Copy the snapshot that only ``holder`` sees on disk into its memory. If that fails, the
+        user gets a message. Collective.
         """
 
         def copy() -> None:
@@ -157,7 +165,7 @@ class MemoryRestore:
             try:
                 payload = snapshot_file.read(snapshot_file.resumable(self._path))
                 if payload.get(shard_files.KEY):
-                    return  # its shards are on disk, too
+                    return  # its shards are on the same disk, too
                 generation, steps = age_of(payload)
                 moment = Moment(generation, steps, int(payload.get("time", 0) * 1000), 0)
                 tier.write(moment, payload)
@@ -167,11 +175,16 @@ class MemoryRestore:
         self._team.everywhere(copy)
 
 
-def _laid_together(offers: list[NodeOffer | None]) -> Survey:
+def _survey_of(offers: list[NodeOffer | None]) -> Survey:
     nodes = [offer for offer in offers if offer is not None]
-    seen = {offer.on_disk for offer in nodes}
-    best = max((o.on_disk for o in nodes if o.on_disk), default=None)
-    at = ""
-    if best is not None and len(seen) > 1:
-        at = next((o.address for o in nodes if o.on_disk == best), "")
-    return Survey(newest(nodes), tuple(o.address for o in nodes), best[0] if best else None, at)
+    on_disk = {offer.on_disk for offer in nodes}
+    newest_on_disk = max((o.on_disk for o in nodes if o.on_disk), default=None)
+    holder = ""
+    if newest_on_disk is not None and len(on_disk) > 1:
+        holder = next((o.address for o in nodes if o.on_disk == newest_on_disk), "")
+    return Survey(
+        newest(nodes),
+        tuple(o.address for o in nodes),
+        newest_on_disk[0] if newest_on_disk else None,
+        holder,
+    )

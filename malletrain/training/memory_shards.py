@@ -1,8 +1,8 @@
-"""Shards in the memory of the nodes: each rank's in its own node's, read from wherever they are.
+"""Saves the shards of each rank to the memory of its node, and reads them from any node.
 
-Decides the order of things: every rank's shards are in its node's memory, then every node has the
-file that names them all and their sums, then they may go to another node. A rank reads of another
-node's files only the pieces that it needs.
+Decides the order: first every rank's shards are in its node's memory, then every node has the
+snapshot file that names all shards and their check sums, then they can be copied to another node. A
+rank reads only the parts that it needs from another node's files.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ def save(
     moment: Moment,
     team: Team,
 ) -> int:
-    """Have the shards of all ranks in their nodes' memory. Collective.
+    """Save the shards of all ranks to their nodes' memory. Collective.
 
     Args:
-        tier: of this node.
-        objects: the script's, by name.
-        facts: asked on rank 0: what a snapshot says beside its objects.
-        moment: of rank 0; that of the others does not count.
+        tier: snapshots in this node's memory.
+        objects: the script's objects, by name.
+        facts: returns the snapshot's other entries; called on rank 0.
+        moment: moment of the snapshot; only rank 0's is used.
         team: all ranks.
 
     Returns:
         The bytes of all ranks.
 
     Raises:
-        Exception: what a rank met, on all ranks; older snapshots are as they were.
+        Exception: the error of a rank, on all ranks; older snapshots are unchanged.
     """
     moment, head = team.from_rank_0(lambda: (moment, facts()))
     folder = tier.shards(moment)
-    taken: list[Any] = []
+    extracted: list[Any] = []
 
     def begin() -> None:
-        taken.append(sharded_state.take_apart(objects))
-        tier.folder.claim(_bytes(taken[0][1]))
+        extracted.append(sharded_state.take_apart(objects))
+        tier.folder.claim(_bytes(extracted[0][1]))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def commit() -> None:
@@ -65,7 +65,7 @@ def save(
     try:
         team.everywhere(begin)
         states = team.everywhere(rng.state)
-        shard_files.write(str(folder), taken[0][1], team)
+        shard_files.write(str(folder), extracted[0][1], team)
         sealed = team.everywhere(lambda: shard_files.seal(str(folder), team.rank))
         metadata = team.from_rank_0((folder / METADATA).read_bytes)
 
@@ -75,7 +75,7 @@ def save(
             return {
                 **head,
                 "malletrain_snapshot": snapshot_file.SHARDED_FORMAT,
-                "objects": taken[0][0],
+                "objects": extracted[0][0],
                 shard_files.KEY: {"folder": str(moment), "files": files},
                 sharded_snapshot.RNG: states,
             }
@@ -92,13 +92,15 @@ def save(
 
 
 def bytes_of_node(objects: Mapping[str, Any]) -> int:
-    """Bytes of the shards of this node, whose ranks have as much as this one. Collective."""
+    """Return the bytes of the shards of this node, if its other ranks have as many as this one.
+    Collective.
+    """
     return _bytes(sharded_state.take_apart(objects)[1])
 
 
 def _bytes(tensors: Mapping[str, Any]) -> int:
-    own = sum(tensor_bytes(_local(tensor)) for tensor in tensors.values())
-    return own * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    shard_bytes = sum(tensor_bytes(_local(tensor)) for tensor in tensors.values())
+    return shard_bytes * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _local(tensor: Any) -> Any:
@@ -106,29 +108,33 @@ def _local(tensor: Any) -> Any:
 
 
 def hand_over(tier: MemoryTier, moment: Moment, address: str, silence_s: float) -> int:
-    """Give what this node's ranks have written of a snapshot to the keeper at ``address``, the file
-    that makes it count last. Called by the first rank of the node. Returns the bytes.
+    """Copy the files that this node's ranks have written to another node, and last the snapshot
+    file, which makes them valid. Called by the first rank of the node.
 
     Args:
-        tier: of this node.
-        moment: of the snapshot.
-        address: of the other node's keeper.
-        silence_s: how long it may say nothing.
+        tier: snapshots in this node's memory.
+        moment: moment of the snapshot.
+        address: address of the other node's keeper.
+        silence_s: maximum time without a message from it, seconds.
+
+    Returns:
+        The number of bytes sent.
 
     Raises:
-        PeerError, OSError: it does not take it.
+        PeerError, OSError: the other node does not accept the files.
     """
-    folder, moved = tier.shards(moment), 0
-    first, here = rank_and_world()[0], int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    own = tuple(f"__{rank}_" for rank in range(first, first + here))
+    folder, sent = tier.shards(moment), 0
+    first, local_world_size = rank_and_world()[0], int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    prefixes = tuple(f"__{rank}_" for rank in range(first, first + local_world_size))
     with peer(address, silence_s) as other:
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if path.name == METADATA or path.name.startswith(own):  # not other nodes' on their way
-                moved += other.push(path, tier.name(moment, path.name))
+            # skip files that other nodes are sending
+            if path.name == METADATA or path.name.startswith(prefixes):
+                sent += other.push(path, tier.name(moment, path.name))
         reached(FaultPoint.MEMORY_GIVES)
-        moved += other.push(tier.file(moment), tier.name(moment))
+        sent += other.push(tier.file(moment), tier.name(moment))
     reached(FaultPoint.MEMORY_GAVE)
-    return moved
+    return sent
 
 
 def put_back(
@@ -140,12 +146,23 @@ def put_back(
     label: str,
     team: Team,
 ) -> None:
-    """As :func:`malletrain.training.sharded_snapshot.put_back`, from wherever the shards are.
-    Collective.
+    """Restore ``objects`` from shards in the memory of any node. Collective.
+
+    Args:
+        objects: the script's objects, by name.
+        payload: the snapshot.
+        name: its name for messages.
+        tier: snapshots in this node's memory; None if it has no memory for them.
+        snapshot: which keepers have its files.
+        label: label of the run.
+        team: all ranks.
+
+    Raises:
+        SnapshotError: as for :func:`malletrain.training.sharded_snapshot.put_back`.
     """
     with _view(tier, snapshot, label, team) as folder:
-        here = set(os.listdir(folder))
-        reader = _reader(folder, here, snapshot, label, tier)
+        local_names = set(os.listdir(folder))
+        reader = _reader(folder, local_names, snapshot, label, tier)
         sharded_snapshot.put_back(objects, payload, name, team, reader)
 
 
@@ -153,15 +170,17 @@ def put_back(
 def _view(
     tier: MemoryTier | None, snapshot: CompleteSnapshot, label: str, team: Team
 ) -> Iterator[str]:
-    """A folder of this rank's own with what its node has of the shards."""
+    """Create a folder for this rank, with links to the shards that its node has; removed at the
+    end.
+    """
     home = tier.folder.path if tier is not None else None
     view = Path(tempfile.mkdtemp(prefix=f"{VIEW}{os.getpid()}-", dir=home))
     try:
 
         def lay_out() -> None:
-            there = tier.shards(snapshot.moment) if tier is not None else None
-            if there is not None and there.is_dir():
-                for path in there.iterdir():
+            shard_folder = tier.shards(snapshot.moment) if tier is not None else None
+            if shard_folder is not None and shard_folder.is_dir():
+                for path in shard_folder.iterdir():
                     (view / path.name).symlink_to(path)
             if not (view / METADATA).exists():
                 with peer(snapshot.files[METADATA]) as other, open(view / METADATA, "wb") as file:
@@ -178,17 +197,21 @@ def _view(
 
 
 def _reader(
-    folder: str, here: set[str], snapshot: CompleteSnapshot, label: str, tier: MemoryTier | None
+    folder: str,
+    local_names: set[str],
+    snapshot: CompleteSnapshot,
+    label: str,
+    tier: MemoryTier | None,
 ) -> Any:
-    """A reader of ``folder`` that first has the rows that are needed of files that are not
-    there.
+    """Return a reader of ``folder`` that first fetches the needed rows of absent files from other
+    nodes.
     """
     from malletrain.training.shard_reader import RowReader
 
     class SpreadReader(RowReader):
         def read_data(self, plan: Any, planner: Any) -> Any:
             for name, items in self.by_file(plan).items():
-                if name not in here:
+                if name not in local_names:
                     _fetch(folder, name, self.heads(items), snapshot, label, tier)
                     _fetch(folder, name, self.rows(name, items), snapshot, label, tier)
             return super().read_data(plan, planner)
@@ -204,13 +227,15 @@ def _fetch(
     label: str,
     tier: MemoryTier | None,
 ) -> None:
-    """Pieces of a file of another node, at their places in a file that has nothing else."""
+    """Fetch parts of another node's file, and write them at the same offsets of an otherwise empty
+    file.
+    """
     path = Path(folder) / name
     pieces = sorted(set(pieces))
     if tier is not None:
         try:
             tier.folder.claim(sum(length for _, length in pieces))
-        except NoRoomError:  # on the node's disk then
+        except NoRoomError:  # use the node's disk instead
             if not path.exists():
                 path.symlink_to(tempfile.mkstemp(prefix=_spare(folder))[1])
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)

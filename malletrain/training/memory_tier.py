@@ -1,8 +1,8 @@
-"""One run's snapshots in the memory of this node.
+"""The snapshots of one run in the memory of this node.
 
-Decides how they are named there, which of them are looked through and offered to the other nodes,
-and when older ones go. Which is restored is :mod:`malletrain.training.memory_restore`'s, how files
-get to other nodes :mod:`malletrain.memory.peers`'s.
+Decides their names, checks them before they are offered to other nodes, and removes older ones.
+:mod:`malletrain.training.memory_restore` decides which one is restored;
+:mod:`malletrain.memory.peers` sends files to other nodes.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from malletrain.training.owner import Owner
 from malletrain.training.snapshot_file import SnapshotError
 
 FILE = ".pt"
-_SPARE_BYTES = 1 << 14
-"""Of a snapshot's file beside its tensors, at least."""
+_OVERHEAD_BYTES = 1 << 14
+"""Bytes to reserve for a snapshot file in addition to its tensors."""
 
 
 class MemoryTier:
-    """A run's part of the node's folder.
+    """The snapshots of one run in the node's folder.
 
     Args:
-        folder: the job's on this node.
-        label: what the run is told by from others of the job (:func:`label_of`).
-        address: of the node's keeper.
+        folder: folder of the job on this node.
+        label: name that distinguishes the run from others of the job (:func:`label_of`).
+        address: address of the node's keeper.
     """
 
     def __init__(self, folder: MemoryFolder, label: str, address: str) -> None:
@@ -44,46 +44,47 @@ class MemoryTier:
 
     @classmethod
     def of_this_node(cls, label: str) -> MemoryTier | None:
-        """The one that the agent has made; None where there is none, or where no keeper (none of
-        torchrun's launcher, for one) would show to the others what is in it.
+        """Return the tier in the folder that the agent has created. None without such a folder, or
+        without a keeper that serves it to other nodes (for example under torchrun).
         """
-        place, limit = os.environ.get(env.MEMORY, ""), os.environ.get(env.MEMORY_LIMIT, "0")
+        folder, limit = os.environ.get(env.MEMORY, ""), os.environ.get(env.MEMORY_LIMIT, "0")
         keeper = os.environ.get(env.KEEPER, "")
-        if not keeper or not place or not limit.isdigit() or not os.path.isdir(place):
+        if not keeper or not folder or not limit.isdigit() or not os.path.isdir(folder):
             return None
-        return cls(MemoryFolder(Path(place), int(limit)), label, keeper)
+        return cls(MemoryFolder(Path(folder), int(limit)), label, keeper)
 
     # --- names ---
 
     def name(self, moment: Moment, file: str = "") -> str:
-        """What keepers call the snapshot of ``moment``, or a file of its shards."""
+        """Return the keepers' name of the snapshot of ``moment``, or of one of its shard files."""
         return f"{self.label}/{moment}/{file}" if file else f"{self.label}/{moment}{FILE}"
 
     def file(self, moment: Moment) -> Path:
-        """The snapshot itself."""
+        """Return the path of the snapshot file."""
         return self.folder.file(self.name(moment))
 
     def shards(self, moment: Moment) -> Path:
-        """Where its shards lie."""
+        """Return the folder of its shards."""
         return self.home / str(moment)
 
     def moments(self) -> list[Moment]:
-        """The snapshots here, by their own files."""
+        """Return the moments of the snapshot files here, newest first."""
         moments_ = (
             Moment.parse(path.name.removesuffix(FILE)) for path in self.home.glob(f"*{FILE}")
         )
-        return sorted((one for one in moments_ if one is not None), reverse=True)
+        return sorted((moment for moment in moments_ if moment is not None), reverse=True)
 
     # --- write ---
 
     def write(self, moment: Moment, payload: dict[str, Any]) -> int:
-        """Put a snapshot, or what is the same for all of its shards, here. Returns its bytes.
+        """Write a snapshot file: a whole snapshot, or the part that is the same for all shards.
+        Returns its size, bytes.
 
         Raises:
-            NoRoomError, OSError: it cannot be; what was here still is.
+            NoRoomError, OSError: it cannot be written; the snapshots here are unchanged.
         """
         self.home.mkdir(mode=0o700, exist_ok=True)
-        self.folder.claim(tensor_bytes(payload) + _SPARE_BYTES)
+        self.folder.claim(tensor_bytes(payload) + _OVERHEAD_BYTES)
         final = self.file(moment)
         temporary = unfinished(final)
         try:
@@ -96,8 +97,8 @@ class MemoryTier:
         return size
 
     def begin(self) -> None:
-        """Remove what workers that were killed had begun to write, and shards without a
-        snapshot. One process of the node calls it, while no other writes.
+        """Remove unfinished files of killed workers, and shards without a snapshot file. Only one
+        process of the node calls it, while no other process writes.
         """
         self.folder.remove_unfinished()
         names = {str(moment) for moment in self.moments()}
@@ -106,21 +107,21 @@ class MemoryTier:
                 if path.is_dir() and path.name not in names:
                     remove(path)
 
-    def keep_from(self, complete: Moment) -> None:
-        """Remove what ``complete``, which is whole wherever it has to be, makes needless."""
+    def remove_superseded(self, complete: Moment) -> None:
+        """Remove the snapshots that are not needed once the snapshot ``complete`` is in place."""
         for moment in superseded(self.moments(), complete):
             self.drop(moment)
 
     def drop(self, moment: Moment) -> None:
-        """Remove one snapshot; its shards without it are nothing."""
+        """Remove one snapshot and its shards."""
         remove(self.file(moment))
         remove(self.shards(moment))
 
     # --- read ---
 
     def snapshots(self) -> list[tuple[NodeSnapshot, dict[str, Any]]]:
-        """What is here and good, newest first, with what each snapshot says. What is damaged is
-        told and removed.
+        """Return the good snapshots, newest first, each with its payload. Damaged files are
+        removed, and the user gets a message.
         """
         snapshots = []
         for moment in self.moments():
@@ -128,18 +129,18 @@ class MemoryTier:
             try:
                 payload = snapshot_file.read(name)
                 needed = payload.get(shard_files.KEY, {}).get("files", {})
-                there = self._good(moment, needed)
+                good_files = self._good_files(moment, needed)
                 size = os.path.getsize(name)
             except (SnapshotError, OSError) as error:
                 report.tell(f"A snapshot in this node's memory is passed over: {error}")
                 self.drop(moment)
                 continue
             sizes = {file: length for file, (length, _) in needed.items()}
-            snapshot = NodeSnapshot(moment, frozenset(there), frozenset(needed), size, sizes)
+            snapshot = NodeSnapshot(moment, frozenset(good_files), frozenset(needed), size, sizes)
             snapshots.append((snapshot, payload))
         return snapshots
 
-    def _good(self, moment: Moment, needed: Mapping[str, tuple[int, int]]) -> list[str]:
+    def _good_files(self, moment: Moment, needed: Mapping[str, tuple[int, int]]) -> list[str]:
         good = []
         for file, (size, total) in needed.items():
             path = self.shards(moment) / file
@@ -155,16 +156,17 @@ class MemoryTier:
         return good
 
 
-def label_of(who: Owner, path: str) -> str:
-    """What keepers call the snapshots of a run, the same on all nodes, whatever folder each has for
-    the disk's: its script, its arguments, and which of its Snapshots it is.
+def label_of(run: Owner, path: str) -> str:
+    """Return the keepers' name for the snapshots of a run: a hash of its script, its arguments, and
+    the number of the Snapshot object. It is the same on all nodes, even if their folders on disk
+    differ.
     """
-    text = f"{who.script} {who.arguments} {number_of(path)}"
+    text = f"{run.script} {run.arguments} {number_of(path)}"
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def tensor_bytes(value: Any) -> int:
-    """Bytes of the tensors in ``value``."""
+    """Return the bytes of the tensors in ``value``, with some bytes for other entries."""
     if isinstance(value, Mapping):
         return sum(map(tensor_bytes, value.values()))
     if isinstance(value, list | tuple):
@@ -175,12 +177,18 @@ def tensor_bytes(value: Any) -> int:
 
 
 def sum_of(path: Path) -> tuple[int, int]:
-    """(size, CRC-32) of a file."""
+    """Return (size in bytes, CRC-32) of a file."""
     return shard_files.sum_of(str(path))
 
 
 def moment_now(generation: int, steps: int, rank: int) -> Moment:
-    """That of a snapshot that is about to be taken."""
+    """Return the moment of a snapshot that is about to be taken.
+
+    Args:
+        generation: number of the round.
+        steps: number of steps done since the beginning of the run.
+        rank: rank of this process.
+    """
     return Moment(generation, steps, int(time.time() * 1000), rank)
 
 

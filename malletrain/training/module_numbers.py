@@ -1,9 +1,10 @@
-"""Plain numbers in attributes of modules that change while a script trains: the counter of an
-average's warm-up, a temperature that is lowered; and which parameters are frozen. No
-``state_dict()`` has them.
+"""Saves plain numbers in attributes of modules that change during training (the counter of an
+average's warm-up, a decreasing temperature), and which parameters are frozen. ``state_dict()`` does
+not include them.
 
-Decides which belong to the state: those that are not what the script began with. What the script
-sets and leaves alone, such as a size or a probability, is the script's at every start.
+Decides which attributes belong to the state: those that differ from their value at the start of the
+script. A value that the script sets and does not change, such as a size or a probability, is taken
+from the script at every start.
 """
 
 from __future__ import annotations
@@ -14,54 +15,54 @@ from typing import Any
 from malletrain.training.objects import plain_name, unwrapped
 
 Numbers = dict[str, dict[str, Any]]
-"""Values by name of the module, and by path of the part and name of the attribute in it."""
+"""Values by name of the module, then by "path of the submodule.attribute"."""
 
 
 class ModuleNumbers:
-    """Those of the modules among a script's objects.
+    """The plain numbers of the modules among a script's objects.
 
     Args:
-        objects: by name; what is no module is left out.
-        without: names of attributes that are a library's own.
+        objects: the script's objects, by name; others than modules are ignored.
+        without: names of attributes that belong to a library.
     """
 
     def __init__(self, objects: Mapping[str, Any], without: Collection[str] = ()) -> None:
         self._objects = objects
         self._without = set(without)
-        self._first: Numbers = {}
+        self._initial: Numbers = {}
         self.begin()
 
     def begin(self) -> None:
-        """The values of now are those that the script begins with."""
-        self._first = {name: self._of(module) for name, module in self._modules().items()}
+        """Take the current values as those at the start of the script."""
+        self._initial = {name: self._values_of(module) for name, module in self._modules().items()}
 
     def changed(self) -> Numbers:
-        """Those that are not what the script began with."""
+        """Return the values that differ from those at the start of the script."""
         changed: Numbers = {}
         for name, module in self._modules().items():
-            first = self._first.get(name, {})
-            own = {path: value for path, value in self._of(module).items()
-                   if path not in first or _differ(first[path], value)}  # fmt: skip
-            if own:
-                changed[name] = own
+            initial = self._initial.get(name, {})
+            changed_values = {path: value for path, value in self._values_of(module).items()
+                   if path not in initial or _differ(initial[path], value)}  # fmt: skip
+            if changed_values:
+                changed[name] = changed_values
         return changed
 
     def put_back(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
-        """Have the modules have the values of ``saved``, which :meth:`changed` gave."""
+        """Set the values of ``saved``, a result of :meth:`changed`, in the modules."""
         for name, module in self._modules().items():
             values = saved.get(name, {})
-            parts: dict[str, Any] = {plain_name(path): p for path, p in module.named_modules()}
-            parts.update((plain_name(path), p) for path, p in module.named_parameters())
+            targets: dict[str, Any] = {plain_name(path): p for path, p in module.named_modules()}
+            targets.update((plain_name(path), p) for path, p in module.named_parameters())
             for key, value in values.items():
                 path, _, attribute = key.rpartition(".")
-                if path in parts:
-                    setattr(parts[path], attribute, value)
+                if path in targets:
+                    setattr(targets[path], attribute, value)
 
     def _modules(self) -> dict[str, Any]:
         targets = {name: unwrapped(value) for name, value in self._objects.items()}
         return {name: t for name, t in targets.items() if hasattr(t, "named_modules")}
 
-    def _of(self, module: Any) -> dict[str, Any]:
+    def _values_of(self, module: Any) -> dict[str, Any]:
         names = {id(vars(part)): plain_name(path) for path, part in module.named_modules()}
         values = {
             f"{names[id(attributes)]}.{name}": attributes[name]
@@ -74,8 +75,8 @@ class ModuleNumbers:
 
 
 def places(module: Any) -> list[tuple[dict[str, Any], str]]:
-    """Where the plain numbers, texts and flags of a module and its parts are: (attributes of the
-    part, name). Those that torch gives every module are not among them.
+    """Return (``__dict__`` of the submodule, attribute name) for the plain numbers, strings and
+    flags of a module and its submodules, without the attributes that torch sets in every module.
     """
     from torch import nn
 

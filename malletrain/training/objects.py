@@ -1,7 +1,7 @@
-"""What a snapshot is made of: the script's objects, taken as plain states and put back.
+"""Converts the script's objects to plain states for a snapshot, and restores them.
 
-Decides what can be saved, what its state is without its wrappings, and what is said when a state
-does not fit. It touches no disk (:mod:`malletrain.training.snapshot_file`).
+Decides which objects can be saved and what their state is without wrappers, and writes the messages
+for states that do not fit. Accesses no disk (:mod:`malletrain.training.snapshot_file` does).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from malletrain.training.epochs import CountedEpochs
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.snapshot_file import SnapshotError
 
-_FSDP2 = "shard it with torch.distributed.fsdp.fully_shard (FSDP2)"
+_FSDP2_ADVICE = "shard it with torch.distributed.fsdp.fully_shard (FSDP2)"
 _NOT_SAVABLE = {
-    "FullyShardedDataParallel": f"FSDP1 keeps flattened shards; {_FSDP2}, which Snapshot takes as "
-    "it is",
+    "FullyShardedDataParallel": f"FSDP1 keeps flattened shards; {_FSDP2_ADVICE}, which Snapshot "
+    "takes as it is",
     "ZeroRedundancyOptimizer": "its state is spread over the ranks; use an ordinary optimizer and "
-    f"{_FSDP2} with the model",
+    f"{_FSDP2_ADVICE} with the model",
     "DeepSpeedEngine": "DeepSpeed saves by itself and for one number of ranks; instead of ZeRO-3 "
-    f"{_FSDP2}, instead of ZeRO-1 and 2 do so with reshard_after_forward=False",
+    f"{_FSDP2_ADVICE}, instead of ZeRO-1 and 2 do so with reshard_after_forward=False",
     "ZeROOptimizer": "DeepSpeed saves by itself and for one number of ranks; use an ordinary "
-    f"optimizer and {_FSDP2} with the model",
+    f"optimizer and {_FSDP2_ADVICE} with the model",
 }
 _NOT_LIVE = {
     "FSDPModule": "give elastic.Run the functions that make and shard it, build= and parallelize=, "
@@ -33,26 +33,26 @@ _METRICS = {
     *("torchmetrics.metric.Metric", "torchmetrics.collections.MetricCollection"),
     *("torcheval.metrics.metric.Metric", "ignite.metrics.metric.Metric"),
 }
-"""Classes whose objects add up what one rank has seen."""
-_PART = "malletrain_state_of_part"
-"""Key of the state of an object that an object's state has as it is."""
+"""Classes whose objects accumulate the data of one rank."""
+_INNER_STATE = "malletrain_state_of_part"
+"""Key that marks the state of an object inside another object's state."""
 _INSIDE_COMPILED = "_orig_mod"
-"""Where torch.compile keeps the module; torch has no public name for it."""
-_WRAPPINGS = {_INSIDE_COMPILED, "_checkpoint_wrapped_module"}
-"""Parts of names that torch.compile and activation checkpointing add."""
+"""Attribute in which torch.compile stores the module; torch has no public name for it."""
+_WRAPPER_NAMES = {_INSIDE_COMPILED, "_checkpoint_wrapped_module"}
+"""Name components that torch.compile and activation checkpointing add."""
 
 
 def check_object(owner: str, name: str, value: Any, sharded: bool = False) -> None:
-    """Look whether the state of ``value`` can be saved.
+    """Check that the state of ``value`` can be saved.
 
     Args:
-        owner: who asks, for the message.
-        name: what the script calls the object.
+        owner: name of the caller, for the message.
+        name: name of the object in the script.
         value: the object.
-        sharded: whether who asks can save what is spread over ranks.
+        sharded: whether the caller can save sharded models.
 
     Raises:
-        TypeError: when it cannot.
+        TypeError: the state cannot be saved.
     """
     refused = _NOT_SAVABLE if sharded else {**_NOT_SAVABLE, **_NOT_LIVE}
     for cls in type(value).__mro__:
@@ -107,17 +107,17 @@ def _tell_inner_metrics(owner: str, name: str, value: Any) -> None:
 
 
 def all_epochs_of(objects: Mapping[str, Any]) -> list[CountedEpochs]:
-    """The samplers and streams among ``objects``, which know where an epoch ends."""
+    """Return the samplers and streams among ``objects``, which know where an epoch ends."""
     return [value for value in objects.values() if isinstance(value, CountedEpochs)]
 
 
 def schedule(objects: Mapping[str, Any]) -> str:
-    """What the code after an epoch usually changes, written out, to be compared with what it is
-    later in the same process: the states of everything that is neither module, optimizer nor
-    sampler, the optimizers' rates, plain numbers of the modules, and how often each of their
-    tensors has been written to.
+    """Return a text of the state that the code after an epoch usually changes, for a comparison
+    later in the same process: the states of all objects other than modules, optimizers and
+    samplers, the optimizers' group options, plain numbers of the modules, and the version counter
+    of each of their tensors.
     """
-    from malletrain.training.module_numbers import places  # which is made of this module
+    from malletrain.training.module_numbers import places  # it imports this module
 
     states: dict[str, Any] = {}
     for name, value in objects.items():
@@ -135,23 +135,23 @@ def schedule(objects: Mapping[str, Any]) -> str:
     return repr(states)
 
 
-def schedules(objects: Mapping[str, Any]) -> bool:
-    """Whether there is a scheduler among ``objects``, torch's or another library's, or its state in
-    a dict.
+def has_schedulers(objects: Mapping[str, Any]) -> bool:
+    """Return whether there is a scheduler (torch's or another library's), or its state in a dict,
+    among ``objects``.
     """
     targets = [unwrapped(value) for value in objects.values()]
-    others = ("param_groups", "named_parameters", "unscale_")  # optimizers, modules, GradScaler
+    excluded = ("param_groups", "named_parameters", "unscale_")  # optimizers, modules, GradScaler
     return has_scheduler_state(objects) or any(
         hasattr(target, "optimizer")
         or hasattr(target, "optimizers")
         or hasattr(target, "_optimizer")
         for target in targets
-        if not isinstance(target, dict) and not any(hasattr(target, name) for name in others)
+        if not isinstance(target, dict) and not any(hasattr(target, name) for name in excluded)
     )
 
 
 def has_scheduler_state(objects: Mapping[str, Any]) -> bool:
-    """Whether a dict among ``objects`` has the state of a scheduler in it."""
+    """Return whether a dict among ``objects`` contains the state of a scheduler."""
     dicts = [value for value in objects.values() if isinstance(value, dict)]
     return any(
         isinstance(state, dict) and "last_epoch" in state for d in dicts for state in d.values()
@@ -159,9 +159,7 @@ def has_scheduler_state(objects: Mapping[str, Any]) -> bool:
 
 
 def unwrapped(value: Any) -> Any:
-    """The module inside DDP, DataParallel and torch.compile, in whatever order they were
-    applied.
-    """
+    """Return the module inside DDP, DataParallel and torch.compile wrappers, in any order."""
     while True:
         names = {cls.__name__ for cls in type(value).__mro__}
         if names & {"DistributedDataParallel", "DataParallel"}:
@@ -173,22 +171,22 @@ def unwrapped(value: Any) -> Any:
 
 
 def plain_name(path: str) -> str:
-    """The name of a module's tensor as it is without the wrappings of its parts."""
-    return ".".join(part for part in path.split(".") if part not in _WRAPPINGS)
+    """Return the name of a module's tensor without the components that wrappers add."""
+    return ".".join(part for part in path.split(".") if part not in _WRAPPER_NAMES)
 
 
 def states(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of each of ``objects``, by name."""
-    taken: dict[str, Any] = {}
+    """Return the state of each of ``objects``, by name."""
+    states_by_name: dict[str, Any] = {}
     for name, value in objects.items():
-        taken[name] = state_of(unwrapped(value))
-    return taken
+        states_by_name[name] = state_of(unwrapped(value))
+    return states_by_name
 
 
 def state_of(target: Any) -> Any:
-    """The state of one object (without its wrappings). Where it has other objects in it, as that of
-    a scheduler around another one, these are taken as their states: pickled whole they would come
-    back with optimizers of their own.
+    """Return the state of one object (without wrappers). Objects inside it, such as the inner
+    scheduler of a scheduler, are replaced by their states: if they were pickled as objects, they
+    would be restored with optimizers of their own.
     """
     if isinstance(target, dict):
         return dict(target)
@@ -206,13 +204,13 @@ def _is_its_attributes(target: Any, state: Any) -> bool:
 
 
 def _has_state(value: Any) -> bool:
-    named = (getattr(value, "state_dict", None), getattr(value, "load_state_dict", None))
-    return all(map(callable, named)) and not isinstance(value, type)
+    methods = (getattr(value, "state_dict", None), getattr(value, "load_state_dict", None))
+    return all(map(callable, methods)) and not isinstance(value, type)
 
 
 def _parts_as_states(value: Any) -> Any:
     if _has_state(value):
-        return {_PART: state_of(value)}
+        return {_INNER_STATE: state_of(value)}
     if type(value) is dict:
         return {key: _parts_as_states(item) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -221,35 +219,37 @@ def _parts_as_states(value: Any) -> Any:
 
 
 def _load_parts(own: Any, saved: Any, source: str) -> Any:
-    """``saved`` with the objects of ``own`` in the places of their states, which they load."""
-    if type(saved) is dict and saved.keys() == {_PART}:
+    """Return ``saved`` with the states of inner objects replaced by the objects of ``own``, which
+    have loaded them.
+    """
+    if type(saved) is dict and saved.keys() == {_INNER_STATE}:
         if not _has_state(own):
             raise ValueError(f"it has a part that the script's {type(own).__name__} is not")
-        load_state(own, saved[_PART], source)
+        load_state(own, saved[_INNER_STATE], source)
         return own
     if type(saved) is dict:
-        named = own if type(own) is dict else {}
-        return {key: _load_parts(named.get(key), item, source) for key, item in saved.items()}
+        own_items = own if type(own) is dict else {}
+        return {key: _load_parts(own_items.get(key), item, source) for key, item in saved.items()}
     if type(saved) in (list, tuple):
         fits = type(own) is type(saved) and len(own) == len(saved)
         pairs = zip(own if fits else [None] * len(saved), saved, strict=True)
-        return type(saved)(_load_parts(one, item, source) for one, item in pairs)
+        return type(saved)(_load_parts(part, item, source) for part, item in pairs)
     return saved
 
 
 def put_back(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -> None:
-    """Have ``objects``, and the random number generators, be as a snapshot says.
+    """Restore ``objects`` and the random number generators from a snapshot.
 
     Args:
-        objects: the script's, by name; dicts are updated in place.
+        objects: the script's objects, by name; dicts are updated in place.
         payload: the snapshot.
         name: its path, for messages.
 
     Raises:
-        SnapshotError: when a state does not fit its object.
+        SnapshotError: a state does not fit its object.
     """
     saved = payload["objects"]
-    tell_differences(objects, payload, name)
+    report_differences(objects, payload, name)
     for key, value in objects.items():
         if key not in saved:
             continue
@@ -269,8 +269,15 @@ def put_back(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) 
 
 
 def load_state(target: Any, state: Any, source: str) -> None:
-    """Have one object (without its wrappings) be as ``state`` says; dicts are updated in place.
-    ``source``: whose state it is, for messages. Raises what the object raises.
+    """Load ``state`` into one object (without wrappers); a dict is updated in place.
+
+    Args:
+        target: the object.
+        state: its state.
+        source: description of the state, for messages.
+
+    Raises:
+        Exception: the object's own error.
     """
     if isinstance(target, dict):
         target.update(state)
@@ -284,11 +291,18 @@ def load_state(target: Any, state: Any, source: str) -> None:
 
 def _has_marks(state: Any) -> bool:
     items = state.values() if type(state) is dict else state if type(state) in (list, tuple) else ()
-    return (type(state) is dict and _PART in state) or any(map(_has_marks, items))
+    return (type(state) is dict and _INNER_STATE in state) or any(map(_has_marks, items))
 
 
 def does_not_fit(key: str, target: Any, name: str, error: Exception) -> SnapshotError:
-    """What is said when the state of ``key`` in the snapshot at ``name`` cannot be loaded."""
+    """Return the error for a state that cannot be loaded.
+
+    Args:
+        key: name of the object in the script.
+        target: the object.
+        name: path of the snapshot.
+        error: the error of the object.
+    """
     reason = " ".join(str(error).split())  # torch writes several lines
     return SnapshotError(
         f"The state of {key!r} in snapshot {name} does not fit the script's "
@@ -297,17 +311,22 @@ def does_not_fit(key: str, target: Any, name: str, error: Exception) -> Snapshot
     )
 
 
-def tell_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -> None:
-    """Tell the user what only the script has, what only the snapshot at ``name``, and where neither
-    knows how far the data was used.
+def report_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -> None:
+    """Tell the user which objects only the script has, which only the snapshot has, and whether the
+    position in the data is unknown.
+
+    Args:
+        objects: the script's objects, by name.
+        payload: the snapshot.
+        name: its path.
     """
     saved = payload["objects"]
     if payload.get("steps") and not all_epochs_of(objects) and "run" not in objects:
         report.tell(
-            f"This run goes on after step {payload['steps']}, and where in the data that was is "
-            "not known: Snapshot was given no sampler. The data begins where the script begins it, "
-            "and samples of a begun epoch come again. Pass a malletrain.ElasticSampler or an "
-            "ElasticStream.",
+            f"This run goes on after step {payload['steps']}, but its position in the data is not "
+            "known, because Snapshot was given no sampler. The data starts where the script starts "
+            "it, so samples of the current epoch are repeated. Pass a malletrain.ElasticSampler or "
+            "an ElasticStream.",
             once="no sampler",
         )
     for key in objects:
@@ -323,10 +342,11 @@ def tell_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], nam
             )
 
 
-def tell_left_out(objects: Mapping[str, Any]) -> None:
-    """Tell the user of parameters that an optimizer among ``objects`` trains and no module among
-    them has, as those of a loss that learns: the optimizer's state of them would come back, and
-    they would not. Nothing is said where modules are given in other ways.
+def warn_about_unsaved_parameters(objects: Mapping[str, Any]) -> None:
+    """Tell the user about parameters that an optimizer among ``objects`` trains and no module among
+    them has, such as those of a loss with parameters: the optimizer's state would be restored, and
+    the parameters would not. There is no message if no parameter of the optimizer is in a module of
+    ``objects``.
     """
     targets = {name: unwrapped(value) for name, value in objects.items()}
     modules = [v for v in targets.values() if callable(getattr(v, "named_parameters", None))]
@@ -345,8 +365,8 @@ def tell_left_out(objects: Mapping[str, Any]) -> None:
             )
 
 
-def parameters(objects: Mapping[str, Any]) -> int:
-    """Parameters of all modules among ``objects``; 0 when that cannot be said."""
+def parameter_count(objects: Mapping[str, Any]) -> int:
+    """Return the number of parameters of all modules among ``objects``; 0 if it is unknown."""
     modules = [
         value
         for value in map(unwrapped, objects.values())
@@ -354,5 +374,5 @@ def parameters(objects: Mapping[str, Any]) -> int:
     ]
     try:
         return sum(int(p.numel()) for module in modules for p in module.parameters())
-    except Exception:  # something with parameters() that are not tensors
+    except Exception:  # an object whose parameters() are not tensors
         return 0

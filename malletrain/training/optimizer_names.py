@@ -1,10 +1,10 @@
-"""An optimizer's state by the names of its parameters.
+"""Saves an optimizer's state by the names of its parameters.
 
-Decides which parameter a saved state belongs to. torch numbers the parameters, so that one that is
-frozen, added or moved to another group makes a state unreadable; and
-``torch.distributed.checkpoint.state_dict`` takes a step with zero gradients before it looks at an
-optimizer that has none yet, and reads no key of a group that is not in both (a scheduler's
-``initial_lr``). By name none of that happens.
+Decides which parameter a saved state belongs to. torch numbers the parameters, so a parameter that
+is frozen, added or moved to another group makes a state unreadable.
+``torch.distributed.checkpoint.state_dict`` does a step with zero gradients if an optimizer has no
+state yet, and ignores group keys that are not in both (a scheduler's ``initial_lr``). Names avoid
+both.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from malletrain.training.objects import plain_name
 from malletrain.training.report import tell
 
 _NOT_SAVED = {"params", "param_names"}
-"""Keys of a group that are of the script's own now, whatever was saved."""
+"""Keys of a group for which the script's current value is used instead of the saved one."""
 
 
 def names_of(modules: Mapping[str, Any]) -> dict[int, str]:
-    """The name of each parameter, with the name of its module before it, by its id."""
+    """Return the name of each parameter, prefixed by the name of its module, by the parameter's
+    id.
+    """
     names: dict[int, str] = {}
     for name, module in modules.items():
         for path, parameter in module.named_parameters():
@@ -34,28 +36,33 @@ def _labels(optimizer: Any, names: Mapping[int, str]) -> list[str]:
 
 
 def parameters_by_name(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
-    """The optimizer's parameters."""
+    """Return the optimizer's parameters by name."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return dict(zip(_labels(optimizer, names), parameters, strict=True))
 
 
 def by_name(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
-    """The state of ``optimizer`` with names for numbers."""
+    """Return the state of ``optimizer`` with names in place of parameter numbers."""
     return from_numbers(optimizer, optimizer.state_dict(), names)
 
 
 def from_numbers(
     optimizer: Any, state: Mapping[str, Any], names: Mapping[int, str]
 ) -> dict[str, Any]:
-    """A state of ``optimizer`` with names for numbers.
+    """Return a state of ``optimizer`` with names in place of parameter numbers.
+
+    Args:
+        optimizer: the optimizer.
+        state: a state with parameter numbers.
+        names: parameter names by the parameter's id.
 
     Raises:
-        ValueError: when it is of an optimizer with another number of parameters.
+        ValueError: the state has another number of parameters.
     """
     labels = _labels(optimizer, names)
     numbered = sum(len(group["params"]) for group in state["param_groups"])
     if numbered != len(labels):
-        raise ValueError(f"it is of {numbered} parameters, and this optimizer has {len(labels)}.")
+        raise ValueError(f"it has {numbered} parameters, but this optimizer has {len(labels)}.")
     return {
         **state,
         "state": {
@@ -70,30 +77,35 @@ def from_numbers(
 
 
 def load(optimizer: Any, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
-    """Have ``optimizer`` be as ``saved`` says: parameters that were not saved begin anew, and those
-    that are no longer trained are left out.
+    """Load a state with names into ``optimizer``. Parameters that were not saved start without
+    state; the state of parameters that it no longer trains is dropped.
+
+    Args:
+        optimizer: the optimizer.
+        saved: the state, by parameter name.
+        names: parameter names by the parameter's id.
 
     Raises:
-        ValueError: when none of its parameters was saved.
+        ValueError: none of its parameters was saved.
     """
     labels = _labels(optimizer, names)
-    home = {label: group for group in saved["param_groups"] for label in group["params"]}
-    if labels and home and not set(labels) & set(home):
+    group_of = {label: group for group in saved["param_groups"] for label in group["params"]}
+    if labels and group_of and not set(labels) & set(group_of):
         raise ValueError(
-            f"none of its parameters was saved ({labels[0]}, …), but {next(iter(home))}, …"
+            f"none of its parameters was saved ({labels[0]}, …), but {next(iter(group_of))}, …"
         )
     groups = []
     for group in optimizer.state_dict()["param_groups"]:
         source: Mapping[str, Any] = next(
-            (home[labels[n]] for n in group["params"] if labels[n] in home), {}
+            (group_of[labels[n]] for n in group["params"] if labels[n] in group_of), {}
         )
         settings = {key: value for key, value in source.items() if key not in _NOT_SAVED}
         groups.append({**group, **settings})
-    gone = sorted(set(home) - set(labels))
-    if gone:
+    dropped = sorted(set(group_of) - set(labels))
+    if dropped:
         tell(
-            f"{len(gone)} parameters are not trained by this optimizer any more ({gone[0]}, …); "
-            "their state is left out."
+            f"{len(dropped)} parameters are not trained by this optimizer any more "
+            f"({dropped[0]}, …); their state is left out."
         )
     state = {
         number: saved["state"][label]

@@ -1,7 +1,7 @@
-"""What is said about the snapshots of a run, to the user and to the agent.
+"""Reports the outcome of each snapshot of a run to the user and the agent.
 
-Decides the sentences, and that each cause of a failure is told once until saving works again.
-Whether to try again, and when, is :mod:`malletrain.training.snapshot`'s.
+Decides the messages. Each cause of a failure is reported once until saving works again.
+:mod:`malletrain.training.snapshot` decides whether and when to try again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from malletrain.training.ranks import nodes
 from malletrain.training.sharded_state import is_sharded
 from malletrain.training.snapshot_file import SnapshotError
 
-# What the person at the keyboard can do, by the disk's reason.
+# Advice to the user, by the error number of the disk.
 _ADVICE = {
     errno.ENOSPC: "Free space there, or give Snapshot another path.",
     errno.EDQUOT: "Your quota is used up: free space, or give Snapshot another path.",
@@ -37,20 +37,20 @@ class Attempt:
     """One try to save."""
 
     seconds: float
-    """How long it took."""
+    """Duration of the attempt, seconds."""
     samples: float
-    """Reported when it began."""
+    """Number of samples reported when it began."""
     steps: int
-    """Reported when it began."""
+    """Number of steps reported when it began."""
 
 
 class Outcomes:
-    """The snapshots of a run, one after the other.
+    """Reports the snapshots of a run.
 
     Args:
-        path: where they are on disk.
-        objects: what they are of.
-        replicated: says whether other nodes have copies.
+        path: their path on disk.
+        objects: the script's objects, by name.
+        replicated: returns whether other nodes have copies.
     """
 
     def __init__(
@@ -60,24 +60,31 @@ class Outcomes:
         self._objects = objects
         self._replicated = replicated
         self.saved_at: float | None = None
-        """When the newest good one was saved, if there is one (seconds since the epoch)."""
+        """Time of the newest good snapshot, seconds since the epoch; None if there is none."""
         self._causes: set[str] = set()
 
-    def good(self, size: int, attempt: Attempt) -> None:
-        """One of ``size`` bytes is on disk."""
+    def report_saved(self, size: int, attempt: Attempt) -> None:
+        """Report a snapshot of ``size`` bytes on disk."""
         if self._causes:
             report.tell(f"Snapshots to {self.path} work again.")
             self._causes.clear()
         self.saved_at = time.time()
         self._send(attempt, True, size, "")
 
-    def in_memory(self, size: int, attempt: Attempt) -> None:
-        """One of ``size`` bytes is in the memory of the nodes."""
+    def report_in_memory(self, size: int, attempt: Attempt) -> None:
+        """Report a snapshot of ``size`` bytes in the memory of the nodes."""
         self._send(attempt, True, size, "", "memory")
 
-    def bad(self, error: Exception, wait_s: float, attempt: Attempt) -> str:
-        """One could not be saved because of ``error``, and is tried again in ``wait_s`` seconds.
-        Returns the sentence.
+    def report_failed(self, error: Exception, wait_s: float, attempt: Attempt) -> str:
+        """Report that a snapshot could not be saved.
+
+        Args:
+            error: the error.
+            wait_s: time until the next attempt, seconds.
+            attempt: the attempt.
+
+        Returns:
+            The message to the user.
         """
         cause, problem = _explained(error)
         last = (
@@ -113,7 +120,7 @@ class Outcomes:
 
 
 def _explained(error: Exception) -> tuple[str, str]:
-    """(what counts as the same cause, a sentence)"""
+    """Return (key of the cause, sentence)."""
     if isinstance(error, OSError):
         advice = _ADVICE.get(error.errno or 0, "")
         return f"errno {error.errno}", f"{error.strerror or error}. {advice}".strip()

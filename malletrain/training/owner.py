@@ -1,7 +1,7 @@
-"""Whose snapshot a file is, and where a run's own lies when the script names no path.
+"""Identifies the run that owns a snapshot, and the default path of a run's snapshots.
 
-Decides what names a run (its job, its script, its arguments), which snapshots are another's, and
-when another's may be used: only when that was asked for. Standard library only.
+A run is identified by its job, its script and its arguments. Decides which snapshots belong to
+another run. Such a snapshot is used only on request. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from malletrain.training import report
 from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError
 
 FOLDER = "malletrain-snapshots"
-"""In the folder in which the script runs: the snapshots of runs that name no path."""
+"""Folder, in the working folder of the script, for the snapshots of runs whose script sets no
+path.
+"""
 FILE = "snapshot.pt"
-_NAMED_FOLDER = re.compile(r"-[0-9a-f]{8}\.([^.]+)$")
+_FOLDER_OF_DAEMON = re.compile(r"-[0-9a-f]{8}\.([^.]+)$")
 SNAPSHOT_REMEDY = (
     "two jobs with one path would swap their weights. Give each job a path of its own, or none at "
     "all: Snapshot() finds one by itself."
@@ -36,33 +38,36 @@ CHECKPOINT_REMEDY = (
 
 @dataclass(frozen=True)
 class Owner:
-    """A run, by what tells it from another."""
+    """Identity of a run."""
 
     job: str
-    """Its job; empty outside MalleTrain."""
+    """Id of its job; empty outside MalleTrain."""
     script: str
     """File name of its script."""
     arguments: str
     """A hash of the script's arguments."""
     daemon: str = ""
-    """The name of the job's daemon: job ids begin at j1 with each. Empty outside MalleTrain.
+    """Name of the job's daemon, because each daemon numbers its jobs from j1. Empty outside
+    MalleTrain.
     """
 
     def __str__(self) -> str:
         return f"job {self.job}" if self.job else f"a run of {self.script} outside MalleTrain"
 
     def is_same(self, other: Owner) -> bool:
-        """Whether both are one run, as far as is known."""
-        mine, theirs = (self.job, self.script, self.arguments), other
-        return mine == (theirs.job, theirs.script, theirs.arguments) and self.may_share(other)
+        """Return whether both are the same run, as far as known."""
+        own_identity, theirs = (self.job, self.script, self.arguments), other
+        return own_identity == (theirs.job, theirs.script, theirs.arguments) and self.may_share(
+            other
+        )
 
     def may_share(self, other: Owner) -> bool:
-        """Whether both may be jobs of one daemon."""
+        """Return whether both can be jobs of the same daemon."""
         return not (self.daemon and other.daemon) or self.daemon == other.daemon
 
 
 def this_run() -> Owner:
-    """The run that this process belongs to."""
+    """Return the run of this process."""
     arguments = json.dumps([os.fsencode(value).hex() for value in sys.argv[1:]])
     return Owner(
         os.environ.get(env.JOB, ""),
@@ -72,22 +77,22 @@ def this_run() -> Owner:
     )
 
 
-def of(payload: Mapping[str, Any]) -> Owner | None:
-    """Whose snapshot it is; None for one that names nobody."""
-    named = payload.get("owner")
-    if not isinstance(named, dict):
+def owner_of(payload: Mapping[str, Any]) -> Owner | None:
+    """Return the owner of a snapshot; None if it names none."""
+    record = payload.get("owner")
+    if not isinstance(record, dict):
         return None
-    return Owner(*(str(named.get(key, "")) for key in ("job", "script", "arguments", "daemon")))
+    return Owner(*(str(record.get(key, "")) for key in ("job", "script", "arguments", "daemon")))
 
 
-def named(owner: Owner) -> dict[str, str]:
-    """What a snapshot says of its owner."""
+def to_record(owner: Owner) -> dict[str, str]:
+    """Return the entry for ``owner`` in a snapshot."""
     return asdict(owner)
 
 
 def own_path(owner: Owner) -> str:
-    """Where the snapshots of ``owner`` lie when its script names no path: a folder of its own in
-    the working folder, by job, script, arguments and daemon.
+    """Return the default path for the snapshots of ``owner``: in a folder below the working folder
+    that is named by job, script, arguments and daemon.
     """
     stem = os.path.splitext(owner.script)[0] or "run"
     folder = f"{owner.job or 'local'}-{stem}-{owner.arguments[:8]}"
@@ -97,14 +102,14 @@ def own_path(owner: Owner) -> str:
 
 
 def daemon_of_folder(folder: str) -> str:
-    """Which daemon's job the default folder ``folder`` is of; empty where it does not say."""
-    match = _NAMED_FOLDER.search(os.path.basename(folder))
+    """Return the daemon in the name of the default folder ``folder``; empty if it has none."""
+    match = _FOLDER_OF_DAEMON.search(os.path.basename(folder))
     return match[1] if match else ""
 
 
 def resume_source(resume_from: str | os.PathLike[str] | None) -> str:
-    """What may be gone on from beside the run's own: ``resume_from``, else what the submission
-    said; empty for nothing.
+    """Return the job or path from which the run may start: ``resume_from``, else the value of
+    ``malletrain submit --resume-from``; empty for none.
     """
     if resume_from is not None:
         return os.fspath(resume_from)
@@ -112,16 +117,16 @@ def resume_source(resume_from: str | os.PathLike[str] | None) -> str:
 
 
 def path_of(requested: str, workdir: str = "", daemon: str = "") -> str:
-    """The snapshot that ``requested``, a job or a path, names.
+    """Return the path of a requested snapshot.
 
     Args:
-        requested: see :func:`resume_source`.
-        workdir: the folder in which the job runs, when that is not this process's working folder.
-        daemon: whose job it is; empty: any daemon's.
+        requested: a job id or a path (:func:`resume_source`).
+        workdir: working folder of the job. Default: that of this process.
+        daemon: name of the job's daemon; empty for any daemon.
 
     Raises:
-        SnapshotError: when a job has none in the default folder of this working folder, or more
-            than one.
+        SnapshotError: the path does not exist, or the job has no snapshot, or several, in the
+            default folder.
     """
     folder = os.path.join(workdir, FOLDER)
     if os.sep in requested or os.path.exists(requested):
@@ -131,10 +136,14 @@ def path_of(requested: str, workdir: str = "", daemon: str = "") -> str:
     paths = sorted(
         glob.glob(os.path.join(glob.escape(folder), f"{glob.escape(requested)}-*", FILE))
     )
-    others: list[str] = []
+    paths_of_others: list[str] = []
     if daemon:
-        others = [each for each in paths if daemon_of_folder(os.path.dirname(each)) != daemon]
-        paths = [each for each in paths if each not in others]
+        paths_of_others = [
+            candidate
+            for candidate in paths
+            if daemon_of_folder(os.path.dirname(candidate)) != daemon
+        ]
+        paths = [candidate for candidate in paths if candidate not in paths_of_others]
     if len(paths) == 1:
         return os.path.abspath(paths[0])
     if paths:
@@ -142,14 +151,14 @@ def path_of(requested: str, workdir: str = "", daemon: str = "") -> str:
             f"There are several snapshots of {requested}: {', '.join(paths)}. Name the one to go "
             "on from by its path."
         )
-    also = (
-        f" ({', '.join(others)}: of a job {requested} of another daemon, "
+    note = (
+        f" ({', '.join(paths_of_others)}: of a job {requested} of another daemon, "
         "or it does not say of which)"
-        if others
+        if paths_of_others
         else ""
     )
     raise SnapshotError(
-        f"There is no snapshot of job {requested} in {os.path.abspath(folder)}{also}. Name the one "
+        f"There is no snapshot of job {requested} in {os.path.abspath(folder)}{note}. Name the one "
         "to go on from by its path."
     )
 
@@ -168,15 +177,15 @@ def check(
         payload: the snapshot.
         name: its path.
         mine: this run.
-        requested: what was asked for, a job or a path (:func:`resume_source`).
-        what: what the file is called in sentences.
-        remedy: why two runs must not share it, and what to do.
+        requested: the requested job or path (:func:`resume_source`).
+        what: noun for the file, for messages.
+        remedy: text for messages: why two runs must not share it, and what to do.
 
     Raises:
-        SnapshotError: when it is another job's, or that of a job of the same name with another
-            script or other arguments, and was not asked for.
+        SnapshotError: it belongs to another job, or to a job with the same id and another script or
+            other arguments, and was not requested.
     """
-    theirs = of(payload)
+    theirs = owner_of(payload)
     if theirs is None or theirs.is_same(mine):
         return
     if is_resume_source(theirs, name, requested, mine):
@@ -195,16 +204,21 @@ def check(
         whose = f"an earlier job {theirs.job} ({theirs.script}, with other arguments)"
     else:
         whose = str(theirs)
-    also = "" if what != "snapshot" else f', or restore(resume_from="{source}")'
+    hint = "" if what != "snapshot" else f', or restore(resume_from="{source}")'
     raise SnapshotError(
         f"{what.capitalize()} {name} belongs to {whose}, and this is job {mine.job}: {remedy} "
-        f"To go on from it: malletrain submit --resume-from {source} …{also}."
+        f"To go on from it: malletrain submit --resume-from {source} …{hint}."
     )
 
 
 def is_resume_source(theirs: Owner, name: str, requested: str, mine: Owner) -> bool:
-    """Whether ``requested`` is the snapshot of ``theirs`` in the file ``name`` (see :func:`check`).
-    A job's id means the one of this run's daemon.
+    """Return whether a snapshot was requested. A job id means a job of this run's daemon.
+
+    Args:
+        theirs: owner of the snapshot.
+        name: its path.
+        requested: the requested job or path.
+        mine: this run.
     """
     if not requested:
         return False
@@ -216,19 +230,19 @@ def is_resume_source(theirs: Owner, name: str, requested: str, mine: Owner) -> b
 def refuse_to_overwrite(
     payload: Mapping[str, Any], path: str, mine: Owner, generation: int
 ) -> None:
-    """Leave a snapshot alone that this process did not expect where it saves.
+    """Refuse to overwrite an unexpected snapshot.
 
     Args:
-        payload: the snapshot that is there.
+        payload: the snapshot on disk.
         path: its path.
         mine: this run.
-        generation: the round that this process belongs to.
+        generation: number of the round of this process.
 
     Raises:
-        ForeignSnapshotError: when it is another run's.
-        SnapshotError: when a later round of this run has saved there.
+        ForeignSnapshotError: it belongs to another run.
+        SnapshotError: a later round of this run has saved it.
     """
-    theirs = of(payload)
+    theirs = owner_of(payload)
     if theirs and not theirs.is_same(mine) and (theirs.job or mine.job):
         raise ForeignSnapshotError(
             f"Snapshot {path} is that of {theirs}, and is not overwritten. Give each run a path of "

@@ -1,9 +1,9 @@
-"""The state of an optimizer that gets more parameter groups while it trains, as in fine-tuning that
-unfreezes layers step by step.
+"""Loads the state of an optimizer that gets further parameter groups during training, as in
+fine-tuning that unfreezes layers step by step.
 
-Decides when a saved state is loaded: at once where the optimizer has the groups that were saved;
-else what belongs to the groups that it has at once, and all of it right before its next update, by
-which time the script must have added the others with ``add_param_group()``.
+If the optimizer has all saved groups, the state is loaded at once. Otherwise the state of its
+present groups is loaded at once, and the full state right before its next update. Until then the
+script must add the other groups with ``add_param_group()``.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from malletrain.training.snapshot_file import SnapshotError
 
 
 def load(optimizer: Any, state: Mapping[str, Any], source: str) -> None:
-    """Have ``optimizer`` be as ``state`` says.
+    """Load ``state`` into ``optimizer``.
 
     Args:
         optimizer: a ``torch.optim.Optimizer``.
-        state: what its ``state_dict()`` gave, with as many groups or more.
-        source: whose state it is, for messages.
+        state: a result of its ``state_dict()``, with at least as many groups.
+        source: description of the state, for messages.
 
     Raises:
-        SnapshotError: at the optimizer's next update, when it has not all groups by then.
-        ValueError: when the state does not fit otherwise; torch's.
+        SnapshotError: at the optimizer's next update, if groups are still missing.
+        ValueError: the state does not fit for another reason (raised by torch).
     """
     saved = state["param_groups"]
     groups = optimizer.param_groups

@@ -1,7 +1,4 @@
-"""Which rank this process is.
-
-Decides where that is looked up. It starts nothing and imports no torch by itself.
-"""
+"""Looks up the rank of this process. Starts nothing, and does not import torch itself."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from malletrain.protocol import env
 
 
 def rank_and_world() -> tuple[int, int]:
-    """(rank, world size) from torch.distributed when it is initialised, else from the environment
-    torchrun sets, else (0, 1).
+    """Return (rank, world size) from torch.distributed if it is initialised, else from torchrun's
+    environment variables, else (0, 1).
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -25,12 +22,12 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def leads_its_node() -> bool:
-    """Whether this process is the first of its node."""
+    """Return whether this process has local rank 0 on its node."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def nodes() -> int:
-    """How many nodes the ranks are on, all with as many."""
+    """Return the number of nodes, assuming that all have the same number of ranks."""
     try:
         return max(1, rank_and_world()[1] // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     except (ValueError, ZeroDivisionError):
@@ -38,8 +35,8 @@ def nodes() -> int:
 
 
 def max_world(world_size: int) -> int:
-    """The largest number of ranks the job may ever have, as the agent says; ``world_size``, that
-    of now, outside MalleTrain.
+    """Return the job's maximum number of ranks, as set by the agent; outside MalleTrain
+    ``world_size``, the current number.
     """
     try:
         return max(world_size, int(os.environ.get(env.MAX_WORLD_SIZE, "1")))

@@ -1,8 +1,8 @@
-"""When another node has a copy of what a node holds of the state.
+"""Decides when the state of a node is copied to another node.
 
-Decides when it is made: after so many steps where the script says so, and by itself, whenever a
-snapshot is due, where a node holds more than it can hand over within its notice. What a copy
-consists of is :mod:`malletrain.training.memory_snapshots`'s.
+If the script sets a number of steps, a copy is made after each of these intervals. Otherwise copies
+are made with each snapshot if a node holds more than it can hand over within its notice.
+:mod:`malletrain.training.memory_snapshots` makes the copies.
 """
 
 from __future__ import annotations
@@ -22,101 +22,104 @@ if TYPE_CHECKING:
 
 
 class HandOver:
-    """Shards on their way to another node while the training goes on."""
+    """Sends shards to another node while the training continues."""
 
     def __init__(self, memory: MemorySnapshots, moment: Moment) -> None:
         self.moment = moment
-        """Of the snapshot that they are of."""
+        """Moment of their snapshot."""
         self._memory = memory
         self._failed = False
-        # A daemon: a script that ends needs no copy.
+        # A daemon thread: a script that ends needs no copy.
         self._thread = threading.Thread(target=self._send, name="malletrain-replica", daemon=True)
         self._thread.start()
 
     def _send(self) -> None:
         try:
             self._memory.hand_to_neighbour(self.moment)
-        # the node is gone, or what was to go there is superseded: the copy of before counts
+        # the node is gone, or the snapshot is superseded: the previous copy stays valid
         except Exception:
             self._failed = True
 
     def arrived(self) -> bool | None:
-        """Whether they have; None while they are on their way."""
+        """Return whether the shards have arrived; None while they are being sent."""
         return None if self._thread.is_alive() else not self._failed
 
 
 class Replicas:
-    """Those of one run.
+    """The copies of one run on other nodes.
 
     Args:
-        every: steps after which there is one, as the script says; 0: it says nothing.
-        memory: of the nodes; None: snapshots go to disk only.
+        every: number of steps between copies that the script sets; 0 if it sets none.
+        memory: snapshots in memory; None if snapshots go to disk only.
     """
 
     def __init__(self, every: int, memory: MemorySnapshots | None) -> None:
         self.every = every
-        """Steps from one to the next; 0: none, or by themselves."""
+        """Number of steps between copies; 0 for none, or copies with each snapshot."""
         self.exist = every > 0
-        """Whether another node has, or is about to have, what a node holds."""
+        """True if another node has, or is about to have, a copy of a node's state."""
         self._memory = memory
-        self._room = _bytes_in_time()
-        self._behind: HandOver | None = None
+        self._max_bytes = _bytes_in_time()
+        self._sending: HandOver | None = None
 
     def after_step(self, steps: int) -> None:
-        """Make one if the script wants one after so many ``steps``. Every rank calls it after the
-        same step.
+        """Make a copy if the script wants one after step number ``steps``. Every rank calls it
+        after the same step.
         """
         if self._memory is not None and self.every > 0 and steps % self.every == 0:
             self._memory.replicate(steps)
 
     def with_snapshot(self, steps: int) -> None:
-        """Make one if what a node holds cannot be handed over in time. Every rank calls it when a
-        snapshot is due; for a sharded model after the same step (collective).
+        """Make a copy if a node holds more than it can hand over in time. Every rank calls it when
+        a snapshot is due; for a sharded model after the same step (collective).
 
-        Shards go to the other node while the training goes on. Until all have arrived the copy of
-        before stays; one that takes longer than until the next snapshot is due is waited for.
+        Shards are sent while the training continues. The previous copy stays until all shards have
+        arrived. If a copy is still being sent when the next one is due, no new copy is started.
         """
         memory = self._memory
-        if memory is None or self.every or not self._room or nodes() < 2:
+        if memory is None or self.every or not self._max_bytes or nodes() < 2:
             return
         try:
             node_bytes = memory.bytes_per_node()
-            self.exist = node_bytes > self._room and self._renew(memory, steps)
-        except Exception as error:  # a state that cannot be had stops no training
+            self.exist = node_bytes > self._max_bytes and self._renew(memory, steps)
+        except Exception as error:  # a state that cannot be copied must not stop the training
             self.exist = False
             report.tell(f"No copy on another node: {error}", once=f"no copy {type(error)}")
             return
         if self.exist and rank_and_world()[0] == 0:
             report.tell(
                 f"A node holds {shown(node_bytes)} of the state and can hand over "
-                f"{shown(self._room)} within its notice: another node has a copy, renewed with "
-                "every snapshot.",
+                f"{shown(self._max_bytes)} within its notice: another node has a copy, renewed "
+                "with every snapshot.",
                 once="copies by themselves",
             )
 
     def _renew(self, memory: MemorySnapshots, steps: int) -> bool:
         if memory.is_sharded:
-            return self._shards(memory, steps)
-        return rank_and_world()[0] == 0 or memory.replicate(steps)  # rank 0's node has its own
+            return self._renew_shards(memory, steps)
+        # rank 0's node saves its own snapshot anyway
+        return rank_and_world()[0] == 0 or memory.replicate(steps)
 
-    def _shards(self, memory: MemorySnapshots, steps: int) -> bool:
-        """Begin a new copy once the one before has arrived. Returns whether there is one now, or
-        on its way.
+    def _renew_shards(self, memory: MemorySnapshots, steps: int) -> bool:
+        """Start a new copy if the previous one has arrived. Returns whether a copy exists or is
+        being sent.
         """
-        before = self._behind
-        if before is not None:
-            arrived = memory.agreed(before.arrived)
+        previous = self._sending
+        if previous is not None:
+            arrived = memory.all_agree(previous.arrived)
             if arrived is None:
                 return True
             if arrived:
-                memory.settle(before.moment)
+                memory.settle(previous.moment)
         moment = memory.save(steps)
-        self._behind = HandOver(memory, moment) if moment is not None else None
+        self._sending = HandOver(memory, moment) if moment is not None else None
         return moment is not None
 
 
 def _bytes_in_time() -> float:
-    """How much a node that leaves can hand over, as the daemon reckons; 0: it does not say."""
+    """Return the daemon's estimate of the bytes that a leaving node can hand over; 0 if there is
+    none.
+    """
     try:
         return max(0.0, float(os.environ.get(env.HAND_OVER, "0")))
     except ValueError:

@@ -1,9 +1,10 @@
-"""What a training script tells the agent: samples done, points in time, metrics.
+"""Reports of a training script to the agent: samples done, timestamps, metrics.
 
-Decides when a report becomes a datagram: every 50 ms, and 10 ms after the last while the training
-waits (counts are cumulative, so a lost one loses nothing). It decides nothing about throughput.
-Nothing here raises into the training loop or blocks it, and without ``MALLETRAIN_SOCKET`` in the
-environment everything is a no-op, so that the same script runs under plain python or torchrun.
+Decides when a report is sent as a datagram: at most every 50 ms, and 10 ms after the last report
+while the training waits. Counts are cumulative, so a lost datagram loses nothing. Decides nothing
+about throughput. Nothing here raises into the training loop or blocks it. Without
+``MALLETRAIN_SOCKET`` in the environment all functions are no-ops, so that the same script runs
+under plain Python or torchrun.
 """
 
 from __future__ import annotations
@@ -38,20 +39,27 @@ from malletrain.training.busy import Busy
 _SAMPLES = "the number of samples of the step just finished, e.g. report(len(batch))"
 _BUSY = "as busy_s the seconds that this process worked in the step"
 SEND_INTERVAL_S = 0.05
+"""Minimum time between two progress datagrams, seconds."""
 EPOCH_INTERVAL_S = 1.0
-"""Between two ends of epochs that are announced."""
+"""Minimum time between two announced ends of epochs, seconds."""
 QUIET_S = 0.01
-"""A report after which so long no other follows is sent by itself."""
-EXIT_PATIENCE_S = 5.0
-"""How long a process that ends waits for an agent that stands still to take its last reports."""
-_MOST_SAMPLES = 1e15
+"""Time without a further report, seconds, after which the last report is sent."""
+EXIT_TIMEOUT_S = 5.0
+"""Maximum time, seconds, for which a process that exits waits for a slow agent to receive its last
+reports.
+"""
+_MAX_SAMPLES = 1e15
 
 sentence_keys: set[str] = set()
 
 
 def tell(sentence: str, once: str | None = None) -> None:
-    """Say something to the user on stderr; with ``once``, only the first time for that key in this
-    process. Never raises.
+    """Print a message to the user on stderr. Never raises.
+
+    Args:
+        sentence: the message.
+        once: key; only the first message with this key is printed in this process. None prints
+            always.
     """
     if once is not None:
         if once in sentence_keys:
@@ -71,7 +79,7 @@ def _env_int(name: str, default: int = 0) -> int:
 
 
 class _Worker:
-    """This process as the agent sees it: who it is, and its counts."""
+    """This process as the agent sees it: its identity and its counts."""
 
     def __init__(self, socket_path: str) -> None:
         self.sender = Sender(
@@ -80,9 +88,9 @@ class _Worker:
         self.outbox = Outbox(socket_path)
         self.forgotten = False
         self.epoch_due = 0.0
-        """When the next end of an epoch may be announced."""
+        """Earliest time (monotonic, seconds) for the next announced end of an epoch."""
         self.between_epochs = False
-        """One was, and is not over."""
+        """True while the announced end of an epoch is not closed."""
         self._busy = Busy()
         self._lock = threading.RLock()
         self._wake_event = threading.Event()
@@ -119,7 +127,7 @@ class _Worker:
             self._wake()
 
     def flush(self) -> None:
-        with self._lock:  # against the thread below
+        with self._lock:  # the thread below calls this, too
             steps = self.steps
             if self.sent_steps == steps:
                 return
@@ -135,7 +143,9 @@ class _Worker:
             self.outbox.retry()
 
     def agent_is_slow(self) -> bool:
-        """Try again what it has not taken; whether its queue is too full."""
+        """Send again what the agent has not received. Returns whether the agent's queue is too
+        full.
+        """
         self.flush()
         with self._lock:
             is_left = self.sent_steps != self.steps or not self.outbox.retry()
@@ -146,22 +156,21 @@ class _Worker:
         self._busy.close()
 
     def _wake(self) -> None:
-        """Have the thread send what is left."""
+        """Let the thread send the unsent reports."""
         self._late = True
         self._wake_event.set()
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._send_late, name="malletrain-reports", daemon=True
             )
-            with contextlib.suppress(
-                RuntimeError
-            ):  # no thread can be had, or the interpreter ends: then without
+            # no thread can start, or the interpreter exits: send without one
+            with contextlib.suppress(RuntimeError):
                 self._thread.start()
 
     def _send_late(self) -> None:
-        """In a thread: send what no later report took along, and what the agent was too slow for. A
-        worker may be stopped in the collective after its last report, and then says nothing any
-        more.
+        """Run in a thread: send reports that no later report has superseded, and those that the
+        agent was too slow for. A worker may be stopped in the collective after its last report, and
+        then sends nothing.
         """
         while self._wake_event.wait() and not self.forgotten:
             steps = -1
@@ -177,9 +186,9 @@ class _Worker:
     def put(self, message: Datagram) -> None:
         try:
             data = encode(message)
-            decode_datagram(data)  # what the agent would refuse is better said to the user, here
+            decode_datagram(data)  # report to the user here what the agent would reject
         except (TypeError, ValueError, RecursionError) as error:
-            tell(f"Something reported is ignored: {error}", once=f"put {error}")
+            tell(f"A report of this script is ignored: {error}", once=f"put {error}")
             return
         with self._lock:
             sent = self.outbox.send(data, keep=True)
@@ -192,27 +201,27 @@ _connected = False
 
 
 def _connect() -> _Worker | None:
-    """Read the environment once; the worker, or None outside MalleTrain."""
+    """Read the environment on the first call. Returns the worker, or None outside MalleTrain."""
     global _worker, _connected
     if not _connected:
         _connected = True
         path = os.environ.get(env.SOCKET)
         if path:
             _worker = _Worker(path)
-            stacks.offer()
-            tracking.name_runs()
+            stacks.install()
+            tracking.set_wandb_run()
             atexit.register(_at_exit)
     return _worker
 
 
 def forget() -> None:
-    """A forked child (a DataLoader worker, say) is not the worker its parent is: it starts from
-    nothing if it ever reports.
+    """Forget the worker in a forked child (for example a DataLoader worker), which is not a worker
+    of the job. If the child reports, it starts with new counts.
     """
     global _worker, _connected
     if _worker is not None:
         _worker.forgotten = True
-        stacks.withdraw()
+        stacks.remove()
         _worker.close()
     _worker, _connected = None, False
 
@@ -224,15 +233,15 @@ def _at_exit() -> None:
     worker = _worker
     if worker is None:
         return
-    # Last steps and metrics are worth a wait where the agent's queue is full.
-    deadline = time.monotonic() + EXIT_PATIENCE_S
+    # If the agent's queue is full, wait for a moment, to not lose the last steps and metrics.
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
     while worker.agent_is_slow() and time.monotonic() < deadline:
         time.sleep(0.005)
 
 
 def _usable(argument: object, what: str = _SAMPLES) -> float | None:
-    """The number in ``argument`` (a numpy scalar or a tensor of one element will do) as one of
-    Python's own, or None after telling the user ``what`` is wanted.
+    """Return ``argument`` (a number, a numpy scalar or a tensor of one element) as a Python number.
+    If it is none, tell the user that ``what`` is needed and return None.
     """
     value: Any = argument
     try:
@@ -241,7 +250,7 @@ def _usable(argument: object, what: str = _SAMPLES) -> float | None:
         if (
             isinstance(value, int | float)
             and not isinstance(value, bool)
-            and 0 <= value <= _MOST_SAMPLES
+            and 0 <= value <= _MAX_SAMPLES
         ):
             return value if type(value) is int else float(value)
         shown = repr(argument)[:60]
@@ -252,20 +261,19 @@ def _usable(argument: object, what: str = _SAMPLES) -> float | None:
 
 
 def report(batch_size: float, busy_s: float | None = None) -> None:
-    """Say that a training step is done. The one line MalleTrain needs in a script; call it on every
-    rank at the end of the step.
+    """Report a finished training step. This is the one line that MalleTrain needs in a script. Call
+    it on every rank at the end of each step, always from the same thread.
 
     Args:
         batch_size: number of samples that *this process* trained on in the step (not the global
-            batch: ranks are added up).
-        busy_s: for how long this process worked itself in the step, seconds: without its wait for
-            the other ranks. Nodes that are slower than others are found by it. Without it the time
-            of the calling thread counts, where the work is not an accelerator's.
+            batch: the ranks' numbers are summed).
+        busy_s: time that this process itself worked in the step, seconds, without its wait for the
+            other ranks. It is used to detect slow nodes. Default: processor time of the calling
+            thread, or nothing if the work is done by an accelerator.
 
-    Costs a few microseconds, never blocks, never raises; does nothing outside MalleTrain. Call it
-    from one thread.
+    Takes a few microseconds, never blocks, never raises. Does nothing outside MalleTrain.
     """
-    if type(batch_size) is not int or not 0 <= batch_size <= _MOST_SAMPLES:
+    if type(batch_size) is not int or not 0 <= batch_size <= _MAX_SAMPLES:
         usable = _usable(batch_size)
         if usable is None:
             return
@@ -278,14 +286,15 @@ def report(batch_size: float, busy_s: float | None = None) -> None:
 
 
 def metric(name: str, value: float, step: int | None = None) -> None:
-    """Report a named number, such as ``metric("loss", 0.97, step=300)``. All values are kept over
-    time, with the samples that were processed by then and the job's scale; of very many a selection
-    that keeps the picture. Never raises.
+    """Report a named number, such as ``metric("loss", 0.97, step=300)``. The daemon stores each
+    value with its time, the number of samples processed so far and the job's scale; very long
+    series are thinned out. Never raises.
 
     Args:
-        name: what it is, in 100 characters at most.
-        value: a number. NaN and infinity are shown as such, and are never a trial's best value.
-        step: the script's own count from 0, such as an epoch.
+        name: name of the metric, at most 100 characters.
+        value: value of the metric. NaN and infinity are shown as such, and are never a trial's best
+            value.
+        step: a count of the script from 0, such as an epoch; None for none.
     """
     try:
         value = float(value)
@@ -307,15 +316,19 @@ def metric(name: str, value: float, step: int | None = None) -> None:
         return
     worker = _worker or _connect()
     if os.environ.get(env.TRACK):
-        tracking.mirror(name, value, step)
+        tracking.log_to_trackers(name, value, step)
     if worker is not None:
         worker.flush()
         worker.put(ScriptMetric(worker.sender, name, value, time.time(), worker.samples, step))
 
 
 def mark(name: str, at: float | None = None) -> None:
-    """Report a point in the start-up of this process (``at``: seconds since the epoch, now by
-    default), to see where a rescale spends its time. Never raises.
+    """Report a point in the start-up of this process, to show where a rescale spends its time.
+    Never raises.
+
+    Args:
+        name: name of the point.
+        at: its time, seconds since the epoch. Default: now.
     """
     worker = _worker or _connect()
     if worker is not None:
@@ -323,8 +336,11 @@ def mark(name: str, at: float | None = None) -> None:
 
 
 def describe(parameters: int | None = None, flops_per_sample: float | None = None) -> None:
-    """Report facts about the model: number of parameters, floating point operations per sample
-    (forward and backward).
+    """Report facts about the model. None leaves a fact out.
+
+    Args:
+        parameters: number of parameters.
+        flops_per_sample: floating-point operations per sample, forward and backward.
     """
     worker = _worker or _connect()
     if worker is not None:
@@ -332,7 +348,7 @@ def describe(parameters: int | None = None, flops_per_sample: float | None = Non
 
 
 def flush() -> None:
-    """Send what has been reported but not sent yet."""
+    """Send all reports that are not sent yet."""
     worker = _worker
     if worker is not None:
         worker.flush()
@@ -340,8 +356,11 @@ def flush() -> None:
 
 
 def send(kind: type[Any], **fields: Any) -> None:
-    """Send a datagram of ``kind`` (a class of :mod:`malletrain.protocol.worker_channel`) from this
-    worker; kept until the agent takes it.
+    """Send a datagram from this worker. It is stored until the agent receives it.
+
+    Args:
+        kind: a class of :mod:`malletrain.protocol.worker_channel`.
+        fields: fields of the datagram, without the sender.
     """
     worker = _worker or _connect()
     if worker is not None:
@@ -349,18 +368,18 @@ def send(kind: type[Any], **fields: Any) -> None:
 
 
 def training_over() -> None:
-    """Say that this process has no samples left to train on and is in the code after its training:
-    the job is not stopped for a planned change of nodes any more. Taken back by the next
-    :func:`report`.
+    """Report that this process has no samples left to train on and runs the code after its
+    training. The job is then no longer stopped for a planned rescale. The next :func:`report`
+    revokes this.
     """
     flush()
     send(WorkLeft, samples=0.0)
 
 
 def between_epochs(entered: bool) -> None:
-    """Say that this process has entered the code that follows the steps of an epoch, or has left
-    it: a planned change of nodes waits for that. Epochs that follow within a second of one that was
-    announced are not.
+    """Report that this process has entered or left the code that follows the steps of an epoch. A
+    planned rescale waits until it has left. An end of an epoch within a second of an announced one
+    is not announced. ``entered``: True on entering, False on leaving.
     """
     worker = _worker or _connect()
     if worker is None:
@@ -376,14 +395,19 @@ def between_epochs(entered: bool) -> None:
 
 
 def totals() -> tuple[float, int]:
-    """(samples, steps) reported by this process so far."""
+    """Return (samples, steps) that this process has reported so far."""
     worker = _worker
     return (worker.samples, worker.steps) if worker is not None else (0, 0)
 
 
 def entered(generation: int, rank: int, world_size: int) -> None:
-    """This process goes on in another round, without a restart: counts begin anew there. For
+    """Continue in another round without a restart; the counts start at 0 again. For
     :mod:`malletrain.elastic`.
+
+    Args:
+        generation: number of the new round.
+        rank: rank of this process in it.
+        world_size: number of ranks in it.
     """
     flush()
     os.environ.update(
@@ -395,13 +419,13 @@ def entered(generation: int, rank: int, world_size: int) -> None:
 
 
 def generation() -> int:
-    """The round this process belongs to, 0 outside MalleTrain."""
+    """Return the number of the round of this process; 0 outside MalleTrain."""
     return _env_int(env.GENERATION)
 
 
 def open_flags() -> FlagsReader | None:
-    """The agent's flags, or None when there are none (a script outside MalleTrain) or they cannot
-    be read (the user is told).
+    """Open the agent's flags. Returns None outside MalleTrain, or if they cannot be read (the user
+    gets a message).
     """
     path = os.environ.get(env.FLAGS)
     if not path:
@@ -417,13 +441,12 @@ def open_flags() -> FlagsReader | None:
 
 
 def mark_import() -> None:
-    """Marks ``start`` (when this process was created, to 10 ms) and ``import`` (now)."""
+    """Report the marks ``start`` (creation of this process, to 10 ms) and ``import`` (now)."""
     now = time.time()
     try:
         with open("/proc/self/stat", "rb") as file:
-            ticks = int(
-                file.read().rpartition(b")")[2].split()[19]
-            )  # field 22 of proc_pid_stat(5), since boot
+            # field 22 of proc_pid_stat(5), since boot
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
         mark("start", now - age)
     except (
@@ -431,6 +454,6 @@ def mark_import() -> None:
         ValueError,
         IndexError,
         AttributeError,
-    ):  # no /proc here: the agent knows when it started us anyway
+    ):  # no /proc here: the agent knows the start time anyway
         pass
     mark("import", now)

@@ -1,8 +1,8 @@
-"""The random number generators of a training process: torch on CPU and CUDA, python, and numpy
-where it is imported.
+"""Saves and restores the random number generators of a training process: torch on CPU and CUDA,
+Python, and numpy if it is imported.
 
-Decides how their states are written into a snapshot and set again; not when
-(:mod:`malletrain.training.snapshot`).
+Decides the format of their states in a snapshot. :mod:`malletrain.training.snapshot` decides when
+they are saved.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def state() -> dict[str, Any]:
-    """The states of the generators in use, as plain numbers and tensors that load without
+    """Return the states of the generators in use as plain numbers and tensors, which load without
     unpickling code.
     """
     import torch
@@ -33,7 +33,7 @@ def state() -> dict[str, Any]:
 
 
 def load(states: dict[str, Any]) -> None:
-    """Set the generators to ``states``; those that are not in use here are left out."""
+    """Set the generators to ``states``. Ignores generators that are not in use here."""
     import torch
 
     if "torch" in states:

@@ -1,10 +1,10 @@
 """A global sample order that survives rescales: every sample of an epoch exactly once, whatever the
 world sizes were.
 
-Decides how far the training has come in that order, and hands out this rank's batches from there.
-The position is a number of samples of the epoch, the same on every rank and at every world size.
-Which samples form a batch is :mod:`malletrain.training.epoch_plan`'s, when the position is saved
-:mod:`malletrain.training.snapshot`'s.
+Tracks the position of the training in that order, and yields this rank's batches from there. The
+position is a number of samples of the epoch, the same on every rank and at every world size.
+:mod:`malletrain.training.epoch_plan` decides which samples form a batch, and
+:mod:`malletrain.training.snapshot` when the position is saved.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class ElasticSampler(CountedEpochs):
 
     The order of an epoch is one permutation of ``range(num_samples)`` drawn from (seed, epoch); a
     global batch is the next piece of it, cut into contiguous shares whose sizes differ by at most
-    one. Workers that fetch ahead are fine, because taking a batch from the loader moves nothing:
-    :meth:`advance`, called at the end of each step, does.
+    one. Loader workers can prefetch, because reading a batch does not change the position.
+    :meth:`advance`, called at the end of each step, changes it.
 
     Args:
         num_samples: length of the dataset.
@@ -38,22 +38,22 @@ class ElasticSampler(CountedEpochs):
             trajectory does not depend on the scale). Exactly one of this and ``batch_size``.
         batch_size: samples per step and rank; the global batch is ``batch_size * world_size`` and
             changes with the scale.
-        seed: of the permutations.
-        shuffle: False takes the samples in order.
-        rank, world_size: from torch.distributed when it is initialised, else from RANK and
-            WORLD_SIZE, else 0 and 1.
-        max_world_size: the largest number of ranks the job will ever have; from
-            MALLETRAIN_MAX_WORLD_SIZE, else the world size.
+        seed: seed of the permutations.
+        shuffle: False yields the samples in order.
+        rank, world_size: rank of this process and number of ranks. Default: from torch.distributed
+            if it is initialised, else from RANK and WORLD_SIZE, else 0 and 1.
+        max_world_size: maximum number of ranks of the job. Default: MALLETRAIN_MAX_WORLD_SIZE, else
+            ``world_size``.
         drop_last: drop a remainder smaller than a global batch instead of training on it.
 
-    The tail: a remainder smaller than ``max_world_size`` is taken into the batch before
-    (:class:`malletrain.training.epoch_plan.EpochPlan` says why).
+    If fewer than ``max_world_size`` samples remain at the end of an epoch, the last batch includes
+    them (:class:`malletrain.training.epoch_plan.EpochPlan` explains why).
 
     Raises:
-        ValueError: when the sizes do not fit each other; the message says which.
+        ValueError: the sizes are inconsistent; the message names them.
     """
 
-    _name, _ordered = "sampler", "sample"
+    _name, _element_noun = "sampler", "sample"
 
     def __init__(
         self,
@@ -68,9 +68,9 @@ class ElasticSampler(CountedEpochs):
         max_world_size: int | None = None,
         drop_last: bool = False,
     ) -> None:
-        here_rank, here_world = rank_and_world()
-        self.rank = here_rank if rank is None else rank
-        self.world_size = here_world if world_size is None else world_size
+        default_rank, default_world_size = rank_and_world()
+        self.rank = default_rank if rank is None else rank
+        self.world_size = default_world_size if world_size is None else world_size
         if max_world_size is None:
             max_world_size = max_world(self.world_size)
         self.max_world_size = max_world_size
@@ -78,26 +78,28 @@ class ElasticSampler(CountedEpochs):
         self.seed = seed
         self.shuffle = shuffle
         self.drop_last = drop_last
-        self._per_rank = batch_size
-        self._plan = self._planned(global_batch_size, batch_size)
+        self._batch_size_per_rank = batch_size
+        self._plan = self._make_plan(global_batch_size, batch_size)
         self.epoch = 0
         self.position = 0
-        self._handed_out = (0, 0)
-        self._reader: weakref.ref[Any] | None = None
-        """The iterator of the DataLoader that reads from here."""
-        self._random: Any = None
-        """State of torch's generator before a DataLoader was begun in the middle of an epoch."""
-        self._yielded = self._advances_before = 0
-        """Of this iteration: batches read, and calls of advance() when it began."""
-        self._began_at = (0, 0)
+        self._read_up_to = (0, 0)
+        self._loader_iterator: weakref.ref[Any] | None = None
+        """The DataLoader iterator that reads from this sampler."""
+        self._rng_state: Any = None
+        """State of torch's generator before a DataLoader iterated this sampler from the middle of
+        an epoch.
+        """
+        self._batches_yielded = self._advances_at_start = 0
+        """Batches yielded in this iteration, and number of advance() calls before it."""
+        self._iteration_start = (0, 0)
         """Epoch and position at which this iteration began."""
         super().__init__()
         self._order: tuple[tuple[int, int], Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_reader": None, "_random": None}
+        return {**super().__getstate__(), "_loader_iterator": None, "_rng_state": None}
 
-    def _planned(self, global_batch_size: int | None, batch_size: int | None) -> EpochPlan:
+    def _make_plan(self, global_batch_size: int | None, batch_size: int | None) -> EpochPlan:
         if (global_batch_size is None) == (batch_size is None):
             raise ValueError(
                 "ElasticSampler needs exactly one of global_batch_size (over all ranks) and "
@@ -129,17 +131,22 @@ class ElasticSampler(CountedEpochs):
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of a full step over all ranks, at this world size."""
+        """Number of samples of a full step over all ranks, at this world size."""
         return self._plan.global_batch_size
 
     def resize(self, rank: int, world_size: int) -> None:
-        """Go on as ``rank`` of ``world_size``, from the position reached; iterators made before
-        must not be used any more.
+        """Continue as ``rank`` of ``world_size`` from the current position. Do not use iterators
+        that were created before.
 
         With ``batch_size`` the global batch changes with the scale.
 
+        Args:
+            rank: rank of this process in the new round.
+            world_size: number of ranks of the new round, at most ``max_world_size``.
+
         Raises:
-            ValueError: when the job has more ranks than the sampler was told it ever would.
+            ValueError: ``rank`` is not in ``0..world_size - 1``, or ``world_size`` exceeds
+                ``max_world_size``.
         """
         if not 0 <= rank < world_size <= self.max_world_size:
             raise ValueError(
@@ -148,68 +155,77 @@ class ElasticSampler(CountedEpochs):
                 "the largest number of ranks the job will ever have (max_world_size)."
             )
         batch = self.global_batch_size
-        if self._per_rank is not None:
-            batch = self._per_rank * world_size
+        if self._batch_size_per_rank is not None:
+            batch = self._batch_size_per_rank * world_size
         self.rank, self.world_size = rank, world_size
         self._plan = replace(self._plan, global_batch_size=batch, world_size=world_size)
-        self._handed_out = (self.epoch, self.position)
+        self._read_up_to = (self.epoch, self.position)
 
     # --- what a DataLoader needs ---
 
     def __iter__(self) -> Iterator[list[int]]:
-        """This rank's batches from the position to the end of the epoch, as lists of indices; none
-        is ever empty.
+        """Yield this rank's batches from the position to the end of the epoch, as lists of sample
+        indices. No batch is empty.
         """
-        caller = _iterating()
-        _refuse_wrapping(self, caller)
-        self._iterated()
-        self._keep_random(caller)
-        self._reader = weakref.ref(caller) if _is_loader_iterator(caller) else None
-        self._yielded, self._advances_before = 0, self._advances
-        self._began_at = (self.epoch, self.position)
+        caller = _calling_object()
+        _reject_wrapper(self, caller)
+        self._on_iteration()
+        self._save_rng_state(caller)
+        self._loader_iterator = weakref.ref(caller) if _is_loader_iterator(caller) else None
+        self._batches_yielded, self._advances_at_start = 0, self._advances
+        self._iteration_start = (self.epoch, self.position)
         return self._batches()
 
-    def _keep_random(self, caller: object) -> None:
-        """A DataLoader draws a number from torch's generator when it is iterated. An undisturbed
-        epoch iterates it once; going on in the middle of one must not draw again.
+    def _save_rng_state(self, caller: object) -> None:
+        """Save torch's generator state if the loader ``caller`` resumes in the middle of an epoch.
+        A DataLoader draws a number from torch's generator when it is iterated. An uninterrupted
+        epoch draws it once, so a resumed epoch must not draw it again.
         """
         if not _is_loader_iterator(caller) or not self.position:
-            self._random = None
-        elif self._reader is None or self._reader() is not caller or self._yielded:
+            self._rng_state = None
+        elif (
+            self._loader_iterator is None
+            or self._loader_iterator() is not caller
+            or self._batches_yielded
+        ):
             import torch
 
-            self._random = torch.get_rng_state()
-        # else the same one asks again before its first batch, as those with workers do
+            self._rng_state = torch.get_rng_state()
+        # else: a loader with workers calls iter() again before its first batch; keep the first
+        # state
 
-    def _not_done(self) -> int:
-        """Batches that the script's loop took and that no :meth:`advance` has counted. A DataLoader
-        with workers reads further than that.
+    def _batches_in_progress(self) -> int:
+        """Return the number of batches that the training loop has received and :meth:`advance` has
+        not counted. A DataLoader with workers prefetches more than these.
         """
-        taken, reader = self._yielded, self._reader() if self._reader is not None else None
-        if reader is not None:
+        yielded, loader_iterator = (
+            self._batches_yielded,
+            self._loader_iterator() if self._loader_iterator is not None else None,
+        )
+        if loader_iterator is not None:
             from malletrain.training.torch_private import batches_yielded
 
-            taken = batches_yielded(reader, taken)
-        return taken - (self._advances - self._advances_before)
+            yielded = batches_yielded(loader_iterator, yielded)
+        return yielded - (self._advances - self._advances_at_start)
 
     def _batches(self) -> Iterator[list[int]]:
         epoch, position = self.epoch, self.position
         indices = self._indices(epoch)
-        if self._random is not None:
+        if self._rng_state is not None:
             import torch
 
-            torch.set_rng_state(self._random)
-            self._random = None
+            torch.set_rng_state(self._rng_state)
+            self._rng_state = None
         while batch := self._plan.batch_at(position):
             start, size = self._plan.share(batch, self.rank)
             share = indices[position + start : position + start + size]
             position += batch
-            self._yielded += 1
-            self._handed_out = max(self._handed_out, (epoch, position))
+            self._batches_yielded += 1
+            self._read_up_to = max(self._read_up_to, (epoch, position))
             yield list(share) if isinstance(share, range) else share.tolist()
 
     def _indices(self, epoch: int) -> Any:
-        """The order of an epoch: something whose slices have ``tolist()``, or a range."""
+        """Return the order of an epoch: a range, or a tensor of sample indices."""
         if not self.shuffle:
             return range(self.num_samples)
         if self._order is None or self._order[0] != (self.seed, epoch):
@@ -217,18 +233,23 @@ class ElasticSampler(CountedEpochs):
         return self._order[1]
 
     def __len__(self) -> int:
-        """Batches that a loop over the epoch gets, at this world size: all that are left when it
-        begins. It stays while a DataLoader is iterated, so that ``i + 1 == len(loader)`` holds for
-        the last batch. For a whole epoch see :attr:`steps_per_epoch`.
+        """Number of batches that a loop receives at this world size, from the position at which it
+        starts to the end of the epoch. The number stays the same while a DataLoader is iterated, so
+        that ``i + 1 == len(loader)`` holds for the last batch. For a whole epoch see
+        :attr:`steps_per_epoch`.
         """
-        epoch, position = self._began_at
-        within = self._reader is not None and self._reader() is not None and epoch == self.epoch
-        return self._plan.steps_from(position if within else self.position)
+        epoch, position = self._iteration_start
+        iterating = (
+            self._loader_iterator is not None
+            and self._loader_iterator() is not None
+            and epoch == self.epoch
+        )
+        return self._plan.steps_from(position if iterating else self.position)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of a whole epoch at this world size. With ``batch_size`` it changes with the
-        scale.
+        """Number of steps of a whole epoch at this world size. With ``batch_size`` it changes with
+        the scale.
         """
         return self._plan.steps_from(0)
 
@@ -242,64 +263,64 @@ class ElasticSampler(CountedEpochs):
     def _is_begun(self) -> bool:
         return self.position > 0
 
-    def _leave_epoch(self) -> None:
+    def _abandon_epoch(self) -> None:
         tell(
-            f"Epoch {self.epoch} was left after {self.position} of {self.num_samples} samples, "
-            "as sampler.advance() counted them. If the "
-            "loop did not end early on purpose, call advance() once for each batch "
-            "(advance(batches=k) after k of them). If it did, have it end before it trains on a "
-            "batch (if sampler.position >= limit: break, as the loop's first line): a change of "
-            "nodes between the last step and a break behind it goes on with the epoch.",
+            f"Epoch {self.epoch} was left after {self.position} of {self.num_samples} samples "
+            "(as counted by sampler.advance()). If this is not intended, call advance() once for "
+            "each batch, or advance(batches=k) after k batches. If it is intended, make "
+            "'if sampler.position >= limit: break' the first line of the loop. With the break "
+            "after the step, a change of nodes between the two would continue the epoch.",
             once="epoch left",
         )
         self.set_position(self.epoch + 1, 0)
 
     def advance(self, batches: int = 1) -> None:
-        """A step is done: move the position past its global batch. Call it on every rank at the end
-        of each step, before the snapshot.
+        """Move the position past the global batch of the finished step. Call it on every rank at
+        the end of each step, before ``Snapshot.step()``.
 
         Args:
-            batches: how many batches the step took from the loader (more than 1 with gradient
+            batches: number of batches that the step took from the loader (more than 1 with gradient
                 accumulation).
 
         At the end of the epoch the position becomes the start of the next one, and
-        :attr:`between_epochs` is true until the loop asks for it.
+        :attr:`between_epochs` is true until the loop requests the next epoch.
 
         Raises:
-            RuntimeError: when more batches are reported done than were taken from the loader.
+            RuntimeError: ``batches`` exceeds the number of batches that the loader has yielded and
+                that are not counted yet.
         """
         for _ in range(batches):
-            after = self.position + self._plan.batch_at(self.position)
-            if (self.epoch, after) > self._handed_out:
+            next_position = self.position + self._plan.batch_at(self.position)
+            if (self.epoch, next_position) > self._read_up_to:
                 raise RuntimeError(
                     "sampler.advance() was called more often than batches were taken from the "
                     f"loader (epoch {self.epoch}, "
                     f"sample {self.position}). Call it once per batch, and pass the sampler to "
                     "the DataLoader as batch_sampler."
                 )
-            self.position = after
+            self.position = next_position
             self._advances += 1
             self.between_epochs = self._roll_over()
-        if not self.between_epochs:  # at the end nothing is left to be ahead with
-            self._ahead = max(0, self._not_done())
+        if not self.between_epochs:  # at the end of an epoch nothing is prefetched
+            self._prefetched = max(0, self._batches_in_progress())
 
     def _roll_over(self) -> bool:
-        """Go to the next epoch where nothing of this one is left. Returns whether that was so."""
+        """Move to the next epoch if no batch of this one remains. Returns whether it moved."""
         over = not self._plan.batch_at(self.position)
         if over:
-            lost = self.num_samples - self.position
-            if lost and not self.drop_last:
+            skipped_samples = self.num_samples - self.position
+            if skipped_samples and not self.drop_last:
                 tell(
-                    f"The last {lost} samples of epoch {self.epoch} are left out: this snapshot "
-                    "was written when the job could have at "
-                    f"most fewer ranks, and {self.world_size} ranks cannot share {lost} samples."
+                    f"The last {skipped_samples} samples of epoch {self.epoch} are left out: "
+                    f"{self.world_size} ranks cannot share {skipped_samples} samples. The snapshot "
+                    "was written when the job's maximum number of ranks was lower."
                 )
             self.epoch, self.position = self.epoch + 1, 0
         return over
 
     def upcoming(self, batches: int) -> list[tuple[int, int]]:
-        """(this rank's samples, samples of the global batch) of up to ``batches`` next batches of
-        this epoch.
+        """Return (samples of this rank, samples of the global batch) for each of the next
+        ``batches`` batches; fewer at the end of the epoch.
         """
         ranges: list[tuple[int, int]] = []
         position = self.position
@@ -310,16 +331,16 @@ class ElasticSampler(CountedEpochs):
 
     @property
     def loss_weight(self) -> float:
-        """(this rank's samples) · (ranks) / (samples of the global batch) for the batch that the
-        loop took last (before :meth:`advance`).
+        """Factor for the mean loss of the newest batch: (samples of this rank) · (ranks) / (samples
+        of the global batch). Read it before :meth:`advance`.
 
         DDP averages the ranks' gradients with equal weight. Multiplying a mean loss by this number
         makes the result the exact mean over the global batch when the shares are uneven; it is 1.0
-        when they are even. With gradient accumulation read it for each micro-batch: the last one of
-        an epoch may have another.
+        when they are even. With gradient accumulation read it for each micro-batch: the last
+        micro-batch of an epoch may have a different weight.
         """
         position = self.position
-        for _ in range(self._micro_batch(self._not_done())):
+        for _ in range(self._micro_batch(self._batches_in_progress())):
             position += self._plan.batch_at(position)
         batch = self._plan.batch_at(position) or self._plan.batch_at(self.position)
         return self._plan.share(batch, self.rank)[1] * self.world_size / batch if batch else 1.0
@@ -327,7 +348,7 @@ class ElasticSampler(CountedEpochs):
     # --- what a snapshot needs ---
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, the same on every rank: plain numbers."""
+        """Return the position as plain numbers and booleans; it is the same on every rank."""
         return {
             "version": _STATE_VERSION,
             "epoch": self.epoch,
@@ -338,17 +359,17 @@ class ElasticSampler(CountedEpochs):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, whatever the world size and the batch size were when it was written.
-        The state's seed wins.
+        """Continue from a state of :meth:`state_dict`. The world size and the batch size may differ
+        from those at the time it was written. The state's seed replaces the sampler's.
 
         Raises:
-            ValueError: when the state belongs to a dataset of another length or another version, or
-                is damaged.
+            ValueError: the state has another version, belongs to a dataset of another length, or is
+                damaged.
         """
         if state.get("version") != _STATE_VERSION:
             raise ValueError(
-                f"A sampler state of version {state.get('version')!r}; this malletrain reads "
-                f"version {_STATE_VERSION}."
+                f"The sampler's state has version {state.get('version')!r}, but this malletrain "
+                f"reads version {_STATE_VERSION}."
             )
         if state.get("num_samples") != self.num_samples:
             raise ValueError(
@@ -361,10 +382,15 @@ class ElasticSampler(CountedEpochs):
         self.set_position(int(state["epoch"]), int(state["position"]))
 
     def set_position(self, epoch: int, position: int) -> None:
-        """Go on at a sample of an epoch; iterators made before keep yielding from where they were.
+        """Continue at a sample of an epoch. Iterators that were created before yield from their old
+        position.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            position: number of samples of the epoch that are done, over all ranks.
 
         Raises:
-            ValueError: when there is no such position.
+            ValueError: the epoch is negative, or has no such sample.
         """
         if epoch < 0 or not 0 <= position <= self.num_samples:
             raise ValueError(
@@ -372,20 +398,22 @@ class ElasticSampler(CountedEpochs):
                 f"{epoch}."
             )
         self.epoch, self.position = epoch, position
-        self._handed_out = (epoch, position)
+        self._read_up_to = (epoch, position)
         self.between_epochs = False
         self._roll_over()
 
 
-def _iterating() -> Any:
-    """The object whose method has asked the caller for its iterator; None outside of methods."""
+def _calling_object() -> Any:
+    """Return the object whose method called ``iter()`` on the sampler; None if a plain function
+    called it.
+    """
     frame = inspect.currentframe()
     try:
         for _ in range(2):
             frame = frame.f_back if frame else None
         return frame.f_locals.get("self") if frame else None
     finally:
-        del frame  # it would hold itself, and the loader's iterator with its workers
+        del frame  # breaks a reference cycle that would keep the loader's workers alive
 
 
 def _is_loader_iterator(caller: object) -> bool:
@@ -393,21 +421,21 @@ def _is_loader_iterator(caller: object) -> bool:
     return any(cls.__name__ == "_BaseDataLoaderIter" for cls in type(caller).__mro__)
 
 
-def _refuse_wrapping(sampler: ElasticSampler, caller: object) -> None:
-    """Raises TypeError when ``caller`` would take the batches for something else: torch's
-    BatchSampler for single samples, accelerate's shards for batches of all ranks, and its skipping
-    for those of a whole epoch.
+def _reject_wrapper(sampler: ElasticSampler, caller: object) -> None:
+    """Raises TypeError if ``caller`` misinterprets the batches. torch's BatchSampler treats them as
+    single samples, accelerate's BatchSamplerShard as batches of all ranks, and its SkipBatchSampler
+    as the batches of a whole epoch.
     """
     names = {cls.__name__ for cls in type(caller).__mro__}
     if "SkipBatchSampler" in names and getattr(caller, "skip_batches", None) != 0:
         raise TypeError(
-            "ElasticSampler begins at the first sample that was not trained on, and "
-            "skip_first_batches() would leave out as many once more. Use the loader as it is."
+            "ElasticSampler begins at the first sample that was not trained on, so that "
+            "skip_first_batches() would skip the same batches twice. Use the loader as it is."
         )
     if "BatchSamplerShard" in names:
         raise TypeError(
-            "ElasticSampler hands out this rank's share already, and accelerator.prepare(loader) "
-            "would share it out once more. Use the loader as it is: leave it out of prepare()."
+            "ElasticSampler yields only this rank's share, and accelerator.prepare(loader) would "
+            "split it again. Use the loader as it is: leave it out of prepare()."
         )
     if "BatchSampler" in names and getattr(caller, "sampler", None) is sampler:
         raise TypeError(

@@ -1,8 +1,8 @@
-"""Where the numbers of a tensor lie in what ``torch.save`` made of it, without reading them. Pure.
+"""Locates the elements of a tensor in the output of ``torch.save``, without reading them. Pure.
 
-Such a file is a zip archive without compression: first a pickle that says how the tensor lies in
-its storage, then, after records of a few bytes, the storage. Anything unexpected is answered by
-None: who asks reads all of it then.
+The output is a zip archive without compression: first a pickle with the layout of the tensor in its
+storage, then some records of a few bytes, then the storage. For anything unexpected the result is
+None, and the caller reads the whole archive.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ import sys
 from typing import Any, NamedTuple
 
 HEAD = 1024
-"""Bytes from the beginning that say it."""
+"""Number of bytes from the start that contain the layout."""
 _LOCAL = struct.Struct("<IHHHHHIIIHH")
 _SIGNATURE = b"PK\x03\x04"
 
 
 class SavedTensor(NamedTuple):
-    """Numbers that lie one after the other, the last dimension's first."""
+    """A tensor that is contiguous in the archive, in row-major order."""
 
     start: int
-    """Bytes before them."""
+    """Offset of the first element, bytes."""
     shape: tuple[int, ...]
+    """Shape of the tensor."""
 
 
-class _Lies(NamedTuple):
-    """What the pickle says."""
+class _Layout(NamedTuple):
+    """Layout of the tensor in its storage, as in the pickle."""
 
     storage: Any
     offset: int
@@ -37,16 +38,16 @@ class _Lies(NamedTuple):
     stride: tuple[int, ...]
 
 
-def _rebuilt(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> _Lies:
-    return _Lies(storage, offset, tuple(shape), tuple(stride))
+def _layout(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> _Layout:
+    return _Layout(storage, offset, tuple(shape), tuple(stride))
 
 
-class _Layout(pickle.Unpickler):
-    """Knows a tensor's pickle and nothing else; no code of it is run."""
+class _LayoutUnpickler(pickle.Unpickler):
+    """Unpickles a tensor and nothing else, without running code of the pickle."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return _rebuilt
+            return _layout
         if (module, name) == ("collections", "OrderedDict"):
             return dict
         if module == "torch" and name.endswith("Storage"):
@@ -57,35 +58,38 @@ class _Layout(pickle.Unpickler):
         return pid
 
 
-def located(head: bytes, length: int, item_bytes: int) -> SavedTensor | None:
-    """Where the numbers are.
+def locate(head: bytes, length: int, item_bytes: int) -> SavedTensor | None:
+    """Locate the elements.
 
     Args:
-        head: at most :data:`HEAD` bytes from the beginning.
-        length: bytes of all of it.
-        item_bytes: bytes of one number.
+        head: the first bytes of the archive, at most :data:`HEAD`.
+        length: size of the archive, bytes.
+        item_bytes: size of an element, bytes.
+
+    Returns:
+        The location; None if the archive is not as expected.
     """
     records = _records(head)
     first, last = (records[0], records[-1]) if records else (("", 0), ("", 0))
     if not first[0].endswith("/data.pkl") or not last[0].endswith("/data/0"):
         return None
-    order = next((at for name, at in records if name.endswith("/byteorder")), None)
-    if order is None or not head.startswith(sys.byteorder.encode(), order):
+    byteorder_at = next((at for name, at in records if name.endswith("/byteorder")), None)
+    if byteorder_at is None or not head.startswith(sys.byteorder.encode(), byteorder_at):
         return None
     try:
-        lies = _Layout(io.BytesIO(head[first[1] :])).load()
-    except Exception:  # cut off, or something else than a tensor
+        layout = _LayoutUnpickler(io.BytesIO(head[first[1] :])).load()
+    except Exception:  # truncated, or not a tensor
         return None
     start = last[1]
-    if not isinstance(lies, _Lies) or not _is_plain(lies):
+    if not isinstance(layout, _Layout) or not _is_plain(layout):
         return None
-    if start + math.prod(lies.shape) * item_bytes > length:
+    if start + math.prod(layout.shape) * item_bytes > length:
         return None
-    return SavedTensor(start, lies.shape)
+    return SavedTensor(start, layout.shape)
 
 
 def _records(head: bytes) -> list[tuple[str, int]]:
-    """(name, where its content begins) of each record, up to the first storage."""
+    """Return (name, offset of the content) of each record, up to the first storage."""
     members: list[tuple[str, int]] = []
     at = head.find(_SIGNATURE)
     while at >= 0 and at + _LOCAL.size <= len(head):
@@ -102,16 +106,16 @@ def _records(head: bytes) -> list[tuple[str, int]]:
     return members
 
 
-def _is_plain(lies: _Lies) -> bool:
-    """Whether it is the whole of storage 0, in the order of its dimensions."""
-    numbers = math.prod(lies.shape)
-    kind, *storage = lies.storage if isinstance(lies.storage, tuple) else ("",)
+def _is_plain(layout: _Layout) -> bool:
+    """Return whether the tensor is the whole of storage 0, in row-major order."""
+    numbers = math.prod(layout.shape)
+    kind, *storage = layout.storage if isinstance(layout.storage, tuple) else ("",)
     if kind != "storage" or len(storage) < 4 or storage[1] != "0":
         return False
-    if lies.offset != 0 or storage[3] != numbers or len(lies.stride) != len(lies.shape):
+    if layout.offset != 0 or storage[3] != numbers or len(layout.stride) != len(layout.shape):
         return False
     expected = 1
-    for size, stride in zip(reversed(lies.shape), reversed(lies.stride), strict=True):
+    for size, stride in zip(reversed(layout.shape), reversed(layout.stride), strict=True):
         if size != 1 and stride != expected:
             return False
         expected *= max(1, size)

@@ -1,10 +1,10 @@
-"""Learning-rate schedulers that set the rates of a script's optimizers and are not part of what is
-saved: one that the script has not passed, or has put in the place of one that it has passed.
+"""Detects learning-rate schedulers that act on a script's optimizers and are not saved: a scheduler
+that the script has not passed, or that has replaced one that it has passed.
 
-Decides which schedulers those are, and when going on would train at other rates. Schedulers of
-torch's classes, and of those derived from them, are noted as they are made; those that were made
-before are looked for once. How far each has come is saved, so that one that the script itself
-brings to where it was goes on.
+Decides which schedulers these are, and refuses an update that would use another rate than without
+the restart. Schedulers of torch's classes and their subclasses are registered when they are
+created; those that exist already are searched for once. The number of steps of each is saved, so
+that a scheduler that the script itself brings to the same step is accepted.
 """
 
 from __future__ import annotations
@@ -22,36 +22,40 @@ from malletrain.training.objects import has_scheduler_state, unwrapped
 from malletrain.training.ranks import rank_and_world
 
 Progress = dict[str, dict[str, int]]
-"""Steps (``last_epoch``) of schedulers that are not saved, by name of the optimizer and class."""
+"""Number of steps (``last_epoch``) of the schedulers that are not saved, by name of the optimizer
+and class.
+"""
 
-_DEPTH = 8
-"""Attributes of attributes in which a scheduler may lie: wrappers of trainers, configurations."""
+_MAX_DEPTH = 8
+"""Maximum depth of nested attributes in which schedulers are searched for, such as wrappers of
+trainers and configurations.
+"""
 _numbers = itertools.count(1)
-_made: dict[int, weakref.ref[Any]] = {}
-"""Schedulers by number, in the order in which they were made."""
+_created: dict[int, weakref.ref[Any]] = {}
+"""Schedulers by number, in the order of their creation."""
 _watches: weakref.WeakSet[Schedulers] = weakref.WeakSet()
 
 
-def _note(scheduler: Any) -> None:
-    _made[next(_numbers)] = weakref.ref(scheduler)
+def _register(scheduler: Any) -> None:
+    _created[next(_numbers)] = weakref.ref(scheduler)
 
 
 @functools.cache
-def _note_all() -> None:
-    """Note every scheduler of torch that there is and that will be made, and every update."""
+def _register_all() -> None:
+    """Register all present and future schedulers of torch, and a hook for every update."""
     from torch.optim.lr_scheduler import LRScheduler
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     def new(cls: type[Any], *_args: Any, **_kwargs: Any) -> Any:
-        # not every class calls the base's __init__
+        # not every subclass calls the base's __init__
         scheduler = super(LRScheduler, cls).__new__(cls)
-        _note(scheduler)
+        _register(scheduler)
         return scheduler
 
     LRScheduler.__new__ = new  # type: ignore[method-assign]
-    for one in gc.get_objects():
-        if issubclass(type(one), LRScheduler):
-            _note(one)
+    for scheduler in gc.get_objects():
+        if issubclass(type(scheduler), LRScheduler):
+            _register(scheduler)
     register_optimizer_step_pre_hook(_before_update)
 
 
@@ -65,30 +69,32 @@ class _NotPassed:
     """A scheduler that the script has not passed."""
 
     kind: str
-    """Its class."""
+    """Name of its class."""
     scheduler: weakref.ref[Any]
     first_steps: int
-    """Its steps when it was seen first."""
+    """Its number of steps when it was first seen."""
 
     @property
     def steps(self) -> int:
-        """Steps that it has made; 0 where it is no more."""
+        """Number of steps that it has made; 0 if it no longer exists."""
         return _steps(self.scheduler())
 
     @property
     def moves(self) -> bool:
-        """Whether it sets rates of this run. One of a search for the first rate, say, does not."""
+        """Whether it sets rates of this run. For example, that of a search for the initial rate
+        does not.
+        """
         return self.steps > self.first_steps
 
 
 class Schedulers:
-    """Those of the optimizers among a script's objects.
+    """The schedulers of the optimizers among a script's objects.
 
     Args:
-        owner: to what they are to be passed, for sentences: ``Snapshot``.
-        objects: by name.
-        refusal: the error that is raised.
-        advice: a sentence that says how they are passed.
+        owner: name of the class to which they must be passed, for messages.
+        objects: the script's objects, by name.
+        refusal: type of the exception to raise.
+        advice: sentence that says how to pass them.
     """
 
     def __init__(
@@ -107,61 +113,63 @@ class Schedulers:
             for name, value in objects.items()
             if isinstance(getattr(optimizer := unwrapped(value), "param_groups", None), list)
         }
-        self._saved: Progress = {}
-        """How far they were, for the first update of each optimizer."""
+        self._saved_progress: Progress = {}
+        """Saved numbers of steps, until the first update of each optimizer."""
         self._newest = -1
-        """The newest scheduler when it was looked who sets the rates."""
+        """Number of the newest scheduler at the last search."""
         self._not_passed: dict[str, dict[int, _NotPassed]] = {}
-        """By name of their optimizer, and number."""
+        """Schedulers that were not passed, by name of their optimizer and number."""
         self._with_passed: set[str] = set()
-        """Optimizers that have a scheduler which was passed."""
+        """Names of the optimizers that have a passed scheduler."""
         if self._optimizers:
-            _note_all()
+            _register_all()
             _watches.add(self)
 
     def progress(self) -> Progress:
-        """What :meth:`resumed` takes."""
-        self._look()
+        """Return the state for :meth:`resumed`."""
+        self._search()
         moved = {
-            name: {one.kind: one.steps for one in self._newest_of_kind(name) if one.moves}
+            name: {entry.kind: entry.steps for entry in self._newest_of_kind(name) if entry.moves}
             for name in self._not_passed
         }
-        return {**moved, **self._saved}
+        return {**moved, **self._saved_progress}
 
     def resumed(self, progress: Progress) -> None:
-        """The run goes on from where schedulers that were not saved had come so far."""
-        self._saved = {name: dict(kinds) for name, kinds in progress.items()}
+        """Set the number of steps that the unsaved schedulers had made at the snapshot."""
+        self._saved_progress = {name: dict(kinds) for name, kinds in progress.items()}
 
     def before_update(self, optimizer: Any) -> None:
-        """Raises the error where the update would be made at a wrong rate, or a later one be."""
+        """Raise the error if this update of ``optimizer``, or a later one, would use a wrong
+        rate.
+        """
         name = self._name_of(optimizer)
         if name is None:
             return
-        self._look()
-        there = self._newest_of_kind(name)
-        self._check_progress(name, {one.kind: one.steps for one in there})
-        for one in there:
-            if one.moves and name in self._with_passed:
+        self._search()
+        candidates = self._newest_of_kind(name)
+        self._check_progress(name, {candidate.kind: candidate.steps for candidate in candidates})
+        for candidate in candidates:
+            if candidate.moves and name in self._with_passed:
                 raise self._refusal(
-                    f"A scheduler ({one.kind}) that {self._owner} was not given sets the learning "
-                    f"rate of {name!r} beside, or in place of, the one that it was given: after a "
-                    "change of nodes only the latter would go on. Pass each under a name of its "
-                    "own, or keep one and change it."
+                    f"A scheduler ({candidate.kind}) that {self._owner} was not given sets the "
+                    f"learning rate of {name!r} beside, or in place of, the one that it was given: "
+                    "after a change of nodes only the latter would go on. Pass each under a name "
+                    "of its own, or keep one and change it."
                 )
             if rank_and_world()[0] == 0 and not has_scheduler_state(self._objects):
                 report.tell(
-                    f"{self._owner} was not given the scheduler ({one.kind}) of {name!r}: after a "
-                    "change of nodes it begins anew, and the run is refused unless the script "
-                    f"brings it to where it was. {self._advice}",
+                    f"{self._owner} was not given the scheduler ({candidate.kind}) of {name!r}: "
+                    "after a change of nodes it begins anew, and the run is refused unless the "
+                    f"script brings it to where it was. {self._advice}",
                     once=f"scheduler of {name}",
                 )
 
     def _check_progress(self, name: str, now: dict[str, int]) -> None:
-        """Of one optimizer, before its first update. One that the script has replaced by another
-        class is the script's matter; that there is none any more is not.
+        """Check one optimizer before its first update. A scheduler that the script has replaced by
+        one of another class is accepted; a missing one is not.
         """
         replaced = bool(now) or name in self._with_passed
-        for kind, steps in self._saved.pop(name, {}).items():
+        for kind, steps in self._saved_progress.pop(name, {}).items():
             if now.get(kind, steps if replaced else 0) < steps:
                 raise self._refusal(
                     f"This run goes on after step {steps} of the scheduler ({kind}) of {name!r}, "
@@ -170,7 +178,9 @@ class Schedulers:
                 )
 
     def _name_of(self, optimizer: Any) -> str | None:
-        """The name of ``optimizer``, of one around it, or of one within it."""
+        """Return the name of ``optimizer``, or of the passed optimizer that wraps it or is wrapped
+        by it; None if there is none.
+        """
         for name, own in self._optimizers.items():
             if own is optimizer:
                 return name
@@ -180,19 +190,19 @@ class Schedulers:
                 return name
         return None
 
-    def _look(self) -> None:
-        """Look who sets the rates, if there are schedulers that were not there before."""
-        newest = next(reversed(_made), 0)
+    def _search(self) -> None:
+        """Search for the schedulers of the optimizers, if there are new ones."""
+        newest = next(reversed(_created), 0)
         if newest == self._newest:
             return
         self._newest = newest
         passed = _schedulers_in(self._objects)
-        before = {n: one for named in self._not_passed.values() for n, one in named.items()}
+        before = {n: entry for named in self._not_passed.values() for n, entry in named.items()}
         self._not_passed, self._with_passed = {}, set()
-        for number, reference in list(_made.items()):
+        for number, reference in list(_created.items()):
             scheduler = reference()
             if scheduler is None:
-                del _made[number]
+                del _created[number]
                 continue
             name = self._name_of(getattr(scheduler, "optimizer", None))
             if name is None:
@@ -204,19 +214,24 @@ class Schedulers:
                 self._not_passed.setdefault(name, {})[number] = before.get(number, new)
 
     def _newest_of_kind(self, name: str) -> list[_NotPassed]:
-        """Of the schedulers of an optimizer that were not passed, the newest of each class."""
-        there = self._not_passed.get(name, {}).values()
-        return list({one.kind: one for one in there if one.scheduler() is not None}.values())
+        """Return the newest scheduler of each class among those of an optimizer that were not
+        passed.
+        """
+        entries = self._not_passed.get(name, {}).values()
+        return list(
+            {entry.kind: entry for entry in entries if entry.scheduler() is not None}.values()
+        )
 
 
 def _steps(scheduler: Any) -> int:
-    steps = getattr(scheduler, "last_epoch", 0)  # -1: one within another, whose turn is to come
+    steps = getattr(scheduler, "last_epoch", 0)  # -1: an inner scheduler that has not started
     return max(0, int(steps)) if isinstance(steps, int | float) else 0
 
 
 def _schedulers_in(objects: Mapping[str, Any]) -> set[int]:
-    """The ids of the schedulers in ``objects``, their items and their attributes. One in an
-    attribute of a module or an optimizer is not in that one's state.
+    """Return the ids of the schedulers in ``objects``, their items and their attributes. Attributes
+    of modules and optimizers are not searched, because their state does not include a scheduler
+    there.
     """
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -225,7 +240,7 @@ def _schedulers_in(objects: Mapping[str, Any]) -> set[int]:
     schedulers: set[int] = set()
     visited: set[int] = set()
     values = list(objects.values())
-    for _ in range(_DEPTH):
+    for _ in range(_MAX_DEPTH):
         inner: list[Any] = []
         for value in values:
             if id(value) in visited or isinstance(value, nn.Module | Optimizer | Tensor):

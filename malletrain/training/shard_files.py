@@ -1,10 +1,10 @@
 """The shards of a snapshot on disk: a folder in the format of ``torch.distributed.checkpoint``.
 
-Decides how shards become durable, whether they are whole, and when they are removed. The folder
-lies in ``PATH.shards`` and counts for nothing until the snapshot file at ``PATH``, which names it
+Decides how shards become durable, whether they are complete, and when they are removed. The folder
+is in ``PATH.shards``. It is valid only once the snapshot file at ``PATH``, which names the folder
 and the sizes and check sums of its files, is renamed into place
-(:mod:`malletrain.training.snapshot_file`); before that everything in it has reached the disk.
-What is in the shards is :mod:`malletrain.training.sharded_state`'s.
+(:mod:`malletrain.training.snapshot_file`). Everything in the folder is on disk before that.
+:mod:`malletrain.training.sharded_state` decides the content of the shards.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from malletrain.training.snapshot_file import SnapshotError
 
 SUFFIX = ".shards"
 KEY = "shards"
-"""In a snapshot: where its shards are, and their files."""
+"""Key in a snapshot: folder of its shards, and their files."""
 SUMS = "sums"
-"""In :data:`KEY`: those of the blocks of each file. Older snapshots have none."""
+"""Key in :data:`KEY`: check sums of the blocks of each file. Older snapshots have none."""
 METADATA = ".metadata"
-"""The file of a folder that says which piece lies where."""
+"""Name of the file that locates each tensor part in the folder."""
 _PIECE = 4 << 20
 Sealed = dict[str, tuple[int, int, BlockSums]]
-"""(size, CRC-32, those of its blocks) of each file of a folder."""
+"""(size in bytes, CRC-32, block check sums) by file name."""
 
 
 def new_folder(path: str, number: str) -> str:
-    """Make the folder for the shards of a snapshot at ``path``."""
+    """Create the folder ``number`` for the shards of a snapshot at ``path``."""
     folder = os.path.join(path + SUFFIX, number)
     os.makedirs(folder, mode=0o755)
     return folder
 
 
 def folder_of(payload: Mapping[str, Any], name: str) -> str:
-    """The folder of the shards of the snapshot at ``name``; empty for one without shards."""
+    """Return the folder of the shards of the snapshot at ``name``; empty if it has none."""
     shards = payload.get(KEY)
     return os.path.join(os.path.dirname(name), shards["folder"]) if shards else ""
 
@@ -53,14 +53,19 @@ def folder_of(payload: Mapping[str, Any], name: str) -> str:
 def write(folder: str, tensors: Mapping[str, Any], team: Team) -> None:
     """Write each rank's shards of ``tensors`` to ``folder``. Collective.
 
+    Args:
+        folder: the folder.
+        tensors: DTensors by key.
+        team: all ranks.
+
     Raises:
-        OSError: the disk's reason, on all ranks.
-        RuntimeError: another reason, on all ranks.
+        OSError: the disk's error, on all ranks.
+        RuntimeError: another error of a rank, on all ranks.
     """
     import torch.distributed.checkpoint as dcp
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that one process is one process
+        warnings.simplefilter("ignore")  # torch warns that there is only one process
         try:
             dcp.save(
                 dict(tensors),
@@ -70,12 +75,12 @@ def write(folder: str, tensors: Mapping[str, Any], team: Team) -> None:
             )
         except dcp.CheckpointException as error:
             needed = sum(t.numel() * t.element_size() for t in tensors.values()) // team.world
-            raise _reason(error, folder, needed) from error
+            raise _as_exception(error, folder, needed) from error
 
 
-def _reason(error: Any, folder: str, needed: int) -> Exception:
-    """The failure of a rank as an ordinary exception; torch hides a full disk behind an internal
-    error of its own.
+def _as_exception(error: Any, folder: str, needed: int) -> Exception:
+    """Return the failure of a rank as an ordinary exception, because torch hides a full disk behind
+    an internal error.
     """
     rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
     for _, (other, _) in sorted(error.failures.items()):
@@ -88,21 +93,30 @@ def _reason(error: Any, folder: str, needed: int) -> Exception:
 
 
 def seal(folder: str, rank: int) -> Sealed:
-    """Have the entries of ``folder`` on disk, and sum up the files that ``rank`` wrote.
+    """Flush the entries of ``folder`` to disk, and return the check sums of the files that ``rank``
+    wrote.
 
-    Others may read but never write them: restoring trusts files that only their owner can have
-    written.
+    Other users can read but not write the files: restoring trusts files that only their owner can
+    have written.
     """
-    own = f"__{rank}_"
-    return _summed(folder, [n for n in os.listdir(folder) if n.startswith(own)])
+    prefix = f"__{rank}_"
+    return _sums_of_files(folder, [n for n in os.listdir(folder) if n.startswith(prefix)])
 
 
 def seal_rest(path: str, folder: str, sealed: list[Sealed]) -> dict[str, Any]:
-    """What :func:`seal` is on every rank, for the files that no rank claimed, on rank 0; then the
-    way to the folder. Returns what a snapshot says under :data:`KEY`.
+    """Do on rank 0 what :func:`seal` does on every rank, for the files that belong to no rank; then
+    flush the parent folders.
+
+    Args:
+        path: path of the snapshot.
+        folder: folder of its shards.
+        sealed: results of :func:`seal` on all ranks.
+
+    Returns:
+        The entry of the snapshot under :data:`KEY`.
     """
     files = {name: value for part in sealed for name, value in part.items()}
-    files.update(_summed(folder, sorted(set(os.listdir(folder)) - set(files))))
+    files.update(_sums_of_files(folder, sorted(set(os.listdir(folder)) - set(files))))
     snapshot_file.sync_folder(path + SUFFIX)
     snapshot_file.sync_folder(os.path.dirname(path))
     return {
@@ -112,7 +126,7 @@ def seal_rest(path: str, folder: str, sealed: list[Sealed]) -> dict[str, Any]:
     }
 
 
-def _summed(folder: str, names: list[str]) -> Sealed:
+def _sums_of_files(folder: str, names: list[str]) -> Sealed:
     files: Sealed = {}
     for name in names:
         full = os.path.join(folder, name)
@@ -123,7 +137,7 @@ def _summed(folder: str, names: list[str]) -> Sealed:
 
 
 def sum_of(path: str) -> tuple[int, int]:
-    """(size, CRC-32) of a file. Raises OSError."""
+    """Return (size in bytes, CRC-32) of a file. Raises OSError."""
     size = total = 0
     with open(path, "rb") as file:
         while piece := file.read(_PIECE):
@@ -133,26 +147,26 @@ def sum_of(path: str) -> tuple[int, int]:
 
 
 def remove(folder: str) -> None:
-    """Remove the shards of a snapshot that came to nothing."""
+    """Remove the shards of a snapshot that failed."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep(path: str, keep: int) -> None:
-    """Remove the shards at ``path`` that none of its snapshots names: those of older ones, and what
-    a save that was killed left.
+    """Remove the shards at ``path`` that no snapshot names: those of older snapshots, and of killed
+    saves.
     """
     root = path + SUFFIX
     try:
-        there = set(os.listdir(root))
+        unused_names = set(os.listdir(root))
     except OSError:
         return
     for name in snapshot_file.candidates(path, keep):
         try:
             payload = snapshot_file.read(name, check=False)
         except (SnapshotError, OSError):
-            continue  # without it its shards are nothing
-        there.discard(os.path.basename(folder_of(payload, name)))
-    for unused in there:
+            continue  # its shards are useless without it
+        unused_names.discard(os.path.basename(folder_of(payload, name)))
+    for unused in unused_names:
         remove(os.path.join(root, unused))
 
 
@@ -160,10 +174,11 @@ def sweep(path: str, keep: int) -> None:
 
 
 def check(payload: Mapping[str, Any], name: str) -> None:
-    """Look whether the shards of a snapshot are there, as long as they were, and nobody else's.
+    """Check that the shards of a snapshot exist, have the recorded sizes, and can have been written
+    only by this user.
 
     Raises:
-        SnapshotError: when they are not.
+        SnapshotError: the check fails.
     """
     folder = folder_of(payload, name)
     if not folder:
@@ -190,10 +205,16 @@ def check(payload: Mapping[str, Any], name: str) -> None:
 
 
 def check_sums(payload: Mapping[str, Any], name: str, part: int = 0, parts: int = 1) -> None:
-    """Look whether the ``part``-th of ``parts`` of the files of the shards are what was written.
+    """Check the check sums of one part of the shard files.
+
+    Args:
+        payload: the snapshot.
+        name: its path.
+        part: number of the part, from 0.
+        parts: number of parts into which the files are divided.
 
     Raises:
-        SnapshotError: when one is not.
+        SnapshotError: a check sum is wrong.
     """
     for file in sorted(payload[KEY]["files"])[part::parts]:
         _check_sum(payload, name, file)
@@ -202,11 +223,17 @@ def check_sums(payload: Mapping[str, Any], name: str, part: int = 0, parts: int 
 def check_before_reading(
     payload: Mapping[str, Any], name: str, part: int = 0, parts: int = 1
 ) -> None:
-    """As :func:`check_sums` of what :func:`reader` does not check itself: where the sums of blocks
-    are known that is the metadata, which every rank reads.
+    """Check the files that :func:`reader` does not check itself: only the metadata, if block check
+    sums are known, else as :func:`check_sums`.
+
+    Args:
+        payload: the snapshot.
+        name: its path.
+        part: number of the part, from 0.
+        parts: number of parts into which the files are divided.
 
     Raises:
-        SnapshotError: when something is not what was written.
+        SnapshotError: a check sum is wrong.
     """
     if payload[KEY].get(SUMS):
         _check_sum(payload, name, METADATA)
@@ -225,7 +252,7 @@ def _check_sum(payload: Mapping[str, Any], name: str, file: str) -> None:
 
 
 def reader(payload: Mapping[str, Any], name: str) -> Any:
-    """What reads the shards of a snapshot, and checks what it reads where the sums of blocks are
+    """Return a reader of the shards of a snapshot. It checks what it reads if block check sums are
     known (:class:`malletrain.training.shard_reader.RowReader`).
     """
     from malletrain.training.shard_reader import RowReader
@@ -235,7 +262,7 @@ def reader(payload: Mapping[str, Any], name: str) -> Any:
 
 
 def shapes(reader: Any) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """(shape, dtype) of each tensor in the shards that ``reader`` reads."""
+    """Return (shape, dtype) by key for the tensors in the shards of ``reader``."""
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     return {
@@ -246,12 +273,16 @@ def shapes(reader: Any) -> dict[str, tuple[tuple[int, ...], Any]]:
 
 
 def read(reader: Any, tensors: dict[str, Any], team: Team | None = None) -> None:
-    """Fill ``tensors`` from the shards that ``reader`` reads, whatever layout either has.
-    Collective, unless there is no ``team``: then this process alone reads.
+    """Fill ``tensors`` from shards; the layouts may differ. Collective.
+
+    Args:
+        reader: reader of the shards.
+        tensors: tensors or DTensors to fill, by key.
+        team: all ranks; None if only this process reads.
 
     Raises:
-        SnapshotError: the shards are not what was written, on all ranks.
-        RuntimeError: what a rank met, on all ranks.
+        SnapshotError: the shards are not what was written; raised on all ranks.
+        RuntimeError: the error of a rank, on all ranks.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -268,4 +299,4 @@ def read(reader: Any, tensors: dict[str, Any], team: Team | None = None) -> None
             for _, (cause, _) in sorted(error.failures.items(), key=lambda item: item[0]):
                 if isinstance(cause, SnapshotError):
                     raise cause from error
-            raise _reason(error, str(reader.checkpoint_id), 0) from error
+            raise _as_exception(error, str(reader.checkpoint_id), 0) from error

@@ -1,9 +1,8 @@
-"""A snapshot that all ranks write and read together, each its own shards.
+"""Writes and reads a snapshot on all ranks together, each rank its own shards.
 
-Decides the order of things: every rank's shards are on disk, then the file that names them takes
-the place of the newest snapshot, then the shards of older ones go. Killed anywhere in between, the
-run has the snapshot of before. How shards reach the disk is
-:mod:`malletrain.training.shard_files`'s.
+Decides the order: first every rank's shards are on disk, then the file that names them replaces the
+newest snapshot, then the shards of older snapshots are removed. A run that is killed in between has
+the previous snapshot. :mod:`malletrain.training.shard_files` decides how shards reach the disk.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from malletrain.training.side_group import Team
 from malletrain.training.snapshot_file import SnapshotError
 
 RNG = "rng_by_rank"
-"""In a snapshot: the states of each rank's random number generators."""
+"""Key in a snapshot: states of the random number generators, by rank."""
 
 
 def save(
@@ -29,37 +28,37 @@ def save(
     team: Team,
     overtaken: Callable[[], None] | None = None,
 ) -> int:
-    """Take a snapshot at ``path``. Collective.
+    """Write a snapshot at ``path``. Collective.
 
     Args:
         path: as for :class:`malletrain.Snapshot`.
-        objects: the script's, by name.
-        header: asked on rank 0, before anything is written: what a snapshot says beside its
-            objects. It raises for a snapshot that must not be overwritten.
+        objects: the script's objects, by name.
+        header: returns the snapshot's other entries; called on rank 0 before anything is written.
+            Raises if the snapshot on disk must not be overwritten.
         keep, keep_newest, overtaken: see :func:`malletrain.training.snapshot_file.write`.
         team: all ranks.
 
     Returns:
-        The bytes written by all ranks.
+        The bytes that all ranks have written.
 
     Raises:
-        SnapshotError, OSError, RuntimeError: what the first rank met, on all ranks; the snapshots
-            on disk are as before.
+        SnapshotError, OSError, RuntimeError: the error of the first failed rank, on all ranks; the
+            snapshots on disk are unchanged.
     """
     head, folder = team.from_rank_0(lambda: _begin(path, header()))
-    taken: list[Any] = []
+    extracted: list[Any] = []
 
     def finish() -> int:
         shards = shard_files.seal_rest(path, folder, sealed)
-        skeletons, _ = taken[0]
+        skeletons, _ = extracted[0]
         payload = {**head, "objects": skeletons, shard_files.KEY: shards, RNG: states}
         size: int = sum(size for size, _ in shards["files"].values())
         return size + snapshot_file.write(path, payload, keep, keep_newest, overtaken)
 
     try:
-        team.everywhere(lambda: taken.append(sharded_state.take_apart(objects)))
+        team.everywhere(lambda: extracted.append(sharded_state.take_apart(objects)))
         states = team.everywhere(rng.state)
-        shard_files.write(folder, taken[0][1], team)
+        shard_files.write(folder, extracted[0][1], team)
         sealed = team.everywhere(lambda: shard_files.seal(folder, team.rank))
         size = team.from_rank_0(finish)
     except BaseException:
@@ -77,8 +76,16 @@ def _begin(path: str, head: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def problem(payload: Mapping[str, Any], name: str, team: Team) -> str:
-    """What is wrong with the shards of a snapshot, found by all ranks together, as far as it has to
-    be known before they are read; empty for nothing. Collective.
+    """Check the shards of a snapshot on all ranks together, as far as necessary before they are
+    read. Collective.
+
+    Args:
+        payload: the snapshot.
+        name: its path.
+        team: all ranks.
+
+    Returns:
+        A sentence that describes the damage; empty if there is none.
     """
     try:
         team.everywhere(
@@ -96,23 +103,24 @@ def put_back(
     team: Team,
     reader: Any = None,
 ) -> None:
-    """Have ``objects`` and the random number generators be as a snapshot says, whatever layout it
-    was written in and whatever layout they have. Collective.
+    """Restore ``objects`` and the random number generators from a snapshot. The layout of the
+    snapshot and that of the objects may differ. Collective.
 
     Args:
-        objects: the script's, by name.
-        payload, name: the snapshot, and its path.
+        objects: the script's objects, by name.
+        payload: the snapshot.
+        name: its path.
         team: all ranks.
-        reader: of its shards; by default one that reads them where the snapshot says.
+        reader: reader of its shards. Default: reads them from the folder in the snapshot.
 
     Raises:
-        DamagedSnapshotError: the shards are not what was written; the objects are as they were.
-        SnapshotError: when a state does not fit its object.
+        DamagedSnapshotError: the shards are not what was written; the objects are unchanged.
+        SnapshotError: a state does not fit its object.
     """
-    sums = reader is None and bool(payload.get(shard_files.KEY, {}).get(shard_files.SUMS))
+    is_checked = reader is None and bool(payload.get(shard_files.KEY, {}).get(shard_files.SUMS))
     if reader is None and payload.get(shard_files.KEY):
         reader = shard_files.reader(payload, name)
-    parts.tell_differences(objects, payload, name)
+    parts.report_differences(objects, payload, name)
     sharded_state.put_together(
         objects,
         payload["objects"],
@@ -120,8 +128,8 @@ def put_back(
         bool(reader),
         lambda tensors: shard_files.read(reader, tensors, team) if reader else None,
         lambda key, target, error: parts.does_not_fit(key, target, name, error),
-        aside=sums,
+        aside=is_checked,
     )
-    states = payload.get(RNG)
-    # A rank that had none takes that of one in the same place of its node's group.
-    rng.load(states[team.rank % len(states)] if states else payload.get("rng", {}))
+    rng_states = payload.get(RNG)
+    # A rank beyond the saved ones uses the state of rank modulo their number.
+    rng.load(rng_states[team.rank % len(rng_states)] if rng_states else payload.get("rng", {}))

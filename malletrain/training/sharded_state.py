@@ -1,10 +1,10 @@
-"""The states of sharded objects: shards taken out of them, and put back in any other layout.
+"""Extracts the shards from the states of sharded objects, and restores them in any other layout.
 
-Decides what of a state is a shard (a DTensor: FSDP2, HSDP and tensor parallelism make nothing
-else) and what is the same on all ranks, and into what layout a saved tensor is read. It touches no
-disk (:mod:`malletrain.training.shard_files`).
+Decides which parts of a state are shards (DTensors: FSDP2, HSDP and tensor parallelism create only
+these) and which are the same on all ranks, and into which layout a saved tensor is read. Accesses
+no disk (:mod:`malletrain.training.shard_files` does).
 
-The state of an optimizer is kept by the names of its parameters
+The state of an optimizer is stored by the names of its parameters
 (:mod:`malletrain.training.optimizer_names`).
 """
 
@@ -18,9 +18,9 @@ from malletrain.training.objects import unwrapped
 from malletrain.training.snapshot_file import SnapshotError
 
 MARK = "malletrain_shards"
-"""Stands in a skeleton for a tensor that lies in the shards, with its key."""
+"""Key that replaces a sharded tensor in a skeleton; its value is the tensor's key in the shards."""
 Shapes = Mapping[str, tuple[tuple[int, ...], Any]]
-"""(shape, dtype) of each tensor in the shards."""
+"""(shape, dtype) by key of the tensor in the shards."""
 
 
 def _is_dtensor(value: Any) -> bool:
@@ -28,10 +28,10 @@ def _is_dtensor(value: Any) -> bool:
 
 
 def is_sharded(objects: Mapping[str, Any]) -> bool:
-    """Whether a module or optimizer among ``objects`` has parameters that are spread over ranks.
+    """Return whether a module or optimizer among ``objects`` has sharded parameters.
 
     Raises:
-        SnapshotError: when it has, and this torch is too old for them.
+        SnapshotError: it has, and this torch is too old for them.
     """
     for value in map(unwrapped, objects.values()):
         parameters: Any = ()
@@ -60,8 +60,8 @@ def _require_torch() -> None:
 
 
 def take_apart(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(skeletons by name of the object, tensors by key). The tensors are the live ones; nothing is
-    copied. A skeleton is the same on every rank.
+    """Separate states and shards. Returns (skeletons by name of the object, tensors by key). A
+    skeleton is the same on every rank. The tensors are the live ones; nothing is copied.
     """
     skeletons: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
@@ -72,7 +72,7 @@ def take_apart(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
 
 
 def parameter_names(objects: Mapping[str, Any]) -> dict[int, str]:
-    """The name of each parameter of the modules among ``objects``, by its id."""
+    """Return the name of each parameter of the modules among ``objects``, by the parameter's id."""
     modules = {name: unwrapped(value) for name, value in objects.items()}
     return optimizer_names.names_of(
         {name: m for name, m in modules.items() if callable(getattr(m, "named_parameters", None))}
@@ -117,21 +117,21 @@ def put_together(
     refuse: Callable[[str, Any, Exception], Exception],
     aside: bool = False,
 ) -> None:
-    """Have ``objects`` be as a snapshot says, each in the layout it has now.
+    """Restore ``objects`` from a snapshot, each in its current layout.
 
     Args:
-        objects: the script's.
+        objects: the script's objects, by name.
         saved: skeletons, or whole states of a snapshot that is not sharded, by name of the object.
-        shapes: of the tensors in the shards.
-        by_name: optimizer states in ``saved`` are by the names of parameters, else by number.
+        shapes: shape and dtype of the tensors in the shards.
+        by_name: whether optimizer states in ``saved`` are by parameter name; else by number.
         read: fills tensors, by key, from the shards. Collective.
-        refuse: makes the error to raise for a state that does not fit its object.
-        aside: what ``read`` brings is checked on the way: until it has brought all of it, nothing
-            of the objects is changed. It takes the memory of the modules a second time, before
-            there are gradients.
+        refuse: creates the error for a state that does not fit its object.
+        aside: whether modules are read into separate tensors, so that the objects stay unchanged
+            until ``read``, which checks the data, has succeeded. Takes the memory of the modules a
+            second time, before gradients exist.
     """
     names = parameter_names(objects)
-    rooms: dict[str, Any] = {}
+    buffers: dict[str, Any] = {}
     ready: list[tuple[str, Any, Callable[[], None]]] = []
     for name, value in objects.items():
         if name in saved:
@@ -141,12 +141,12 @@ def put_together(
                     (
                         name,
                         target,
-                        _fitted(target, saved[name], names, by_name, shapes, rooms, aside),
+                        _loader_for(target, saved[name], names, by_name, shapes, buffers, aside),
                     )
                 )
             except Exception as error:
                 raise refuse(name, target, error) from error
-    read(rooms)
+    read(buffers)
     for name, target, load in ready:
         try:
             load()
@@ -154,27 +154,29 @@ def put_together(
             raise refuse(name, target, error) from error
 
 
-def _fitted(
+def _loader_for(
     target: Any,
     saved: Any,
     names: Mapping[int, str],
     by_name: bool,
     shapes: Shapes,
-    rooms: dict[str, Any],
+    buffers: dict[str, Any],
     aside: bool,
 ) -> Callable[[], None]:
-    """What loads ``saved`` into ``target`` once the tensors in ``rooms`` are filled."""
+    """Return a function that loads ``saved`` into ``target`` once the tensors in ``buffers`` are
+    filled.
+    """
     import torch
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
     if isinstance(target, torch.nn.Module):
         own: dict[str, Any] = get_model_state_dict(target)
         _same_names(own, saved)
-        state = {k: _put_in(v, own[k], shapes, rooms, in_place=True) for k, v in saved.items()}
+        state = {k: _allocate(v, own[k], shapes, buffers, in_place=True) for k, v in saved.items()}
         in_place = [key for key, value in state.items() if value is own[key]]
         if aside:
             for key in in_place:
-                state[key] = rooms[saved[key][MARK]] = torch.empty_like(own[key])
+                state[key] = buffers[saved[key][MARK]] = torch.empty_like(own[key])
         if len(in_place) < len(state):
             return lambda: (set_model_state_dict(target, state), None)[1]
         return lambda: _copy(own, state)
@@ -184,21 +186,21 @@ def _fitted(
         state = {
             **saved,
             "state": {
-                label: _put_in(entry, likes.get(label), shapes, rooms)
+                label: _allocate(entry, likes.get(label), shapes, buffers)
                 for label, entry in saved["state"].items()
                 if label in likes
             },
         }
         return lambda: optimizer_names.load(target, state, names)
     own = dict(target) if isinstance(target, dict) else target.state_dict()
-    state = _put_in(saved, own, shapes, rooms)
+    state = _allocate(saved, own, shapes, buffers)
     return lambda: (
         target.update(state) if isinstance(target, dict) else target.load_state_dict(state)
     )
 
 
 def _copy(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Have a module's tensors be as those of the same names, in the same layout."""
+    """Copy the tensors of ``state`` to those of the same names in ``own``, in the same layout."""
     for key, value in state.items():
         if value is not own[key]:
             _local(own[key].detach()).copy_(_local(value.detach()))
@@ -212,22 +214,23 @@ def _same_names(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     missing = sorted(set(own) - set(saved))
     unknown = sorted(set(saved) - set(own))
     if missing or unknown:
-        parts = [
-            f"{what} {', '.join(values[:3])}{' and more' if len(values) > 3 else ''}."
-            for what, values in (
+        sentences = [
+            f"{prefix} {', '.join(values[:3])}{' and more' if len(values) > 3 else ''}."
+            for prefix, values in (
                 ("the snapshot has no", missing),
                 ("the module has no", unknown),
             )
             if values
         ]
-        raise ValueError(" ".join(parts))
+        raise ValueError(" ".join(sentences))
 
 
-def _put_in(
-    saved: Any, like: Any, shapes: Shapes, rooms: dict[str, Any], in_place: bool = False
+def _allocate(
+    saved: Any, like: Any, shapes: Shapes, buffers: dict[str, Any], in_place: bool = False
 ) -> Any:
-    """``saved`` with room for each tensor of the shards, in the layout of ``like``: a tensor for
-    all tensors below, or a state of the same form.
+    """Return ``saved`` with an empty tensor for each tensor of the shards, in the layout of
+    ``like``: either one tensor whose layout applies to all tensors in ``saved``, or a state of the
+    same structure.
     """
     import torch
 
@@ -240,26 +243,28 @@ def _put_in(
                     f"size mismatch for {key}: saved {shape}, here {tuple(like.shape)}."
                 )
             if like.dtype == dtype:
-                rooms[key] = like.detach()
+                buffers[key] = like.detach()
                 return like
-        rooms[key] = _room(shape, dtype, like, saved["placements"])
-        return rooms[key]
+        buffers[key] = _empty_tensor(shape, dtype, like, saved["placements"])
+        return buffers[key]
     if isinstance(saved, torch.Tensor):
-        return _spread(saved, like)
+        return _distribute(saved, like)
     inner = like if isinstance(like, torch.Tensor) else None
     if isinstance(saved, dict):
         return {
-            k: _put_in(v, like.get(k) if isinstance(like, dict) else inner, shapes, rooms)
+            k: _allocate(v, like.get(k) if isinstance(like, dict) else inner, shapes, buffers)
             for k, v in saved.items()
         }
     if type(saved) in (list, tuple):
         likes = like if type(like) in (list, tuple) else [inner] * len(saved)
         padded = [*likes, *[None] * max(0, len(saved) - len(likes))]
-        return type(saved)(_put_in(v, padded[i], shapes, rooms) for i, v in enumerate(saved))
+        return type(saved)(_allocate(v, padded[i], shapes, buffers) for i, v in enumerate(saved))
     return saved
 
 
-def _room(shape: tuple[int, ...], dtype: Any, like: Any, placements: list[int | None]) -> Any:
+def _empty_tensor(
+    shape: tuple[int, ...], dtype: Any, like: Any, placements: list[int | None]
+) -> Any:
     import torch
 
     if not _is_dtensor(like):
@@ -268,7 +273,7 @@ def _room(shape: tuple[int, ...], dtype: Any, like: Any, placements: list[int | 
         return torch.empty(shape, dtype=dtype, device=like.device)
     if tuple(like.shape) == shape:
         return torch.empty_like(like, dtype=dtype, requires_grad=False)
-    # A state of another form than its parameter (Adafactor's rows and columns).
+    # A state whose shape differs from its parameter's (Adafactor's rows and columns).
     from torch.distributed.tensor import Replicate, Shard, zeros
 
     mesh = like.device_mesh
@@ -278,8 +283,8 @@ def _room(shape: tuple[int, ...], dtype: Any, like: Any, placements: list[int | 
     return zeros(*shape, dtype=dtype, device_mesh=mesh, placements=layout)
 
 
-def _spread(full: Any, like: Any) -> Any:
-    """``full``, which this rank has whole, in the layout of ``like``."""
+def _distribute(full: Any, like: Any) -> Any:
+    """Return ``full``, a tensor that this rank has in full, in the layout of ``like``."""
     if not _is_dtensor(like) or full.ndim == 0 or tuple(full.shape) != tuple(like.shape):
         return full
     from torch.distributed.tensor import distribute_tensor

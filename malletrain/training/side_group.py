@@ -1,8 +1,7 @@
-"""A process group of MalleTrain's own beside the script's, and what all ranks do together in it.
+"""A separate process group for MalleTrain's own collectives.
 
-Decides that such words go over gloo and the CPU, whatever the script's backend is: they never stand
-in the queue of a GPU and never change the order of the script's collectives. It does not decide
-what is said.
+The group always uses gloo on the CPU, so its messages never wait in the queue of a GPU and never
+change the order of the script's collectives. Does not decide the content of the messages.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ T = TypeVar("T")
 
 
 def new_side_group() -> Any:
-    """A gloo group of all ranks; None for one rank. Collective: every rank calls it at the same
-    place of the script.
+    """Create a gloo group of all ranks; returns None for one rank. Collective: every rank calls it
+    at the same point of the script.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -25,11 +24,11 @@ def new_side_group() -> Any:
 
 
 class Team:
-    """All ranks of a process group, doing something together. What one of them cannot do, none has
-    done: every rank raises what the first one met.
+    """All ranks of a process group, for joint operations. If one rank fails, every rank raises the
+    error of the first failed rank.
 
     Args:
-        group: of :func:`new_side_group`; None for one rank.
+        group: group of :func:`new_side_group`; None for one rank.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -41,13 +40,13 @@ class Team:
             self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
 
     def everywhere(self, work: Callable[[], T]) -> list[T]:
-        """Do ``work`` on every rank.
+        """Call ``work`` on every rank.
 
         Returns:
-            The results by rank, on rank 0; elsewhere an empty list.
+            On rank 0 the results by rank; on other ranks an empty list.
 
         Raises:
-            Exception: what the first rank that failed met, on every rank.
+            Exception: the error of the first failed rank, on every rank.
         """
         result, error = _attempt(work)
         if self.group is None:
@@ -67,7 +66,7 @@ class Team:
         return [value for value, _ in results] if self.rank == 0 else []
 
     def from_rank_0(self, work: Callable[[], T]) -> T:
-        """Do ``work`` on rank 0, and have its result, or its failure, on every rank."""
+        """Call ``work`` on rank 0, and return its result, or raise its error, on every rank."""
         box: list[Any] = [None]
         if self.rank == 0:
             result, error = _attempt(work)
@@ -86,12 +85,12 @@ class Team:
 def _attempt(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
     try:
         return work(), None
-    except Exception as error:  # the others are told, and raise it as well
+    except Exception as error:  # the other ranks receive it and raise it as well
         return None, error
 
 
 def _sendable(error: Exception | None) -> Exception | None:
-    """``error`` as something that can be pickled and be said in a sentence elsewhere."""
+    """Return ``error`` as an exception that can be pickled and has a readable message."""
     from malletrain.training.snapshot_file import SnapshotError
 
     if error is None or isinstance(error, SnapshotError):

@@ -1,14 +1,13 @@
-"""Snapshots of a training run: taken every so often and on demand, restored at any number of ranks.
+"""Snapshots of a training run: taken periodically and on demand, restored at any number of ranks.
 
-Decides when a snapshot is taken, what is in it, and what happens when it cannot be written:
-training goes on. It does not decide how it reaches the disk
-(:mod:`malletrain.training.snapshot_file`). torch is imported when a snapshot is saved or restored,
-not before.
+Decides when a snapshot is taken and what it contains. If it cannot be written, training continues.
+:mod:`malletrain.training.snapshot_file` decides how it reaches the disk. torch is imported only
+when a snapshot is saved or restored.
 
-In data-parallel training rank 0 alone writes: parameters and optimizer are identical on every rank,
-and the sampler's position is global, so that its state at its own step boundary is the state of
-all. Where a model is sharded (FSDP2, HSDP, tensor parallelism) all ranks write, at a step that they
-agree upon: :mod:`malletrain.training.sharded_snapshot`.
+In data-parallel training only rank 0 writes: parameters and optimizer are identical on every rank,
+and the sampler's position is global, so the state of rank 0 at its own step boundary is the state
+of all ranks. If a model is sharded (FSDP2, HSDP, tensor parallelism), all ranks write at a step
+that they agree on: :mod:`malletrain.training.sharded_snapshot`.
 """
 
 from __future__ import annotations
@@ -57,51 +56,53 @@ if TYPE_CHECKING:
 __all__ = ["Snapshot", "SnapshotError"]
 
 _RETRY_S = 60.0
+"""Maximum time until the next attempt after a failed snapshot, seconds."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A state set aside to be written."""
+    """A copied state that is to be written."""
 
     payload: dict[str, Any]
-    """What goes to the disk."""
+    """Content of the snapshot."""
     totals: tuple[float, int]
-    """(samples, steps) reported by then."""
+    """(samples, steps) reported when the state was copied."""
 
 
 class Snapshot:
     """The state of a training run on disk.
 
     Args:
-        path: of the newest snapshot, in a folder that all nodes share. The one before stays beside
-            it as ``path.prev``. Without it a folder of the run's own below ``malletrain-snapshots``
-            in the working folder, by job, script and arguments; the log says which.
-        every_s: seconds between snapshots taken by :meth:`step`; ``math.inf`` for on demand only.
-        keep: how many earlier snapshots stay (``.prev``, ``.prev2``, …).
+        path: path of the newest snapshot, in a folder that all nodes share. The previous one is
+            ``path.prev``. Default: a folder for this run below ``malletrain-snapshots`` in the
+            working folder, named by job, script and arguments; the log prints it.
+        every_s: maximum time between snapshots taken by :meth:`step`, seconds; ``math.inf`` for
+            snapshots on demand only.
+        keep: number of earlier snapshots to keep (``.prev``, ``.prev2``, …).
         memory: whether snapshots go to the memory of the job's nodes first. A rescale then needs no
-            folder that all nodes share; the disk gets its copy every ``every_s``, in the background
-            where the model is not sharded.
-        replicate_every: steps after which another node has a copy, to go on from when one is lost
-            without notice; 0: none. Implies ``memory``.
-        objects: what to save, by name: anything with ``state_dict()`` and ``load_state_dict()``
+            folder that all nodes share. A copy is written to disk every ``every_s`` seconds, in the
+            background unless the model is sharded.
+        replicate_every: number of steps between copies to another node, from which the run
+            continues if a node is lost without notice; 0 for none. Implies ``memory``.
+        objects: objects to save, by name: anything with ``state_dict()`` and ``load_state_dict()``
             (modules, optimizers, schedulers, GradScaler, ElasticSampler), or a plain dict of
-            numbers, texts and tensors, which is updated in place on restore. Modules wrapped by
-            DDP, DataParallel or torch.compile are saved as if they were not, so that the state
-            loads into any wrapping. Modules sharded by ``fully_shard`` or tensor parallelism, and
+            numbers, strings and tensors, which is updated in place on restore. Modules wrapped by
+            DDP, DataParallel or torch.compile are saved without the wrapper, so that the state
+            loads into any wrapper. Modules sharded by ``fully_shard`` or tensor parallelism, and
             their optimizers, are saved by all ranks, and load at any other number of ranks. The
-            states of the random number generators (torch on CPU and CUDA, python, numpy where it is
-            imported) come along by themselves: those of rank 0, or of each rank of a sharded model.
+            states of the random number generators (torch on CPU and CUDA, Python, and numpy if it
+            is imported) are always included: those of rank 0, or of each rank for a sharded model.
 
     Raises:
-        TypeError: for an object that cannot be saved this way (FSDP1, DeepSpeed); the sentence says
-            what to do.
-        ValueError: for a negative ``every_s`` or ``keep``, or no object at all.
+        TypeError: an object cannot be saved this way (FSDP1, DeepSpeed); the message says what to
+            do.
+        ValueError: ``every_s``, ``keep`` or ``replicate_every`` is negative, or there is no object.
     """
 
     _caller = "Snapshot"
-    """What the script was to pass its objects to, for sentences."""
+    """Name of the class in scripts, for messages."""
     _refusal: type[Exception] = SnapshotError
-    """What is raised where the run cannot go on as it was."""
+    """Exception to raise if the run cannot continue as it was."""
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class Snapshot:
         self._objects = objects
         self._numbers = ModuleNumbers(objects)
         self._flags: FlagsReader | None = report.open_flags()
-        self._served = 0
+        self._served_request = 0
         self._pace = Pace(every_s, self._flags)
         self._outcomes = Outcomes(self.path, objects, lambda: self.replicas.exist)
         self._disk = DiskTier(self.path, keep, self._owner, self._all_ranks)
@@ -160,12 +161,14 @@ class Snapshot:
         self._rates = LoopRates(objects, self._epochs)
         self._schedulers = Schedulers(self._caller, objects, self._refusal)
         self._deferred = False
-        """A step was the last of its epoch: what is due after it is done when the epoch is over."""
+        """True after the last step of an epoch: what is due is done when the epoch is closed."""
         self._saved_schedule: str | None = None
-        """Of a snapshot that the script has saved in the code after the steps of an epoch."""
+        """Schedule (:func:`malletrain.training.objects.schedule`) at the time of the snapshot that
+        the script saved in the code after an epoch's steps; None if it saved none.
+        """
         for counted in self._counted:
-            counted.on_epoch_closed(functools.partial(self._closed, counted))
-        self._disk_since = time.time()
+            counted.on_epoch_closed(functools.partial(self._on_epoch_closed, counted))
+        self._disk_saved_at = time.time()
         self._announced = False
         self._looked = False
         self._team: Team | None = None
@@ -175,27 +178,24 @@ class Snapshot:
     # --- restore ---
 
     def restore(self, resume_from: str | os.PathLike[str] | None = None) -> bool:
-        """Load the newest good snapshot; call it on every rank, after ``init_process_group`` and
+        """Load the newest good snapshot. Call it on every rank, after ``init_process_group`` and
         before the training loop.
 
-        A damaged newest snapshot is passed over for the one before, and the user told. Every rank
-        loads the one that rank 0 chose. The next update raises SnapshotError where a scheduler that
-        this was not given is not where it was.
+        If the newest snapshot is damaged, the user gets a message and the previous one is loaded.
+        Every rank loads the snapshot that rank 0 chose. The next optimizer update raises
+        SnapshotError if a scheduler that Snapshot was not given has made fewer steps than before.
 
         Args:
-            resume_from: another job, or the path of a snapshot, that this run may begin from; by
-                default what ``malletrain submit --resume-from`` said. The run's own snapshot comes
-                first.
+            resume_from: job id or snapshot path from which this run may start if it has no snapshot
+                of its own. Default: the value of ``malletrain submit --resume-from``.
 
         Returns:
-            False when there is no snapshot yet (a new run), True when the objects now are as they
-            were when it was saved.
+            True if the state was restored, False if there is no snapshot yet (a new run).
 
         Raises:
-            SnapshotError: when snapshots exist but none is good (starting anew silently would throw
-                the run away), when it belongs to another job that was not asked for, when a state
-                does not fit its object, or when this rank cannot see the snapshot that rank 0
-                restored.
+            SnapshotError: snapshots exist but none is good (a silent restart would discard the
+                run); the snapshot belongs to another job that was not requested; a state does not
+                fit its object; or this rank cannot see the snapshot that rank 0 restored.
         """
         report.mark("restoring")
         requested = owner.resume_source(resume_from)
@@ -211,13 +211,13 @@ class Snapshot:
             self._rates.restore(payload.get("rates", {}))
             self._schedulers.resumed(payload.get("schedulers", {}))
             in_memory = self._memory is not None and self._memory.newest is not None
-            if in_memory:  # the disk's is older, or there is none yet
-                self._disk_since = float(payload.get("disk_since", self._disk_since))
-                due_in -= time.time() - self._disk_since
+            if in_memory:  # the snapshot on disk is older, or absent
+                self._disk_saved_at = float(payload.get("disk_since", self._disk_saved_at))
+                due_in -= time.time() - self._disk_saved_at
                 self._disk.is_behind(requested)
             if not in_memory or os.path.exists(self.path):
-                self._outcomes.saved_at = self._disk_since if in_memory else payload.get("time")
-        self._pace.begins(due_in, payload and payload.get("save_s"))
+                self._outcomes.saved_at = self._disk_saved_at if in_memory else payload.get("time")
+        self._pace.begin(due_in, payload and payload.get("save_s"))
         report.mark("restored")
         return payload is not None
 
@@ -231,7 +231,7 @@ class Snapshot:
             parts.put_back(self._objects, payload, name)
 
     def _all_ranks(self) -> Team:
-        """All ranks; every rank asks for them at the same place for the first time."""
+        """Return the team of all ranks. Its first call is collective."""
         if self._team is None:
             self._team = Team(new_side_group())
         return self._team
@@ -239,59 +239,62 @@ class Snapshot:
     # --- save ---
 
     def save(self) -> bool:
-        """Take a snapshot now; call it on every rank. Rank 0 writes, and nothing happens on other
-        ranks, unless a model is sharded: then all write. A failing disk stops no training.
+        """Take a snapshot now. Call it on every rank. Only rank 0 writes, unless a model is
+        sharded: then all ranks write. A disk error does not stop the training.
 
-        In the code after the steps of an epoch, the snapshot of before is the one to resume from
-        until that code has run (with ``keep=0`` there is none).
+        In the code after the steps of an epoch, a run resumes from the previous snapshot until that
+        code has run (with ``keep=0`` there is none).
 
         Returns:
-            True when this process wrote it and it is on disk. When it cannot be written the last
-            good one stays, the user is told once per cause, and :meth:`step` tries again.
+            True if this process wrote the snapshot and it is on disk. If it cannot be written, the
+            last good one stays, the user gets one message per cause, and :meth:`step` tries again.
 
         Raises:
-            SnapshotError: another run has saved at this path: nothing of this one would be kept.
+            SnapshotError: another run has saved at this path, so no snapshot of this run would be
+                kept.
         """
         if self._epochs is not None and self._epochs.between_epochs:
             if self._saved_schedule is None:
-                atexit.register(self._closed_by_exit)
+                atexit.register(self._close_epoch_at_exit)
             self._saved_schedule = parts.schedule(self._objects)
-        return self._writes() and self._save() is None
+        return self._is_writer() and self._save() is None
 
-    def _writes(self) -> bool:
+    def _is_writer(self) -> bool:
         return rank_and_world()[0] == 0 or is_sharded(self._objects)
 
     def _save(self, taken: Taken | None = None) -> str | None:
-        """Save ``taken``, or the state of this moment; returns None, or the sentence why it
+        """Save ``taken``, or the current state. Returns None, or a sentence that says why it
         failed.
         """
         report.flush()
         open_files.flush()
         totals = report.totals() if taken is None else taken.totals
-        leads = rank_and_world()[0] == 0  # of several ranks that save, one says it
+        is_rank_0 = rank_and_world()[0] == 0  # if several ranks save, one reports it
         started, size = time.monotonic(), 0
         failed: Exception | None = None
         try:
             size = self._write(taken)
         except ForeignSnapshotError:
             raise
-        # a full disk, a state_dict that fails, memory, an object that cannot be pickled: none may
-        # stop the training
+        # A full disk, a failing state_dict(), too little memory, an object that cannot be pickled:
+        # none of them may stop the training.
         except Exception as error:
             failed = error
         finished = time.monotonic()
         attempt = Attempt(finished - started, *totals)
         if failed is None:
             self._pace.saved(finished - started)
-            if leads:
-                self._outcomes.good(size, attempt)
+            if is_rank_0:
+                self._outcomes.report_saved(size, attempt)
             return None
         wait = min(self.every_s, _RETRY_S)
         self._pace.failed(wait)
-        return self._outcomes.bad(failed, wait, attempt) if leads else str(failed)
+        return self._outcomes.report_failed(failed, wait, attempt) if is_rank_0 else str(failed)
 
     def _write(self, taken: Taken | None) -> int:
-        """Put the snapshot on disk; returns its bytes. Raises what was met."""
+        """Write the snapshot to disk. Returns its size in bytes; raises any error of the disk or
+        the objects.
+        """
         self._copies.wait()
         if taken is not None:
             return self._disk.write(taken.payload)
@@ -307,7 +310,7 @@ class Snapshot:
         return {
             "malletrain_snapshot": snapshot_file.FORMAT,
             "id": uuid.uuid4().hex,
-            "owner": owner.named(self._owner),
+            "owner": owner.to_record(self._owner),
             "generation": report.generation(),
             "time": time.time(),
             "steps": self._steps,
@@ -315,26 +318,26 @@ class Snapshot:
             "rates": self._rates.state(),
             "schedulers": self._schedulers.progress(),
             "save_s": self._pace.cost_s,
-            "disk_since": self._outcomes.saved_at or self._disk_since,
+            "disk_since": self._outcomes.saved_at or self._disk_saved_at,
             "world_size": rank_and_world()[1],
         }
 
     # --- the training loop ---
 
     def step(self) -> None:
-        """Call it at the end of each training step, on every rank, after ``advance()`` and
-        ``report()``. Costs under 1 µs when nothing is due, and raises nothing but what
-        :meth:`save` does.
+        """Take a snapshot if one is due. Call it at the end of each training step, on every rank,
+        after ``advance()`` and ``report()``. It takes less than 1 µs if nothing is due, and raises
+        only what :meth:`save` raises.
 
-        Rank 0 saves when ``every_s`` has passed, and when the agent asks for it because the job is
-        about to be rescaled or its node is wanted. After such a snapshot it waits (60 s at
-        most), because the launcher is about to stop it and what it would do now would be lost; the
-        other ranks wait for it in their next collective. With a sharded model all ranks save, one
-        step later.
+        Rank 0 saves when ``every_s`` seconds have passed, and when the agent requests it because
+        the job is about to be rescaled or to lose a node. After a requested snapshot rank 0 waits,
+        for at most 60 s, to be stopped: the launcher is about to stop it, and further steps would
+        be lost. The other ranks wait for it in their next collective. With a sharded model all
+        ranks save, one step later.
 
-        After the last step of an epoch this happens when the code that follows the epoch's steps
-        has run (:attr:`malletrain.ElasticSampler.between_epochs`): a state saved before it would
-        be resumed in the next epoch, and the code never run.
+        After the last step of an epoch the snapshot is taken when the code that follows the epoch's
+        steps has run (:attr:`malletrain.ElasticSampler.between_epochs`). A run that resumes from an
+        earlier state would start in the next epoch and skip that code.
         """
         if not self._looked:
             self._look()
@@ -347,15 +350,15 @@ class Snapshot:
 
     @property
     def _epochs(self) -> CountedEpochs | None:
-        """The epochs that the script is in: those of the sampler that it loops over, where it has
-        several.
+        """The sampler or stream that the script loops over, else the first one; None without
+        any.
         """
         for counted in self._counted:
             if counted.looping:
                 return counted
         return self._counted[0] if self._counted else None
 
-    def _closed(self, counted: CountedEpochs) -> None:
+    def _on_epoch_closed(self, counted: CountedEpochs) -> None:
         if counted is self._epochs:
             self._epoch_closed()
 
@@ -364,8 +367,8 @@ class Snapshot:
         deferred, self._deferred = self._deferred, False
         saved, self._saved_schedule = self._saved_schedule, None
         if saved is not None:
-            atexit.unregister(self._closed_by_exit)
-            # If not, the script has saved before its scheduler made a step, say.
+            atexit.unregister(self._close_epoch_at_exit)
+            # False if, for example, the script saved before its scheduler made a step.
             complete = saved == parts.schedule(self._objects)
             if is_sharded(self._objects):
                 team = self._all_ranks()
@@ -373,24 +376,27 @@ class Snapshot:
                 complete = team.from_rank_0(lambda: all(by_rank))
             if self._disk.in_open_epoch:
                 self._disk.close_epoch(complete)
-            if not complete and self._writes():
+            if not complete and self._is_writer():
                 self._save()
         if deferred:
             self._after_step()
 
-    def _closed_by_exit(self) -> None:
-        """A script whose loop asks for no next epoch (``break``, a count of its own) has ended."""
+    def _close_epoch_at_exit(self) -> None:
+        """Close the epoch of a script that has ended without requesting the next epoch (``break``,
+        its own counter).
+        """
         if self._disk.in_open_epoch and getattr(sys, "last_value", None) is None:
             self._disk.close_epoch(complete=True)
 
     def _after_training(self) -> None:
-        """The last epoch is over. The code that follows the training runs in this process: nobody
-        waits here to be stopped. A process that has to stop in that code leaves this state behind.
+        """Save if a snapshot is due or requested, without waiting to be stopped: the code that
+        follows the training runs in this process. If the process must stop in that code, this is
+        the newest state.
         """
         if rank_and_world()[0] != 0 or self._agreement is not None:
             return
         request = self._flags.drain_request() if self._flags is not None else 0
-        if request not in (0, self._served) or self._pace.is_due():
+        if request not in (0, self._served_request) or self._pace.is_due():
             self._save()
 
     def _after_step(self) -> None:
@@ -403,8 +409,8 @@ class Snapshot:
         flags = self._flags
         if flags is not None:
             number = flags.drain_request()
-            if number and number != self._served:
-                self._serve(number)
+            if number and number != self._served_request:
+                self._serve_drain_request(number)
                 return
         self.replicas.after_step(self._steps)
         if self._pace.is_due() or not self._announced:
@@ -416,20 +422,20 @@ class Snapshot:
             self._agreement = Agreement(self._all_ranks().group)
 
     def _step_together(self, agreement: Agreement) -> None:
-        """All ranks save at the same step: the one after that in which rank 0 saw a reason."""
-        wish = 0
+        """Save on all ranks at the same step: one step after rank 0 saw a reason."""
+        message = 0
         if rank_and_world()[0] == 0:
             number = self._flags.drain_request() if self._flags is not None else 0
-            if number and number not in (self._served, self._request):
-                self._request, wish = number, 1 + number
+            if number and number not in (self._served_request, self._request):
+                self._request, message = number, 1 + number
             elif self._pace.is_due():
                 self._pace.saved()
-                wish = 1
-        decided = agreement.exchange(wish)
+                message = 1
+        decided = agreement.exchange(message)
         if not self._announced:
             self._announce()
         if decided > 1:
-            self._serve(decided - 1)
+            self._serve_drain_request(decided - 1)
         elif decided:
             self._save()
             self.replicas.with_snapshot(self._steps)
@@ -443,13 +449,13 @@ class Snapshot:
             if rank_and_world()[0] != 0:
                 open_files.flush()
                 self._pace.saved()
-            elif not self._saves_behind():
+            elif not self._save_in_background():
                 self._save()
             self.replicas.with_snapshot(self._steps)
 
-    def _saves_behind(self) -> bool:
-        """Save to memory, and have the disk's copy made in the background. Returns whether that is
-        under way.
+    def _save_in_background(self) -> bool:
+        """Save to memory, and start the copy to disk in the background. Returns whether a copy is
+        in progress.
         """
         memory = self._memory
         if memory is None or memory.tier is None:
@@ -474,36 +480,36 @@ class Snapshot:
             return
         if self._flags is not None:
             report.send(Capable)
-        parts.tell_left_out(self._objects)
-        count = parts.parameters(self._objects)
+        parts.warn_about_unsaved_parameters(self._objects)
+        count = parts.parameter_count(self._objects)
         if count:
             report.describe(parameters=count)
 
-    def _serve(self, number: int) -> None:
-        self._served = number
+    def _serve_drain_request(self, number: int) -> None:
+        self._served_request = number
         report.flush()
-        leads = rank_and_world()[0] == 0
-        if not leads and self._agreement is None:
+        is_rank_0 = rank_and_world()[0] == 0
+        if not is_rank_0 and self._agreement is None:
             open_files.flush()
             return
         memory, heirs = self._memory, self._heirs(number)
-        in_memory = memory is not None and memory.drained(heirs, self._steps, self._outcomes)
+        in_memory = memory is not None and memory.save_for_drain(heirs, self._steps, self._outcomes)
         sentence = None if in_memory else self._save()
-        if not leads:
+        if not is_rank_0:
             return
         if sentence is not None:
             report.send(DrainDone, number=number, saved=False, sentence=sentence)
             return
 
-        def again(later: int) -> bool:
+        def state_is_there(later: int) -> bool:
             if not in_memory or memory is None:
                 return True
             if self._agreement is not None:
-                return False  # the other ranks have gone on to their next collective
-            return memory.wanted_by(self._heirs(later)) or self._save() is None
+                return False  # the other ranks are already in their next collective
+            return memory.copy_to_one_of(self._heirs(later)) or self._save() is None
 
         assert self._flags is not None
-        self._served = wait_to_be_stopped(self._flags, number, again=again)
+        self._served_request = wait_to_be_stopped(self._flags, number, again=state_is_there)
         if not in_memory:
             self._pace.saved()
 

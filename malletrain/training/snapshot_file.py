@@ -1,11 +1,12 @@
-"""Snapshot files: written so that a good one is always on disk, read so that a bad one is noticed.
+"""Snapshot files: writes them so that a good one is always on disk, and detects damaged ones when
+it reads them.
 
 Decides how bytes reach the disk (temporary file, flush, fsync, atomic rename, fsync of the folder),
-how many earlier snapshots stay beside the newest, and whether a file is whole. It does not decide
-when a snapshot is taken or what is in it (:mod:`malletrain.training.snapshot`).
+how many earlier snapshots are kept, and whether a file is complete.
+:mod:`malletrain.training.snapshot` decides when a snapshot is taken and what it contains.
 
-A snapshot is an ordinary ``torch.save`` file, a zip archive whose records carry CRC-32 sums; they
-are checked on reading, because torch does not and would load flipped bits as weights.
+A snapshot is an ordinary ``torch.save`` file: a zip archive whose records have CRC-32 check sums.
+They are checked here, because torch does not check them and would load flipped bits as weights.
 """
 
 from __future__ import annotations
@@ -23,25 +24,27 @@ from typing import IO, Any
 from malletrain.protocol.fault_points import FaultPoint, reached
 
 FORMAT = 1
-"""Of a snapshot that is whole in its file."""
+"""Format of a snapshot in one file."""
 SHARDED_FORMAT = 2
-"""Of one whose file names shards beside it (:mod:`malletrain.training.shard_files`)."""
+"""Format of a snapshot whose file names a folder of shards
+(:mod:`malletrain.training.shard_files`).
+"""
 
 _COPY_BYTES = 4 << 20
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
-"""What a file system without hard links says to one."""
+"""Errors of a file system that does not support hard links."""
 
 
 class SnapshotError(RuntimeError):
-    """A snapshot that cannot be used; the message is a sentence with the path."""
+    """A snapshot cannot be used; the message names its path."""
 
 
 class ForeignSnapshotError(SnapshotError):
-    """The place of a snapshot is taken by another run's: training on would keep nothing."""
+    """Another run's snapshot is at this path, so no snapshot of this run would be kept."""
 
 
 class DamagedSnapshotError(SnapshotError):
-    """What was read of a snapshot is not what was written; the one before may be."""
+    """A snapshot is not what was written; the previous one may be good."""
 
 
 def _marker(path: str) -> str:
@@ -49,11 +52,11 @@ def _marker(path: str) -> str:
 
 
 def mark_open_epoch(path: str, identity: str) -> None:
-    """Before the snapshot ``identity`` is written at ``path``: it is taken in the code after the
-    steps of an epoch, and not to be resumed from before that code has run.
+    """Record that the snapshot ``identity``, about to be written at ``path``, is taken in the code
+    after the steps of an epoch. No run resumes from it until :func:`close_epoch` is called.
 
     Raises:
-        OSError: the disk's reason.
+        OSError: the marker file cannot be written.
     """
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(_marker(path), "a") as file:
@@ -63,16 +66,18 @@ def mark_open_epoch(path: str, identity: str) -> None:
 
 
 def close_epoch(path: str) -> None:
-    """The code after the steps of the epoch has run: the snapshot at ``path`` is as good as any."""
+    """Let runs resume from the snapshot at ``path``: the code after the steps of the epoch has
+    run.
+    """
     try:
         os.unlink(_marker(path))
-    except OSError:  # absent; or it stays, and the epoch is done again from the one before
+    except OSError:  # absent; or it stays, and the epoch is repeated from the previous snapshot
         pass
 
 
 def in_open_epoch(path: str) -> frozenset[str]:
-    """Ids of the snapshots at ``path`` that were taken in the code after the steps of an epoch, of
-    which nobody has said since that it ended: the scheduler's step may be missing in them.
+    """Return the ids of the snapshots at ``path`` that were taken in the code after the steps of an
+    epoch, if that code has not run to its end. They may lack the scheduler's step.
     """
     try:
         with open(_marker(path)) as file:
@@ -82,19 +87,19 @@ def in_open_epoch(path: str) -> frozenset[str]:
 
 
 def resumable(path: str) -> str:
-    """Path of the newest snapshot at ``path`` that is not of an open epoch."""
-    marked = in_open_epoch(path)
-    there = peek(path) if marked else None
-    return previous(path, 1) if there is not None and there.get("id") in marked else path
+    """Return the path of the newest snapshot at ``path`` from which a run can resume."""
+    open_epoch_ids = in_open_epoch(path)
+    newest = peek(path) if open_epoch_ids else None
+    return previous(path, 1) if newest is not None and newest.get("id") in open_epoch_ids else path
 
 
 def previous(path: str, number: int) -> str:
-    """Path of the ``number``-th snapshot before the newest: ``path.prev``, ``path.prev2``, …"""
+    """Return the path of the ``number``-th earlier snapshot: ``path.prev``, ``path.prev2``, …"""
     return f"{path}.prev" + (str(number) if number > 1 else "")
 
 
 def candidates(path: str, keep: int) -> list[str]:
-    """The snapshots on disk, newest first."""
+    """Return the paths of the snapshots on disk, newest first."""
     return [
         name
         for name in (path, *(previous(path, number) for number in range(1, keep + 1)))
@@ -103,8 +108,8 @@ def candidates(path: str, keep: int) -> list[str]:
 
 
 class _Writer:
-    """A file for torch.save that remembers the first failure: torch hides it behind an internal
-    error of its zip writer.
+    """A file for torch.save that stores the first OSError, because torch hides it behind an
+    internal error of its zip writer.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -137,22 +142,26 @@ def write(
     keep_newest: bool = True,
     overtaken: Callable[[], None] | None = None,
 ) -> int:
-    """Write ``payload`` as the newest snapshot at ``path`` and keep ``keep`` earlier ones. Returns
-    its size in bytes.
+    """Write ``payload`` as the newest snapshot at ``path``.
 
-    Whatever happens in between (full disk, SIGKILL, power), the newest or the one before it is
-    whole.
+    If it is interrupted (full disk, SIGKILL, power failure), the newest or the previous snapshot is
+    complete.
 
     Args:
-        path, payload, keep: see above.
-        keep_newest: False: the file at ``path`` (known to be damaged) is replaced, and the earlier
-            ones stay as they are.
-        overtaken: for the first snapshot at ``path``: what is asked when another process has
-            written one there in the meantime. It raises to leave that alone.
+        path: path of the newest snapshot.
+        payload: its content.
+        keep: number of earlier snapshots to keep.
+        keep_newest: False replaces the file at ``path``, which is known to be damaged, and leaves
+            the earlier snapshots unchanged.
+        overtaken: for the first snapshot at ``path``: called if another process has written one
+            there in the meantime. It raises to keep that one.
+
+    Returns:
+        The size of the snapshot, bytes.
 
     Raises:
-        OSError: the disk's reason; the snapshots on disk are as before and the temporary file is
-            gone.
+        OSError: the disk's error. The snapshots on disk are unchanged and the temporary file is
+            removed.
     """
     return _write(path, keep, keep_newest, overtaken, lambda file: write_to(file, payload))
 
@@ -164,7 +173,19 @@ def write_copy(
     keep_newest: bool = True,
     overtaken: Callable[[], None] | None = None,
 ) -> int:
-    """As :func:`write`, of a snapshot that ``source`` is a file of."""
+    """Write the snapshot that an open file contains.
+
+    Args:
+        path: path of the newest snapshot.
+        source: file with the content.
+        keep, keep_newest, overtaken: as for :func:`write`.
+
+    Returns:
+        The size of the snapshot, bytes.
+
+    Raises:
+        OSError: as for :func:`write`.
+    """
 
     def copy(file: IO[bytes]) -> int:
         size = 0
@@ -177,7 +198,7 @@ def write_copy(
 
 
 def write_to(file: IO[bytes], payload: dict[str, Any]) -> int:
-    """Write ``payload`` to ``file``. Returns its bytes; raises OSError."""
+    """Write ``payload`` to ``file``. Returns the number of bytes; raises OSError."""
     writer = _Writer(file)
     _torch_save(payload, writer)
     if writer.error is not None:
@@ -195,8 +216,8 @@ def _write(
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     temporary = f"{path}.tmp-{socket.gethostname()}-{os.getpid()}"
     try:
-        # Others may read but never write it: restoring trusts a file that only its owner can have
-        # written.
+        # Other users can read but not write it: restoring trusts a file that only its owner can
+        # have written.
         fd = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         with open(fd, "wb") as file:
             size = fill(file)
@@ -221,8 +242,8 @@ def _write(
 
 
 def _published(temporary: str, path: str) -> bool:
-    """Put the first snapshot in its place; False when there is one, or none can be told from a
-    second one here (a file system without hard links, on which two runs may overtake each other).
+    """Link the first snapshot to its path. Returns False if there is one already, or if the file
+    system has no hard links (two runs may then overwrite each other).
     """
     try:
         os.link(temporary, path)
@@ -237,8 +258,8 @@ def _published(temporary: str, path: str) -> bool:
 
 
 def _keep(path: str, number: int) -> None:
-    """Let the ``number``-th earlier snapshot be what the one after it is. The newest stays in its
-    place, too: nobody ever sees none.
+    """Replace the ``number``-th earlier snapshot by the next newer one. The newest also stays at
+    its path, so that there is a snapshot at any time.
     """
     older, previous_file = (
         previous(path, number - 1) if number > 1 else path,
@@ -247,16 +268,17 @@ def _keep(path: str, number: int) -> None:
     if not os.path.exists(older):
         return
     if number == 1:
-        spare = f"{path}.tmp-{socket.gethostname()}-{os.getpid()}-kept"
+        temporary_link = f"{path}.tmp-{socket.gethostname()}-{os.getpid()}-kept"
         try:
-            os.link(path, spare)
+            os.link(path, temporary_link)
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
         else:
-            os.replace(spare, previous_file)
-            if os.path.exists(spare):  # both were one file already: then a rename does nothing
-                os.unlink(spare)
+            os.replace(temporary_link, previous_file)
+            # If both were links to one file, rename does nothing.
+            if os.path.exists(temporary_link):
+                os.unlink(temporary_link)
             return
     os.replace(older, previous_file)
 
@@ -264,50 +286,51 @@ def _keep(path: str, number: int) -> None:
 def _torch_save(payload: dict[str, Any], writer: _Writer) -> None:
     import torch
 
-    # A user may have turned the sums off for speed; without them a damaged snapshot could not be
-    # told from a good one.
+    # The user may have disabled check sums for speed. Without them a damaged snapshot cannot be
+    # detected.
     get, put = (
         getattr(torch.serialization, "get_crc32_options", None),
         getattr(torch.serialization, "set_crc32_options", None),
     )
-    before = get() if get and put else True
+    was_enabled = get() if get and put else True
     try:
-        if put and not before:
+        if put and not was_enabled:
             put(True)
         torch.save(payload, writer)  # type: ignore[arg-type]
     except Exception:
         if writer.error is None:
             raise
     finally:
-        if put and not before:
-            put(before)
+        if put and not was_enabled:
+            put(was_enabled)
 
 
 def sync_folder(folder: str) -> None:
-    """Have the entries of ``folder`` (empty: the working folder) on disk."""
+    """Flush the entries of ``folder`` to disk. Empty means the working folder."""
     try:
         fd = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:  # a folder that may be written but not read
+    except OSError:  # a folder that is writable but not readable
         return
     try:
         os.fsync(fd)
     except OSError as error:
+        # some file systems have no fsync of folders
         if error.errno not in (
             errno.EINVAL,
             errno.ENOTSUP,
-        ):  # some file systems have no fsync of folders
+        ):
             raise
     finally:
         os.close(fd)
 
 
 def remove_leftovers(path: str) -> None:
-    """Remove the temporary files of processes that were killed while they saved to ``path`` (one
-    that still lives fails once, no more).
+    """Remove the temporary files of processes that were killed while they saved to ``path``. If
+    such a process still runs, one of its saves fails.
     """
-    mine = f"{path}.tmp-{socket.gethostname()}-{os.getpid()}"
+    own_temporary = f"{path}.tmp-{socket.gethostname()}-{os.getpid()}"
     for name in glob.glob(glob.escape(path) + ".tmp-*"):
-        if name != mine:
+        if name != own_temporary:
             try:
                 os.unlink(name)
             except OSError:
@@ -315,18 +338,19 @@ def remove_leftovers(path: str) -> None:
 
 
 def read(path: str, check: bool = True) -> dict[str, Any]:
-    """Load the snapshot at ``path`` to the CPU; ``check`` verifies the sums of every record first.
+    """Load the snapshot at ``path`` to the CPU. With ``check`` the check sums of all records are
+    verified first.
 
     Only plain data is unpickled (``weights_only``), unless the snapshot holds objects of other
-    classes *and* nobody but its owner, this user, can have written it.
+    classes *and* only this user, its owner, can have written it.
 
     Raises:
-        SnapshotError: when it is damaged, of another format, or may not be trusted.
-        OSError: when it cannot be opened.
+        SnapshotError: the file is damaged, has another format, or is not trusted.
+        OSError: the file cannot be opened.
     """
     import torch
 
-    with open(path, "rb"):  # absent or unreadable: an OSError, which says so itself
+    with open(path, "rb"):  # absent or unreadable: raises an OSError that says so
         pass
     if check:
         try:
@@ -339,7 +363,7 @@ def read(path: str, check: bool = True) -> dict[str, Any]:
             NotImplementedError,
             ValueError,
             OSError,
-        ) as error:  # OSError: a damaged directory may send zipfile to a negative place
+        ) as error:  # OSError: a damaged directory may make zipfile seek to a negative offset
             raise SnapshotError(f"Snapshot {path} is damaged: {error}.") from error
         if bad is not None:
             raise SnapshotError(
@@ -363,20 +387,20 @@ def read(path: str, check: bool = True) -> dict[str, Any]:
         raise SnapshotError(
             f"Snapshot {path} has format {payload['malletrain_snapshot']}, but this malletrain "
             f"reads formats {FORMAT} and {SHARDED_FORMAT}. "
-            "Go on with the release that wrote it."
+            "Use the release that wrote it."
         )
     return payload
 
 
 def peek(path: str) -> dict[str, Any] | None:
-    """What the snapshot at ``path`` says of itself, without its tensors being read or anything
-    checked; None where there is none that can be read this way.
+    """Load the snapshot at ``path`` without reading its tensors or checking anything. Returns None
+    if it cannot be read this way.
     """
     import torch
 
     try:
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # absent, damaged, or in need of more than plain data: to be read in full
+    except Exception:  # absent, damaged, or not plain data: the caller reads it in full
         return None
     return payload if isinstance(payload, dict) and "malletrain_snapshot" in payload else None
 
@@ -398,7 +422,9 @@ def _torch_load(torch: Any, path: str) -> Any:
 
 
 def signature(path: str) -> tuple[int, int, int] | None:
-    """Identifies the file that is at ``path`` now, None when there is none."""
+    """Return (inode, modification time in ns, size) of the file at ``path``; None if there is
+    none.
+    """
     try:
         status = os.stat(path)
     except OSError:

@@ -1,7 +1,5 @@
-"""What a snapshot says of itself, read without torch and without running anything of it: for those
-who copy, export or delete snapshots. Its tensors are not read.
-
-Decides nothing. Standard library only.
+"""Reads the owner of a snapshot without torch, without running code of the snapshot and without its
+tensors, for commands that copy, export or delete snapshots. Decides nothing. Standard library only.
 """
 
 from __future__ import annotations
@@ -10,14 +8,14 @@ import pickle
 import zipfile
 from typing import Any
 
-from malletrain.training.owner import Owner, of
+from malletrain.training.owner import Owner, owner_of
 
 _RECORD = "data.pkl"
-"""Where torch.save puts everything but tensors, in its archive."""
+"""Name of the record of torch.save with everything but tensors."""
 
 
 class _Inert(dict[Any, Any]):
-    """Stands for every class and every object in a snapshot that is not plain data."""
+    """Placeholder for every class and every object in a snapshot that is not plain data."""
 
     def __new__(cls, *args: Any, **named: Any) -> _Inert:
         return super().__new__(cls)
@@ -53,14 +51,16 @@ class _Plain(pickle.Unpickler):
 
 
 def owner_in(path: str) -> Owner | None:
-    """Whose snapshot the file ``path`` is; None where it cannot be read or names nobody."""
+    """Return the owner of the snapshot in the file ``path``; None if it cannot be read or names
+    none.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             record = next(n for n in archive.namelist() if n.rpartition("/")[2] == _RECORD)
             with archive.open(record) as file:
                 payload = _Plain(file).load()
-    except Exception:  # absent, damaged, or a file of another kind
+    except Exception:  # absent, damaged, or not a snapshot
         return None
     if not isinstance(payload, dict) or "malletrain_snapshot" not in payload:
         return None
-    return of(payload)
+    return owner_of(payload)

@@ -1,9 +1,9 @@
-"""Lets the agent see where this process stands when it hangs: at a signal its stacks are written
-into a file of the job's directory.
+"""Lets the agent see the stacks of a hanging worker: on a signal, they are written to a file in the
+job's directory.
 
-Decides nothing else. It is Python's own faulthandler, which needs neither the interpreter's lock
-nor a thread of Python: a worker that is stuck in a collective or a system call answers too.
-Standard library only.
+Uses Python's faulthandler, which needs neither the interpreter's lock nor a Python thread, so it
+works in a worker that is stuck in a collective or a system call. Decides nothing else. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from malletrain.protocol.stacks_file import STACKS_FILE, STACKS_SIGNAL
 _file: IO[bytes] | None = None
 
 
-def offer() -> None:
-    """From now on the agent may ask. Never raises; does nothing outside MalleTrain, or where the
-    script has the signal for itself.
+def install() -> None:
+    """Install the signal handler. Never raises. Does nothing outside MalleTrain, or if the script
+    uses the signal itself.
     """
     global _file
     flags = os.environ.get(env.FLAGS)
@@ -37,8 +37,8 @@ def offer() -> None:
         faulthandler.register(STACKS_SIGNAL, file=_file, all_threads=True, chain=False)
 
 
-def withdraw() -> None:
-    """This process, a child of the one that offered, is not a worker."""
+def remove() -> None:
+    """Remove the handler in a forked child of the worker."""
     global _file
     if _file is not None:
         faulthandler.unregister(STACKS_SIGNAL)

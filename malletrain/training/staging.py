@@ -1,8 +1,8 @@
-"""From a GPU to host memory, fast: through page-locked buffers that are kept from one snapshot to
-the next.
+"""Copies tensors from a GPU to host memory through page-locked buffers, which are reused for the
+next snapshot.
 
-Decides that all copies are on their way at once and waited for once. On a CPU there is nothing to
-do. Tested by ``make test-gpu``.
+Starts all copies at once and waits for them once. Does nothing on a CPU. Tested by ``make
+test-gpu``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class Staging:
         self._buffers: dict[str, Any] = {}
 
     def on_host(self, value: Any) -> Any:
-        """``value`` with every tensor of a GPU in it replaced by a copy in host memory, which is
-        good until the next call.
+        """Return ``value`` with every GPU tensor in it replaced by a copy in host memory. The
+        copies are valid until the next call.
         """
         copied: list[Any] = []
-        staged = self._staged(value, "", copied)
+        staged = self._copy_to_host(value, "", copied)
         if copied:
             import torch
 
@@ -29,14 +29,16 @@ class Staging:
                 torch.cuda.synchronize(device)
         return staged
 
-    def _staged(self, value: Any, name: str, copied: list[Any]) -> Any:
+    def _copy_to_host(self, value: Any, name: str, copied: list[Any]) -> Any:
         if getattr(value, "is_cuda", False):
             copied.append(value)
             return self._buffer(value, name).copy_(value.detach(), non_blocking=True)
         if type(value) is dict:
-            return {k: self._staged(v, f"{name}/{k}", copied) for k, v in value.items()}
+            return {k: self._copy_to_host(v, f"{name}/{k}", copied) for k, v in value.items()}
         if type(value) in (list, tuple):
-            return type(value)(self._staged(v, f"{name}/{i}", copied) for i, v in enumerate(value))
+            return type(value)(
+                self._copy_to_host(v, f"{name}/{i}", copied) for i, v in enumerate(value)
+            )
         return value
 
     def _buffer(self, tensor: Any, name: str) -> Any:

@@ -1,10 +1,10 @@
-"""One SIGTERM that is not for this worker.
+"""Makes a worker ignore the first SIGTERM.
 
-Slurm's ``scancel`` sends SIGTERM to every process of a lease at once. The agent answers it: it has
-the job saved and moved. A worker that died of it first could save nothing. So a worker that takes
-snapshots on demand lets the first SIGTERM pass; the launcher, which knows of it, sends another
-(:mod:`malletrain.launch.fork_client`). Scripts with a handler of their own, and their child
-processes, are as they were.
+Slurm's ``scancel`` sends SIGTERM to every process of a lease at once. The agent reacts to it by
+saving and moving the job. A worker that SIGTERM ended first could not save. So a worker that takes
+snapshots on demand ignores the first SIGTERM. The launcher knows this and sends a second one
+(:mod:`malletrain.launch.fork_client`). Scripts with a handler of their own, and child processes,
+are not affected.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _installed = False
 
 
 def bear_one_sigterm() -> None:
-    """Let the first SIGTERM pass, where the launcher knows how to stop this process all the same
-    and the script has no handler of its own. Calling it again does nothing.
+    """Ignore the first SIGTERM, if the launcher can stop this process nevertheless and the script
+    has no handler of its own. Further calls do nothing.
     """
     global _installed
     if _installed or env.FORK_SERVER not in os.environ:
@@ -31,17 +31,20 @@ def bear_one_sigterm() -> None:
     install = getattr(libc, "sysv_signal", None)
     if install is None:
         return
-    # A handler in C, gone after the first signal, that does nothing: abs(3) has the form of one.
-    # One in Python would wait for the end of a collective, in which a worker must be stoppable.
+    # A C handler that does nothing and is removed after the first signal: abs(3) has a fitting
+    # signature. A Python handler would run only after a collective, and a worker must be stoppable
+    # in a collective.
     install.argtypes, install.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
     install(signal.SIGTERM, ctypes.cast(libc.abs, ctypes.c_void_p))
     signal.siginterrupt(signal.SIGTERM, False)
-    os.register_at_fork(after_in_child=_as_usual)
+    os.register_at_fork(after_in_child=_reset_in_child)
     _installed = True
 
 
-def bear_again() -> None:
-    """Take a handler back that stood in for a while, and let the first SIGTERM pass as before."""
+def restore_sigterm_handling() -> None:
+    """Remove a temporary handler, and ignore the first SIGTERM again if that was installed
+    before.
+    """
     global _installed
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if _installed:
@@ -49,7 +52,7 @@ def bear_again() -> None:
         bear_one_sigterm()
 
 
-def _as_usual() -> None:
-    """In a child process, which its parent may want to stop with one SIGTERM."""
+def _reset_in_child() -> None:
+    """Reset the handler in a child process, so that its parent can stop it with one SIGTERM."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,16 +1,16 @@
-"""Iterable datasets made of shards, in a job whose number of ranks changes: every record of an
-epoch once.
+"""Iterable datasets made of shards, for jobs whose number of ranks changes: every record of an
+epoch exactly once.
 
-Decides what this rank trains on next and how far all ranks have come. Which rank reads which shard
-is :mod:`malletrain.training.stream_deal`'s, how shards are read
-:mod:`malletrain.training.stream_loader`'s, and when the position is saved
-:mod:`malletrain.training.snapshot`'s.
+Yields this rank's batches and tracks the position of all ranks.
+:mod:`malletrain.training.stream_deal` decides which rank reads which shard,
+:mod:`malletrain.training.stream_loader` how shards are read, and
+:mod:`malletrain.training.snapshot` when the position is saved.
 
-Shards have lengths that nobody knows before they are read. They are dealt out to the readers of all
-ranks. A step has the same global batch as any other, so that it can be made only if every rank has
-its share of it, and the ranks tell each other at each step whether they have a share more. When one
-has not, what is left is dealt out anew; and when too few shards are left for that, all ranks read
-them and take their share of every global batch.
+The length of a shard is unknown until it is read. The shards are dealt out to the readers of all
+ranks. All steps have the same global batch, so a step is possible only if every rank has its share.
+The ranks report to each other at each step whether they have a further share. When a rank has none,
+the remaining shards are dealt out again. When too few shards are left for that, all ranks read all
+of them and take their share of every global batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from malletrain.training.ranks import max_world, rank_and_world
 from malletrain.training.report import tell
 from malletrain.training.side_group import new_side_group
 from malletrain.training.stream_deal import Cursor, Deal, StreamPosition, deal
-from malletrain.training.stream_words import StepWord, say
+from malletrain.training.stream_words import StepWord, send_progress
 
 if TYPE_CHECKING:
     from malletrain.training.stream_loader import Cut, Portion
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
 _STATE_VERSION = 1
 
 
-class _HandedOut:
-    """A step whose batch was handed out and is not done yet."""
+class _StepInProgress:
+    """A step whose batch was yielded and that :meth:`ElasticStream.advance` has not counted."""
 
     def __init__(
         self,
         dealt: Deal,
-        before: _HandedOut | None,
+        previous: _StepInProgress | None,
         portion: Portion,
         total: int,
-        word: StepWord | None = None,
+        message: StepWord | None = None,
     ) -> None:
         self.deal, self.share, self.total = dealt, portion.share, total
-        self._before = before
+        self._before = previous
         self._own = {0: (portion.place, portion.records)}
-        self._word = word
+        self._word = message
         self._after: dict[int, Cursor] | None = None
 
     def cursors(self) -> dict[int, Cursor]:
-        """The cursors of all readers after this step."""
+        """Return the cursors of all readers after this step."""
         if self._after is None:
-            before = self._before.cursors() if self._before else {}
-            now = self._word.cursors() if self._word else self._own
-            self._after, self._before = {**before, **now}, None
+            previous = self._before.cursors() if self._before else {}
+            own = self._word.cursors() if self._word else self._own
+            self._after, self._before = {**previous, **own}, None
         return self._after
 
 
@@ -64,30 +64,30 @@ class ElasticStream(CountedEpochs):
     """The batches of this rank from a dataset made of shards; iterate it as a ``DataLoader``.
 
     Args:
-        shards: of the dataset, the same on every rank: paths, URLs, numbers.
-        read: from a shard to its records, always in the same order. With a parameter ``start`` it
-            is asked to begin at that record; else the records before it are read and left out.
+        shards: shards of the dataset, the same on every rank: paths, URLs or numbers.
+        read: function from a shard to its records, always in the same order. If it has a parameter
+            ``start``, it is called with the number of the first record to return; else the records
+            before that one are read and dropped.
         global_batch_size: records per step over all ranks. Exactly one of this and ``batch_size``.
         batch_size: records per step and rank; the global batch changes with the scale.
-        decode: from a record to what batches are made of, for this rank's records only. Costly work
-            belongs here and not into ``read``.
-        collate_fn: from a list of decoded records to a batch; torch's default when not given.
-        seed: of the order of the shards in each epoch.
-        shuffle: False takes the shards in order. Records keep their order within a shard.
-        num_workers: processes of this rank that read, the same number on every rank.
-        rank, world_size: from torch.distributed when it is initialised, else from RANK and
-            WORLD_SIZE, else 0 and 1.
-        max_world_size: the largest number of ranks the job will ever have; from
-            MALLETRAIN_MAX_WORLD_SIZE, else the world size.
-        group: the process group in which the ranks talk, on the CPU; one of the stream's own when
-            not given.
+        decode: function from a record to a sample; called for this rank's records only. Put costly
+            work here and not into ``read``.
+        collate_fn: function from a list of samples to a batch. Default: torch's.
+        seed: seed of the order of the shards in each epoch.
+        shuffle: False reads the shards in order. Records keep their order within a shard.
+        num_workers: number of reading processes of this rank, the same on every rank.
+        rank, world_size: rank of this process and number of ranks. Default: from torch.distributed
+            if it is initialised, else from RANK and WORLD_SIZE, else 0 and 1.
+        max_world_size: maximum number of ranks of the job. Default: MALLETRAIN_MAX_WORLD_SIZE, else
+            ``world_size``.
+        group: CPU process group for the ranks' messages. Default: a new gloo group.
         loader: other options of ``DataLoader``, such as ``pin_memory`` and ``prefetch_factor``.
 
     Raises:
-        ValueError: when the sizes do not fit each other; the message says which.
+        ValueError: the sizes are inconsistent; the message names them.
     """
 
-    _name, _ordered = "stream", "shard"
+    _name, _element_noun = "stream", "shard"
 
     def __init__(
         self,
@@ -107,9 +107,9 @@ class ElasticStream(CountedEpochs):
         group: Any = None,
         **loader: Any,
     ) -> None:
-        here_rank, here_world = rank_and_world()
-        self.rank = here_rank if rank is None else rank
-        self.world_size = here_world if world_size is None else world_size
+        default_rank, default_world_size = rank_and_world()
+        self.rank = default_rank if rank is None else rank
+        self.world_size = default_world_size if world_size is None else world_size
         self.max_world_size = max_world_size or max_world(self.world_size)
         if (global_batch_size is None) == (batch_size is None):
             raise ValueError(
@@ -134,66 +134,70 @@ class ElasticStream(CountedEpochs):
         self._read, self._decode, self._collate = read, decode, collate_fn
         self._options = loader
         self._group = group
-        self._waiting: deque[_HandedOut] = deque()
+        self._in_progress: deque[_StepInProgress] = deque()
         super().__init__()
         self._begin(0)
 
     def _begin(self, epoch: int, position: StreamPosition | None = None, samples: int = 0) -> None:
         self.epoch = epoch
         self.samples = samples
-        """Records of this epoch that are done, over all ranks."""
+        """Number of records of this epoch that are done, over all ranks."""
         self._position = position or StreamPosition(len(self.shards))
-        self._waiting.clear()
+        self._in_progress.clear()
         self.between_epochs = False
 
     # --- the batches ---
 
     def __iter__(self) -> Iterator[Any]:
-        """This rank's batches from the position to the end of the epoch."""
-        self._iterated()
-        self._waiting.clear()
+        """Yield this rank's batches from the position to the end of the epoch."""
+        self._on_iteration()
+        self._in_progress.clear()
         epoch, position = self.epoch, self._position
         shared = False
         while position.remaining():
             dealt = deal(position, self.world_size, max(1, self.num_workers), shared)
-            last: _HandedOut | None = None
-            for step, batch in self._shared(dealt) if dealt.shared else self._dealt(dealt):
+            last: _StepInProgress | None = None
+            for step, batch in (
+                self._shared_batches(dealt) if dealt.shared else self._dealt_batches(dealt)
+            ):
                 last = step
-                self._waiting.append(step)
+                self._in_progress.append(step)
                 yield batch
             if dealt.shared:
                 break
-            shared = last is None  # dealt out, and no step could be made of it
+            shared = last is None  # dealt out, but not enough for a step
             if last is not None:
                 position = dealt.position(last.cursors())
-        if not self._waiting and self.epoch == epoch:
-            self._leave_rest()
+        if not self._in_progress and self.epoch == epoch:
+            self._drop_remainder()
 
-    def _dealt(self, dealt: Deal) -> Iterator[tuple[_HandedOut, Any]]:
+    def _dealt_batches(self, dealt: Deal) -> Iterator[tuple[_StepInProgress, Any]]:
         from malletrain.training.stream_loader import Cut
 
         share = piece(self.global_batch_size, self.world_size, self.rank)[1]
         source = self._portions(dealt, dealt.lists[self.rank :: self.world_size], Cut(share))
         group = self._side_group()
-        # A step is made only if every rank has a share beyond it: what is left in the end is a
-        # global batch at least, which the ranks can share.
+        # A step is done only if every rank has a further share after it. So at least one global
+        # batch remains at the end, which the ranks can share.
         portion, following = next(source, None), next(source, None)
-        word = say(group, following is not None)
-        step: _HandedOut | None = None
-        while word.all_have_more():
+        message = send_progress(group, following is not None)
+        step: _StepInProgress | None = None
+        while message.all_have_more():
             assert portion is not None
-            coming = next(source, None)
-            word = say(group, coming is not None, portion.reader, portion.place, portion.records)
-            step = _HandedOut(dealt, step, portion, self.global_batch_size, word)
+            next_portion = next(source, None)
+            message = send_progress(
+                group, next_portion is not None, portion.reader, portion.place, portion.records
+            )
+            step = _StepInProgress(dealt, step, portion, self.global_batch_size, message)
             yield step, portion.batch
-            portion, following = following, coming
+            portion, following = following, next_portion
 
-    def _shared(self, dealt: Deal) -> Iterator[tuple[_HandedOut, Any]]:
+    def _shared_batches(self, dealt: Deal) -> Iterator[tuple[_StepInProgress, Any]]:
         from malletrain.training.stream_loader import Cut
 
         cut = Cut(self.global_batch_size, self.rank, self.world_size, self.max_world_size)
         for portion in self._portions(dealt, dealt.lists, cut):
-            yield _HandedOut(dealt, None, portion, portion.total), portion.batch
+            yield _StepInProgress(dealt, None, portion, portion.total), portion.batch
 
     def _portions(
         self, dealt: Deal, lists: Sequence[Sequence[tuple[int, int]]], cut: Cut
@@ -201,12 +205,16 @@ class ElasticStream(CountedEpochs):
         from malletrain.training.stream_loader import Readers, ShardSource, loader
 
         shards = self._order()
-        named = [[(self.shards[shards[place]], done) for place, done in part] for part in lists]
+        shards_by_reader = [
+            [(self.shards[shards[place]], done) for place, done in part] for part in lists
+        ]
         source = ShardSource(self._read, self._decode)
         if self._collate is not None:
             source = replace(source, collate=self._collate)
-        workers = min(self.num_workers, len(named))
-        return loader(Readers(source, named, cut), workers, self._options if workers else {})
+        workers = min(self.num_workers, len(shards_by_reader))
+        return loader(
+            Readers(source, shards_by_reader, cut), workers, self._options if workers else {}
+        )
 
     def _order(self) -> Sequence[int]:
         count = len(self.shards)
@@ -230,62 +238,64 @@ class ElasticStream(CountedEpochs):
     def _is_begun(self) -> bool:
         return self.samples > 0
 
-    def _leave_epoch(self) -> None:
+    def _abandon_epoch(self) -> None:
         tell(f"Epoch {self.epoch} was left after {self.samples} records.", once="epoch left")
         self._begin(self.epoch + 1)
 
     def advance(self, batches: int = 1) -> None:
-        """A step is done: move the position past its global batch. Call it on every rank at the end
-        of each step, before the snapshot.
+        """Move the position past the global batch of the finished step. Call it on every rank at
+        the end of each step, before ``Snapshot.step()``.
 
         Args:
-            batches: how many batches the step took (more than 1 with gradient accumulation).
+            batches: number of batches that the step took (more than 1 with gradient accumulation).
 
         Raises:
-            RuntimeError: when more batches are reported done than were taken.
+            RuntimeError: ``batches`` exceeds the number of batches that were yielded and are not
+                counted yet.
         """
         for _ in range(batches):
-            if not self._waiting:
+            if not self._in_progress:
                 raise RuntimeError(
                     "stream.advance() was called more often than batches were taken from the "
                     "stream. Call it once per batch."
                 )
-            step = self._waiting.popleft()
+            step = self._in_progress.popleft()
             self._position = step.deal.position(step.cursors())
             self.samples += step.total
             self._advances += 1
             if not self._position.remaining():
                 self._begin(self.epoch + 1)
                 self.between_epochs = True
-        if not self.between_epochs:  # at the end nothing is left to be ahead with
-            self._ahead = len(self._waiting)
+        if not self.between_epochs:  # at the end of an epoch nothing is prefetched
+            self._prefetched = len(self._in_progress)
 
-    def _leave_rest(self) -> None:
-        """No batch can be made of what is left."""
+    def _drop_remainder(self) -> None:
+        """End the epoch: the remaining records are fewer than the ranks."""
         if not self.samples:
             raise ValueError(
                 f"ElasticStream: {len(self.shards)} shards have too few records for "
                 f"{self.world_size} ranks."
             )
-        tell(f"The last records of epoch {self.epoch} are fewer than the ranks, and left out.")
+        tell(f"The last records of epoch {self.epoch} are left out: fewer than the ranks.")
         self._advances += 1
         self._begin(self.epoch + 1)
         self.between_epochs = True
 
     @property
     def loss_weight(self) -> float:
-        """(this rank's records) · (ranks) / (records of the global batch) for the newest batch
-        (before :meth:`advance`): see :attr:`malletrain.ElasticSampler.loss_weight`.
+        """Factor for the mean loss of the newest batch: (records of this rank) · (ranks) / (records
+        of the global batch). Read it before :meth:`advance`; see
+        :attr:`malletrain.ElasticSampler.loss_weight`.
         """
-        if not self._waiting:
+        if not self._in_progress:
             return 1.0
-        step = self._waiting[self._micro_batch(len(self._waiting))]
+        step = self._in_progress[self._micro_batch(len(self._in_progress))]
         return step.share * self.world_size / step.total
 
     # --- what a snapshot needs ---
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, the same on every rank: plain numbers."""
+        """Return the position as plain numbers, booleans and lists, the same on every rank."""
         return {
             "version": _STATE_VERSION,
             "epoch": self.epoch,
@@ -297,16 +307,17 @@ class ElasticStream(CountedEpochs):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, whatever the world size, the batch size and the number of workers
-        were when it was written. The state's seed wins.
+        """Continue from a state of :meth:`state_dict`. The world size, the batch size and the
+        number of workers may differ from those at the time it was written. The state's seed
+        replaces the stream's.
 
         Raises:
-            ValueError: when the state belongs to another number of shards or another version.
+            ValueError: the state has another version, or belongs to another number of shards.
         """
         if state.get("version") != _STATE_VERSION:
             raise ValueError(
-                f"A stream state of version {state.get('version')!r}; this malletrain reads "
-                f"version {_STATE_VERSION}."
+                f"The stream's state has version {state.get('version')!r}, but this malletrain "
+                f"reads version {_STATE_VERSION}."
             )
         if state.get("shards") != len(self.shards):
             raise ValueError(

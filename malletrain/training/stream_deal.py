@@ -1,11 +1,11 @@
-"""Which rank reads which shards of a stream, and how far all of them have come.
+"""Deals the shards of a stream out to the ranks' readers, and computes the position of all ranks.
 
-Decides how the shards that are left of an epoch are dealt out to readers, and what position the
-readers' cursors add up to. Pure: it opens no shard (:mod:`malletrain.training.stream_loader` does)
-and speaks to no rank (:mod:`malletrain.training.stream`).
+Decides which reader gets which of the remaining shards of an epoch, and computes the position from
+the readers' cursors. Pure: it opens no shard (:mod:`malletrain.training.stream_loader` does) and
+sends nothing to other ranks (:mod:`malletrain.training.stream` does).
 
-A *place* is a shard's number in the order of the epoch. A *cursor* is (index into the reader's
-list, records of that shard that are done).
+A *place* is a shard's index in the order of the epoch. A *cursor* is (index into the reader's list,
+number of records of that shard that are done).
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ Cursor = tuple[int, int]
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """How far an epoch has come, over all ranks."""
+    """Position in an epoch, over all ranks."""
 
     shards: int
-    """Shards of the dataset."""
+    """Number of shards of the dataset."""
     done: frozenset[int] = frozenset()
-    """Places whose records are all done."""
+    """Places of which all records are done."""
     begun: Mapping[int, int] = field(default_factory=dict)
-    """Records done of places that are neither done nor untouched."""
+    """Number of records done, by place, for places that are begun and not done."""
 
     def remaining(self) -> list[int]:
-        """Places that are not done, in the order of the epoch."""
+        """Return the places that are not done, in the order of the epoch."""
         return [place for place in range(self.shards) if place not in self.done]
 
     def state(self) -> dict[str, Any]:
-        """As plain numbers: done places as [first, one after the last], begun ones as [place,
-        records].
+        """Return plain numbers: ranges of done places as [first, last + 1], begun places as [place,
+        records done].
         """
         return {
             "done": [list(span) for span in _spans(sorted(self.done))],
@@ -43,10 +43,10 @@ class StreamPosition:
 
     @classmethod
     def from_state(cls, shards: int, state: Mapping[str, Any]) -> StreamPosition:
-        """The reverse of :meth:`state`.
+        """Return the position of a state of :meth:`state`.
 
         Raises:
-            ValueError: when there is no such position in a dataset of so many shards.
+            ValueError: the state names a place that a dataset of ``shards`` shards does not have.
         """
         done = frozenset(p for first, last in state["done"] for p in range(int(first), int(last)))
         begun = {int(place): int(records) for place, records in state["begun"]}
@@ -57,30 +57,32 @@ class StreamPosition:
 
 
 def _spans(places: Iterable[int]) -> Iterable[tuple[int, int]]:
-    first = after = -1
+    first = span_end = -1
     for place in places:
-        if place != after:
+        if place != span_end:
             if first >= 0:
-                yield first, after
+                yield first, span_end
             first = place
-        after = place + 1
+        span_end = place + 1
     if first >= 0:
-        yield first, after
+        yield first, span_end
 
 
 @dataclass(frozen=True)
 class Deal:
-    """What is left of an epoch, dealt out to readers."""
+    """The remaining shards of an epoch, dealt out to readers."""
 
     base: StreamPosition
-    """The position that was dealt out."""
+    """Position from which the shards were dealt out."""
     lists: tuple[tuple[tuple[int, int], ...], ...]
-    """(place, records done before) for each reader, in the order in which it reads."""
+    """(place, records already done) for each reader, in the order in which it reads."""
     shared: bool
-    """One list, which every rank reads for itself; each takes its share of every global batch."""
+    """True if there is one list that every rank reads, taking its share of every global batch."""
 
     def position(self, cursors: Mapping[int, Cursor]) -> StreamPosition:
-        """Where the readers have come to; a reader without a cursor has done nothing."""
+        """Return the position for the readers' ``cursors``. A reader without a cursor has done
+        nothing.
+        """
         done, begun = set(self.base.done), dict(self.base.begun)
         for reader, (index, records) in cursors.items():
             places = self.lists[reader]
@@ -93,13 +95,24 @@ class Deal:
 
 
 def deal(position: StreamPosition, world_size: int, readers: int, shared: bool = False) -> Deal:
-    """Deal out what is left, so that each of ``world_size * readers`` readers has about as many
-    shards. Where there are fewer shards than readers, or with ``shared``, all ranks read all.
+    """Deal out the remaining shards evenly to ``world_size * readers`` readers. With fewer shards
+    than readers, or with ``shared``, every rank reads all shards.
 
-    Reader ``r`` of rank ``k`` has the list ``r * world_size + k``.
+    Args:
+        position: current position in the epoch.
+        world_size: number of ranks.
+        readers: number of readers of each rank.
+        shared: let every rank read all shards.
+
+    Returns:
+        The lists of the readers. Reader ``r`` of rank ``k`` has the list ``r * world_size + k``.
     """
     remaining = [(place, position.begun.get(place, 0)) for place in position.remaining()]
-    hands = world_size * readers
-    if shared or len(remaining) < hands:
+    reader_count = world_size * readers
+    if shared or len(remaining) < reader_count:
         return Deal(position, (tuple(remaining),), True)
-    return Deal(position, tuple(tuple(remaining[hand::hands]) for hand in range(hands)), False)
+    return Deal(
+        position,
+        tuple(tuple(remaining[reader::reader_count]) for reader in range(reader_count)),
+        False,
+    )

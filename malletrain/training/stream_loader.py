@@ -1,8 +1,8 @@
-"""The readers of a stream: they open shards and cut them into portions, in the processes of a
+"""Readers of a stream: open shards and cut them into portions, in the processes of a
 ``DataLoader``.
 
-Decides how many records a portion has and where the next one begins; which shards a reader has is
-:mod:`malletrain.training.stream_deal`'s.
+Decides how many records a portion has and where the next one begins.
+:mod:`malletrain.training.stream_deal` decides which shards a reader has.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ from malletrain.training.torch_private import forget_worker
 
 @dataclass(frozen=True)
 class ShardSource:
-    """How records come out of shards."""
+    """Functions that turn shards into batches."""
 
     read: Callable[..., Iterable[Any]]
-    """From a shard to its records, always in the same order; with a parameter ``start`` it begins
-    at that record by itself.
+    """Function from a shard to its records, always in the same order. With a parameter ``start`` it
+    begins at that record itself.
     """
     decode: Callable[[Any], Any] | None = None
-    """From a record to what a batch is made of; called for this rank's records only."""
+    """Function from a record to a sample; called for this rank's records only. None if records are
+    samples.
+    """
     collate: Callable[[list[Any]], Any] = default_collate
-    """From a list of those to a batch; torch's own way when not said otherwise."""
+    """Function from a list of samples to a batch."""
 
     def records(self, shard: Any, start: int) -> Iterator[Any]:
-        """The records of a shard from the ``start``-th."""
+        """Return the records of a shard from number ``start`` on."""
         if start and "start" in inspect.signature(self.read).parameters:
             return iter(self.read(shard, start=start))
         return itertools.islice(iter(self.read(shard)), start, None)
 
     def batch(self, records: Sequence[Any]) -> Any:
-        """A batch of ``records``."""
+        """Return the batch of ``records``."""
         return self.collate([self.decode(r) if self.decode else r for r in records])
 
 
@@ -50,63 +52,72 @@ class Cut:
     """How a reader cuts its records into portions."""
 
     batch: int
-    """Records of a portion: this rank's share, or with ``ranks`` those of a global batch."""
+    """Number of records of a portion: this rank's share, or with ``ranks`` above 1 a global
+    batch.
+    """
     rank: int = 0
-    """Of this process among ``ranks``."""
+    """Rank of this process among ``ranks``."""
     ranks: int = 1
-    """Ranks that read the same records and take a share of them each."""
-    most_ranks: int = 0
-    """With several: a remainder smaller than this is taken into the portion before it. 0: only full
-    portions are made.
+    """Number of ranks that read the same records, of which each takes a share."""
+    max_ranks: int = 0
+    """With several ranks: a remainder below this number of records joins the portion before it. 0
+    if only full portions are used.
     """
 
-    def size(self, there: int) -> int:
-        """Records of the next portion when the reader holds ``there``, fewer than ``batch`` and
-        ``ahead`` together only at its end.
+    def size(self, available: int) -> int:
+        """Return the number of records of the next portion. ``available``: number of records held
+        by the reader; below ``batch + ahead`` only at the end of its shards.
         """
-        if there >= self.batch + self.ahead or not self.most_ranks:
-            return self.batch if there >= self.batch else 0
-        return there if there >= self.ranks else 0
+        if available >= self.batch + self.ahead or not self.max_ranks:
+            return self.batch if available >= self.batch else 0
+        return available if available >= self.ranks else 0
 
     @property
     def ahead(self) -> int:
-        """Records to hold beyond a portion, to know what comes after it."""
-        return max(1, self.most_ranks)
+        """Number of records to hold beyond a portion, to know whether a remainder follows it."""
+        return max(1, self.max_ranks)
 
 
 class Portion(NamedTuple):
-    """What a rank trains on in one step."""
+    """The batch of a rank in one step."""
 
     batch: Any
-    """Of the source's ``collate``."""
+    """Batch, as the source's ``collate`` returned it."""
     share: int
-    """Records in it."""
+    """Number of records in the batch."""
     total: int
-    """Records that it was cut from."""
+    """Number of records from which the share was cut."""
     reader: int
-    """Number of this rank's reader that made it."""
+    """Number of this rank's reader that read it."""
     place: int
-    """Of the cursor after it: index into the reader's list."""
+    """List index in the reader's cursor after this portion."""
     records: int
-    """Of the cursor after it: records done of that shard."""
+    """Number of records in the reader's cursor after this portion."""
 
 
 def portions(
     source: ShardSource, places: Sequence[tuple[Any, int]], cut: Cut, reader: int = 0
 ) -> Iterator[Portion]:
-    """Cut the records of ``places``, (shard, records to leave out), into portions."""
+    """Cut records into portions.
+
+    Args:
+        source: functions that read the shards.
+        places: (shard, number of records to skip) of each shard, in reading order.
+        cut: sizes of the portions.
+        reader: number of this reader.
+    """
     portions_: deque[tuple[Any, Cursor]] = deque()
-    coming = _numbered(source, places)
+    numbered_records = _numbered(source, places)
     while True:
         missing = cut.batch + cut.ahead - len(portions_)
-        portions_.extend(itertools.islice(coming, missing))
+        portions_.extend(itertools.islice(numbered_records, missing))
         total = cut.size(len(portions_))
         if not total:
             return
-        taken = [portions_.popleft()[0] for _ in range(total)]
+        portion_records = [portions_.popleft()[0] for _ in range(total)]
         first, share = piece(total, cut.ranks, cut.rank)
         index, records = portions_[0][1] if portions_ else (len(places), 0)
-        batch = source.batch(taken[first : first + share])
+        batch = source.batch(portion_records[first : first + share])
         yield Portion(batch, share, total, reader, index, records)
 
 
@@ -119,7 +130,7 @@ def _numbered(
 
 
 class Readers(IterableDataset[Portion]):
-    """The readers of one rank: one for each process of the loader, or one in this process."""
+    """The readers of one rank: one in each process of the loader, or one in this process."""
 
     def __init__(
         self, source: ShardSource, lists: Sequence[Sequence[tuple[Any, int]]], cut: Cut
@@ -135,16 +146,22 @@ class Readers(IterableDataset[Portion]):
             yield from portions(self._source, self._lists[reader], self._cut, reader)
 
 
-def as_it_is(portion: Any) -> Any:
-    """What a loader does with a portion that is a batch already."""
+def identity(portion: Any) -> Any:
+    """Return ``portion``: the collate function of a loader whose portions are batches already."""
     return portion
 
 
 def loader(readers: Readers, num_workers: int, options: dict[str, Any]) -> Iterator[Portion]:
-    """The portions of ``readers``, from each in turn."""
+    """Return the portions of ``readers``, one reader after the other in turn.
+
+    Args:
+        readers: readers of this rank.
+        num_workers: number of reading processes; 0 reads in this process.
+        options: other options of torch's ``DataLoader``.
+    """
     portions_: Iterator[Portion] = iter(
         DataLoader(
-            readers, batch_size=None, collate_fn=as_it_is, num_workers=num_workers, **options
+            readers, batch_size=None, collate_fn=identity, num_workers=num_workers, **options
         )
     )
     return portions_

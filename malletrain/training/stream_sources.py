@@ -1,7 +1,7 @@
-"""Readers of common shards, for :class:`malletrain.ElasticStream`: WebDataset-style tars, lines of
-text, and Hugging Face ``datasets`` in streaming mode.
+"""Readers of common shard formats for :class:`malletrain.ElasticStream`: WebDataset tar files, text
+files, and Hugging Face ``datasets`` in streaming mode.
 
-Decides what a record of each is; nothing about who reads it. Standard library only.
+Defines the record of each format. Does not decide which rank reads a shard. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 
 
 def tar_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The records of a WebDataset-style tar: files that follow each other and share a name up to
-    the first dot of its last part. ``{"__key__": "a/0001", "jpg": b"…", "cls": b"7"}``.
+    """Yield the records of a WebDataset tar file, such as ``{"__key__": "a/0001", "jpg": b"…",
+    "cls": b"7"}``. A record is a sequence of members whose names are equal up to the first dot
+    after the last slash.
     """
     record: dict[str, Any] = {}
     with tarfile.open(path, "r|*") as archive:
@@ -38,7 +39,9 @@ def tar_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def line_records(path: str | os.PathLike[str]) -> Iterator[str]:
-    """The lines of a text file (JSON lines, say), without their ends; ``.gz`` is unpacked."""
+    """Yield the lines of a text file (for example JSON lines) without line ends; ``.gz`` files are
+    decompressed.
+    """
     opened: Any = gzip.open if os.fspath(path).endswith(".gz") else open
     with opened(path, "rt", encoding="utf-8") as file:
         for line in file:
@@ -46,23 +49,24 @@ def line_records(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 class HubShards:
-    """A Hugging Face ``IterableDataset`` by shards, as ``ElasticStream(*hub_shards(dataset))``."""
+    """Reads a Hugging Face ``IterableDataset`` by shards; see :func:`hub_shards`."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self.count = int(getattr(dataset, "num_shards", 0) or getattr(dataset, "n_shards", 0))
 
     def __call__(self, shard: int, start: int = 0) -> Iterator[Any]:
-        """The records of a shard from the ``start``-th."""
-        part = self._dataset.shard(num_shards=self.count, index=shard)
-        return iter(part.skip(start) if start else part)
+        """Return the records of a shard from number ``start`` on."""
+        shard_dataset = self._dataset.shard(num_shards=self.count, index=shard)
+        return iter(shard_dataset.skip(start) if start else shard_dataset)
 
 
 def hub_shards(dataset: Any) -> tuple[range, Callable[..., Iterator[Any]]]:
-    """(shards, read) of a Hugging Face dataset in streaming mode.
+    """Return (shards, read) of a Hugging Face dataset in streaming mode, for
+    ``ElasticStream(*hub_shards(dataset), …)``.
 
     Raises:
-        TypeError: when it is not one, or has no shards.
+        TypeError: ``dataset`` is not a streaming dataset, or has no shards.
     """
     shards = HubShards(dataset)
     if not shards.count or not callable(getattr(dataset, "shard", None)):

@@ -1,8 +1,8 @@
-"""What the ranks of a stream tell each other at each step: who has a portion more, and where each
-one's readers stand.
+"""Messages between the ranks of a stream at each step: whether a rank has a further portion, and
+the cursors of its readers.
 
-Decides how that travels: sent when a batch is handed out, looked at when the step is done, so that
-nobody waits for it. What follows from it is :mod:`malletrain.training.stream`'s.
+Decides when a message is sent and read: it is sent when a batch is yielded and read when the step
+is done, so that no rank waits for it. :mod:`malletrain.training.stream` acts on it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NUMBERS = 4
 
 
 class StepWord:
-    """What all ranks said at one step."""
+    """The messages of all ranks at one step."""
 
     def __init__(self, rows: Sequence[Any], work: Any = None) -> None:
         self._rows = rows
@@ -25,15 +25,15 @@ class StepWord:
     def _numbers(self) -> list[list[int]]:
         if self._work is not None:
             self._work.wait()
-            self._rows, self._work = [each.tolist() for each in self._rows], None
+            self._rows, self._work = [row.tolist() for row in self._rows], None
         return list(self._rows)
 
     def all_have_more(self) -> bool:
-        """Whether every rank has a portion more."""
+        """Return whether every rank has a further portion."""
         return all(more for more, *_ in self._numbers())
 
     def cursors(self) -> dict[int, Cursor]:
-        """The cursor of the reader that each rank's portion came from, by list of the deal."""
+        """Return the cursor of each rank's current reader, by index of its list in the deal."""
         numbers = self._numbers()
         return {
             reader * len(numbers) + rank: (index, records)
@@ -42,19 +42,25 @@ class StepWord:
         }
 
 
-def say(group: Any, more: bool, reader: int = -1, index: int = 0, records: int = 0) -> StepWord:
-    """Tell all ranks of ``group`` (None: this one alone) how this one stands. Collective, but
-    nobody waits.
+def send_progress(
+    group: Any, more: bool, reader: int = -1, index: int = 0, records: int = 0
+) -> StepWord:
+    """Send this rank's progress to all ranks of ``group``. Collective, but asynchronous.
 
     Args:
-        group: of :func:`malletrain.training.side_group.new_side_group`.
-        more: this rank has a portion more.
-        reader, index, records: the reader of the portion just handed out, and its cursor.
+        group: group of :func:`malletrain.training.side_group.new_side_group`; None for one rank.
+        more: whether this rank has a further portion.
+        reader: number of the reader of the portion just yielded; -1 for none.
+        index: list index in that reader's cursor.
+        records: number of records in that reader's cursor.
+
+    Returns:
+        The messages of all ranks. Reading them waits for the ranks.
     """
-    mine = [int(more), reader, index, records]
+    row = [int(more), reader, index, records]
     if group is None:
-        return StepWord([mine])
+        return StepWord([row])
     import torch
 
     numbers = [torch.empty(_NUMBERS, dtype=torch.int64) for _ in range(group.size())]
-    return StepWord(numbers, group.allgather([numbers], [torch.tensor(mine)]))
+    return StepWord(numbers, group.allgather([numbers], [torch.tensor(row)]))

@@ -1,9 +1,9 @@
-"""Every private part of torch that MalleTrain uses, in one place. Decides nothing.
+"""All private interfaces of torch that MalleTrain uses. Decides nothing.
 
-:data:`PARTS` lists them; :func:`require` says in a sentence which one an installed torch lacks.
-Tested with the oldest and the newest torch that setup.cfg admits (``make torch-matrix``). It lies
-in this room because the launcher and the live training loop both need it; TorchElastic is imported
-by the launcher only, when it asks for its agent.
+:data:`PARTS` lists them; :func:`require` reports those that the installed torch lacks. Tested with
+the oldest and the newest torch that setup.cfg admits (``make torch-matrix``). The module is in this
+package because the launcher and the live training loop both need it. Only the launcher imports
+TorchElastic, in :func:`node_agent`.
 """
 
 from __future__ import annotations
@@ -45,31 +45,31 @@ PARTS: dict[str, tuple[tuple[str, str], ...]] = {
         )
     ),
 }
-"""What needs which private names: (module, path in it). Those that only instances have are looked
-for where they are used.
+"""Private names by the feature that needs them: (module, path in it). Names that exist only on
+instances are checked where they are used.
 """
 
 
 def missing(purpose: str) -> list[str]:
-    """The private names of ``purpose`` that the installed torch lacks."""
-    lacks = []
+    """Return the private names for ``purpose`` that the installed torch lacks."""
+    missing_names = []
     for module, path in PARTS[purpose]:
         try:
             reduce(getattr, path.split("."), import_module(module))
         except (ImportError, AttributeError):
-            lacks.append(f"{module}.{path}")
-    return lacks
+            missing_names.append(f"{module}.{path}")
+    return missing_names
 
 
 def require(purpose: str) -> None:
-    """Check that the installed torch has what ``purpose`` needs.
+    """Check that the installed torch has the private names for ``purpose``.
 
     Raises:
-        RuntimeError: It has not; the sentence says what is missing and what to do.
+        RuntimeError: a name is missing; the message says which, and what to do.
     """
-    if lacks := missing(purpose):
+    if missing_names := missing(purpose):
         raise RuntimeError(
-            f"torch {torch.__version__} has no {', '.join(lacks)}, which {purpose} needs. "
+            f"torch {torch.__version__} has no {', '.join(missing_names)}, which {purpose} needs. "
             "Install a version of torch that MalleTrain was tested with (see its setup.cfg)."
         )
 
@@ -78,11 +78,11 @@ def require(purpose: str) -> None:
 
 
 def forget_worker() -> None:
-    """Have this process of a DataLoader look like any other. Many iterable datasets leave out what
-    they think is another worker's, and the shards of a stream are dealt out already.
+    """Hide from datasets that this process is a DataLoader worker. Many iterable datasets skip the
+    data of other workers, but the shards of a stream are dealt out already.
 
     Raises:
-        RuntimeError: The installed torch lacks what is needed.
+        RuntimeError: the installed torch lacks the private name.
     """
     require("ElasticStream")
     loader: Any = import_module(_LOADER)
@@ -93,8 +93,8 @@ def forget_worker() -> None:
 
 
 def batches_yielded(iterator: Any, otherwise: int) -> int:
-    """Batches that a DataLoader's ``iterator`` has given to its loop; ``otherwise`` for a torch
-    that does not count them.
+    """Return the number of batches that a DataLoader's ``iterator`` has given to the loop;
+    ``otherwise`` if this torch does not count them.
     """
     return int(getattr(iterator, "_num_yielded", otherwise))
 
@@ -103,24 +103,26 @@ def batches_yielded(iterator: Any, otherwise: int) -> int:
 
 
 def forget_failed_group() -> None:
-    """torch numbers groups and counts one that came to nothing; under another number nobody would
-    find the next one's keys.
+    """Reset torch's group counter, which also counts a group that failed: the next group would
+    otherwise have different numbers, and hence store keys, on different ranks.
     """
     dist.distributed_c10d._world.group_count = 0  # noqa: SLF001 (there is no public way)
 
 
 def set_timeout(group: Any, timeout: timedelta) -> None:
-    """Give every collective of ``group`` this long from now on."""
+    """Set the timeout of the following collectives of ``group``."""
     dist.distributed_c10d._set_pg_timeout(timeout, group)  # noqa: SLF001 (likewise)
 
 
 def set_backend_timeout(backend: Any, timeout: timedelta) -> None:
-    """The same for a backend that is not part of a group yet."""
+    """Set the timeout of a backend that is not part of a group yet."""
     backend._set_default_timeout(timeout)  # noqa: SLF001 (what torch does for a group)
 
 
 def adopt_backend(group: dist.ProcessGroup, gloo: Any) -> None:
-    """Have a process group of our own have a name, and gloo for what it does not do itself."""
+    """Register gloo in our own process group, for the operations that it does not implement
+    itself.
+    """
     kind = dist.ProcessGroup.BackendType.GLOO
     group._register_backend(torch.device("cpu"), kind, gloo)  # noqa: SLF001 (likewise)
     group._set_default_backend(kind)  # noqa: SLF001 (likewise)
@@ -130,10 +132,11 @@ def adopt_backend(group: dist.ProcessGroup, gloo: Any) -> None:
 
 
 def boxes_of(tensor: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(offsets, sizes) of what this rank holds of a DTensor: what torch's own checkpoints ask.
+    """Return (offsets, sizes) of the parts of a DTensor that this rank holds, as torch's
+    checkpoints use them.
 
     Raises:
-        RuntimeError: The installed torch lacks what is needed.
+        RuntimeError: the installed torch lacks the private method.
     """
     ask = getattr(tensor, "__create_chunk_list__", None)
     if ask is None:
@@ -145,8 +148,8 @@ def boxes_of(tensor: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 
 def forget_meshes() -> None:
-    """Empty what DTensor remembers of operations on the meshes of earlier rounds, which nobody asks
-    for again. A torch that has no such function keeps it, a few kilobytes an operation.
+    """Clear DTensor's cache of operations on the meshes of earlier rounds, which are not used
+    again. If this torch has no such function, the cache stays, with a few kilobytes per operation.
     """
     debug = import_module("torch.distributed.tensor.debug")
     forget = getattr(debug, "_clear_sharding_prop_cache", None)
@@ -155,9 +158,9 @@ def forget_meshes() -> None:
 
 
 def lend_group(mesh: Any, group: Any) -> bool:
-    """Have ``mesh``, of one dimension over all ranks, use ``group`` from now on; with None, no
-    group. Returns False where this torch keeps its groups elsewhere or gave it one of its own: the
-    mesh must not be used again then.
+    """Make ``mesh``, of one dimension over all ranks, use ``group``; None removes its group.
+    Returns False if this torch stores the groups elsewhere or has given the mesh its own group; the
+    mesh must then not be used again.
     """
     names, groups = getattr(mesh, "_dim_group_names", None), getattr(mesh, "_pg_registry", None)
     if not isinstance(groups, dict):
@@ -170,8 +173,8 @@ def lend_group(mesh: Any, group: Any) -> bool:
 
 
 def leave_out_hooks(twin: torch.optim.Optimizer) -> None:
-    """Have ``twin``, which shares all that it holds with another optimizer, call none of that one's
-    hooks. Of a torch that keeps them elsewhere it calls them.
+    """Remove the step hooks of ``twin``, which shares all attributes with another optimizer. If
+    this torch stores the hooks elsewhere, they stay.
     """
     for name in ("pre", "post"):
         if hasattr(twin, f"_optimizer_step_{name}_hooks"):
@@ -182,15 +185,16 @@ def leave_out_hooks(twin: torch.optim.Optimizer) -> None:
 
 
 def versions(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """How often each of ``tensors`` was changed in place, as autograd counts it."""
+    """Return autograd's count of in-place changes for each of ``tensors``."""
     return [tensor._version for tensor in tensors]  # noqa: SLF001 (there is no public way)
 
 
 def forget_unscaling(scaler: Any) -> None:
-    """Have ``scaler`` forget that gradients were unscaled in this step: the step is repeated.
+    """Clear the scaler's record that gradients were unscaled in this step, so that the step can be
+    repeated.
 
     Raises:
-        RuntimeError: The scaler does not keep that where torch did so far.
+        RuntimeError: the scaler does not store the record where known versions of torch do.
     """
     states = getattr(scaler, "_per_optimizer_states", None)
     if states is None:
@@ -205,38 +209,38 @@ def forget_unscaling(scaler: Any) -> None:
 
 
 class News(Protocol):
-    """What the agent is told while its workers run."""
+    """Source of events for the agent while its workers run."""
 
     def wait_for_news(self, seconds: float) -> None:
-        """Wait that long, or until there is news."""
+        """Wait for at most ``seconds``, or until there is an event."""
 
     def num_nodes_waiting(self) -> int:
-        """Not 0: a new round is to be taken."""
+        """Return a number other than 0 if a new round must start."""
 
     def succeeded(self) -> bool:
-        """The workers ended well. Returns whether they are needed again."""
+        """Note that all workers have succeeded. Returns whether they are needed again."""
 
     def some_ended(self) -> None:
-        """Some of the workers have ended well, the others run."""
+        """Note that some workers have succeeded while the others run."""
 
     def note_failures(self, failures: tuple[Failure, ...]) -> None:
-        """The workers failed."""
+        """Note that workers have failed."""
 
 
 def node_agent(
     spec: WorkerSpec, news: News, stop_grace_s: float, stop_signal: signal.Signals
 ) -> LocalElasticAgent:
-    """TorchElastic's agent for one node, whose workers are restarted for every round until the job
-    leaves the node.
+    """Create TorchElastic's agent for one node. It restarts the workers for every round until the
+    job leaves the node.
 
     Args:
-        spec: The workers.
-        news: Tells of rounds.
-        stop_grace_s: Seconds between SIGTERM and SIGKILL of a worker.
-        stop_signal: What the processes that stand for workers are sent to stop them.
+        spec: specification of the workers.
+        news: source of events, such as new rounds.
+        stop_grace_s: time between SIGTERM and SIGKILL of a worker, seconds.
+        stop_signal: signal that stops the processes that represent workers.
 
     Raises:
-        RuntimeError: The installed torch lacks what is needed.
+        RuntimeError: the installed torch lacks private names.
     """
     from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerState
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -258,20 +262,20 @@ def node_agent(
             self._failed_first = frozenset()
 
             def close_in_time(death_sig: signal.Signals | None = None, timeout: float = 0) -> None:
-                # Without the private name all that failed count, siblings included.
+                # Without the private name, siblings also count as failed.
                 first = frozenset(getattr(context, "_failures", ()))
                 self._failed_first = self._failed_first or first
                 close(stop_signal, stop_grace_s)  # type: ignore[arg-type]
 
-            # Everything that stops workers comes through this. TorchElastic leaves up to 30 s
-            # between SIGTERM and SIGKILL; and when one worker fails it stops its siblings and
-            # counts them as failed too.
+            # All stops of workers call this method. TorchElastic leaves up to 30 s between SIGTERM
+            # and SIGKILL; and when one worker fails it stops its siblings and counts them as failed
+            # too.
             context.close = close_in_time  # type: ignore[method-assign]
             return ids
 
         def _construct_event(self, state: str, source: EventSource, *_: Any, **__: Any) -> Event:
-            # Nobody reads these events, and TorchElastic's own asks the name service for this
-            # host's full name for each of them.
+            # These events have no reader, and TorchElastic's own code does a name lookup of this
+            # host for each of them.
             return Event(f"torchelastic.worker.status.{state}", source)
 
         def _invoke_run(self, role: str = "") -> RunResult:
@@ -286,7 +290,7 @@ def node_agent(
                         return result
                     self._restart_workers(group)
                 elif result.state is WorkerState.HEALTHY:
-                    # Without the private name it is known when all have ended.
+                    # Without the private name it is known only when all have ended.
                     runs = getattr(self._pcontext, "_running_local_ranks", None)
                     if runs is not None and len(runs) < group.spec.local_world_size:
                         news.some_ended()
@@ -298,7 +302,9 @@ def node_agent(
                     self._restart_workers(group)
 
         def _own_failures(self, result: RunResult) -> tuple[Failure, ...]:
-            """What failed here by itself, without the siblings that were stopped because of it."""
+            """Return the workers that failed by themselves, without the siblings that were stopped
+            because of them.
+            """
             now, failed = time.time(), self._failed_first
             workers = self._worker_group.workers
             first = [w.global_rank for w in workers if w.local_rank in failed]

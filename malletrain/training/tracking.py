@@ -1,9 +1,9 @@
-"""One run of a job in the tools that follow trainings (Weights & Biases, MLflow, TensorBoard),
-however often its processes are started.
+"""Keeps one run per job in experiment trackers (Weights & Biases, MLflow, TensorBoard) when the
+job's processes restart.
 
-Decides the name of that run, sets what the tools read from the environment, and has them store
-their rows before the process is stopped for a change of nodes. A tool's own settings win. Imports
-no tool but MLflow, in :func:`mlflow_run`.
+Decides the name of that run, sets the environment variables that the tools read, and flushes their
+rows before a rescale stops the process. The tool's own settings take precedence. Imports no tool
+but MLflow, in :func:`mlflow_run`.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from malletrain.protocol import env
 from malletrain.training import steadfast
 
 _TENSORBOARD = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
-"""Modules of writers that keep rows for minutes."""
-TAG = "malletrain.run"
+"""Modules whose writers buffer rows for minutes."""
+MLFLOW_TAG = "malletrain.run"
 """Tag of the MLflow run of a job."""
 
 
 def run_id() -> str:
-    """What the run of this job is called: the same in all its rounds and of no other job; empty
-    outside MalleTrain.
+    """Return the id of this job's run. It is unique to the job and the same in all its rounds;
+    empty outside MalleTrain.
     """
     job, key = os.environ.get(env.JOB, ""), os.environ.get(env.JOB_KEY, "")
     return f"{job}-{hashlib.sha256(f'run {key}'.encode()).hexdigest()[:10]}" if job else ""
 
 
-def name_runs() -> None:
-    """Have W&B go on with the run of this job. For rank 0: a run that several processes write to
-    at one time has each row of one of them only.
+def set_wandb_run() -> None:
+    """Make W&B resume the run of this job. Only rank 0 does so: if several processes write to one
+    run, W&B keeps each row from one process only.
     """
-    first = os.environ.get("RANK", "0") == "0"
-    if first and run_id() and "WANDB_RUN_ID" not in os.environ:
+    is_rank_zero = os.environ.get("RANK", "0") == "0"
+    if is_rank_zero and run_id() and "WANDB_RUN_ID" not in os.environ:
         os.environ["WANDB_RUN_ID"] = run_id()
         os.environ.setdefault("WANDB_RESUME", "allow")
 
 
 def mlflow_run(experiment: str | None = None) -> str:
-    """Have MLflow go on with the run of this job: call it on rank 0, before ``start_run()`` or the
-    trainer. MLflow chooses the ids of runs, so that the run is found by a tag; it is made where
-    there is none. Outside MalleTrain nothing happens.
+    """Make MLflow resume the run of this job. Call it on rank 0, before ``start_run()`` or the
+    trainer. MLflow chooses the ids of runs, so this function finds the run by a tag, or creates it.
+    It does nothing outside MalleTrain.
 
     Args:
-        experiment: its name; by default what MLflow takes (``MLFLOW_EXPERIMENT_NAME``).
+        experiment: name of the experiment. Default: MLflow's (``MLFLOW_EXPERIMENT_NAME``).
 
     Returns:
-        The run's id, which is in ``MLFLOW_RUN_ID`` from then on; empty outside MalleTrain.
+        The run's id, which is also set in ``MLFLOW_RUN_ID``; empty outside MalleTrain.
 
     Raises:
         ImportError: MLflow is not installed.
@@ -68,16 +68,23 @@ def mlflow_run(experiment: str | None = None) -> str:
     client: Any = mlflow.MlflowClient()
     name = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
     existing = client.get_experiment_by_name(name)
-    place = existing.experiment_id if existing is not None else client.create_experiment(name)
-    runs = client.search_runs([place], f"tags.`{TAG}` = '{run_id()}'", max_results=1)
-    run = runs[0] if runs else client.create_run(place, tags={TAG: run_id()})
+    experiment_id = (
+        existing.experiment_id if existing is not None else client.create_experiment(name)
+    )
+    runs = client.search_runs([experiment_id], f"tags.`{MLFLOW_TAG}` = '{run_id()}'", max_results=1)
+    run = runs[0] if runs else client.create_run(experiment_id, tags={MLFLOW_TAG: run_id()})
     os.environ["MLFLOW_RUN_ID"] = run.info.run_id
     return str(run.info.run_id)
 
 
-def mirror(name: str, value: float, step: int | None) -> None:
-    """Pass a value of :func:`malletrain.metric` on to the tools that ``MALLETRAIN_TRACK`` names
-    (``wandb``, ``mlflow``, with commas), where the script has a run of theirs open.
+def log_to_trackers(name: str, value: float, step: int | None) -> None:
+    """Log a value of :func:`malletrain.metric` in each tool of ``MALLETRAIN_TRACK`` (``wandb``,
+    ``mlflow``, separated by commas) in which the script has an open run.
+
+    Args:
+        name: name of the metric.
+        value: its value.
+        step: the script's own count; None for none.
     """
     for tool in os.environ.get(env.TRACK, "").split(","):
         module: Any = sys.modules.get(tool.strip())
@@ -88,25 +95,25 @@ def mirror(name: str, value: float, step: int | None) -> None:
 
 
 def flush_rows() -> None:
-    """Have TensorBoard's writers store the rows that they keep in this process."""
+    """Flush the rows that TensorBoard's writers buffer in this process."""
     if not any(module in sys.modules for module in _TENSORBOARD):
         return
-    for one in gc.get_objects():
-        if type(one).__name__ == "SummaryWriter" and type(one).__module__ in _TENSORBOARD:
+    for writer in gc.get_objects():
+        if type(writer).__name__ == "SummaryWriter" and type(writer).__module__ in _TENSORBOARD:
             with contextlib.suppress(Exception):  # a full disk must not stop a training
-                one.flush()
+                writer.flush()
 
 
 @contextlib.contextmanager
-def finished_when_stopped() -> Iterator[None]:
-    """In this context SIGTERM finishes the open run of W&B before it ends this process: offline
-    W&B keeps all rows in a process of its own until then. A run that is finished cannot go on, so
-    that nothing happens where nobody stops the process. A script's own handler stays.
+def finish_wandb_on_sigterm() -> Iterator[None]:
+    """In this context SIGTERM finishes the open W&B run before it ends this process, because
+    offline W&B buffers all rows in a separate process. A finished run cannot be resumed, so the run
+    is finished only on SIGTERM. A script's own handler is not replaced.
     """
     module: Any = sys.modules.get("wandb")
     run = getattr(module, "run", None)
-    main = threading.current_thread() is threading.main_thread()
-    if run is None or not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if run is None or not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
 
@@ -121,4 +128,4 @@ def finished_when_stopped() -> Iterator[None]:
     try:
         yield
     finally:
-        steadfast.bear_again()
+        steadfast.restore_sigterm_handling()

@@ -21,7 +21,7 @@ from malletrain.protocol.stacks_file import STACKS_SIGNAL
 from malletrain.training import stacks
 if sys.argv[1] == "forked":  # by one that had offered, and withdrew
     signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
-stacks.offer()
+stacks.install()
 def deep_in_the_step():
     print("here", flush=True)
     if sys.argv[1] in ("call", "forked"):
@@ -32,7 +32,7 @@ def deep_in_the_step():
             lock.acquire()
 if sys.argv[1] == "child":
     if os.fork() == 0:
-        stacks.withdraw()
+        stacks.remove()
         time.sleep(3600)
 deep_in_the_step()
 """

@@ -54,11 +54,11 @@ def test_the_name_of_a_jobs_run_is_its_own(job):
 
 def test_only_rank_0_writes_to_the_run_and_the_owners_choice_wins(job):
     job.setenv("RANK", "1")
-    tracking.name_runs()
+    tracking.set_wandb_run()
     assert "WANDB_RUN_ID" not in os.environ
     job.setenv("RANK", "0")
     job.setenv("WANDB_RUN_ID", "mine")
-    tracking.name_runs()
+    tracking.set_wandb_run()
     assert os.environ["WANDB_RUN_ID"] == "mine"
     assert "WANDB_RESUME" not in os.environ
 

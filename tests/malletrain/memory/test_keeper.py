@@ -13,7 +13,7 @@ import zmq
 from malletrain.memory.folder import MemoryFolder, private_folder
 from malletrain.memory.keeper import Keeper
 from malletrain.memory.peers import PeerError, RemoteKeeper
-from malletrain.memory.speech import PIECE, Answer, Ask, keys, unlimited
+from malletrain.memory.speech import PIECE, Answer, Ask, keys, remove_queue_limits
 from tests.waiting import PATIENCE_S, until
 
 SECRET = b"s" * 32
@@ -162,7 +162,7 @@ class Talk:
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         keys(SECRET, "j1").call(self.socket)
-        unlimited(self.socket)
+        remove_queue_limits(self.socket)
         self.socket.connect(f"tcp://{node.keeper.address}")
 
     def ask(self, verb, data=b"", **fields):
@@ -226,7 +226,7 @@ def test_a_node_that_is_not_there_is_given_up(node, source):
         pytest.raises(PeerError) as error,
     ):
         peer.push(source, NAME)
-    assert "says nothing" in str(error.value)
+    assert "does not respond" in str(error.value)
 
 
 def test_noise_ends_no_keeper(node, source):

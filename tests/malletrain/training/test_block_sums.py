@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.training.block_sums import MOST, SMALLEST, BlockFile, BlockSums, block_of, sums_of
+from malletrain.training.block_sums import (
+    MAX_BLOCKS,
+    MIN_BLOCK_BYTES,
+    BlockFile,
+    BlockSums,
+    block_of,
+    sums_of,
+)
 
 
 class WrongError(Exception):
@@ -17,17 +24,17 @@ class WrongError(Exception):
 @given(size=st.integers(0, 1 << 45))
 def test_blocks_are_few_and_small(size):
     block = block_of(size)
-    assert block >= SMALLEST
+    assert block >= MIN_BLOCK_BYTES
     assert block.bit_count() == 1
-    assert -(-size // block) <= MOST
-    assert block == SMALLEST or size / (block / 2) > MOST
+    assert -(-size // block) <= MAX_BLOCKS
+    assert block == MIN_BLOCK_BYTES or size / (block / 2) > MAX_BLOCKS
 
 
 def test_the_sums_are_those_of_the_blocks_and_of_all(tmp_path):
-    path, data = tmp_path / "x", bytes(n % 251 for n in range(3 * SMALLEST + 5))
+    path, data = tmp_path / "x", bytes(n % 251 for n in range(3 * MIN_BLOCK_BYTES + 5))
     path.write_bytes(data)
     size, total, (block, sums) = sums_of(str(path))
-    assert (size, total, block) == (len(data), zlib.crc32(data), SMALLEST)
+    assert (size, total, block) == (len(data), zlib.crc32(data), MIN_BLOCK_BYTES)
     parts = [data[at : at + block] for at in range(0, size, block)]
     assert sums == b"".join(zlib.crc32(part).to_bytes(4, "little") for part in parts)
 
@@ -35,7 +42,7 @@ def test_the_sums_are_those_of_the_blocks_and_of_all(tmp_path):
 @given(data=st.data(), blocks=st.booleans())
 def test_parts_are_read_and_no_block_twice(tmp_path_factory, data, blocks):
     path = tmp_path_factory.getbasetemp() / "parts"
-    content = bytes(n * 7 % 253 for n in range(data.draw(st.integers(1, 6 * SMALLEST))))
+    content = bytes(n * 7 % 253 for n in range(data.draw(st.integers(1, 6 * MIN_BLOCK_BYTES))))
     path.write_bytes(content)
     known = sums_of(str(path))[2] if blocks else None
     ends = sorted(data.draw(st.lists(st.integers(0, len(content)), min_size=2, max_size=9)))
@@ -50,10 +57,10 @@ def test_parts_are_read_and_no_block_twice(tmp_path_factory, data, blocks):
 
 def test_more_than_there_is_and_more_than_is_known_is_not_read(tmp_path):
     path = tmp_path / "x"
-    path.write_bytes(bytes(SMALLEST + 1))
+    path.write_bytes(bytes(MIN_BLOCK_BYTES + 1))
     known = sums_of(str(path))[2]
     with BlockFile(str(path), known, WrongError) as file, pytest.raises(WrongError):
-        file.read(SMALLEST, 2)
+        file.read(MIN_BLOCK_BYTES, 2)
     fewer = BlockSums(known.block, known.sums[:4])
     with BlockFile(str(path), fewer, WrongError) as file, pytest.raises(WrongError):
-        file.read(SMALLEST, 1)
+        file.read(MIN_BLOCK_BYTES, 1)

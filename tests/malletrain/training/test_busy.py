@@ -18,7 +18,7 @@ from tests.malletrain.training.worker_side import as_worker
 @pytest.fixture
 def clock(monkeypatch):
     # Other tests of this process may have imported it.
-    monkeypatch.setattr("malletrain.training.busy._ELSEWHERE", ("not_a_library",))
+    monkeypatch.setattr("malletrain.training.busy._ACCELERATOR_LIBRARIES", ("not_a_library",))
     made = BusyClock()
     if not made.read():
         made.close()

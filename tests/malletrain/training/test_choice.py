@@ -19,7 +19,9 @@ def plain(monkeypatch):
 
 
 def agreed(path, keep, store, rank):
-    return choice.agreed(str(path), keep, lambda payload, name: None, store, "restore", rank)
+    return choice.newest_on_all_ranks(
+        str(path), keep, lambda payload, name: None, store, "restore", rank
+    )
 
 
 @pytest.mark.usefixtures("plain")

@@ -81,7 +81,7 @@ def test_the_wait_ends_when_nobody_comes(agent, tmp_path, monkeypatch, capsys):
     snapshot = Snapshot(tmp_path / "x.pt", facts={})
     agent.flags.request_drain(1)
     snapshot.step()
-    assert "nobody came; training goes on" in capsys.readouterr().err
+    assert "did not stop this process; training goes on" in capsys.readouterr().err
     snapshot.step()
     assert {message.number for message in agent.received(DrainDone)} == {1}
 

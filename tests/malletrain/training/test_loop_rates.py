@@ -105,4 +105,4 @@ def test_a_snapshot_without_a_sampler_says_that_samples_come_again(tmp_path, cap
     snapshot.save()
     assert "no sampler" not in capsys.readouterr().err
     assert Snapshot(tmp_path / "x.pt", model=nn.Linear(1, 1)).restore()
-    assert "goes on after step 1, and where in the data" in capsys.readouterr().err
+    assert "goes on after step 1, but its position in the data" in capsys.readouterr().err

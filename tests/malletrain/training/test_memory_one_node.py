@@ -143,7 +143,7 @@ def test_what_cannot_go_from_one_nodes_disk_into_memory_is_told(
         if trouble == "damaged":
             path.write_bytes(path.read_bytes()[:-100])
         tier = MemoryTier(MemoryFolder(memory, 10), "0" * 16, ADDRESS)
-        MemoryRestore(tier, tier.label, str(path), owner.this_run(), Team()).take_in(ADDRESS)
+        MemoryRestore(tier, tier.label, str(path), owner.this_run(), Team()).copy_from_disk(ADDRESS)
         assert tier.moments() == []
     assert "does not go to other nodes by memory" in "".join(capfd.readouterr())
 

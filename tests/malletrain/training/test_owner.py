@@ -160,7 +160,7 @@ def test_a_snapshot_of_the_release_before_names_nobody_and_is_restored(tmp_path,
         assert snapshot.restore()
         assert facts == {"n": 1}
         assert snapshot.save()
-        assert owner.of(snapshot_file.read(str(path))).job == "j2"
+        assert owner.owner_of(snapshot_file.read(str(path))).job == "j2"
 
 
 # --- several daemons: ids of jobs begin at j1 with each ---

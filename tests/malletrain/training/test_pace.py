@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malletrain.protocol.flags import FlagsReader, FlagsWriter
-from malletrain.training.pace import LEAST_S, Pace, snapshot_every
+from malletrain.training.pace import MIN_INTERVAL_S, Pace, snapshot_every
 
 
 def test_youngs_interval():
     assert snapshot_every(1.0, 450.0, 60.0) == 30.0
     assert snapshot_every(1.0, 1e6, 60.0) == 60.0
-    assert snapshot_every(0.0, 450.0, 60.0) == LEAST_S
+    assert snapshot_every(0.0, 450.0, 60.0) == MIN_INTERVAL_S
     assert snapshot_every(1.0, math.inf, 60.0) == 60.0
     assert snapshot_every(1.0, 450.0, 2.0) == 2.0
 
@@ -26,7 +26,7 @@ def test_no_other_interval_loses_less(cost_s, loss_in_s):
         return cost_s / every_s + every_s / 2 / loss_in_s
 
     best = snapshot_every(cost_s, loss_in_s, math.inf)
-    assert lost(best) <= min(lost(max(LEAST_S, 0.8 * best)), lost(1.25 * best)) + 1e-12
+    assert lost(best) <= min(lost(max(MIN_INTERVAL_S, 0.8 * best)), lost(1.25 * best)) + 1e-12
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ def test_what_a_snapshot_costs_is_known_again_after_a_restart(monkeypatch, flags
     assert not pace.is_due()  # nothing is known of the cost
     pace = Pace(60.0, reader)
     pace.is_due()
-    pace.begins(60.0, 1.0)
+    pace.begin(60.0, 1.0)
     now[0] += 31.0
     assert pace.is_due()
-    pace.begins(60.0, "nonsense")
+    pace.begin(60.0, "nonsense")
     assert pace.cost_s == 1.0

@@ -96,7 +96,7 @@ import os, sys
 import malletrain
 from malletrain.training import report
 
-report.SEND_INTERVAL_S, report.EXIT_PATIENCE_S = 0, float(sys.argv[1])
+report.SEND_INTERVAL_S, report.EXIT_TIMEOUT_S = 0, float(sys.argv[1])
 for _ in range(2000):
     malletrain.report(2)
 os.write(1, b"over")

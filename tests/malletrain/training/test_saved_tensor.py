@@ -5,7 +5,7 @@ import io
 import pytest
 import torch
 
-from malletrain.training.saved_tensor import HEAD, located
+from malletrain.training.saved_tensor import HEAD, locate
 
 
 def saved(value, **options):
@@ -19,7 +19,7 @@ def saved(value, **options):
 def test_they_are_where_it_says(shape, dtype):
     tensor = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
     data = saved(tensor)
-    found = located(data[:HEAD], len(data), dtype.itemsize)
+    found = locate(data[:HEAD], len(data), dtype.itemsize)
     assert found is not None
     assert found.shape == shape
     numbers = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -28,11 +28,11 @@ def test_they_are_where_it_says(shape, dtype):
 
 def test_what_is_cut_off_or_too_short_is_not_found():
     data = saved(torch.arange(100.0))
-    found = located(data[:HEAD], len(data), 4)
+    found = locate(data[:HEAD], len(data), 4)
     assert found is not None
     for end in range(found.start - 64):
-        assert located(data[:end], len(data), 4) is None
-    assert located(data[:HEAD], found.start + 399, 4) is None
+        assert locate(data[:end], len(data), 4) is None
+    assert locate(data[:HEAD], found.start + 399, 4) is None
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ def test_what_is_cut_off_or_too_short_is_not_found():
 )
 def test_anything_else_is_not_taken_for_a_plain_tensor(value):
     data = saved(value)
-    assert located(data[:HEAD], len(data), 4) is None
+    assert locate(data[:HEAD], len(data), 4) is None
 
 
 def test_neither_is_the_older_format_nor_another_kind_of_file():
     data = saved(torch.ones(3), _use_new_zipfile_serialization=False)
-    assert located(data[:HEAD], len(data), 4) is None
-    assert located(b"PK\x03\x04" * 200, 800, 4) is None
-    assert located(b"", 0, 4) is None
+    assert locate(data[:HEAD], len(data), 4) is None
+    assert locate(b"PK\x03\x04" * 200, 800, 4) is None
+    assert locate(b"", 0, 4) is None

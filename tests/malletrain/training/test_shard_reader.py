@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from malletrain.training.block_sums import SMALLEST, sums_of
+from malletrain.training.block_sums import MIN_BLOCK_BYTES, sums_of
 from malletrain.training.saved_tensor import HEAD
 from malletrain.training.shard_reader import RowReader
 from malletrain.training.snapshot_file import DamagedSnapshotError
@@ -185,7 +185,7 @@ def test_any_layout_is_read_into_any_other(specs, old, new, checked):
             wanted = {key: found[rank] for key, found in by_key.items()}
             found, count, plan = read(folder, metadata, tensors, wanted, known)
             assert same(found, tensors, wanted)
-            assert count <= most(metadata, plan, SMALLEST if checked else 1)
+            assert count <= most(metadata, plan, MIN_BLOCK_BYTES if checked else 1)
 
 
 def test_of_large_pieces_little_more_is_read_than_is_needed(tmp_path):

@@ -79,7 +79,7 @@ def test_the_network_of_an_earlier_round_is_not_kept(monkeypatch, interface, own
     restarted = dict(earlier)
     fabric.put(restarted, told.interface)
     monkeypatch.setattr(os, "environ", live := dict(earlier))
-    Place(2, 0, 2, network=tuple(fabric.for_all(told.interface).items())).go_by_network()
+    Place(2, 0, 2, network=tuple(fabric.for_all(told.interface).items())).set_network_variables()
     assert restarted == live == network
 
 

@@ -110,10 +110,10 @@ def job_environment(
     """
     spec = order.spec
     environment = base_environment(place.environment, spec.env)
-    if not fabric.says_itself(spec.env):
-        usual = fabric.for_gloo(place.interface)
+    if not fabric.sets_network(spec.env):
+        usual = fabric.gloo_variables(place.interface)
         environment.update(
-            fabric.for_all(place.interface) if place.chosen else {**usual, **environment}
+            fabric.network_variables(place.interface) if place.chosen else {**usual, **environment}
         )
     environment.update(
         {

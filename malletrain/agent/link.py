@@ -161,7 +161,7 @@ class DaemonLink:
                 if await self._one_connection(first_answer_s(attempt)):
                     attempt, silent_since = 0, time.monotonic()
                     log.warning(
-                        "the daemon at %s is silent; training goes on", self._config.endpoint
+                        "the daemon at %s is silent; training continues", self._config.endpoint
                     )
                 elif time.monotonic() - silent_since > warning_s:
                     reason = await asyncio.to_thread(why_no_answer, self._config.endpoint)

@@ -75,7 +75,7 @@ def connect(
         Interrupted: the round is void.
     """
     backends: list[Any] = []
-    before = sockets.opened()
+    before = sockets.open_sockets()
     # torch gives a mesh a timeout of half an hour
     connect_timeout = min(timeout, timedelta(seconds=CONNECT_TIMEOUT_S))
     task = _AbandonableCall(
@@ -192,7 +192,7 @@ class Group:
         self, store: RoundStore | None, cuda: bool, live_backend: str, alone_too: bool
     ) -> None:
         self.place.set_network_variables()  # gloo reads it for every group
-        before = sockets.opened()
+        before = sockets.open_sockets()
         nccl = cuda and dist.is_nccl_available() and os.environ.get(env.GPU_BACKEND) != "gloo"
         backend = "gloo" if store is None else live_backend
         if cuda:
@@ -228,7 +228,7 @@ class Group:
         self._note_connections(before)
 
     def _note_connections(self, before: dict[int, str]) -> None:
-        opened = {fd: name for fd, name in sockets.opened().items() if before.get(fd) != name}
+        opened = {fd: name for fd, name in sockets.open_sockets().items() if before.get(fd) != name}
         self._sockets.update(opened)
         self._ports |= {port for fd in opened if (port := sockets.listens_on(fd))}
 
@@ -442,7 +442,7 @@ class Group:
         fail. Can be called from any thread.
         """
         self.broken = True
-        for fd, identity in sockets.opened().items():
+        for fd, identity in sockets.open_sockets().items():
             sockets.shut_down(fd, identity, self._sockets.get(fd) == identity, self._ports)
         world = self._world
         if self._nccl and world is not None:
@@ -502,7 +502,7 @@ def _sentence(caller: str, collective: str, others: str) -> str:
     return (
         f"{caller} calls a collective of the script{collective} outside of a training step, while "
         f"{others}: the ranks are at different places of the script. A process that joins a "
-        "running training begins at the top of the script, where the others are not any more. "
+        "running training starts at the top of the script, which the others have passed. "
         "Call collectives of your own within the steps, or in the code after an epoch, on all "
         "ranks."
     )

@@ -339,7 +339,7 @@ class GroupMembership:
                     start_again(
                         "A peer was lost before it came to the end of its script, so that it has "
                         "not written all of its results. This process starts again: the training "
-                        "goes on from the last snapshot, and the code after it runs once more."
+                        "continues from the last snapshot, and the code after it runs again."
                     )
                 self.stepping = False
                 self.give_up()

@@ -60,7 +60,7 @@ def sentence(optimizers: list[torch.optim.Optimizer], rank: int) -> str:
     here = ", ".join(f"{float(g['lr']):g}" for o in optimizers for g in o.param_groups if "lr" in g)
     return (
         f"The ranks made their last update at different learning rates (rank {rank}: {here} now), "
-        "so that their models are not the same any more. A counter of the script's own begins "
-        "anew in a process that joins: compute the rate from run.steps_done, keep the counter in a "
-        "dict that elastic.Run is given, and pass the scheduler to elastic.Run."
+        "so that their models now differ. A counter of the script's own starts at its first value "
+        "in a process that joins: compute the rate from run.steps_done, keep the counter in a "
+        "dict that you pass to elastic.Run, and pass the scheduler to elastic.Run."
     )

@@ -26,7 +26,7 @@ Kind = tuple[tuple[int, ...], torch.dtype, bool]
 """Shape, dtype, and whether the tensor is on a GPU."""
 
 
-def described(optimizers: Iterable[torch.optim.Optimizer]) -> str:
+def describe_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> str:
     """Returns, as JSON, the kinds of the tensors for which a joiner needs memory: those of the
     optimizers here. The list is empty until the optimizers have made their first step. Can be
     called from any thread; copies nothing.
@@ -70,11 +70,11 @@ class Rooms:
         self._free: dict[Kind, list[torch.Tensor]] = defaultdict(list)
 
     def make(self, data: str) -> None:
-        """Allocate the memory that ``data``, a result of :func:`described`, asks for. A further
-        call adds only what is missing.
+        """Allocate memory for the tensors in ``data``, a result of :func:`describe_tensors`. A
+        further call adds only what is missing.
 
         Raises:
-            ValueError: ``data`` is not a result of :func:`described`.
+            ValueError: ``data`` is not a result of :func:`describe_tensors`.
             MemoryError, RuntimeError: there is too little memory.
         """
         counts: dict[Kind, int] = defaultdict(int)

@@ -317,7 +317,7 @@ class Run:
             yield self.steps_done
             if self._steps.attempts == attempts:
                 raise ElasticError(
-                    "run.steps() goes on when a step is done: write the loop's body inside "
+                    "run.steps() continues when a step is done: write the loop's body inside "
                     "`with run.step(samples=n):`."
                 )
             if not self.stopping:

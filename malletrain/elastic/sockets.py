@@ -10,7 +10,7 @@ import os
 import socket
 
 
-def opened() -> dict[int, str]:
+def open_sockets() -> dict[int, str]:
     """Returns the identity (``socket:[inode]``) of each file descriptor of this process that is a
     socket.
     """
@@ -57,7 +57,8 @@ def shut_down(fd: int, identity: str, outgoing: bool, ports: set[int]) -> None:
 
     Args:
         fd: file descriptor of the connection.
-        identity: identity that :func:`opened` gave; if ``fd`` has another by now, nothing is done.
+        identity: identity that :func:`open_sockets` returned. If ``fd`` has another by now, nothing
+            is done.
         outgoing: whether this process may have opened the connection.
         ports: ports on which this process listens for the group.
     """

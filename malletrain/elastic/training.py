@@ -17,7 +17,7 @@ import torch
 from malletrain.elastic.background import BackgroundSnapshot
 from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.group import Group
-from malletrain.elastic.rooms import described
+from malletrain.elastic.rooms import describe_tensors
 from malletrain.elastic.state import Holder
 from malletrain.elastic.undo import StateCopy, StepStart
 from malletrain.training import report
@@ -203,7 +203,7 @@ class Training:
 
     def for_joiners(self) -> str:
         """Returns the tensors for which joiners need memory (:mod:`malletrain.elastic.rooms`)."""
-        return described(self.optimizers) if self.has_state else "[]"
+        return describe_tensors(self.optimizers) if self.has_state else "[]"
 
     def make_room(self, data: str) -> None:
         """Allocate memory for the state to come, if there is no state yet. ``data``: what a peer's

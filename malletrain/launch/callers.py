@@ -60,7 +60,7 @@ class Callers:
             self.close()
 
     @property
-    def quick(self) -> bool:
+    def has_sock_diag(self) -> bool:
         """Whether single connections can be looked up, by sock_diag."""
         return self._kernel is not None
 
@@ -84,7 +84,7 @@ class Callers:
             OSError: the kernel did not respond.
         """
         if self._kernel is None:
-            return in_table(caller, called)
+            return owner_in_table(caller, called)
         user = self._look_up(self._kernel, caller, called)
         # The kernel reports user 0 and inode 0 for an end that no process has open.
         return user[0] if user and user[1] else None
@@ -124,7 +124,7 @@ def _table_format(address: Address) -> str:
     return f"{number:08X}:{address[1]:04X}"
 
 
-def in_table(caller: Address, called: Address) -> int | None:
+def owner_in_table(caller: Address, called: Address) -> int | None:
     """As :meth:`Callers.owner`, but reads the table of all connections."""
     ends = [_table_format(caller), _table_format(called)]
     mapped = [_MAPPED + end for end in ends]

@@ -81,8 +81,8 @@ def _rehearse_in_group(training: ShardedTraining, place: Place, backend: str) ->
         reason = " ".join(str(error).split())
         report.tell(
             "The rehearsal of a change with the sharded model, by one rank alone, failed "
-            f"({type(error).__name__}: {reason}). The run goes on; what it would have done "
-            "beforehand is done at the next change of the group, while the others wait.",
+            f"({type(error).__name__}: {reason}). The run continues. Its next change of the group "
+            "takes longer, because this work is then done while the others wait.",
             once="rehearsal",
         )
     finally:

@@ -198,7 +198,7 @@ def share_shards(training: ShardedTraining, group: Group, shard_group_size: int)
         raise
     if goes_back and group.place.rank == 0 and newest is not None:
         report.tell(
-            f"Shards were lost with their nodes. The run goes on from the copies of step "
+            f"Shards were lost with their nodes. The run continues from the copies of step "
             f"{version.steps}, {newest.steps - version.steps} steps back; the samples of those "
             "steps are drawn again."
         )
@@ -339,7 +339,7 @@ def _restart(
         where = f"its snapshot, step {training.steps}" if restored else "its beginning"
         report.tell(
             "Shards were lost with their nodes, and no copies of them are left. The run, which "
-            f"was at step {before}, goes on from {where}."
+            f"was at step {before}, continues from {where}."
         )
     group.agree()
     release(old)

@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 
 from malletrain.elastic import rooms, transfer
-from malletrain.elastic.rooms import MIN_BYTES, Rooms, described, keep_freed
+from malletrain.elastic.rooms import MIN_BYTES, Rooms, describe_tensors, keep_freed
 from malletrain.elastic.state import Holder
 from tests import waiting
 from tests.waiting import PATIENCE_S
@@ -129,8 +129,8 @@ def test_a_joiner_takes_the_state_into_memory_that_was_made_ready(monkeypatch):
 
     mine, its = a_training()
     joiner = Holder({"model": mine, "optimizer": its}, torch.device("cpu"))
-    joiner.rooms.make(described([optimizer]))
-    joiner.rooms.make(described([optimizer]))  # the next round: nothing is made twice
+    joiner.rooms.make(describe_tensors([optimizer]))
+    joiner.rooms.make(describe_tensors([optimizer]))  # the next round: nothing is made twice
     ready, take = set(), joiner.rooms.take
 
     def seen(*kind):
@@ -163,7 +163,7 @@ def test_memory_for_what_does_not_come_is_given_back():
 
 def test_an_optimizer_before_its_first_step_needs_no_memory():
     _, optimizer = a_training()
-    assert described([optimizer]) == "[]"
+    assert describe_tensors([optimizer]) == "[]"
 
 
 FAULTS = """

@@ -1,7 +1,7 @@
-"""The agent, MalleTrain's process on a node: ``python -m malletrain.agent``.
+"""The agent, MalleTrain's process on a leased node: ``python -m malletrain.agent``.
 
-Runs on a leased node. The agent holds one connection to the daemon, starts and stops the launcher
-of its job, passes rounds to it, forwards what the workers report and print, and leaves no process
-behind. The daemon decides about jobs and membership. The agent imports neither torch nor numpy;
-while idle it uses nothing of the node but its own memory.
+It runs on the node, one process per lease. It has one connection to the daemon, starts and stops
+the launcher of its job, passes rounds to it, forwards the reports and the output of the workers,
+and leaves no process behind. The daemon decides about jobs and membership. The agent imports
+neither torch nor numpy. While idle it uses no resource of the node except its own memory.
 """

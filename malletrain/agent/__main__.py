@@ -21,8 +21,8 @@ async def _run(config: AgentConfig) -> int:
 
 
 def main() -> int:
-    """Exit codes: 0 the lease was served, 1 something failed, 2 wrong options. Ends the process
-    once an agent has run.
+    """Run the agent. Exit codes: 0 the lease was served, 1 an error occurred, 2 wrong options.
+    After the agent has run, this function ends the process.
     """
     level = os.environ.get(env.LOG_LEVEL, "INFO").upper()
     logging.basicConfig(
@@ -42,8 +42,8 @@ def main() -> int:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # The agent has left nothing behind. To close its loop would be to wait for threads that look up
-    # a name or try a way to another node, while the main scheduler wants this one.
+    # The agent has left nothing behind. Closing its event loop would wait for threads that resolve
+    # a name or test a connection, while the main scheduler wants this node.
     os._exit(code)
 
 

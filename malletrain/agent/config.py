@@ -1,7 +1,7 @@
-"""The agent's settings: options of the command line, each also from the environment
-(``MALLETRAIN_…``).
+"""The agent's settings: options of the command line, each of which can also be given in the
+environment (``MALLETRAIN_…``).
 
-The secret key of its lease comes only from the environment, which other users cannot read. The
+The secret key of the lease comes only from the environment, which other users cannot read. The
 agent removes it from there, so that jobs on the node do not inherit it.
 """
 
@@ -24,23 +24,30 @@ from malletrain.protocol import env, health
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """``host``: the address under which other nodes reach this one. ``grace_s``: how long the main
-    scheduler lets a preempted lease live after SIGTERM, seconds. ``secret_key`` is this lease's
-    CURVE key, ``server_key`` the daemon's public one (both Z85).
-    """
+    """The settings of one agent."""
 
     endpoint: str
+    """Address of the daemon."""
     lease: str
+    """Id of the lease."""
     node: str
+    """Name of the node."""
     host: str
+    """Address at which other nodes reach this node."""
     run_dir: Path | None
+    """Directory for sockets and logs; None for the default."""
     server_key: str
+    """The daemon's public CURVE key (Z85)."""
     secret_key: str = field(repr=False)
+    """The lease's secret CURVE key (Z85)."""
     grace_s: float = 30.0
+    """Time between SIGTERM and SIGKILL when the lease is preempted, seconds."""
     node_class: str = "default"
+    """Class of the node."""
     gpus: int = 0
+    """Number of GPUs."""
     health: health.HealthPlan = field(default_factory=lambda: health.HealthPlan(gpus=False))
-    """How it looks after the health of its node; by default not at all."""
+    """Health checks of the node; by default none."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +66,14 @@ _OPTIONS = (
     _Option(
         "run-dir",
         env.RUN_DIR,
-        "directory on this node for sockets and logs; what the agent puts there is removed "
+        "directory on this node for sockets and logs, which the agent removes when it ends "
         "(default: a private one in SLURM_TMPDIR, XDG_RUNTIME_DIR or TMPDIR)",
         "",
     ),
     _Option(
         "host",
         env.HOST,
-        "address under which the other nodes reach this one (default: that from which it reaches "
+        "address at which the other nodes reach this node (default: the one from which it reaches "
         "the daemon)",
         "",
     ),
@@ -83,7 +90,9 @@ _OPTIONS = (
 
 
 def count_gpus(environment: Mapping[str, str] = os.environ) -> int:
-    """GPUs this process may use: CUDA_VISIBLE_DEVICES if set, else the NVIDIA device files."""
+    """Returns the number of GPUs that this process may use: by CUDA_VISIBLE_DEVICES if it is set,
+    else by the NVIDIA device files.
+    """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len(
@@ -93,8 +102,8 @@ def count_gpus(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
-    """``--name value`` as ``--name=value``: a key may begin with a minus sign, which argparse would
-    take for an option.
+    """Returns ``argv`` with ``--name=value`` for ``--name value``, because a key can start with a
+    minus sign, and argparse would parse it as an option.
     """
     names = {f"--{option.name}" for option in _OPTIONS}
     words = list(argv)
@@ -106,8 +115,8 @@ def _joined(argv: Sequence[str]) -> list[str]:
 
 
 def parse_config(argv: Sequence[str], environment: MutableMapping[str, str]) -> AgentConfig:
-    """Read options and environment, and take the secret key out of it. Raises ValueError naming
-    everything that is missing or wrong; exits for ``--help``.
+    """Read options and environment. Removes the secret key from the environment. Raises ValueError
+    with all options that are missing or wrong. Exits on ``--help``.
     """
     parser = argparse.ArgumentParser(
         prog="python -m malletrain.agent", description="MalleTrain's process on a leased node."
@@ -165,5 +174,5 @@ def parse_config(argv: Sequence[str], environment: MutableMapping[str, str]) -> 
 
 
 def public_key(secret_key: str) -> str:
-    """The public half of a Z85 secret key."""
+    """Returns the public key of a Z85 secret key."""
     return zmq.curve_public(secret_key.encode()).decode()

@@ -1,9 +1,9 @@
 """The table of container runtimes: how each runs one command in an image. Pure.
 
-Decides the words of the command line. :mod:`malletrain.agent.software` decides what is bound and
-which variables are passed. Each row names the manual of its runtime. Values of variables are never
-on a command line, which all users of a node can read: they are passed by name, or by the
-environment of the runtime.
+Decides the arguments of the command line. :mod:`malletrain.agent.software` decides which paths are
+bound and which variables are passed. Each row names the manual of its runtime. A command line never
+contains the values of variables, because all users of a node can read it. Variables are passed by
+name, or in the environment of the runtime.
 """
 
 from __future__ import annotations
@@ -11,129 +11,129 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-PATH_INSIDE = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where an image that does not say otherwise has its programs."""
+CONTAINER_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""PATH in the container if the image does not set one."""
 
 
 @dataclass(frozen=True)
-class Containment:
-    """One container, as every runtime is told of it in its own words."""
+class ContainerSpec:
+    """Parameters of one container, independent of the runtime."""
 
     image: str
-    """A file, a directory, or the name that the runtime knows it by."""
+    """A file, a directory, or the name by which the runtime knows the image."""
     workdir: str
-    """Where the command starts."""
+    """Working directory of the command."""
     binds: tuple[tuple[str, str], ...]
-    """(path outside, path inside), each before what is bound below it."""
+    """(path on the host, path in the container), each before the paths that are bound below it."""
     variables: tuple[str, ...]
-    """Names of the variables that are handed in."""
-    host_only: tuple[str, ...] = ()
-    """Globs of variables that mean something outside only."""
+    """Names of the variables that are passed into the container."""
+    unset_variables: tuple[str, ...] = ()
+    """Globs of variables that are meaningful only on the host."""
     options: tuple[str, ...] = ()
-    """The site's own words."""
+    """Additional options from the site's configuration."""
     command_script: str = ""
-    """A script that runs what it is given, in place of the image's (enroot)."""
+    """A script that runs its arguments. It replaces the image's rc script (enroot)."""
     image_environment: bool = False
-    """The image says which variables it wants (Charliecloud: /ch/environment)."""
+    """Whether the image defines environment variables (Charliecloud: /ch/environment)."""
     nvidia: bool = False
-    """The node has NVIDIA GPUs."""
+    """Whether the node has NVIDIA GPUs."""
     amd: bool = False
-    """The node has AMD GPUs."""
+    """Whether the node has AMD GPUs."""
     root: bool = False
-    """The user is root."""
+    """Whether the user is root."""
 
 
 @dataclass(frozen=True)
 class ContainerRuntime:
-    """One row of the table. Each tuple of words may name a field of :class:`Containment` in
-    braces.
+    """One row of the table. Each tuple holds command-line arguments, which can contain a field of
+    :class:`ContainerSpec` in braces.
     """
 
-    manual: str
-    """Where its command line is described."""
-    head: tuple[str, ...]
-    """The program and what is always said."""
+    manual_url: str
+    """Manual of the command line."""
+    command: tuple[str, ...]
+    """The program and the arguments that are always passed."""
     bind: tuple[str, ...]
-    """One bind: {source}, {target}."""
+    """Binds {source} to {target}."""
     image: tuple[str, ...]
-    """The image, with what ends the options."""
+    """The image, after the argument that ends the options, if any."""
     variable: tuple[str, ...] = ()
-    """One variable handed in: {name}."""
-    prefix: str = ""
-    """A variable of the runtime's own with this before its name is handed in."""
-    host_only: tuple[str, ...] = ()
-    """One glob of variables kept out: {glob}; for runtimes that hand in everything."""
-    path: tuple[str, ...] = ()
-    """Sets PATH where the host's is kept out."""
+    """Passes one variable: {name}."""
+    variable_prefix: str = ""
+    """The runtime passes the variables of its environment whose names start with this prefix."""
+    unset_variables: tuple[str, ...] = ()
+    """Removes the variables that match {glob}. For runtimes that pass all variables."""
+    set_path: tuple[str, ...] = ()
+    """Sets PATH if the host's PATH is removed."""
     image_environment: tuple[str, ...] = ()
-    """Has the variables of the image set."""
+    """Sets the variables that the image defines."""
     nvidia: tuple[str, ...] = ()
-    """Brings NVIDIA GPUs and their driver's libraries in."""
+    """Adds NVIDIA GPUs and the libraries of their driver."""
     amd: tuple[str, ...] = ()
-    """The same for AMD."""
-    rootless: tuple[str, ...] = ()
-    """Said unless the user is root."""
-    forbids: str = ":"
-    """Characters that no bound path may have."""
+    """Adds AMD GPUs."""
+    non_root: tuple[str, ...] = ()
+    """Passed unless the user is root."""
+    forbidden_characters: str = ":"
+    """Characters that a bound path must not contain."""
     needs_mount_points: bool = False
-    """It binds only to what is in the image."""
+    """Whether bind targets must exist in the image."""
 
     @property
     def program(self) -> str:
-        """What has to be on the node's PATH."""
-        return self.head[0]
+        """Name of the executable, which must be on the node's PATH."""
+        return self.command[0]
 
 
 _SINGULARITY = ContainerRuntime(
-    manual="https://docs.sylabs.io/guides/latest/user-guide/cli/singularity_exec.html",
-    head=("singularity", "exec", "--cleanenv", "--pwd", "{workdir}"),
+    manual_url="https://docs.sylabs.io/guides/latest/user-guide/cli/singularity_exec.html",
+    command=("singularity", "exec", "--cleanenv", "--pwd", "{workdir}"),
     bind=("--bind", "{source}:{target}"),
-    prefix="SINGULARITYENV_",
+    variable_prefix="SINGULARITYENV_",
     nvidia=("--nv",),
     amd=("--rocm",),
     image=("{image}",),
-    forbids=":,",
+    forbidden_characters=":,",
 )
 
 RUNTIMES: dict[str, ContainerRuntime] = {
     "apptainer": ContainerRuntime(
-        manual="https://apptainer.org/docs/user/latest/cli/apptainer_exec.html",
-        head=("apptainer", "exec", "--cleanenv", "--pwd", "{workdir}"),
+        manual_url="https://apptainer.org/docs/user/latest/cli/apptainer_exec.html",
+        command=("apptainer", "exec", "--cleanenv", "--pwd", "{workdir}"),
         bind=("--bind", "{source}:{target}"),
-        prefix="APPTAINERENV_",
+        variable_prefix="APPTAINERENV_",
         nvidia=("--nv",),
         amd=("--rocm",),
         image=("{image}",),
-        forbids=":,",
+        forbidden_characters=":,",
     ),
     "singularity": _SINGULARITY,
     "podman-hpc": ContainerRuntime(
-        manual="https://docs.nersc.gov/development/containers/podman-hpc/overview/",
-        # The host's processes: whoever is left over must be seen by the agent, and worker's ids be
-        # unlike those of the round before. The host's /dev/shm and network, as without.
-        head=(
+        manual_url="https://docs.nersc.gov/development/containers/podman-hpc/overview/",
+        # --pid=host: the agent must see leftover processes, and workers of two rounds must not have
+        # the same process ids. --ipc=host and --network=host: as without a container.
+        command=(
             *("podman-hpc", "run", "--rm", "--pid=host", "--network=host", "--ipc=host"),
             *("--security-opt=label=disable", "--entrypoint=", "--workdir={workdir}"),
         ),
         bind=("--volume={source}:{target}",),
         variable=("--env={name}",),
         nvidia=("--gpu",),
-        rootless=("--userns=keep-id",),
+        non_root=("--userns=keep-id",),
         image=("{image}",),
     ),
     "charliecloud": ContainerRuntime(
-        manual="https://hpc.github.io/charliecloud/ch-run.html",
-        head=("ch-run", "--cd={workdir}"),
+        manual_url="https://hpc.github.io/charliecloud/ch-run.html",
+        command=("ch-run", "--cd={workdir}"),
         bind=("--bind={source}:{target}",),
-        host_only=("--unset-env={glob}",),
-        path=(f"--set-env=PATH={PATH_INSIDE}",),
+        unset_variables=("--unset-env={glob}",),
+        set_path=(f"--set-env=PATH={CONTAINER_PATH}",),
         image_environment=("--set-env",),
         image=("{image}", "--"),
         needs_mount_points=True,
     ),
     "enroot": ContainerRuntime(
-        manual="https://github.com/NVIDIA/enroot/blob/master/doc/cmd/start.md",
-        head=("enroot", "start", "--rc", "{command_script}"),
+        manual_url="https://github.com/NVIDIA/enroot/blob/master/doc/cmd/start.md",
+        command=("enroot", "start", "--rc", "{command_script}"),
         bind=("--mount", "{source}:{target}:none:x-create=auto,rbind"),
         variable=("--env", "{name}"),
         nvidia=(
@@ -141,11 +141,11 @@ RUNTIMES: dict[str, ContainerRuntime] = {
             *("--env", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"),
         ),
         image=("{image}",),
-        forbids=": \t",
+        forbidden_characters=": \t",
     ),
     "podman": ContainerRuntime(
-        manual="https://docs.podman.io/en/latest/markdown/podman-run.1.html",
-        head=(
+        manual_url="https://docs.podman.io/en/latest/markdown/podman-run.1.html",
+        command=(
             *("podman", "run", "--rm", "--pid=host", "--network=host", "--ipc=host"),
             *("--security-opt=label=disable", "--entrypoint=", "--workdir={workdir}"),
         ),
@@ -153,49 +153,65 @@ RUNTIMES: dict[str, ContainerRuntime] = {
         variable=("--env={name}",),
         nvidia=("--device=nvidia.com/gpu=all",),
         amd=("--device=/dev/kfd", "--device=/dev/dri"),
-        rootless=("--userns=keep-id",),
+        non_root=("--userns=keep-id",),
         image=("{image}",),
     ),
 }
-"""By name, in the order in which one is looked for on a node."""
+"""Runtimes by name, in the order in which the agent looks for them on a node."""
 
 
 def container_command(
-    runtime: ContainerRuntime, c: Containment, command: Sequence[str]
+    runtime: ContainerRuntime, container: ContainerSpec, command: Sequence[str]
 ) -> list[str]:
-    """The command line that runs ``command`` in the container."""
-    fields = {"workdir": c.workdir, "image": c.image, "command_script": c.command_script}
+    """Returns the command line that runs a command in a container.
 
-    def words(template: tuple[str, ...], **more: str) -> list[str]:
-        return [word.format(**fields, **more) for word in template]
+    Args:
+        runtime: the container runtime.
+        container: the container.
+        command: the command.
+    """
+    fields = {
+        "workdir": container.workdir,
+        "image": container.image,
+        "command_script": container.command_script,
+    }
 
-    made = words(runtime.head)
-    if not c.root:
-        made += words(runtime.rootless)
-    if c.nvidia:
-        made += words(runtime.nvidia)
-    if c.amd:
-        made += words(runtime.amd)
-    for glob in c.host_only:
-        made += words(runtime.host_only, glob=glob)
-    if "PATH" in c.host_only:
-        made += words(runtime.path)
-    if c.image_environment:
-        made += words(runtime.image_environment)
-    for name in c.variables:
-        made += words(runtime.variable, name=name)
-    for source, target in c.binds:
-        made += words(runtime.bind, source=source, target=target)
-    return [*made, *c.options, *words(runtime.image), *command]
+    def formatted(template: tuple[str, ...], **more: str) -> list[str]:
+        return [argument.format(**fields, **more) for argument in template]
+
+    argv = formatted(runtime.command)
+    if not container.root:
+        argv += formatted(runtime.non_root)
+    if container.nvidia:
+        argv += formatted(runtime.nvidia)
+    if container.amd:
+        argv += formatted(runtime.amd)
+    for glob in container.unset_variables:
+        argv += formatted(runtime.unset_variables, glob=glob)
+    if "PATH" in container.unset_variables:
+        argv += formatted(runtime.set_path)
+    if container.image_environment:
+        argv += formatted(runtime.image_environment)
+    for name in container.variables:
+        argv += formatted(runtime.variable, name=name)
+    for source, target in container.binds:
+        argv += formatted(runtime.bind, source=source, target=target)
+    return [*argv, *container.options, *formatted(runtime.image), *command]
 
 
 def runtime_environment(
-    runtime: ContainerRuntime, c: Containment, environment: Mapping[str, str]
+    runtime: ContainerRuntime, container: ContainerSpec, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of the runtime's own process: ``environment``, and in it what it is to hand
-    in.
+    """Returns the environment of the runtime's process: ``environment``, and the prefixed variables
+    that the runtime passes into the container.
+
+    Args:
+        runtime: the container runtime.
+        container: the container.
+        environment: environment of the job.
     """
-    made = dict(environment)
-    if runtime.prefix:
-        made.update({runtime.prefix + n: environment[n] for n in c.variables if n != "HOME"})
-    return made
+    result = dict(environment)
+    prefix = runtime.variable_prefix
+    if prefix:
+        result.update({prefix + n: environment[n] for n in container.variables if n != "HOME"})
+    return result

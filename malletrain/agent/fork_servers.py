@@ -1,9 +1,10 @@
 """The warm fork servers on this node, and the launchers that are forked from them.
 
 Decides when a Python is warmed up (the daemon requests it, no job is on the node, and the node is
-not about to leave), when its fork server ends (no job has used it for long, or it is no longer
-requested), and which processes belong to no job, so that the cleanup after a job spares them. The
-daemon decides which Pythons are requested; :mod:`malletrain.launch.warm_server` is the fork server.
+not about to leave), when its fork server ends (no job has used it for ``idle_s``, or it is no
+longer requested), and which processes belong to no job, so that the cleanup after a job spares
+them. The daemon decides which Pythons are requested; :mod:`malletrain.launch.warm_server` is the
+fork server.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from malletrain.agent.launch import (
     warm_arguments,
 )
 from malletrain.agent.process import JobProcess, reap_orphans
-from malletrain.agent.software import described, entered, python_command
+from malletrain.agent.software import describe_environment, enter_command, python_command
 from malletrain.launch import entry
 from malletrain.launch.supervisor import descendants, kill_descendants
 from malletrain.protocol.interpreters import Interpreter, Warm, WarmUp, interpreter_of
@@ -37,20 +38,32 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Launched(Protocol):
-    """A launcher with everything below it."""
+    """A launcher and its descendants."""
 
     def exit_code(self) -> int | None:
-        """None while the launcher runs."""
+        """Returns the exit code of the launcher; None while it runs."""
 
     def terminate(self) -> None:
-        """Have the launcher stop its workers in order."""
+        """Make the launcher stop its workers and end."""
 
     def forget(self) -> None:
-        """Everything of it was killed."""
+        """Release the launcher after all its processes were killed."""
 
 
 class WarmPython:
-    """One Python that is, or will be, warm."""
+    """One fork server: a Python that is warm, or is being warmed up.
+
+    Args:
+        interpreter: the Python and its environment.
+        path: path of its socket.
+        log_file: file for its output.
+        environment: its environment variables.
+        memory: the agent's directory for snapshots, which its supervisor removes with the agent.
+
+    Raises:
+        OSError: it cannot be started.
+        ValueError: an argument contains a NUL byte.
+    """
 
     def __init__(
         self,
@@ -63,30 +76,31 @@ class WarmPython:
         self.path = path
         self.key = interpreter.key
         self.pid = 0
-        """Of the server itself, once it is warm."""
+        """Pid of the server; 0 until it is warm."""
         self.users = 0
-        """Launchers that were forked from it, or are about to be."""
+        """Number of launchers that were forked from it, or are about to be."""
         self.idle_since = time.monotonic()
+        """Time since which no job has used it."""
         spec = JobSpec(
             "", "", "", "/", interpreter.python, env=interpreter.env, software=interpreter.software
         )
-        words = warm_arguments(LauncherEntry(entry.__file__, described(spec)), path)
-        command = entered(spec.software, python_command(spec, words))
+        arguments = warm_arguments(LauncherEntry(entry.__file__, describe_environment(spec)), path)
+        command = enter_command(spec.software, python_command(spec, arguments))
         argv = supervised_command(command, os.getpid(), "/", log_file, memory)
-        self._keeper = JobProcess(argv, environment)
+        self._supervisor = JobProcess(argv, environment)
 
     @property
-    def keeper(self) -> int:
-        """The pid of its supervisor."""
-        return self._keeper.pid
+    def supervisor_pid(self) -> int:
+        """Pid of its supervisor."""
+        return self._supervisor.pid
 
     @property
     def over(self) -> bool:
-        """It has ended, or never came up."""
-        return self._keeper.exit_code() is not None
+        """Whether it has ended, or could not be started."""
+        return self._supervisor.exit_code() is not None
 
-    def look(self) -> bool:
-        """Whether it has become warm since the last time."""
+    def poll(self) -> bool:
+        """Returns whether it has become warm since the last call."""
         if self.pid or self.over:
             return False
         try:
@@ -97,28 +111,30 @@ class WarmPython:
         return True
 
     def memory_bytes(self) -> int:
-        """Resident memory (proc_pid_statm(5)); what its forks have not written to is in it."""
+        """Returns its resident memory, bytes (proc_pid_statm(5)). This includes pages that it
+        shares with its forks.
+        """
         try:
             return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
         except (OSError, IndexError):
             return 0
 
     def end(self) -> None:
-        """Kill it and everything below it."""
-        self._keeper.kill()
+        """Kill it and its descendants."""
+        self._supervisor.kill()
         self.path.unlink(missing_ok=True)
         Path(f"{self.path}{_READY}").unlink(missing_ok=True)
 
 
 class ForkedLauncher:
-    """A launcher that is a fork of a warm Python, as soon as that is warm.
+    """A launcher that is forked from a fork server as soon as that is warm.
 
     Args:
-        server: of which it is a fork.
+        server: the fork server.
         request: arguments, environment and directory.
-        log_file: where its output goes.
-        cold: starts a Python for it instead, where the server comes to nothing.
-        swept: kills what a launcher that ended has left behind.
+        log_file: file for its output.
+        start_cold: starts the launcher in a new Python instead, if the server fails.
+        sweep: kills the processes that the launcher has left behind.
     """
 
     def __init__(
@@ -126,36 +142,37 @@ class ForkedLauncher:
         server: WarmPython,
         request: Mapping[str, object],
         log_file: Path,
-        cold: Callable[[], Launched],
-        swept: Callable[[], object],
+        start_cold: Callable[[], Launched],
+        sweep: Callable[[], object],
     ) -> None:
         self._server = server
         self._request = request
         self._log_file = log_file
-        self._cold = cold
-        self._swept = swept
+        self._start_cold = start_cold
+        self._sweep = sweep
         self._connection: socket.socket | None = None
-        self._instead: Launched | None = None
+        self._cold_launcher: Launched | None = None
+        """The launcher in a new Python; None if this one is a fork."""
         self._code: int | None = None
         self._stopped = False
         server.users += 1
         self.exit_code()
 
     def exit_code(self) -> int | None:
-        """None while it runs or waits for its Python to be warm."""
-        if self._code is None and self._instead is not None:
-            self._code = self._instead.exit_code()
+        """Returns the exit code; None while it runs or waits for its Python to be warm."""
+        if self._code is None and self._cold_launcher is not None:
+            self._code = self._cold_launcher.exit_code()
         elif self._code is None and self._connection is not None:
-            self._hear(self._connection)
+            self._receive(self._connection)
         elif self._code is None:
-            self._begin()
+            self._start()
         return self._code
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         if self._stopped:
-            self._over(0)
+            self._on_end(0)
         elif not self._server.over:
-            self._server.look()
+            self._server.poll()
             if not self._server.pid:
                 return
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -166,18 +183,18 @@ class ForkedLauncher:
                     socket.send_fds(connection, [packet], [log_file.fileno()])
                 connection.setblocking(False)
                 self._connection = connection
-            except OSError as error:  # an environment too large for a packet, say
+            except OSError as error:  # for example, the environment is too large for a packet
                 connection.close()
-                self._start_cold(f"it does not take the job: {error}")
+                self._fall_back(f"it does not accept the job: {error}")
         else:
-            self._start_cold("it ended")
+            self._fall_back("it ended")
 
-    def _start_cold(self, why: str) -> None:
-        log.warning("the fork server on this node is of no use for the job (%s)", why)
+    def _fall_back(self, reason: str) -> None:
+        log.warning("the fork server on this node cannot start the job (%s)", reason)
         self._leave()
-        self._instead = self._cold()
+        self._cold_launcher = self._start_cold()
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _receive(self, connection: socket.socket) -> None:
         try:
             packet = connection.recv(4096)
         except BlockingIOError:
@@ -185,10 +202,10 @@ class ForkedLauncher:
         except OSError:
             packet = b""
         code = int(json.loads(packet)["exit"]) if packet else -9  # it died with its server
-        self._over(code if code >= 0 else 128 - code)
+        self._on_end(code if code >= 0 else 128 - code)
 
-    def _over(self, code: int) -> None:
-        self._swept()
+    def _on_end(self, code: int) -> None:
+        self._sweep()
         self._leave()
         self._code = code
 
@@ -200,10 +217,10 @@ class ForkedLauncher:
         self._server.idle_since = time.monotonic()
 
     def terminate(self) -> None:
-        """Have the launcher stop its workers in order."""
+        """Make the launcher stop its workers and end."""
         self._stopped = True
-        if self._instead is not None:
-            self._instead.terminate()
+        if self._cold_launcher is not None:
+            self._cold_launcher.terminate()
         elif self._connection is not None:
             try:
                 self._connection.send(b"stop")
@@ -211,21 +228,22 @@ class ForkedLauncher:
                 pass  # it has ended
 
     def forget(self) -> None:
-        """Everything of it was killed."""
-        if self._code is None and self._instead is None:
+        """Release the launcher after all its processes were killed."""
+        if self._code is None and self._cold_launcher is None:
             self._leave()
             self._code = 128 + 9
 
 
 class NodeForkServers:
-    """Those of one node.
+    """The fork servers of one node.
 
     Args:
-        directory: for their sockets and logs, private.
-        environment: the agent's own.
-        marks: variables by which its processes are known.
-        send: reaches the daemon.
-        memory: the agent's folder for snapshots, which goes with it.
+        directory: private directory for their sockets and logs.
+        environment: the agent's environment.
+        marks: variables that identify the processes of this agent.
+        send: sends a message to the daemon.
+        memory: the agent's directory for snapshots, which is removed with the agent; None if there
+            is none.
     """
 
     def __init__(
@@ -248,45 +266,45 @@ class NodeForkServers:
         self._count = 0
         self._leaving = False
 
-    # --- what the daemon wants ---
+    # --- requests of the daemon ---
 
     def warm_up(self, message: WarmUp) -> None:
-        """Have these warm."""
+        """Set the Pythons that are requested."""
         self._interpreters, self._idle_s = message.interpreters, message.idle_s
         for server in self._servers.values():
             server.idle_since = time.monotonic()
-        self._say()
+        self._report()
 
     def settled(self) -> tuple[str, ...]:
-        """Keys of those that are warm, or cannot be."""
+        """Returns the keys of the Pythons that are warm, or cannot be warmed up."""
         return (*(s.key for s in self._servers.values() if s.pid), *sorted(self._failed))
 
     def memory_bytes(self) -> int:
-        """Of those that are warm."""
+        """Returns the resident memory of the warm fork servers, bytes."""
         return sum(server.memory_bytes() for server in self._servers.values())
 
     def leave(self) -> None:
-        """The node is about to go: what no job uses ends at once, and nothing is warmed up."""
+        """End the fork servers that no job uses, and warm up no others: the node will leave."""
         self._leaving = True
         for server in [s for s in self._servers.values() if not s.users]:
             self._end(server)
 
     def step(self, busy: bool) -> None:
-        """Look after them; called often. ``busy``: a job is on the node, beside which nothing is
-        imported.
+        """Start and end fork servers; called often. ``busy``: whether a job is on the node. If so,
+        no Python is warmed up.
         """
         now, before = time.monotonic(), self.settled()
         for server in list(self._servers.values()):
-            if server.look():
+            if server.poll():
                 log.info("a Python is warm (%d MB)", server.memory_bytes() >> 20)
             elif server.over:
                 if not server.pid:
                     self._failed.add(server.key)
                 self._end(server)
-            elif not server.users and self._of_no_use(server, now):
+            elif not server.users and self._is_unneeded(server, now):
                 self._end(server)
         if self.settled() != before:
-            self._say()
+            self._report()
         if busy or self._leaving or not all(s.pid for s in self._servers.values()):
             return
         for interpreter in self._interpreters:
@@ -294,13 +312,13 @@ class NodeForkServers:
                 self._start(interpreter)
                 return
 
-    def _of_no_use(self, server: WarmPython, now: float) -> bool:
+    def _is_unneeded(self, server: WarmPython, now: float) -> bool:
         if server.pid and now - server.idle_since > self._idle_s:
             self._interpreters = tuple(i for i in self._interpreters if i.key != server.key)
             return True
         return server.key not in {i.key for i in self._interpreters}
 
-    def _say(self) -> None:
+    def _report(self) -> None:
         self._send(Warm(self.settled()))
 
     def _start(self, interpreter: Interpreter) -> None:
@@ -312,10 +330,10 @@ class NodeForkServers:
                 *(interpreter, path, self._directory / f"warm-{self._count}.log", environment),
                 self._memory,
             )
-        except (OSError, ValueError) as error:  # ValueError: a zero byte in an argument
+        except (OSError, ValueError) as error:  # ValueError: a NUL byte in an argument
             log.warning("no fork server can be started: %s", error)
             self._failed.add(interpreter.key)
-            self._say()
+            self._report()
             return
         self._servers[server.key] = server
 
@@ -325,8 +343,8 @@ class NodeForkServers:
 
     # --- jobs ---
 
-    def of(self, spec: JobSpec) -> WarmPython | None:
-        """The fork server for a job, if there is one."""
+    def server_for(self, spec: JobSpec) -> WarmPython | None:
+        """Returns the fork server for a job; None if there is none."""
         interpreter = interpreter_of(spec)
         server = self._servers.get(interpreter.key) if interpreter is not None else None
         return None if server is None or server.over else server
@@ -337,37 +355,46 @@ class NodeForkServers:
         arguments: Sequence[str],
         environment: Mapping[str, str],
         log_file: Path,
-        cold: Callable[[], Launched],
+        start_cold: Callable[[], Launched],
     ) -> Launched:
-        """Start a launcher: a fork of the warm Python that the job wants, where there is one; else
-        ``cold``.
+        """Start a launcher: as a fork of the job's fork server if there is one, else in a new
+        Python.
+
+        Args:
+            spec: specification of the job.
+            arguments: arguments of the launcher.
+            environment: its environment.
+            log_file: file for its output.
+            start_cold: starts the launcher in a new Python.
         """
-        server = self.of(spec)
+        server = self.server_for(spec)
         if server is None:
-            return cold()
+            return start_cold()
         request = {"argv": [*arguments], "env": dict(environment), "cwd": spec.workdir}
-        return ForkedLauncher(server, request, log_file, cold, lambda: self.sweep(1.0))
+        return ForkedLauncher(server, request, log_file, start_cold, lambda: self.sweep(1.0))
 
-    # --- what is left of a job ---
+    # --- cleanup after a job ---
 
-    def _spared(self) -> frozenset[int]:
-        """Processes that belong to no job."""
-        spared: set[int] = set()
+    def _spared_pids(self) -> frozenset[int]:
+        """Returns the processes that belong to no job."""
+        pids: set[int] = set()
         for server in self._servers.values():
-            spared.add(server.keeper)
-            # What is below a warm one is, or was, a job.
-            spared.update([server.pid] if server.pid else descendants(server.keeper))
-        return frozenset(spared)
+            pids.add(server.supervisor_pid)
+            # Descendants of a warm server belong to a job.
+            pids.update([server.pid] if server.pid else descendants(server.supervisor_pid))
+        return frozenset(pids)
 
     def sweep(self, limit_s: float) -> None:
-        """Kill every descendant of the agent that belongs to a job."""
-        kill_descendants(limit_s, self._spared)
+        """Kill every descendant of the agent that belongs to a job. ``limit_s``: time limit,
+        seconds.
+        """
+        kill_descendants(limit_s, self._spared_pids)
         self.reap()
 
     def reap(self) -> None:
-        """Take the exit codes of orphans."""
-        reap_orphans(keep=frozenset(s.keeper for s in self._servers.values()))
+        """Reap orphans."""
+        reap_orphans(keep=frozenset(s.supervisor_pid for s in self._servers.values()))
 
-    def anything_left(self) -> bool:
-        """Whether anything of a job lives."""
-        return not self._spared().issuperset(descendants(os.getpid()))
+    def has_job_processes(self) -> bool:
+        """Returns whether a process of a job is alive."""
+        return not self._spared_pids().issuperset(descendants(os.getpid()))

@@ -1,9 +1,9 @@
-"""Whether the GPUs of a node are in a state in which jobs fail, from the output of ``nvidia-smi
--q``. Pure.
+"""Determines from the output of ``nvidia-smi -q`` whether the GPUs of a node are in a state in
+which jobs fail. Pure.
 
-Tables of NVIDIA's exit codes and messages (nvidia-smi(1), "RETURN VALUE"; Xid 79 "GPU has fallen
-off the bus") and of the fields of the long listing. Anything else is no reason to give up a node.
-:mod:`malletrain.agent.health` decides when this is checked.
+It has tables of NVIDIA's exit codes and messages (nvidia-smi(1), "RETURN VALUE"; Xid 79 "GPU has
+fallen off the bus") and of the fields of the long listing. Any other output is no reason to give up
+a node. :mod:`malletrain.agent.health` decides when this is checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ EXIT_CODES = {
     14: "the infoROM of a GPU is corrupted",
     15: "a GPU has fallen off the bus or cannot be reached",
 }
-"""Of nvidia-smi. The others (2 to 4, 6, 13, 255) say that the question was wrong or unusual."""
+"""Exit codes of nvidia-smi that mean a broken node. The others (2 to 4, 6, 13, 255) mean that the
+call was wrong or unusual.
+"""
 
 SENTENCES = tuple(
     re.compile(text, re.IGNORECASE)
@@ -35,42 +37,50 @@ SENTENCES = tuple(
         r"NVIDIA-SMI has failed.*",
     )
 )
-"""What it prints, whatever its exit code, when a GPU or the driver is gone."""
+"""Output of nvidia-smi, with any exit code, if a GPU or the driver is lost."""
 
 
-def _some(value: str) -> bool:
+def _is_positive(value: str) -> bool:
     return value.isdigit() and int(value) > 0
 
 
-def _yes(value: str) -> bool:
+def _is_yes(value: str) -> bool:
     return value == "Yes"
 
 
-def _action(value: str) -> bool:
+def _is_action(value: str) -> bool:
     return value not in ("None", "N/A", "")
 
 
 FIELDS = (
-    (re.compile(r"ECC Errors/Volatile/.*Uncorrectable[^/]*"), _some, "uncorrectable memory errors"),
-    (re.compile(r"ECC Errors/Volatile/Double Bit/Total"), _some, "uncorrectable memory errors"),
-    (re.compile(r"Retired Pages/Pending.*"), _yes, "memory pages wait to be retired"),
-    (re.compile(r"Remapped Rows/Pending"), _yes, "memory rows wait to be remapped"),
-    (re.compile(r"Remapped Rows/Remapping Failure Occurred"), _yes, "no spare memory rows left"),
-    (re.compile(r"(GPU )?Reset Status/Reset Required"), _yes, "a reset is required"),
-    (re.compile(r"GPU Recovery Action"), _action, "the driver asks for"),
+    (
+        re.compile(r"ECC Errors/Volatile/.*Uncorrectable[^/]*"),
+        _is_positive,
+        "uncorrectable memory errors",
+    ),
+    (
+        re.compile(r"ECC Errors/Volatile/Double Bit/Total"),
+        _is_positive,
+        "uncorrectable memory errors",
+    ),
+    (re.compile(r"Retired Pages/Pending.*"), _is_yes, "memory pages wait to be retired"),
+    (re.compile(r"Remapped Rows/Pending"), _is_yes, "memory rows wait to be remapped"),
+    (re.compile(r"Remapped Rows/Remapping Failure Occurred"), _is_yes, "no spare memory rows left"),
+    (re.compile(r"(GPU )?Reset Status/Reset Required"), _is_yes, "a reset is required"),
+    (re.compile(r"GPU Recovery Action"), _is_action, "the driver asks for"),
 )
-"""(path of a field below its GPU, whether its value is bad, what it means)."""
+"""(path of a field below its GPU, predicate for a bad value, meaning)."""
 
 _GPU = re.compile(r"GPU ([0-9A-Fa-f:.]+)\s*$")
 _LINE = re.compile(r"( *)(.*?)(?:\s+: ?(.*))?$")
 
 
 def trouble(code: int | None, printed: str) -> str:
-    """What is wrong with the node's GPUs, as a part of a sentence; empty: nothing that is known.
+    """Returns the problem of the node's GPUs, as a part of a sentence; empty if none is known.
 
     Args:
-        code: the exit code of nvidia-smi; None: it did not end in time.
-        printed: everything that it printed.
+        code: exit code of nvidia-smi; None if it did not end in time.
+        printed: its output.
     """
     if code is None:
         return "nvidia-smi hangs"
@@ -80,15 +90,15 @@ def trouble(code: int | None, printed: str) -> str:
     if code in EXIT_CODES:
         return EXIT_CODES[code]
     for gpu, path, value in listing(printed):
-        for field, bad, meaning in FIELDS:
-            if field.fullmatch(path) and bad(value):
+        for field, is_bad, meaning in FIELDS:
+            if field.fullmatch(path) and is_bad(value):
                 return f"GPU {gpu}: {meaning} ({path.rpartition('/')[2]}: {value})"
     return ""
 
 
 def listing(printed: str) -> Iterator[tuple[str, str, str]]:
-    """(GPU, path of the field, value) for each line ``NAME : VALUE`` of ``nvidia-smi -q``. Sections
-    are told by how far they are indented.
+    """Yields (GPU, path of the field, value) for each line ``NAME : VALUE`` of ``nvidia-smi -q``.
+    The indentation determines the sections.
     """
     gpu = ""
     sections: list[tuple[int, str]] = []

@@ -1,7 +1,7 @@
-"""Whether this node is fit for jobs: the site's own check, and its GPUs.
+"""Checks whether this node is fit for jobs, by the site's own check and by the state of its GPUs.
 
 Decides when the checks run, one after the other: at the start of the lease, periodically, and at
-once when workers fail. One failure is enough; the daemon decides what follows.
+once when workers fail. One failed check makes the node unfit; the daemon decides what follows.
 :mod:`malletrain.agent.checks` runs a check, :mod:`malletrain.agent.gpus` interprets nvidia-smi.
 """
 
@@ -15,33 +15,33 @@ from typing import Protocol
 from malletrain.agent import gpus
 from malletrain.protocol.health import HealthPlan
 
-LONGEST = 500
-"""Characters of a check's words that are passed on."""
-AGAIN_S = 1.0
-"""A check that somebody else's killing ended is begun anew so much later."""
-MOST_UNKNOWN = 3
-"""Runs one after the other of which nobody knows how they ended: more are not tried."""
+MAX_OUTPUT_CHARACTERS = 500
+"""Maximum number of characters of a check's output in a report."""
+RETRY_DELAY_S = 1.0
+"""Delay before a check runs again that was killed together with the processes of a job, seconds."""
+MAX_UNKNOWN_RESULTS = 3
+"""Number of consecutive runs without a known result after which the node counts as unfit."""
 
 Verdict = Callable[[int | None, str], str]
-"""Exit code (None: it took too long) and what was printed → what is wrong; empty: nothing."""
+"""(exit code, None if the check took too long; output) → problem; empty if there is none."""
 
 
 class Running(Protocol):
     """A check that was started."""
 
     def over(self) -> bool:
-        """Whether it has ended."""
+        """Returns whether it has ended."""
 
     def kill(self) -> None:
-        """End it and everything it started."""
+        """Kill it and all its descendants."""
 
     @property
     def code(self) -> int | None:
-        """Its exit code once it has ended; None: it was killed before it had one."""
+        """Exit code after its end; None if it was killed."""
 
     @property
     def printed(self) -> str:
-        """What it has printed."""
+        """Its output."""
 
 
 @dataclass(frozen=True)
@@ -49,54 +49,54 @@ class Check:
     """One check."""
 
     command: tuple[str, ...]
-    """What is run."""
+    """The program and its arguments."""
     verdict: Verdict
-    """What its end means."""
+    """Interprets its result."""
 
 
 def checks_of(plan: HealthPlan, gpu_count: int) -> list[Check]:
-    """The checks of a node with so many GPUs, the quickest to be sure of first."""
+    """Returns the checks of a node with ``gpu_count`` GPUs. The fastest is first."""
     checks = []
     if plan.gpus and gpu_count and shutil.which(gpus.COMMAND[0]):
-        checks.append(Check(gpus.COMMAND, lambda code, printed: _sentence(code, printed)))
+        checks.append(Check(gpus.COMMAND, lambda code, printed: _gpu_verdict(code, printed)))
     if plan.check:
         name, limit_s = plan.check[0].rpartition("/")[2], plan.timeout_s
         checks.append(
-            Check(plan.check, lambda code, printed: _of_site(name, limit_s, code, printed))
+            Check(plan.check, lambda code, printed: _site_verdict(name, limit_s, code, printed))
         )
     return checks
 
 
-def _sentence(code: int | None, printed: str) -> str:
-    wrong = gpus.trouble(code, printed)
-    return f"Its GPUs are not fit for use: {wrong[:LONGEST]}." if wrong else ""
+def _gpu_verdict(code: int | None, printed: str) -> str:
+    problem = gpus.trouble(code, printed)
+    return f"Its GPUs are not fit for use: {problem[:MAX_OUTPUT_CHARACTERS]}." if problem else ""
 
 
-def _of_site(name: str, limit_s: float, code: int | None, printed: str) -> str:
+def _site_verdict(name: str, limit_s: float, code: int | None, printed: str) -> str:
     if code == 0:
         return ""
-    words = [line.strip() for line in printed.splitlines() if line.strip()]
-    last_line = f": {words[-1][:LONGEST]}" if words else ", and said nothing"
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    last_line = f": {lines[-1][:MAX_OUTPUT_CHARACTERS]}" if lines else ", and said nothing"
     if code is None:
         return f"The health check {name} did not end within {limit_s:g} s and was killed{last_line}"
     return f"The health check {name} failed with code {code}{last_line}"
 
 
-def _without_result(check: Check) -> str:
+def _verdict_without_result(check: Check) -> str:
     name = check.command[0].rpartition("/")[2]
     return (
-        f"The health check {name} ran {MOST_UNKNOWN} times and its result cannot be written, or is "
-        "lost: the disk of the agent's run directory may be full"
+        f"The health check {name} ran {MAX_UNKNOWN_RESULTS} times and its result cannot be "
+        "written, or is lost: the disk of the agent's run directory may be full"
     )
 
 
 class HealthWatch:
-    """The checks of one node over the time of its lease.
+    """Runs the checks of one node during its lease.
 
     Args:
-        checks: those that there are.
-        interval_s: seconds from the end of one look to the next.
-        timeout_s: seconds after which a check is killed.
+        checks: the checks.
+        interval_s: time from the end of all checks to their next run, seconds.
+        timeout_s: time after which a check is killed, seconds.
         start: starts the command of a check. Raises OSError.
     """
 
@@ -112,42 +112,42 @@ class HealthWatch:
         self._timeout_s = timeout_s
         self._start = start
         self._remaining = list(self._checks)
-        """Those that are still to run in this look."""
+        """Checks that have not run yet in the current pass."""
         self._current: Check | None = None
         self._running: Running | None = None
         self._kill_at = 0.0
-        self._unknown = 0
-        """Runs of which nobody knows how they ended, since the last of which it is known."""
+        self._unknown_results = 0
+        """Number of consecutive runs without a known result."""
         self._due = 0.0
         self._stopped = False
-        self.looked = not self._checks
-        """Whether a first look is over."""
+        self.first_checks_done = not self._checks
+        """Whether all checks have run once."""
         self.sick = ""
-        """What is wrong with the node, as a sentence; empty: nothing that is known."""
+        """Problem of the node, as a sentence; empty if none is known."""
 
     @property
-    def looking(self) -> bool:
-        """Whether a look is under way, or begins at once."""
+    def is_checking(self) -> bool:
+        """Whether checks are running, or about to run."""
         return not self.sick and bool(self._remaining or self._current)
 
-    def look_soon(self) -> None:
-        """Look at once, from the beginning: something has failed on the node."""
+    def check_soon(self) -> None:
+        """Run all checks now, because workers have failed on the node."""
         self._remaining, self._due = list(self._checks), 0.0
 
     def step(self, now: float) -> None:
-        """Start what is due and see what ended; to be called often. ``now``: seconds of a clock
-        that does not jump.
+        """Start the check that is due, or handle the end of the one that runs; called often.
+        ``now``: seconds of a monotonic clock.
         """
         if self.sick or self._stopped:
             return
         if self._current is not None and self._running is not None:
-            self._look_at(self._current, self._running, now)
+            self._poll(self._current, self._running, now)
         elif self._checks and now >= self._due:
             self._remaining = self._remaining or list(self._checks)
             self._begin(self._remaining.pop(0), now)
 
     def stop(self) -> None:
-        """Look no more, and leave no process behind."""
+        """Start no further check, and kill the one that runs."""
         self._stopped = True
         if self._running is not None:
             self._running.kill()
@@ -157,28 +157,29 @@ class HealthWatch:
         try:
             self._running = self._start(check.command)
         except OSError as error:
-            self._judge(check.verdict(126, str(error)), now)
+            self._finish(check.verdict(126, str(error)), now)
 
-    def _look_at(self, check: Check, running: Running, now: float) -> None:
+    def _poll(self, check: Check, running: Running, now: float) -> None:
         if running.over():
             code = running.code
-            self._unknown = self._unknown + 1 if code is None else 0
+            self._unknown_results = self._unknown_results + 1 if code is None else 0
             if code is not None:
-                self._judge(check.verdict(code, running.printed), now)
-            elif self._unknown >= MOST_UNKNOWN:
-                self._judge(_without_result(check), now)
+                self._finish(check.verdict(code, running.printed), now)
+            elif self._unknown_results >= MAX_UNKNOWN_RESULTS:
+                self._finish(_verdict_without_result(check), now)
             else:
-                # It was swept away with the processes of a job: nobody knows what it found.
+                # It was killed with the processes of a job, so its result is not known.
                 self._remaining.insert(0, check)
                 self._current = self._running = None
-                self._due = now + AGAIN_S
+                self._due = now + RETRY_DELAY_S
         elif now >= self._kill_at:
-            # One that cannot be killed (a disk that does not answer) is not waited for.
+            # Do not wait for the end of the check: it may be impossible to kill, for example while
+            # it waits for a disk.
             running.kill()
-            self._judge(check.verdict(None, running.printed), now)
+            self._finish(check.verdict(None, running.printed), now)
 
-    def _judge(self, wrong: str, now: float) -> None:
+    def _finish(self, problem: str, now: float) -> None:
         self._current = self._running = None
-        self.sick = wrong
-        if wrong or not self._remaining:
-            self.looked, self._due = True, now + self._interval_s
+        self.sick = problem
+        if problem or not self._remaining:
+            self.first_checks_done, self._due = True, now + self._interval_s

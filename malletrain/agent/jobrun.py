@@ -1,8 +1,8 @@
-"""What this node does for one job, from Assign to Released: one launcher, its rounds, drains,
-failures, and the end.
+"""One job on this node, from Assign to Released: its launcher, its rounds, drains, failures, and
+its end.
 
     starting ──▶ ready ──Round──▶ running ──▶ succeeded | failed ──Round──▶ running …
-    any ──launcher gone──▶ exited
+    any ──launcher ended──▶ exited
 
 Decides only what is local: when a wait for a round or a drain has timed out, and when SIGKILL must
 follow SIGTERM. Everything is level-triggered: :meth:`NodeJob.assignment` is the current state, and
@@ -19,8 +19,8 @@ from collections.abc import Callable
 from malletrain.agent.fork_servers import Launched, NodeForkServers
 from malletrain.agent.launch import JobPlace
 from malletrain.agent.logs import LogForwarder, tail
-from malletrain.agent.reports import BEGINS_ANEW, DrainServed, WorkerReports
-from malletrain.agent.start import UnfitNode, start_launcher
+from malletrain.agent.reports import NO_SNAPSHOTS_NOTICE, DrainServed, WorkerReports
+from malletrain.agent.start import UnusableSoftware, start_launcher
 from malletrain.agent.worker_failures import stock_failures, unfit, with_tails
 from malletrain.launch.fabric import round_for_launcher
 from malletrain.protocol import messages
@@ -47,17 +47,26 @@ from malletrain.protocol.phases import TRAINS, AssignmentPhase
 
 log = logging.getLogger("malletrain.agent")
 
-LOBBY_PATIENCE = 3.0
-"""The daemon watches over its rounds within the join timeout; only a wait of several times that
-means that it has forgotten this node.
+LOBBY_TIMEOUT_FACTOR = 3.0
+"""Maximum wait of a launcher for a round, as a multiple of the join timeout. The daemon itself
+handles rounds that exceed the join timeout; a longer wait means that it has forgotten this node.
 """
 
-OWN_DRAIN = 2**53 - 1  # a number that no daemon reaches, and that a message may hold
+OWN_DRAIN = 2**53 - 1
+"""Number of a drain by the agent itself. It fits into a message, and no daemon reaches it."""
 
 
 class NodeJob:
-    """One job on this node. ``send`` reaches the daemon (False: it is away), ``tell`` the launcher;
-    ``hear`` takes in what workers have said and was not read yet.
+    """One job on this node.
+
+    Args:
+        assign: the assignment from the daemon.
+        place: host, directory and sockets of the job on this node.
+        servers: fork servers of the node.
+        logs: forwards the logs of the job.
+        send: sends a message to the daemon. Returns False if the daemon is away.
+        tell: sends a message to the launcher.
+        hear: reads the reports of workers that have arrived.
     """
 
     def __init__(
@@ -71,15 +80,20 @@ class NodeJob:
         hear: Callable[[], None],
     ) -> None:
         self.job = assign.job
+        """Id of the job."""
         self.phase = AssignmentPhase.STARTING
+        """Phase of the job on this node."""
         self.generation = 0
+        """Number of the round that the launcher has joined; 0 before the first."""
         self.failures: tuple[Failure, ...] = ()
+        """Failures of workers here in that round."""
         self.address = ""
+        """Address that the launcher has reported, for the other nodes."""
         self.reports = WorkerReports(assign.job, send)
         self.ended = False
-        """No process of the job is left and the daemon was told."""
+        """No process of the job is left, and this has been reported to the daemon."""
         self.drain_wait = False
-        """The workers of the round have served a drain: what they would do now would be lost."""
+        """The workers of the round have served a drain, so that further work would be lost."""
         self._assign, self._place, self._servers = assign, place, servers
         self._logs, self._send, self._tell, self._hear = logs, send, tell, hear
         self._rounds: dict[int, Round] = {}
@@ -87,13 +101,15 @@ class NodeJob:
         self._drain: tuple[Drain, float] | None = None
         self._tail = ""
         self._last_failures: tuple[Failure, ...] = ()
-        """Why the launcher is about to end."""
+        """Failures because of which the launcher is about to end."""
         self._some_ended = False
         """A worker of several has ended with code 0."""
         self._waited_s = 0.0
-        self._stepped = time.monotonic()
+        """Time for which the launcher has waited for a round, seconds."""
+        self._last_step_at = time.monotonic()
         self._kill_at: float | None = None
-        self._complained = False
+        """Time at which the processes are killed; None unless the job is being released."""
+        self._has_warned = False
         place.directory.mkdir(mode=0o700)
         self._log_dir = place.directory / "logs"
         self._log_dir.mkdir()
@@ -106,10 +122,12 @@ class NodeJob:
         self._process: Launched | None = None
         self._start()
 
-    # --- what it is ---
+    # --- state ---
 
     def assignment(self, ended: bool = True) -> Assignment:
-        """What this node holds of the job, for the daemon; without ``ended`` as long as it ran."""
+        """Returns the state of the job on this node, for the daemon. ``ended``: whether to report
+        that workers have ended; if False, such a job is reported as running.
+        """
         ends = (AssignmentPhase.FINISHING, AssignmentPhase.SUCCEEDED, AssignmentPhase.FAILED)
         if not ended and self.phase in ends:
             return Assignment(self.job, AssignmentPhase.RUNNING, self.generation, (), self.address)
@@ -124,19 +142,19 @@ class NodeJob:
 
     @property
     def releasing(self) -> bool:
-        """Whether the job is on its way out."""
+        """Whether the job is being released from this node."""
         return self._kill_at is not None
 
     @property
     def stop_grace_s(self) -> float:
-        """Seconds between SIGTERM and SIGKILL of a worker."""
+        """Time between SIGTERM and SIGKILL of a worker, seconds."""
         return self._assign.stop_grace_s
 
-    # --- what the daemon says ---
+    # --- messages of the daemon ---
 
     def assigned_again(self, assign: Assign) -> None:
-        """The daemon wants this job here: start the launcher again if it is gone, else say how
-        things stand.
+        """Handle a repeated assignment: start the launcher again if it has ended, and report the
+        state.
         """
         if self.phase is AssignmentPhase.EXITED:
             self._assign = assign
@@ -144,12 +162,14 @@ class NodeJob:
         self._report()
 
     def round(self, message: Round) -> None:
-        """Membership of a round. The newest counts; the launcher gets it when it listens."""
+        """Handle the membership of a round. The newest round counts. The launcher gets it now, and
+        again when it waits for a round.
+        """
         store = self._store
         if store is not None and store.generation == message.generation and not message.store_host:
-            self._send(store)  # said before, and lost on the way
+            self._send(store)  # the earlier message was lost
             return
-        newest = self._pending()
+        newest = self._pending_round()
         newest_generation = newest.generation if newest else self.generation
         if self.releasing or message.generation <= newest_generation:
             return
@@ -158,55 +178,64 @@ class NodeJob:
         )
         self._waited_s = 0.0
         if self._assign.spec.mode == "live":
-            self._no_drain()  # its workers go to it themselves, and not while they wait for an end
+            # Live workers switch rounds themselves, but not while they wait in a drain.
+            self._cancel_drain()
         if self._process is None and self.phase is AssignmentPhase.SUCCEEDED:
-            self._start()  # torchrun left when its workers were done; they are needed again
+            self._start()  # torchrun ended with its workers, which are needed again
         self._tell(message)
 
     def reconnected(self) -> None:
-        """What was said last may not have arrived: the others of a round wait for its store."""
+        """Repeat the last reports after a reconnection, because they may have been lost. Other
+        nodes may wait for the store of a round.
+        """
         self.reports.reconnected()
         if self._store is not None and self._store.generation >= self.generation:
             self._send(self._store)
 
     def drain(self, message: Drain) -> None:
-        """Have the worker here take a snapshot and wait; answered by Drained."""
+        """Make the workers here take a snapshot and wait. The answer is a Drained."""
         if message.number == 0:
-            self._no_drain()
+            self._cancel_drain()
         elif self.phase not in TRAINS or message.generation != self.generation:
-            why = f"The job's workers here do not run (they are {self.phase})."
-            self._send(Drained(self.job, message.generation, False, why))
+            reason = f"The job's workers here do not run (they are {self.phase})."
+            self._send(Drained(self.job, message.generation, False, reason))
         elif self.generation not in self.reports.capable:
             if self._assign.spec.mode == "restart" and self.reports.trains_unsaved(self.generation):
-                self._send(Notice(self.job, 0, "snapshot", BEGINS_ANEW))
-            why = "No worker here takes snapshots on request."
-            self._send(Drained(self.job, message.generation, False, why))
+                self._send(Notice(self.job, 0, "snapshot", NO_SNAPSHOTS_NOTICE))
+            reason = "No worker here takes snapshots on request."
+            self._send(Drained(self.job, message.generation, False, reason))
         else:
             self._drain = (message, time.monotonic() + message.timeout_s)
             self.flags.request_drain(message.number, message.heirs)
 
     def abort(self, message: Abort) -> None:
-        """A member of the round is lost: the live workers here must not wait for it."""
+        """Forward to the launcher that a member of the round is lost, so that live workers here do
+        not wait for it.
+        """
         self._tell(message)
 
     @property
     def unsaved(self) -> bool:
-        """Whether something may yet be saved: by a script that ends, or by workers here that have
-        not served a drain, where rank 0 is elsewhere or can save on request.
+        """Whether work may still be saved: by a script that is finishing, or by workers that have
+        not served a drain, if rank 0 is on another node or can save on request.
         """
         if self.phase is AssignmentPhase.FINISHING:
             return True
-        can = self._is_service or not self.has_rank_0 or self.generation in self.reports.capable
-        return can and self.phase in TRAINS and not self.drain_wait
+        can_save = (
+            self._is_service or not self.has_rank_0 or self.generation in self.reports.capable
+        )
+        return can_save and self.phase in TRAINS and not self.drain_wait
 
     @property
     def has_rank_0(self) -> bool:
-        """Whether rank 0 of the round is on this node, as far as is known."""
+        """Whether rank 0 of the round is on this node; True if this is not known."""
         entered = self._rounds.get(self.generation)
         return entered is None or entered.group_rank == 0
 
     def save_alone(self, within_s: float) -> None:
-        """The node goes and no daemon moves the job: save what the workers did, if possible."""
+        """Request a snapshot, if possible, because the node leaves and there is no daemon that
+        moves the job. ``within_s``: time limit, seconds.
+        """
         drain = Drain(self.job, self.generation, OWN_DRAIN, max(0.0, within_s))
         if self._is_service:
             self._tell(drain)
@@ -214,7 +243,7 @@ class NodeJob:
             self.drain(drain)
 
     def release(self, grace_s: float) -> None:
-        """Stop everything: SIGTERM now, SIGKILL after the grace."""
+        """Stop the launcher and the workers: SIGTERM now, SIGKILL ``grace_s`` seconds later."""
         deadline = time.monotonic() + max(0.0, grace_s)
         if self._kill_at is None:
             self._tell(Release(self.job, max(0.0, grace_s)))
@@ -222,21 +251,21 @@ class NodeJob:
                 self._process.terminate()
         self._kill_at = deadline if self._kill_at is None else min(self._kill_at, deadline)
 
-    # --- what the launcher and the workers say ---
+    # --- messages of the launcher and the workers ---
 
     def from_launcher(self, message: LauncherMessage) -> None:
-        """News of the launcher."""
+        """Handle a message of the launcher."""
         if isinstance(message, StoreUp):
             self._store = message
-        elif isinstance(message, Drained):  # of a service's process
+        elif isinstance(message, Drained):  # from the process of a service
             self.drain_wait = message.saved
         if not isinstance(message, Phase):
             self._send(message)
             return
         assignment = message.assignment
         if self._process is None:
-            return  # it is gone already, and what it said before is known by its end
-        if assignment.phase is AssignmentPhase.EXITED:  # told once it is gone
+            return  # the launcher has ended, and its end has been handled
+        if assignment.phase is AssignmentPhase.EXITED:  # reported when the launcher has ended
             self._last_failures = assignment.failures
             self._tell(Release(self.job, 0.0))
             return
@@ -250,7 +279,7 @@ class NodeJob:
                 assignment.failures or self._stock_failures(), self._log_dir, assignment.generation
             )
         elif assignment.phase is AssignmentPhase.RUNNING and assignment.generation in self._rounds:
-            self._entered(self._rounds[assignment.generation])
+            self._on_round_joined(self._rounds[assignment.generation])
         self.phase, self.generation, self.failures = (
             assignment.phase,
             assignment.generation,
@@ -260,14 +289,14 @@ class NodeJob:
         self._some_ended = assignment.phase is AssignmentPhase.FINISHING
         self._report()
         if self._drain is not None and assignment.phase is not AssignmentPhase.RUNNING:
-            # After the news of an end: a script that is done needs no drain.
+            # After the report above: if the script is done, the daemon needs no drain.
             self._drain_failed("The workers ended before they could take a snapshot.")
-        if self._in_lobby and (pending := self._pending()):
+        if self._in_lobby and (pending := self._pending_round()):
             self._tell(pending)
 
     def note_training(self) -> None:
-        """The workers have reported: whether they train, or are in the code after an epoch or after
-        their training.
+        """Update the phase after reports of workers: whether they train, or are in the code after
+        an epoch or after their training.
         """
         if self.phase not in (*TRAINS, AssignmentPhase.FINISHING) or self.releasing:
             return
@@ -282,7 +311,7 @@ class NodeJob:
             self._report()
 
     def drain_served(self, served: DrainServed) -> None:
-        """A worker says that a drain is over."""
+        """Handle the report of a worker that it has served a drain."""
         if self._drain is not None and served.number == self._drain[0].number:
             self._drain = None
             self.drain_wait = served.saved
@@ -293,29 +322,31 @@ class NodeJob:
     # --- time ---
 
     def step(self, connected: bool) -> None:
-        """Look after processes and time limits; called often. ``connected``: to the daemon."""
+        """Check processes and time limits; called often. ``connected``: whether the daemon is
+        connected.
+        """
         now = time.monotonic()
-        elapsed, self._stepped = now - self._stepped, now
+        elapsed, self._last_step_at = now - self._last_step_at, now
         code = self._process.exit_code() if self._process else None
         if self._kill_at is not None:
             if self._process is None or code is not None or now >= self._kill_at:
                 self._finish()
             return
         if code is not None:
-            self._launcher_gone(code)
+            self._on_launcher_end(code)
         between = self.phase is AssignmentPhase.BETWEEN_EPOCHS
         if self._drain is not None and between and self._drain[0].number != OWN_DRAIN:
-            # It is served when that code has run. The daemon knows how long the nodes may stay.
+            # The drain is served after the code between epochs. The daemon limits this time.
             self._drain = (self._drain[0], now + self._drain[0].timeout_s)
         if self._drain is not None and now >= self._drain[1]:
             self._drain_failed(f"No snapshot within {self._drain[0].timeout_s:g} s.")
-        if self._in_lobby and connected and not self._pending():
-            self._waited_s += min(elapsed, 1.0)  # not the time for which this process was stopped
-            limit_s = LOBBY_PATIENCE * self._assign.join_timeout_s
+        if self._in_lobby and connected and not self._pending_round():
+            self._waited_s += min(elapsed, 1.0)  # excludes time in which this process was stopped
+            limit_s = LOBBY_TIMEOUT_FACTOR * self._assign.join_timeout_s
             if self._waited_s > limit_s:
                 self._waited_s = 0.0
-                late = f"no round of job {self.job} with this node within {limit_s:g} s."
-                self._tell(Error(f"The daemon formed {late}"))
+                sentence = f"no round of job {self.job} with this node within {limit_s:g} s."
+                self._tell(Error(f"The daemon formed {sentence}"))
 
     # --- inside ---
 
@@ -323,11 +354,11 @@ class NodeJob:
         spec = self._assign.spec
         self.phase, self.failures = AssignmentPhase.STARTING, ()
         self._store, self._waited_s = None, 0.0
-        pending = self._pending()
+        pending = self._pending_round()
         self._rounds = {pending.generation: pending} if pending else {}
         self.generation, self.address, self._last_failures = 0, "", ()
-        self._no_drain()
-        if spec.mode == "live":  # what is printed before the first round
+        self._cancel_drain()
+        if spec.mode == "live":  # logs of the workers before the first round
             for rank in range(spec.nproc_per_node):
                 path = self._log_dir / rank_log_name(0, rank)
                 self._logs.add(self.job, 0, f"rank{rank}", path)
@@ -340,40 +371,40 @@ class NodeJob:
                 self._log_dir,
                 self._launcher_log,
             )
-        except UnfitNode as error:
+        except UnusableSoftware as error:
             self._process = None
             self._last_failures = unfit(f"malletrain: {error}", UNFIT, time.time())
-            self._exited(str(error))
-        except (OSError, ValueError) as error:  # ValueError: a zero byte in an argument
+            self._report_exit(str(error))
+        except (OSError, ValueError) as error:  # ValueError: a NUL byte in an argument
             self._process = None
-            self._exited(f"The launcher cannot be started: {error}.")
+            self._report_exit(f"The launcher cannot be started: {error}.")
 
-    def _pending(self) -> Round | None:
-        """The newest round, if the workers are not of it already."""
+    def _pending_round(self) -> Round | None:
+        """Returns the newest round if the launcher has not joined it yet, else None."""
         newest = max(self._rounds, default=0)
         return self._rounds[newest] if newest > self.generation else None
 
-    def _entered(self, entered: Round) -> None:
-        """The launcher has taken a round; the workers of the one before are gone, those of this one
-        are about to start.
+    def _on_round_joined(self, entered: Round) -> None:
+        """Handle that the launcher has joined a round. The workers of earlier rounds have ended,
+        those of this round are about to start.
         """
-        self._no_drain()
+        self._cancel_drain()
         self._rounds = {g: r for g, r in self._rounds.items() if g >= entered.generation}
-        self._logs.close(self.job, before=entered.generation)
+        self._logs.mark_complete(self.job, before_generation=entered.generation)
         count = self._assign.spec.nproc_per_node
         first = entered.group_rank * count
         for rank in range(first, first + count):
             path = self._log_dir / rank_log_name(entered.generation, rank)
             self._logs.add(self.job, entered.generation, f"rank{rank}", path)
 
-    def _no_drain(self) -> None:
+    def _cancel_drain(self) -> None:
         self._drain, self.drain_wait = None, False
         self.flags.request_drain(0)
 
     def _drain_failed(self, sentence: str) -> None:
         assert self._drain is not None
         generation = self._drain[0].generation
-        self._no_drain()
+        self._cancel_drain()
         self._send(Drained(self.job, generation, False, sentence))
 
     def _stock_failures(self) -> tuple[Failure, ...]:
@@ -383,7 +414,7 @@ class NodeJob:
             tail(self._launcher_log), group_rank, self._assign.spec.nproc_per_node, time.time()
         )
 
-    def _launcher_gone(self, code: int) -> None:
+    def _on_launcher_end(self, code: int) -> None:
         self._process = None
         self._servers.sweep(1.0)
         if code == 0 and self._assign.spec.launcher == "torchrun" and self.generation > 0:
@@ -391,15 +422,15 @@ class NodeJob:
             self._report()
             return
         signal = -code if code < 0 else code - 128
-        how = f"with code {code}" if 0 <= code <= 128 else f"by signal {signal}"
+        end = f"with code {code}" if 0 <= code <= 128 else f"by signal {signal}"
         lines = tail(self._launcher_log)
         self._last_failures = self._last_failures or unfit(lines, code, time.time())
-        self._exited(lines or f"The launcher ended {how} and said nothing.")
+        self._report_exit(lines or f"The launcher ended {end} and said nothing.")
 
-    def _exited(self, last_words: str) -> None:
+    def _report_exit(self, last_words: str) -> None:
         self.phase, self._tail = AssignmentPhase.EXITED, last_words
         self.failures = self._last_failures or self.failures
-        self._logs.close(self.job, before=self.generation + 1)
+        self._logs.mark_complete(self.job, before_generation=self.generation + 1)
         self._report()
 
     def _report(self) -> None:
@@ -409,24 +440,26 @@ class NodeJob:
         self._send(Phase(self.assignment(), last_words))
 
     def _finish(self) -> None:
-        """Kill what is left and say so once nothing is: a process that cannot be killed keeps the
-        node ours.
+        """Kill the remaining processes, and report when none is left. While a process cannot be
+        killed, the node is not released.
         """
         self._servers.sweep(0.2)
         if self._process is not None:
             self._process.exit_code()
-        if self._servers.anything_left():
-            if not self._complained:
-                self._complained = True
-                why = "resist SIGKILL (uninterruptible sleep?); waiting for them"
-                log.warning("processes of job %s %s", self.job, why)
+        if self._servers.has_job_processes():
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning(
+                    "processes of job %s resist SIGKILL (uninterruptible sleep?); waiting for them",
+                    self.job,
+                )
             return
         if self._process is not None:
             self._process.forget()
         self._process = None
         self._hear()
         self.reports.flush_metrics()
-        self._logs.close(self.job)
+        self._logs.mark_complete(self.job)
         self.flags.close()
         shutil.rmtree(self._place.directory / "torchrun", ignore_errors=True)
         if self._place.memory is not None:

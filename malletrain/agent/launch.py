@@ -15,9 +15,9 @@ from malletrain.protocol import env
 from malletrain.protocol.launcher_channel import LaunchOrder
 from malletrain.protocol.messages import JobSpec
 
-# The lease is a job of the main scheduler, but the training script is not a step of it: what
-# describes ranks, steps and MPI would mislead it (and torch, Lightning, mpi4py …), and what
-# concerns the agent is not the job's.
+# The lease is a job of the main scheduler, but the training script is not a step of that job.
+# Variables that describe ranks, steps and MPI would mislead the script (and torch, Lightning,
+# mpi4py …), and the variables of the agent do not concern it.
 _DROPPED_PREFIXES = (
     "MALLETRAIN_",
     "SLURM_",
@@ -41,7 +41,7 @@ _DROPPED = {
     "MASTER_PORT",
     "PYTHONSAFEPATH",
 }
-_KEPT = {
+_ALLOWED = {
     env.CLUSTER,
     env.FAULTS,
     "SLURM_JOB_ID",
@@ -58,38 +58,45 @@ _KEPT = {
 
 @dataclass(frozen=True)
 class JobPlace:
-    """Where a job runs: ``directory`` is its own, the sockets are the agent's; ``host`` and
-    ``interface``: its network.
-    """
+    """Host, directory, sockets and network of a job on this node."""
 
     directory: Path
+    """Directory of the job."""
     launcher_endpoint: str
+    """Address of the agent's socket for launchers."""
     worker_socket: str
+    """Path of the agent's socket for workers."""
     host: str
+    """Address at which other nodes reach the job."""
     interface: str
+    """Network interface with that address; empty if none is known."""
     node: str
+    """Name of the node."""
     lease: str
+    """Id of the lease."""
     environment: Mapping[str, str]
-    """The agent's own."""
+    """Environment of the agent."""
     memory: Path | None = None
-    """The job's folder in the node's memory, for snapshots; None: there is none."""
+    """The job's directory in the node's memory, for snapshots; None if there is none."""
     daemon: str = ""
-    """Name of the daemon whose jobs these are."""
+    """Name of the daemon of the job."""
     chosen: bool = False
-    """The site names the network; else the environment may name another."""
+    """Whether the daemon has chosen the network. If not, the agent's environment may select
+    another.
+    """
 
 
 def base_environment(agents: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """What all jobs with these variables of their ``own`` have in common: the ``agents``' without
-    what misleads, and their own.
+    """Returns the environment that all jobs with the variables ``own`` share: the ``agents``'
+    environment without misleading variables, and ``own``.
     """
     environment = {
         name: value
         for name, value in agents.items()
-        if name in _KEPT or not (name in _DROPPED or name.startswith(_DROPPED_PREFIXES))
+        if name in _ALLOWED or not (name in _DROPPED or name.startswith(_DROPPED_PREFIXES))
     }
     environment["PYTHONUNBUFFERED"] = "1"
-    # A store or a group that ends with a round would be told with a C++ backtrace.
+    # Otherwise torch logs a C++ backtrace for each store or group that ends with a round.
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     environment.update(own)
     return environment
@@ -104,17 +111,23 @@ def job_environment(
     memory_bytes: int = 0,
     hand_over_bytes: int = 0,
 ) -> dict[str, str]:
-    """Environment of the launcher and its workers: the agent's without what misleads, the job's
-    own, where to find the agent, the network, ``memory_bytes`` for snapshots, and how many bytes of
-    them a node that leaves can hand over.
+    """Returns the environment of the launcher and its workers.
+
+    Args:
+        place: host, directory, sockets and network of the job.
+        order: order for the launcher.
+        flags: file in which drains are requested.
+        key: the job's secret; empty for none.
+        memory_bytes: size limit of the snapshots in memory, bytes; 0 for none.
+        hand_over_bytes: size of the snapshots that a leaving node can hand over, bytes.
     """
     spec = order.spec
     environment = base_environment(place.environment, spec.env)
-    if not fabric.says_itself(spec.env):
-        usual = fabric.for_gloo(place.interface)
-        environment.update(
-            fabric.for_all(place.interface) if place.chosen else {**usual, **environment}
-        )
+    if not fabric.sets_network(spec.env):
+        if place.chosen:
+            environment.update(fabric.network_variables(place.interface))
+        else:
+            environment = {**fabric.gloo_variables(place.interface), **environment}
     environment.update(
         {
             env.JOB: order.job,
@@ -140,38 +153,53 @@ def job_environment(
 
 @dataclass(frozen=True)
 class LauncherEntry:
-    """What the job's Python begins with (:mod:`malletrain.launch.entry`)."""
+    """The program that the job's Python runs first (:mod:`malletrain.launch.entry`)."""
 
     path: str
-    """Of its file, as the job sees it."""
+    """Path of its file in the job's environment."""
     where: str
-    """The job's environment, as sentences name it."""
+    """Description of the job's environment, for messages."""
     library: str = ""
-    """In a container: where the agent's malletrain lies."""
+    """Directory of the agent's malletrain in a container; else empty."""
 
 
 def launch_arguments(spec: JobSpec, order_file: Path, entry: LauncherEntry) -> list[str]:
-    """What the job's Python is given to become the launcher."""
+    """Returns the arguments with which the job's Python becomes the launcher.
+
+    Args:
+        spec: specification of the job.
+        order_file: file of the order.
+        entry: the program that the Python runs first.
+    """
     kind = "restart" if spec.launcher == "builtin" else spec.launcher
     kind = "service" if spec.mode == "service" else kind
-    return [entry.path, kind, entry.where, entry.library, *launcher_words(order_file)]
+    return [entry.path, kind, entry.where, entry.library, *launcher_arguments(order_file)]
 
 
-def launcher_words(order_file: Path) -> list[str]:
-    """What a launcher itself is told."""
+def launcher_arguments(order_file: Path) -> list[str]:
+    """Returns the arguments of the launcher itself."""
     return ["--launch", str(order_file)]
 
 
 def warm_arguments(entry: LauncherEntry, socket: Path) -> list[str]:
-    """What a Python is given to become a fork server that waits for jobs at ``socket``."""
-    return [entry.path, "warm", entry.where, entry.library, *launcher_words(socket)]
+    """Returns the arguments with which a Python becomes a fork server that waits for jobs at
+    ``socket``.
+    """
+    return [entry.path, "warm", entry.where, entry.library, *launcher_arguments(socket)]
 
 
 def supervised_command(
     command: list[str], parent: int, workdir: str, log: Path, memory: Path | None = None
 ) -> list[str]:
-    """``command`` under a supervisor that leaves nothing of it behind when it or ``parent`` ends,
-    and nothing in the folder ``memory`` when ``parent`` does (see supervisor.py).
+    """Returns ``command`` under a supervisor (see supervisor.py), which kills all its processes
+    when ``command`` or ``parent`` ends.
+
+    Args:
+        command: the command.
+        parent: pid of the process that starts it.
+        workdir: its working directory.
+        log: file for its output.
+        memory: directory that the supervisor removes when ``parent`` ends; None for none.
     """
     return [
         sys.executable,

@@ -1,11 +1,11 @@
-"""Sends a job's output to the daemon: files in the run directory, sent in pieces and deleted once
+"""Sends a job's output to the daemon: files in the run directory, sent in chunks and deleted when
 the daemon has them.
 
-Decides rate and cleanup: one unacknowledged piece per log, at most CHUNK_BYTES each, sent again
-after a reconnection or when no answer comes. A log that lags behind, or has ended, is sent as fast
-as the daemon takes it; one that grows slowly, four times a second. Acknowledged parts are freed
-while the log still grows (punched holes), so that a long run does not fill the node's disk. The end
-of each log stays readable for the report of a failure.
+Decides the send rate and the cleanup. Each log has at most one unacknowledged chunk, of at most
+CHUNK_BYTES. It is sent again after a reconnection or a timeout. A log that lags behind or is
+complete is sent as fast as the daemon acknowledges it, any other log four times a second. While a
+log grows, its acknowledged part is freed (by punching holes), so that a long run does not fill the
+node's disk. The end of each log stays readable for the report of a failure.
 """
 
 from __future__ import annotations
@@ -22,27 +22,36 @@ from malletrain.protocol.messages import LogAck, LogChunk, LogEnd, LogsShipped, 
 
 CHUNK_BYTES = 64 * 1024
 SEND_INTERVAL_S = 0.25
-_ANSWER_S = 5.0
-_KEEP_BYTES = 256 * 1024
+_ACK_TIMEOUT_S = 5.0
+_KEPT_TAIL_BYTES = 256 * 1024
+"""Number of bytes at the end of the acknowledged part that are not freed."""
+_PUNCH_BYTES = 256 * 1024
+"""Granularity in which the acknowledged part is freed, bytes."""
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2  # fallocate(2)
-_LOOK_BYTES = 32 * 1024
-"""Bytes of a log's end in which its last lines are looked for: noise may lie behind them."""
+_TAIL_SEARCH_BYTES = 32 * 1024
+"""Number of bytes at the end of a log that are searched for its last lines. Noise can follow these
+lines.
+"""
 TAIL_LINES = 20
 TAIL_BYTES = 4096
 
 
 def tail(path: Path, lines: int = TAIL_LINES, limit: int = TAIL_BYTES) -> str:
-    """The last lines of a file as text, at most ``limit`` bytes, without known noise; empty when
-    there are none.
+    """Returns the last lines of a file as text, without known noise; empty if there are none.
+
+    Args:
+        path: the file.
+        lines: maximum number of lines.
+        limit: maximum number of bytes.
     """
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _LOOK_BYTES))
-            data = file.read(_LOOK_BYTES)
+            file.seek(max(0, size - _TAIL_SEARCH_BYTES))
+            data = file.read(_TAIL_SEARCH_BYTES)
     except OSError:
         return ""
-    if size > _LOOK_BYTES:
+    if size > _TAIL_SEARCH_BYTES:
         data = data.partition(b"\n")[2] or data
     text = without_noise(data.decode("utf-8", "replace")).encode()
     if len(text) > limit:
@@ -51,9 +60,9 @@ def tail(path: Path, lines: int = TAIL_LINES, limit: int = TAIL_BYTES) -> str:
     return "\n".join(text.decode("utf-8", "replace").splitlines()[-lines:])
 
 
-def _give_back(fd: int, start: int, end: int) -> None:
-    """Free the blocks of [start, end) of a file; its size stays. File systems that cannot do that
-    keep them.
+def _punch_hole(fd: int, start: int, end: int) -> None:
+    """Free the blocks of [start, end) of a file, whose size stays. Does nothing on file systems
+    without hole punching.
     """
     libc = ctypes.CDLL(None)
     mode = _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE
@@ -61,144 +70,162 @@ def _give_back(fd: int, start: int, end: int) -> None:
 
 
 @dataclass
-class LogFile:
-    """One log on its way."""
+class ForwardedLog:
+    """A log that is being forwarded."""
 
     job: str
+    """Id of the job."""
     generation: int
+    """Number of the round; 0 for a log that belongs to no round."""
     stream: str
+    """Name of the log, such as ``rank0`` or ``launcher``."""
     path: Path
-    acked: int = 0
-    """Bytes that are on the daemon's disk, or that it does not want."""
-    over: bool = False
-    """Nothing will be added any more."""
+    """The file."""
+    acked_bytes: int = 0
+    """Number of bytes that the daemon has stored, or does not store because of its limit."""
+    complete: bool = False
+    """Whether the log is complete."""
     sent_at: float | None = None
-    """When the piece was sent that is not acknowledged; None: there is no such piece."""
-    sent: int = 0
-    """Where that piece ended."""
-    _freed: int = 0
+    """Time at which the unacknowledged chunk was sent; None if there is none."""
+    sent_end: int = 0
+    """End offset of that chunk."""
+    _freed_bytes: int = 0
 
     def size(self) -> int:
-        """Bytes written so far."""
+        """Returns the number of bytes written so far."""
         try:
             return self.path.stat().st_size
         except OSError:
             return 0
 
     def chunk(self, node: str) -> LogChunk | None:
-        """The next piece, if there is one."""
+        """Returns the next chunk; None if there is none."""
         try:
             with open(self.path, "rb") as file:
-                file.seek(self.acked)
+                file.seek(self.acked_bytes)
                 data = file.read(CHUNK_BYTES)
         except OSError:
             return None
         if not data:
             return None
-        size = max(self.size(), self.acked + len(data))
-        return LogChunk(self.job, self.generation, self.stream, node, self.acked, data, size)
+        offset = self.acked_bytes
+        size = max(self.size(), offset + len(data))
+        return LogChunk(self.job, self.generation, self.stream, node, offset, data, size)
 
-    def end(self, node: str) -> LogEnd:
-        """That no more of it is sent."""
+    def end_message(self, node: str) -> LogEnd:
+        """Returns the message that ends this log."""
         return LogEnd(self.job, self.generation, self.stream, node, self.size())
 
-    def free(self) -> None:
-        """Give back what was acknowledged, in large steps."""
-        end = (self.acked - _KEEP_BYTES) // _KEEP_BYTES * _KEEP_BYTES
-        if end > self._freed:
+    def free_acked(self) -> None:
+        """Free the disk blocks of the acknowledged bytes, in large pieces."""
+        end = (self.acked_bytes - _KEPT_TAIL_BYTES) // _PUNCH_BYTES * _PUNCH_BYTES
+        if end > self._freed_bytes:
             try:
                 fd = os.open(self.path, os.O_RDWR)
             except OSError:
                 return
             try:
-                _give_back(fd, self._freed, end)
+                _punch_hole(fd, self._freed_bytes, end)
             finally:
                 os.close(fd)
-            self._freed = end
+            self._freed_bytes = end
 
 
 @dataclass
 class LogForwarder:
-    """All logs of this node that the daemon does not have completely. ``limit_bytes``: how much of
-    one log it takes, 0 for all.
-    """
+    """The logs of this node that the daemon does not have in full."""
 
     node: str
+    """Name of the node."""
     send: Callable[[Message], bool]
+    """Sends a message to the daemon. Returns False if the daemon is away."""
     limit_bytes: int = 0
-    files: dict[tuple[str, int, str], LogFile] = field(default_factory=dict)
+    """Maximum size of a log on the daemon, bytes; 0 for no limit."""
+    files: dict[tuple[str, int, str], ForwardedLog] = field(default_factory=dict)
+    """The logs by (job, generation, stream)."""
 
     def add(self, job: str, generation: int, stream: str, path: Path) -> None:
-        """Forward the log that is or will be written at ``path``, in the place of one of the same
-        name: a launcher that is started again begins its log anew.
-        """
-        log_file = self.files.get((job, generation, stream))
-        if log_file is not None and log_file.path == path:
-            log_file.over = False
-        else:
-            self.files[job, generation, stream] = LogFile(job, generation, stream, path)
+        """Forward the log at ``path``, which need not exist yet. It replaces a log with the same
+        key, because a restarted launcher starts a new log.
 
-    def close(self, job: str, before: int | None = None) -> None:
-        """The job's workers of rounds before ``before`` are gone (None: everything of the job):
-        nothing is added to their logs.
+        Args:
+            job: id of the job.
+            generation: number of the round; 0 for a log that belongs to no round.
+            stream: name of the log.
+            path: the file.
+        """
+        forwarded_log = self.files.get((job, generation, stream))
+        if forwarded_log is not None and forwarded_log.path == path:
+            forwarded_log.complete = False
+        else:
+            self.files[job, generation, stream] = ForwardedLog(job, generation, stream, path)
+
+    def mark_complete(self, job: str, before_generation: int | None = None) -> None:
+        """Mark the logs of the job's workers in rounds before ``before_generation`` as complete;
+        None for all logs of the job.
         """
         for file in self.files.values():
             if file.job == job and (
-                before is None
-                or (file.generation < before and file.stream not in ("launcher", "service"))
+                before_generation is None
+                or (
+                    file.generation < before_generation
+                    and file.stream not in ("launcher", "service")
+                )
             ):
-                file.over = True
+                file.complete = True
 
-    def step(self) -> None:
-        """Send what is due and delete what is done."""
+    def send_due(self) -> None:
+        """Send the chunks that are due, and delete the logs that the daemon has in full."""
         for file in list(self.files.values()):
             self._forward(file)
 
-    def _forward(self, file: LogFile) -> None:
+    def _forward(self, file: ForwardedLog) -> None:
         now = time.monotonic()
-        if file.sent_at is not None and now - file.sent_at < _ANSWER_S:
+        if file.sent_at is not None and now - file.sent_at < _ACK_TIMEOUT_S:
             return
-        full = 0 < self.limit_bytes <= file.acked
-        if full:
-            file.acked = max(file.acked, file.size())  # the daemon takes no more of it
-            file.free()
-        chunk = None if full else file.chunk(self.node)
+        at_limit = 0 < self.limit_bytes <= file.acked_bytes
+        if at_limit:
+            file.acked_bytes = max(file.acked_bytes, file.size())  # the daemon stores no more of it
+            file.free_acked()
+        chunk = None if at_limit else file.chunk(self.node)
         if chunk is not None:
-            file.sent = chunk.offset + len(chunk.data)
+            file.sent_end = chunk.offset + len(chunk.data)
             file.sent_at = now if self.send(chunk) else None
-        elif file.over:
-            if full:
-                self.send(file.end(self.node))
+        elif file.complete:
+            if at_limit:
+                self.send(file.end_message(self.node))
             self._drop(file)
 
-    def _drop(self, file: LogFile) -> None:
+    def _drop(self, file: ForwardedLog) -> None:
         file.path.unlink(missing_ok=True)
         del self.files[file.job, file.generation, file.stream]
-        if file.job not in self.jobs():
+        if file.job not in self.unfinished_jobs():
             self.send(LogsShipped(file.job))
 
-    def jobs(self) -> tuple[str, ...]:
-        """The jobs of whose logs the daemon may not have everything."""
+    def unfinished_jobs(self) -> tuple[str, ...]:
+        """Returns the jobs with logs that the daemon may not have in full."""
         return tuple(sorted({file.job for file in self.files.values()}))
 
     def abandon(self) -> None:
-        """There is no time left: tell the daemon how long each log is that it does not have."""
+        """Stop forwarding because no time is left: send the daemon the length of each remaining
+        log, and delete the log.
+        """
         for file in list(self.files.values()):
-            self.send(file.end(self.node))
+            self.send(file.end_message(self.node))
             self._drop(file)
 
     def acknowledged(self, ack: LogAck) -> None:
-        """The daemon has everything below ``ack.offset``."""
+        """Handle an acknowledgement: the daemon has all bytes before ``ack.offset``."""
         file = self.files.get((ack.job, ack.generation, ack.stream))
-        if file is None or ack.offset > file.sent:  # of another log that had this name
+        if file is None or ack.offset > file.sent_end:  # it is for an earlier log with this key
             return
-        # The offset is lower than before when the daemon's copy was cut.
-        file.acked, file.sent_at = min(ack.offset, file.size()), None
-        file.free()
-        if file.over or file.size() - file.acked >= CHUNK_BYTES:
+        # The offset decreases if the daemon's copy was truncated.
+        file.acked_bytes, file.sent_at = min(ack.offset, file.size()), None
+        file.free_acked()
+        if file.complete or file.size() - file.acked_bytes >= CHUNK_BYTES:
             self._forward(file)
 
     def reconnected(self) -> None:
-        """What was sent and not acknowledged may be lost: send it again."""
+        """Send unacknowledged chunks again after a reconnection, because they may be lost."""
         for file in self.files.values():
             file.sent_at = None

@@ -1,8 +1,8 @@
 """Tests the network between this node and others at the daemon's request: whether a connection is
 possible, and its throughput.
 
-The listener accepts only a token and bytes that it counts, and closes after some seconds. The
-daemon decides which nodes connect and what follows.
+The listener accepts only a token, and then bytes that it counts. It closes after OPEN_S. The daemon
+decides which nodes connect and what follows.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from malletrain.protocol.payloads import ProbeResult, ProbeTarget
 
 CONNECT_S = 3.0
 OPEN_S = 20.0
-MOST_S = 2.0
-"""No trial takes longer, whoever asks for it."""
+MAX_TRIAL_S = 2.0
+"""Maximum duration of a trial, seconds, even if the daemon asks for more."""
 _CHUNK = bytes(1 << 20)
-_WAITING_BYTES = 1 << 20
-"""Bytes that wait here for a slow way at most, that it is not kept busy for long."""
+_MAX_UNSENT_BYTES = 1 << 20
+"""Maximum size of the send queue, so that a trial does not occupy a slow network for long."""
 _ANSWER_BYTES = 8
 
 log = logging.getLogger("malletrain.agent")
 
 
 class Prober:
-    """The trials of one agent. ``send`` reaches the daemon."""
+    """The trials of one agent. ``send``: sends a message to the daemon."""
 
     def __init__(self, send: Callable[[Message], bool]) -> None:
         self._send = send
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, message: ProbeOpen | ProbeTo) -> None:
-        """Begin what the daemon asks for."""
+        """Open a listener or start trials, as the daemon requests."""
         work = self._open(message) if isinstance(message, ProbeOpen) else self._try(message)
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel all listeners and trials."""
         for task in self._tasks:
             task.cancel()
 
@@ -62,9 +62,9 @@ class Prober:
 
         async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                await asyncio.wait_for(_counted(reader, writer, token), OPEN_S)
+                await asyncio.wait_for(_count_bytes(reader, writer, token), OPEN_S)
             except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
-                pass  # who does not know the token, or went, or says no more
+                pass  # the peer does not know the token, has disconnected or is silent
             finally:
                 writer.close()
 
@@ -80,16 +80,16 @@ class Prober:
             server.close()
 
     async def _try(self, message: ProbeTo) -> None:
-        seconds = min(message.seconds, MOST_S)
+        seconds = min(message.seconds, MAX_TRIAL_S)
         token = bytes.fromhex(message.token)
-        trials = [asyncio.to_thread(_tried, t, token, seconds) for t in message.targets]
+        trials = [asyncio.to_thread(_run_trial, t, token, seconds) for t in message.targets]
         self._send(Probed(message.number, tuple(await asyncio.gather(*trials))))
 
 
-async def _counted(
+async def _count_bytes(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes
 ) -> None:
-    """Tell who knows the token how many bytes came after it."""
+    """Read the token and all bytes after it. If the token is right, send the number of bytes."""
     if hmac.compare_digest(await reader.readexactly(len(token)), token):
         total = 0
         while data := await reader.read(1 << 20):
@@ -98,47 +98,53 @@ async def _counted(
         await writer.drain()
 
 
-def _tried(target: ProbeTarget, token: bytes, seconds: float) -> ProbeResult:
-    """Connect, and send for so many seconds (0: nothing but the token)."""
+def _run_trial(target: ProbeTarget, token: bytes, seconds: float) -> ProbeResult:
+    """Connect, and send for a time.
+
+    Args:
+        target: node, host and port.
+        token: token that the listener expects.
+        seconds: time for which to send; 0 to send only the token.
+    """
     try:
-        with socket.create_connection((target.host, target.port), CONNECT_S) as way:
-            began = time.monotonic()
-            way.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _WAITING_BYTES)
-            way.sendall(token)
-            sent = _sent(way, seconds)
-            way.shutdown(socket.SHUT_WR)
+        with socket.create_connection((target.host, target.port), CONNECT_S) as connection:
+            began_at = time.monotonic()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MAX_UNSENT_BYTES)
+            connection.sendall(token)
+            sent_bytes = _send_for(connection, seconds)
+            connection.shutdown(socket.SHUT_WR)
             answer = b""
             try:
-                while len(answer) < _ANSWER_BYTES and (data := way.recv(_ANSWER_BYTES)):
+                while len(answer) < _ANSWER_BYTES and (data := connection.recv(_ANSWER_BYTES)):
                     answer += data
-                total = int.from_bytes(answer, "big")
-            except TimeoutError:  # a slow way: what it has carried is known here, too
-                total = sent - _waiting(way)
-                if total <= 0:
+                total_bytes = int.from_bytes(answer, "big")
+            except TimeoutError:  # a slow network: this end knows what has been acknowledged
+                total_bytes = sent_bytes - _unacknowledged_bytes(connection)
+                if total_bytes <= 0:
                     raise
-                answer = total.to_bytes(_ANSWER_BYTES, "big")
-            took = time.monotonic() - began
+                answer = total_bytes.to_bytes(_ANSWER_BYTES, "big")
+            elapsed_s = time.monotonic() - began_at
     except OSError as error:
         return ProbeResult(target.node, False, trouble=error.strerror or str(error))
     if len(answer) != _ANSWER_BYTES:
-        return ProbeResult(target.node, False, trouble="it hung up")
-    return ProbeResult(target.node, True, total * 8e-6 / max(took, 1e-6))
+        return ProbeResult(target.node, False, trouble="it closed the connection")
+    return ProbeResult(target.node, True, total_bytes * 8e-6 / max(elapsed_s, 1e-6))
 
 
-def _sent(way: socket.socket, seconds: float) -> int:
-    """Send for so many seconds, however little the way takes; how many bytes it took."""
-    sent, until = 0, time.monotonic() + seconds
+def _send_for(connection: socket.socket, seconds: float) -> int:
+    """Send for ``seconds``. Returns the number of bytes that the connection accepted."""
+    sent_bytes, until = 0, time.monotonic() + seconds
     while (remaining_s := until - time.monotonic()) > 0:
-        way.settimeout(remaining_s)
+        connection.settimeout(remaining_s)
         try:
-            sent += way.send(_CHUNK)
+            sent_bytes += connection.send(_CHUNK)
         except TimeoutError:
             break
-    way.settimeout(CONNECT_S)
-    return sent
+    connection.settimeout(CONNECT_S)
+    return sent_bytes
 
 
-def _waiting(way: socket.socket) -> int:
-    """Bytes that the other end has not acknowledged."""
-    queued = fcntl.ioctl(way.fileno(), termios.TIOCOUTQ, bytes(4))
+def _unacknowledged_bytes(connection: socket.socket) -> int:
+    """Returns the number of bytes that the peer has not acknowledged."""
+    queued = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
     return int.from_bytes(queued, sys.byteorder)

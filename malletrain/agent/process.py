@@ -1,8 +1,8 @@
 """The processes of a job on this node: started under a supervisor, stopped, and cleaned up.
 
-There are two safeguards. The supervisor (see supervisor.py) kills what remains of its job when the
-launcher or the agent ends in any way. The agent is a subreaper too and kills its own descendants,
-in case the supervisor itself was killed.
+There are two safeguards. The supervisor (see supervisor.py) kills the remaining processes of its
+job when the launcher or the agent ends in any way. The agent is a subreaper as well, and kills its
+own descendants, for the case that the supervisor itself was killed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from malletrain.launch.supervisor import (
 
 
 def become_subreaper() -> None:
-    """Orphans among this process's descendants become its children (PR_SET_CHILD_SUBREAPER, Linux
-    3.4). Raises OSError.
+    """Make orphans among the descendants of this process its children (PR_SET_CHILD_SUBREAPER,
+    Linux 3.4). Raises OSError.
     """
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 class JobProcess:
-    """A launcher with everything below it. Start it from the main thread only.
+    """A launcher and its descendants. Create it in the main thread only.
 
-    Raises OSError when the supervisor cannot be started; a command that cannot be run shows as exit
-    code 126 or 127.
+    Raises OSError if the supervisor cannot be started. A command that cannot be run gives exit code
+    126 or 127.
     """
 
     def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
@@ -44,39 +44,41 @@ class JobProcess:
 
     @property
     def pid(self) -> int:
-        """Of the supervisor."""
+        """Pid of the supervisor."""
         return self._process.pid
 
     def exit_code(self) -> int | None:
-        """None while the launcher runs."""
+        """Returns the exit code of the launcher; None while it runs."""
         return self._process.poll()
 
     def forget(self) -> None:
-        """Everything of it was killed."""
+        """Reap the supervisor after all processes were killed."""
         self._process.poll()
 
     def kill(self) -> None:
-        """SIGKILL to the supervisor, with which everything below it ends."""
+        """Kill the supervisor, with which all its descendants end."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
 
     def terminate(self) -> None:
-        """SIGTERM to the launcher, which stops its workers in order."""
+        """Send SIGTERM to the launcher, which stops its workers and ends."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
 
 def sweep(limit_s: float = 10.0) -> list[int]:
-    """Kill every descendant of this process. Returns those that cannot be killed."""
+    """Kill every descendant of this process. Returns those that cannot be killed. ``limit_s``: time
+    limit, seconds.
+    """
     remaining = kill_descendants(limit_s)
     reap_orphans()
     return remaining
 
 
 def reap_orphans(keep: Container[int] = ()) -> None:
-    """Take the exit codes of adopted orphans, so that they do not stay as zombies. ``keep``:
-    children whose code somebody else takes.
+    """Reap adopted orphans, so that they do not stay as zombies. ``keep``: children that are reaped
+    elsewhere.
     """
     while True:
         try:

@@ -1,7 +1,7 @@
-"""Why the daemon does not answer, as far as this node can tell.
+"""Finds the reason why the daemon does not answer, as far as this node can determine it.
 
-Resolves the daemon's name and connects to its port, as the agent does, and reports the result as a
-sentence in the lease's output. Decides nothing.
+Resolves the daemon's name and connects to its port, as the agent does, and returns the result as a
+sentence for the lease's output. Decides nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 
 TRY_S = 5.0
 
-_SAID = {
+_SENTENCES = {
     errno.ECONNREFUSED: "nothing listens on port {port} of {host} ({address}){loopback}. Is the "
     "daemon up, and is this its address?",
     errno.EHOSTUNREACH: "there is no way from this node to {host} ({address}): a firewall or "
@@ -23,11 +23,16 @@ _SAID = {
 
 
 def why_no_answer(endpoint: str, try_s: float = TRY_S) -> str:
-    """What keeps this node from talking to the daemon at ``tcp://HOST:PORT``, as sentences."""
+    """Returns the reason why this node cannot communicate with the daemon, as sentences.
+
+    Args:
+        endpoint: ``tcp://HOST:PORT``.
+        try_s: timeout for the connection, seconds.
+    """
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     host = host.strip("[]")
     try:
-        family, kind, proto, _, where = socket.getaddrinfo(
+        family, kind, proto, _, socket_address = socket.getaddrinfo(
             host, int(port), type=socket.SOCK_STREAM
         )[0]
     except (OSError, ValueError) as error:
@@ -35,11 +40,11 @@ def why_no_answer(endpoint: str, try_s: float = TRY_S) -> str:
             f"this node cannot look up {host} ({error}). Set advertise in [daemon] to an address, "
             "or to a name that the nodes know."
         )
-    address = str(where[0])
+    address = str(socket_address[0])
     try:
         with socket.socket(family, kind, proto) as probe:
             probe.settimeout(try_s)
-            probe.connect(where)
+            probe.connect(socket_address)
     except TimeoutError:
         return (
             f"{host} ({address}) does not answer on port {port}: a firewall between here and "
@@ -47,10 +52,10 @@ def why_no_answer(endpoint: str, try_s: float = TRY_S) -> str:
         )
     except OSError as error:
         loopback = ", which is this node itself" if _is_loopback(address) else ""
-        words = _SAID.get(
+        template = _SENTENCES.get(
             error.errno or 0, "{host} ({address}) cannot be connected to: " + str(error)
         )
-        return words.format(host=host, address=address, port=port, loopback=loopback)
+        return template.format(host=host, address=address, port=port, loopback=loopback)
     return (
         f"port {port} of {host} ({address}) takes connections and says nothing that is meant for "
         "this lease. Is that the daemon, and are its key and this lease's valid?"

@@ -1,10 +1,10 @@
-"""Forwards the reports of workers to the daemon: validated, coalesced, kept while the daemon is
-away.
+"""Forwards the reports of workers to the daemon. Validates and combines them, and keeps them while
+the daemon is away.
 
-Decides what is forwarded and how often: the newest counts of each worker at most every
-FLUSH_INTERVAL_S (they are cumulative), the first value of a metric at once and further ones of that
-name METRICS_INTERVAL_S later, everything else at once. After a reconnection the newest counts and
-metrics are sent again, because it is unknown which of them arrived.
+Decides which reports are forwarded and how often: the newest counts of each worker at most every
+FLUSH_INTERVAL_S (they are cumulative), the first value of a metric at once and further values of
+that metric METRICS_INTERVAL_S later, all other reports at once. After a reconnection the newest
+counts and metrics are sent again, because it is unknown which of them arrived.
 """
 
 from __future__ import annotations
@@ -24,71 +24,80 @@ from malletrain.protocol.fault_points import FaultPoint, reached
 
 FLUSH_INTERVAL_S = 0.2
 METRICS_INTERVAL_S = 0.5
-_REMEMBERED = 256
-_BURST = 512
+_MAX_ENTRIES = 256
+"""Maximum number of workers, of metrics and of unsent messages that are kept."""
+_MAX_DATAGRAMS_PER_READ = 512
 
 log = logging.getLogger("malletrain.agent")
 
-BEGINS_ANEW = (
-    "The script keeps no snapshot: the job began anew when its nodes changed, and will at every "
-    "change. Add malletrain.Snapshot to it (docs/training-scripts.md)."
+NO_SNAPSHOTS_NOTICE = (
+    "The script keeps no snapshot: the job started from the beginning when its nodes changed, and "
+    "will at every change. Add malletrain.Snapshot to it (docs/training-scripts.md)."
 )
-"""What the owner of a job in restart mode is told at its first rescale."""
+"""Notice to the owner of a job in restart mode at its first rescale."""
 
 
 @dataclass(frozen=True)
 class DrainServed:
-    """The worker has served drain request ``number``."""
+    """A worker has served a drain request."""
 
     generation: int
+    """Number of the round."""
     number: int
+    """Number of the request."""
     saved: bool
+    """Whether the worker has saved."""
     sentence: str
+    """The reason, if it has not."""
 
 
 class WorkerReports:
-    """What the workers of one job report. ``send`` returns whether the daemon's connection took
-    the message.
+    """The reports of the workers of one job.
+
+    Args:
+        job: id of the job.
+        send: sends a message to the daemon. Returns False if the daemon is away.
     """
 
     def __init__(self, job: str, send: Callable[[messages.Message], bool]) -> None:
         self.job = job
         self.capable: set[int] = set()
-        """Generations with a worker here that takes a snapshot on request."""
+        """Rounds in which a worker here takes snapshots on request."""
         self._send = send
         self._counts: OrderedDict[tuple[int, int, int], messages.Progress] = OrderedDict()
         self._metrics: OrderedDict[tuple[int, str], messages.Metric] = OrderedDict()
         self._over: dict[tuple[int, int, int], int] = {}
-        """Workers that have no samples left to train on, and how many steps they had reported."""
+        """Number of reported steps of each worker that has no samples left to train on."""
         self._between: dict[tuple[int, int, int], int] = {}
-        """The same of workers in the code after the steps of an epoch."""
+        """Number of reported steps of each worker in the code after the steps of an epoch."""
         self._points: dict[tuple[int, int, str], list[messages.MetricSample]] = {}
+        """Unsent values of each metric."""
         self._due: dict[tuple[int, int, str], float] = {}
-        """When more values of this metric go."""
+        """Time at which further values of a metric are sent."""
         self._unsent: set[tuple[int, int, int]] = set()
-        self._backlog: deque[messages.Message] = deque(maxlen=_REMEMBERED)
+        self._backlog: deque[messages.Message] = deque(maxlen=_MAX_ENTRIES)
 
     def take_all(self, datagrams: Iterable[local.Datagram], now: float) -> list[DrainServed]:
-        """Some datagrams of workers, at ``now`` on a monotonic clock. Returns the drains that they
-        end. Values that somebody may wait for go at once.
+        """Handle datagrams of workers, and send the metrics that are due. Returns the drains that
+        were served. ``now``: seconds of a monotonic clock.
         """
-        served = [drain for each in datagrams if (drain := self.take(each)) is not None]
+        served = [drain for datagram in datagrams if (drain := self.take(datagram)) is not None]
         self._flush_metrics_due(now)
         return served
 
     def take(self, datagram: local.Datagram) -> DrainServed | None:
-        """One datagram of a worker. Returns a drain that it ends, if it does."""
-        who = datagram.sender
-        if who.job != self.job:
-            return None  # a straggler of a job that was here before
+        """Handle a datagram of a worker. Returns the drain that it serves, if any."""
+        sender = datagram.sender
+        if sender.job != self.job:
+            return None  # a late datagram of a job that was here before
         match datagram:
             case local.WorkerProgress():
-                key = (who.generation, who.rank, who.pid)
+                key = (sender.generation, sender.rank, sender.pid)
                 self._counts[key] = messages.Progress(
                     self.job,
-                    who.generation,
-                    who.rank,
-                    who.pid,
+                    sender.generation,
+                    sender.rank,
+                    sender.pid,
                     float(datagram.samples),
                     datagram.steps,
                     float(datagram.batch),
@@ -99,16 +108,18 @@ class WorkerReports:
                 self._counts.move_to_end(key)
                 for ends in (self._over, self._between):
                     if datagram.steps > ends.get(key, datagram.steps):
-                        del ends[key]  # it trains on
+                        del ends[key]  # it has continued to train
                 self._unsent.add(key)
-                while len(self._counts) > _REMEMBERED:
+                while len(self._counts) > _MAX_ENTRIES:
                     self._unsent.discard(self._counts.popitem(last=False)[0])
             case local.StartupMark():
-                self._pass_on(
-                    messages.Mark(self.job, who.generation, who.rank, datagram.name, datagram.time)
+                self._send_or_queue(
+                    messages.Mark(
+                        self.job, sender.generation, sender.rank, datagram.name, datagram.time
+                    )
                 )
             case local.ScriptMetric():
-                self._measured(datagram)
+                self._add_metric(datagram)
             case local.SnapshotTaken():
                 data: dict[str, bounds.Fact] = {
                     "saved": datagram.saved,
@@ -119,45 +130,45 @@ class WorkerReports:
                     "steps": datagram.steps,
                     "nodes": datagram.nodes,
                     "replicated": datagram.replicated,
-                    "generation": who.generation,
+                    "generation": sender.generation,
                 }
-                self._pass_on(
-                    messages.Notice(self.job, who.rank, "snapshot", datagram.sentence, data)
+                self._send_or_queue(
+                    messages.Notice(self.job, sender.rank, "snapshot", datagram.sentence, data)
                 )
             case local.ModelFacts():
                 facts: dict[str, bounds.Fact] = {
                     "parameters": datagram.parameters,
                     "flops_per_sample": datagram.flops_per_sample,
                 }
-                self._pass_on(messages.Notice(self.job, who.rank, "profile", "", facts))
+                self._send_or_queue(messages.Notice(self.job, sender.rank, "profile", "", facts))
             case local.WorkLeft():
-                key = (who.generation, who.rank, who.pid)
+                key = (sender.generation, sender.rank, sender.pid)
                 if datagram.samples == 0:
                     self._over[key] = self._steps_of(key)
-                    return None  # how much there was to do is known from its beginning
+                    return None  # the daemon knows the amount of work from earlier reports
                 self._over.pop(key, None)
                 work: dict[str, bounds.Fact] = {
                     "left": float(datagram.samples),
-                    "generation": who.generation,
+                    "generation": sender.generation,
                 }
-                self._pass_on(messages.Notice(self.job, who.rank, "work", "", work))
+                self._send_or_queue(messages.Notice(self.job, sender.rank, "work", "", work))
             case local.BetweenEpochs():
-                key = (who.generation, who.rank, who.pid)
+                key = (sender.generation, sender.rank, sender.pid)
                 if datagram.entered:
                     self._between[key] = self._steps_of(key)
                 else:
                     self._between.pop(key, None)
             case local.Capable():
-                self.capable.add(who.generation)
+                self.capable.add(sender.generation)
             case local.DrainDone():
                 reached(FaultPoint.AGENT_DRAINED)
                 return DrainServed(
-                    who.generation, datagram.number, datagram.saved, datagram.sentence
+                    sender.generation, datagram.number, datagram.saved, datagram.sentence
                 )
         return None
 
     def ranks(self, generation: int) -> dict[int, int]:
-        """Process id → rank of the workers of this round that have reported."""
+        """Returns the rank of each worker of a round that has reported, by process id."""
         return {pid: rank for g, rank, pid in self._counts if g == generation}
 
     def _steps_of(self, key: tuple[int, int, int]) -> int:
@@ -165,27 +176,29 @@ class WorkerReports:
         return counted.steps if counted is not None else 0
 
     def is_between_epochs(self, generation: int) -> bool:
-        """Whether a worker of this round is in the code after the steps of an epoch."""
+        """Returns whether a worker of a round is in the code after the steps of an epoch."""
         return any(key[0] == generation for key in self._between)
 
     def is_over(self, generation: int) -> bool:
-        """Whether a worker of this round has trained to the end, as its script says."""
+        """Returns whether a worker of a round has reported that no samples are left."""
         return any(key[0] == generation for key in self._over)
 
     def trains_unsaved(self, generation: int) -> bool:
-        """Whether a worker of this round has trained here without anything to save on request."""
+        """Returns whether a worker of a round has trained here while none takes snapshots on
+        request.
+        """
         trained = any(g == generation and c.samples for (g, *_), c in self._counts.items())
         return trained and generation not in self.capable
 
     def flush(self) -> None:
-        """Send the newest counts that were not sent yet."""
+        """Send the newest counts that have not been sent yet."""
         for key in [key for key in self._counts if key in self._unsent]:
             if not self._send(self._counts[key]):
                 return
             self._unsent.discard(key)
 
     def flush_due(self, now: float) -> None:
-        """Send what it is time for, at ``now`` on a monotonic clock."""
+        """Send the counts and the metrics that are due. ``now``: seconds of a monotonic clock."""
         self.flush()
         self._flush_metrics_due(now)
 
@@ -193,13 +206,13 @@ class WorkerReports:
         due = [key for key in self._points if now >= self._due.get(key, now)]
         if due:
             self.flush_metrics(due)
-            if len(self._due) > _REMEMBERED:
+            if len(self._due) > _MAX_ENTRIES:
                 self._due.clear()
             self._due.update(dict.fromkeys(due, now + METRICS_INTERVAL_S))
 
     def flush_metrics(self, which: Collection[tuple[int, int, str]] | None = None) -> None:
-        """Send the values of metrics that came since the last time, after the counts that they go
-        with; of ``which`` only, if given.
+        """Send the unsent values of metrics, after the counts that belong to them. ``which``: the
+        metrics; None for all.
         """
         self.flush()
         for key in list(self._points) if which is None else which:
@@ -207,15 +220,15 @@ class WorkerReports:
             last = points[-1].value
             metric = messages.Metric(self.job, rank, name, last, generation, tuple(points))
             if not self._send(metric):
-                return  # after the reconnection then
+                return  # it is sent after the reconnection
             del self._points[key]
             self._metrics[rank, name] = metric
             self._metrics.move_to_end((rank, name))
-            while len(self._metrics) > _REMEMBERED:
+            while len(self._metrics) > _MAX_ENTRIES:
                 self._metrics.popitem(last=False)
 
     def reconnected(self) -> None:
-        """The daemon hears us again: send what it may have missed."""
+        """Send all reports that the daemon may not have received, after a reconnection."""
         for message in self._backlog:
             self._send(message)
         self._backlog.clear()
@@ -225,11 +238,13 @@ class WorkerReports:
             self._send(metric)
         self.flush_metrics()
 
-    def _measured(self, datagram: local.ScriptMetric) -> None:
-        """One value of a metric. Of many that wait, the smallest and largest of each four stay."""
-        who = datagram.sender
-        key = (who.generation, who.rank, datagram.name)
-        if key not in self._points and len(self._points) >= _REMEMBERED:
+    def _add_metric(self, datagram: local.ScriptMetric) -> None:
+        """Add a value of a metric. If too many values are unsent, only the smallest and the largest
+        of each four are kept.
+        """
+        sender = datagram.sender
+        key = (sender.generation, sender.rank, datagram.name)
+        if key not in self._points and len(self._points) >= _MAX_ENTRIES:
             del self._points[next(iter(self._points))]
         points = self._points.setdefault(key, [])
         if len(points) >= bounds.MOST_AT_ONCE:
@@ -243,17 +258,17 @@ class WorkerReports:
             )
         )
 
-    def _pass_on(self, message: messages.Message) -> None:
+    def _send_or_queue(self, message: messages.Message) -> None:
         if not self._send(message):
             self._backlog.append(message)
 
 
 def halved(points: Sequence[messages.MetricSample]) -> list[messages.MetricSample]:
-    """Of each four values the smallest and the largest, in their order."""
+    """Returns the smallest and the largest of each four values, in their order."""
     samples: list[messages.MetricSample] = []
     for begin in range(0, len(points), 4):
         four = points[begin : begin + 4]
-        # what is no number is above all, so that it stays
+        # NaN counts as the largest value, so that it is kept.
         sizes = [math.inf if math.isnan(point.value) else point.value for point in four]
         low, high = sizes.index(min(sizes)), sizes.index(max(sizes))
         samples += [four[i] for i in sorted({low, high})]
@@ -261,7 +276,7 @@ def halved(points: Sequence[messages.MetricSample]) -> list[messages.MetricSampl
 
 
 class WorkerSocket:
-    """The datagram socket that workers send to, readable and writable by the owner only."""
+    """The datagram socket to which workers send. Only its owner can read and write it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -273,15 +288,15 @@ class WorkerSocket:
         os.chmod(path, 0o600)
 
     def fileno(self) -> int:
-        """For the event loop."""
+        """Returns the file descriptor, for the event loop."""
         return self._socket.fileno()
 
     def receive(self) -> list[local.Datagram]:
-        """What has arrived, at most some hundreds at once; what does not fit the protocol is
+        """Returns the datagrams that have arrived, up to a maximum per call. Invalid datagrams are
         counted and dropped.
         """
         datagrams: list[local.Datagram] = []
-        for _ in range(_BURST):
+        for _ in range(_MAX_DATAGRAMS_PER_READ):
             try:
                 data = self._socket.recv(local.MAX_DATAGRAM_BYTES + 1)
             except (BlockingIOError, InterruptedError):

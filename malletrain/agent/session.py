@@ -1,9 +1,9 @@
-"""The agent itself: one connection to the daemon, one socket for the launcher, one for the workers,
-and at most one job.
+"""The agent: one connection to the daemon, one socket for launchers, one for workers, and at most
+one job.
 
-Decides the order of things on this node: what a message of the daemon does, what SIGTERM starts,
-when the process may end. A preempted agent tells the daemon and lets the workers go on until the
-daemon has moved the job; without an answer it stops them itself in time.
+Decides how a message of the daemon and a SIGTERM are handled, and when the process may end. A
+preempted agent informs the daemon, and lets the workers continue until the daemon has moved the
+job. Without an answer it stops them itself in time.
 """
 
 from __future__ import annotations
@@ -42,15 +42,18 @@ from malletrain.protocol.messages import Assign, Drain, Hello, Phase, Release, R
 from malletrain.protocol.phases import AssignmentPhase
 
 STEP_S = 0.1
-LAST_LOGS_S = 2.0
-"""What a Goodbye that names no time leaves for the logs."""
-LAST_WORDS = 0.05, 0.5
-"""Part of the grace time, and seconds at most, kept at its end for telling what was not sent."""
+LOG_TIME_S = 2.0
+"""Time for sending logs after a Goodbye that names none, seconds."""
+ABANDON_FRACTION, MAX_ABANDON_S = 0.05, 0.5
+"""Time at the end of the grace time for reporting the logs that were not sent: a fraction of the
+grace time, and its maximum, seconds.
+"""
 PEER_SAVES_S = 2.0
-"""How long a node without rank 0 that is wanted back, while no daemon is there, trains on so that
-rank 0 may reach the end of its step and save. The main scheduler's job waits for it.
+"""Time for which a preempted node without rank 0 continues to train if no daemon is connected, so
+that rank 0 can finish its step and save, seconds. The job of the main scheduler waits that long.
 """
 LINGER_MS = 500
+"""Time in which messages to the daemon are still sent after the end, ms."""
 
 log = logging.getLogger("malletrain.agent")
 
@@ -69,7 +72,7 @@ class NodeAgent:
         self._launchers.linger = 0
         self._launchers.bind(self._launcher_endpoint)
         self._launcher_id: bytes | None = None
-        callbacks = self._hello, self._from_daemon, self._welcomed, self._warm_bytes
+        callbacks = self._hello, self._from_daemon, self._on_welcome, self._warm_bytes
         self._link = DaemonLink(config, *callbacks, lambda: bytes_below(self._memory))
         self._prober, self._stacks = Prober(self._link.send), StackReader(self._link.send)
         self._logs = LogForwarder(config.node, self._link.send)
@@ -78,30 +81,36 @@ class NodeAgent:
         reach = self._link.send, self._memory
         self._servers = NodeForkServers(self._sockets, os.environ, marks, *reach)
         self._run: NodeJob | None = None
+        """The job on this node; None if there is none."""
         self._hello_assignment: messages.Assignment | None = None
+        """State of the job in the last Hello."""
         self._next: Assign | None = None
+        """Assignment of the next job, while the current one is being released."""
         self._count = 0
+        """Number of jobs started."""
         self._gone_at: float | None = None
+        """Time at which the preempted lease ends; None if it is not preempted."""
         self._exiting = False
         self._logs_until: float | None = None
+        """Time until which logs are sent, after a Goodbye; None before it."""
         self._over = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve until the daemon says Goodbye or the lease ends. Returns the exit code."""
+        """Serve until the daemon sends Goodbye or the lease ends. Returns the exit code."""
         become_subreaper()
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(signum, self._signalled, signum)
+            loop.add_signal_handler(signum, self._on_signal, signum)
         loop.add_reader(self._workers, self._from_workers)
         tasks = [
             asyncio.create_task(work)
-            for work in (self._keep_in_touch(), self._listen_to_launchers(), self._step_for_ever())
+            for work in (self._run_link(), self._receive_from_launchers(), self._run_steps())
         ]
         over = asyncio.create_task(self._over.wait())
         try:
             done, _ = await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                task.result()  # raises what went wrong in it
+                task.result()  # raises the exception of the task
         finally:
             self._prober.close()
             self._stacks.close()
@@ -124,14 +133,15 @@ class NodeAgent:
 
     # --- the daemon ---
 
-    async def _keep_in_touch(self) -> None:
-        """Say nothing before it is known whether the node is fit for jobs."""
-        await self._fitness.first_look()
+    async def _run_link(self) -> None:
+        """Connect to the daemon when it is known whether the node is fit for jobs."""
+        await self._fitness.wait_for_first_checks()
         await self._link.run()
 
     def _hello(self) -> Hello:
         config = self._config
-        # That the workers have ended comes last: nobody wants to hear of a job that is over.
+        # The end of the workers is reported after the Welcome, because the daemon stops a job that
+        # has ended.
         self._hello_assignment = self._run.assignment(ended=False) if self._run else None
         return Hello(
             node=config.node,
@@ -142,7 +152,7 @@ class NodeAgent:
             node_class=config.node_class,
             gone_in_s=self._gone_at and max(0.0, self._gone_at - time.monotonic()),
             assignment=self._hello_assignment,
-            shipping=self._logs.jobs(),
+            shipping=self._logs.unfinished_jobs(),
             networks=networks(),
             sick=self._fitness.sick,
             warm=self._servers.settled(),
@@ -152,20 +162,20 @@ class NodeAgent:
     def _warm_bytes(self) -> int:
         return self._servers.memory_bytes()
 
-    def _welcomed(self, welcome: Welcome) -> None:
+    def _on_welcome(self, welcome: Welcome) -> None:
         self._logs.limit_bytes = welcome.log_limit_bytes
         self._logs.reconnected()
         self._fitness.reconnected()
         if self._run is not None:
             self._run.reconnected()
         now = self._run.assignment() if self._run else None
-        if now is not None and now != self._hello_assignment:  # it changed on the way
+        if now is not None and now != self._hello_assignment:  # it has changed since the Hello
             self._link.send(Phase(now))
 
     def _from_daemon(self, message: Any) -> None:
         try:
             self._handle(message)
-        except Exception:  # a mistake of ours must not end a training that runs well
+        except Exception:  # a defect of the agent must not end the training
             log.exception("could not handle a %s of the daemon", type(message).__name__)
 
     def _handle(self, message: Any) -> None:
@@ -175,7 +185,7 @@ class NodeAgent:
             case (
                 Round() | Drain() | messages.Abort() | messages.ExpectLoss() | messages.ShowStacks()
             ):
-                self._to_run(message)
+                self._to_job(message)
             case messages.ProbeOpen() | messages.ProbeTo():
                 self._prober.begin(message)
             case messages.WarmUp():
@@ -188,8 +198,8 @@ class NodeAgent:
                     "the daemon gives the lease back%s",
                     f": {message.reason}" if message.reason else "",
                 )
-                # said again at every message, where the daemon does not know the lease any more
-                until = time.monotonic() + (message.within_s or LAST_LOGS_S)
+                # A daemon that no longer knows the lease repeats it at every message.
+                until = time.monotonic() + (message.within_s or LOG_TIME_S)
                 self._logs_until = min(until, self._logs_until or until)
                 self._shut_down(self._run.stop_grace_s if self._run else 0.0)
             case messages.LogAck():
@@ -199,7 +209,7 @@ class NodeAgent:
             case _:
                 log.warning("ignored an unexpected %s", type(message).__name__)
 
-    def _to_run(self, message: Any) -> None:
+    def _to_job(self, message: Any) -> None:
         if self._run is None or self._run.job != message.job:
             kind = type(message).__name__
             log.warning("ignored a %s for job %s, which is not here", kind, message.job)
@@ -217,7 +227,7 @@ class NodeAgent:
 
     def _assign(self, message: Assign) -> None:
         if self._exiting or self._gone_at is not None:
-            return  # the daemon knows, or is about to
+            return  # the daemon knows that the lease ends, or is about to know it
         if message.spec.nproc_per_node == 0:
             spec = msgspec.structs.replace(message.spec, nproc_per_node=max(1, self._config.gpus))
             message = msgspec.structs.replace(message, spec=spec)
@@ -275,7 +285,7 @@ class NodeAgent:
 
     # --- launcher and workers ---
 
-    async def _listen_to_launchers(self) -> None:
+    async def _receive_from_launchers(self) -> None:
         while True:
             identity, *frames = await self._launchers.recv_multipart()
             try:
@@ -312,7 +322,7 @@ class NodeAgent:
 
     # --- time ---
 
-    async def _step_for_ever(self) -> None:
+    async def _run_steps(self) -> None:
         next_flush = next_logs = 0.0
         while True:
             await asyncio.sleep(STEP_S)
@@ -325,60 +335,62 @@ class NodeAgent:
                     next_flush = now + FLUSH_INTERVAL_S
                     self._run.reports.flush_due(now)
                 if self._run.ended:
-                    self._run_ended()
+                    self._on_job_end()
             else:
                 self._servers.reap()
             if now >= next_logs and self._link.connected:
                 next_logs = now + SEND_INTERVAL_S
-                self._logs.step()
+                self._logs.send_due()
             if (
                 self._gone_at is not None
                 and not self._exiting
-                and (self._alone_for_nothing(now) or now >= self._gone_at - self._margin())
+                and (self._is_waiting_futile(now) or now >= self._gone_at - self._margin())
             ):
                 log.warning("the lease ends and the daemon has not moved the job; stopping it here")
                 self._shut_down(self._margin() * 0.8)
             if self._exiting and self._run is None:
-                self._ship(now)
+                self._end_when_logs_are_sent(now)
 
-    def _ship(self, now: float) -> None:
-        """No process is left: go once the daemon has all logs, or the time for that is up. Where
-        the node is wanted and no daemon is there to take them, nobody is kept waiting.
+    def _end_when_logs_are_sent(self, now: float) -> None:
+        """End the agent, which has no processes left, when the daemon has all logs or the time for
+        sending them is over. A preempted agent without a daemon ends at once.
         """
-        share, most = LAST_WORDS
         limits = [] if self._logs_until is None else [self._logs_until]
         if self._gone_at is not None:
-            limits.append(self._gone_at - min(most, share * self._config.grace_s))
-        in_vain = self._gone_at is not None and not self._link.connected
-        if not self._logs.files or in_vain or now >= min(limits, default=now):
+            abandon_s = min(MAX_ABANDON_S, ABANDON_FRACTION * self._config.grace_s)
+            limits.append(self._gone_at - abandon_s)
+        is_futile = self._gone_at is not None and not self._link.connected
+        if not self._logs.files or is_futile or now >= min(limits, default=now):
             self._logs.abandon()
             reached(FaultPoint.AGENT_LEAVES)
             self._over.set()
 
-    def _run_ended(self) -> None:
+    def _on_job_end(self) -> None:
         self._run, following, self._next = None, self._next, None
         if self._gone_at is not None:
             self._exiting = True
         if following is not None and not self._exiting:
             self._start(following)
 
-    def _alone_for_nothing(self, now: float) -> bool:
-        """Whether the node is wanted back, no daemon is there to move the job, and nothing of the
-        job can be saved any more by waiting.
+    def _is_waiting_futile(self, now: float) -> bool:
+        """Returns whether waiting cannot save anything of the job on this preempted node, for which
+        no daemon is connected.
         """
-        run, began = self._run, (self._gone_at or now) - self._config.grace_s
+        run, preempted_at = self._run, (self._gone_at or now) - self._config.grace_s
         if run is None or self._link.connected:
             return False
-        return not run.unsaved or (not run.has_rank_0 and now >= began + PEER_SAVES_S)
+        return not run.unsaved or (not run.has_rank_0 and now >= preempted_at + PEER_SAVES_S)
 
     def _margin(self) -> float:
-        """Seconds before the end of the lease at which the agent stops the workers itself."""
+        """Returns the time before the end of the lease at which the agent stops the workers itself,
+        seconds.
+        """
         stop = self._run.stop_grace_s if self._run else 0.0
         return min(stop + 1.0, self._config.grace_s / 2)
 
     # --- the end ---
 
-    def _signalled(self, signum: int) -> None:
+    def _on_signal(self, signum: int) -> None:
         if self._gone_at is not None:
             return
         name = signal.Signals(signum).name

@@ -1,11 +1,11 @@
 """A job's software environment on a node: modules, a conda or virtual environment, a container.
 Pure.
 
-Decides the order in which it is entered, what of the node a container sees, and which variables are
-passed to it. Nothing is started here. The scripts below are constant; whatever a job names is an
-argument of theirs and never a part of them.
+Decides the order in which its parts are entered, which paths of the node a container sees, and
+which variables are passed into it. Starts nothing. The scripts below are constant. Names from a job
+are arguments of a script, and never part of it.
 
-    modules (outside) → conda | venv (outside) | container → the job's setup → Python
+    modules (host) → conda | venv (host) | container → the job's setup → Python
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ HOST_ONLY = (
     *("MODULE*", "LOADEDMODULES", "_LMFILES_*", "LMOD_*", "__LMOD*", "_ModuleTable*"),
     *("BASH_*", "ENV", "SHELL", "TMPDIR", "TMP", "TEMP", "XDG_*", "PWD", "OLDPWD", "_"),
 )
-"""Globs of variables that name places of the node's own system: not handed into a container, unless
-the job sets them itself (``--env``).
+"""Globs of variables that are meaningful only on the host. They are not passed into a container,
+unless the job sets them itself (``--env``).
 """
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SAY = "say() { printf 'malletrain: %s\\n' \"$*\" >&2; exit UNFIT; }\n".replace("UNFIT", str(UNFIT))
-# Lmod and Tcl modules define a shell function, by a script that login shells read; a batch job's
-# shell has it only where it was exported or where BASH_ENV names that script.
+# Lmod and Tcl modules define a shell function in a script that login shells read. The shell of a
+# batch job has the function only if it was exported, or if BASH_ENV names that script.
 _ENTER = (
     _SAY
     + r"""
@@ -106,12 +106,12 @@ exec "$python" "$@"
 _SETUP = '{\n%s\n} && exec "$(command -v python || command -v python3)" "$@"'
 
 
-def described(spec: JobSpec) -> str:
-    """The job's environment, as sentences name it."""
+def describe_environment(spec: JobSpec) -> str:
+    """Returns a description of the job's environment, the subject of a sentence."""
     software = spec.software or SoftwareEnvironment()
-    inside = f" in the container image {software.container}" if software.container else ""
+    in_image = f" in the container image {software.container}" if software.container else ""
     if software.venv:
-        return f"The virtual environment {software.venv}{inside}"
+        return f"The virtual environment {software.venv}{in_image}"
     if software.container:
         return f"The container image {software.container}"
     if software.conda:
@@ -120,8 +120,9 @@ def described(spec: JobSpec) -> str:
 
 
 def python_command(spec: JobSpec, arguments: Sequence[str]) -> list[str]:
-    """The job's Python with these arguments, after its setup if it has one. In a container the
-    Python is found by :func:`inside`: the first word is left out.
+    """Returns the command that runs the job's Python with ``arguments``, after the job's setup if
+    there is one. For a container the command does not contain the Python itself;
+    :func:`command_in_container` finds it.
     """
     software = spec.software or SoftwareEnvironment()
     if spec.setup:
@@ -131,17 +132,17 @@ def python_command(spec: JobSpec, arguments: Sequence[str]) -> list[str]:
     return ["python" if software.venv or software.conda else spec.python, *arguments]
 
 
-def inside(spec: JobSpec, command: Sequence[str]) -> list[str]:
-    """``command`` as it is begun in the container."""
+def command_in_container(spec: JobSpec, command: Sequence[str]) -> list[str]:
+    """Returns the command that runs ``command`` in the container."""
     software = spec.software or SoftwareEnvironment()
     plain = "" if spec.setup else "python"
     values = [software.container or "", spec.workdir, software.venv, plain]
     return ["/bin/sh", "-c", _INSIDE, "sh", *values, *command]
 
 
-def entered(software: SoftwareEnvironment | None, command: Sequence[str]) -> list[str]:
-    """``command`` after what is entered outside of a container: modules, conda, a virtual
-    environment.
+def enter_command(software: SoftwareEnvironment | None, command: Sequence[str]) -> list[str]:
+    """Returns the command that enters the job's environment on the host (modules, conda, a virtual
+    environment), and then runs ``command``.
     """
     if software is None:
         return [*command]
@@ -155,12 +156,13 @@ def entered(software: SoftwareEnvironment | None, command: Sequence[str]) -> lis
 def binds(
     paths: Iterable[str], *, apart: Iterable[tuple[str, str]] = ()
 ) -> tuple[tuple[str, str], ...]:
-    """What is bound, (path outside, path inside): parents first, nothing twice.
+    """Returns the binds of a container as (path on the host, path in the container): parents first,
+    without duplicates.
 
     Args:
-        paths: ``SRC`` or ``SRC:DST``, absolute; the first of a DST counts. What lies below another
-            one at its own place is left out.
-        apart: what comes after all these, into directories of theirs.
+        paths: absolute ``SRC`` or ``SRC:DST``. For each DST the first counts. A path that is
+            already below another bind with the same path on host and in the container is left out.
+        apart: binds to separate directories, which come after all others.
     """
     mounts: dict[str, str] = {}
     for text in paths:
@@ -170,21 +172,22 @@ def binds(
     for target in sorted(mounts, key=lambda path: (path.count("/"), path)):
         source = mounts[target]
         if not any(
-            outer == place and source == target and _below(target, place)
+            outer == place and source == target and _is_below(target, place)
             for outer, place in selected
         ):
             selected.append((source, target))
     return (*selected, *apart)
 
 
-def handed_in(
+def passed_variables(
     environment: Mapping[str, str], own: Iterable[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(names of the variables that a container is handed, globs of those that it is not).
+    """Returns (names of the variables that are passed into a container, globs of those that are
+    not).
 
     Args:
-        environment: that of the launcher outside.
-        own: names that the job sets itself; they are handed in whatever they are.
+        environment: environment of the launcher on the host.
+        own: names of variables that the job sets itself. They are always passed.
     """
     own = frozenset(own)
     globs = tuple(g for g in HOST_ONLY if not any(fnmatchcase(name, g) for name in own))
@@ -200,15 +203,19 @@ def handed_in(
 def missing_mount_points(
     targets: Iterable[str], present: Iterable[str] = ("/dev", "/proc", "/sys", "/tmp")
 ) -> list[str]:
-    """Which of these places an image must have by itself: those not below another one, or below
-    what the runtime always binds.
+    """Returns the targets that must exist in the image: those that are not below another target,
+    or below a path that the runtime always binds.
+
+    Args:
+        targets: the bind targets.
+        present: paths that the runtime always binds.
     """
-    made: list[str] = []
+    missing: list[str] = []
     for target in targets:
-        if not any(_below(target, place) for place in (*present, *made)):
-            made.append(target)
-    return made
+        if not any(_is_below(target, path) for path in (*present, *missing)):
+            missing.append(target)
+    return missing
 
 
-def _below(path: str, place: str) -> bool:
-    return path == place or path.startswith(place.rstrip("/") + "/")
+def _is_below(path: str, ancestor: str) -> bool:
+    return path == ancestor or path.startswith(ancestor.rstrip("/") + "/")

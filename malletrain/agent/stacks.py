@@ -1,8 +1,8 @@
-"""Asks the workers on this node for their stacks.
+"""Requests stack traces from the workers on this node, by a signal.
 
-Decides which processes get the signal: those that hold their own stack file open and have a handler
-for it, so that no process dies of it and none of another user is signalled. The daemon decides what
-follows from the answer.
+Decides which processes get the signal: those that have their own stack file open and have a handler
+for the signal. So no process dies of it, and no process of another user gets it. The daemon decides
+what follows from the answer.
 """
 
 from __future__ import annotations
@@ -18,36 +18,40 @@ from malletrain.protocol.messages import Message, ShowStacks, Stacks
 from malletrain.protocol.stacks import MOST_BYTES, MOST_WORKERS
 from malletrain.protocol.stacks_file import STACKS_FILE, STACKS_SIGNAL
 
-PATIENCE_S = 2.0
-"""How long a worker may take to write; one in a system call that cannot be interrupted never
-does.
+RESPONSE_TIMEOUT_S = 2.0
+"""Maximum time for a worker to write its stacks, seconds. A worker in an uninterruptible system
+call never does.
 """
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _STATES = {
     "D": "in a system call that cannot be interrupted, of a file system perhaps",
     "T": "stopped by a signal",
     "t": "stopped by a debugger",
 }
-"""What the kernel calls a process that does not run (proc_pid_status(5))."""
+"""Descriptions of the states of a process that does not run (proc_pid_status(5))."""
 
 
 class StackReader:
-    """The questions of one agent. ``send`` reaches the daemon."""
+    """Reads stacks for one agent. ``send``: sends a message to the daemon."""
 
     def __init__(self, send: Callable[[Message], bool]) -> None:
         self._send = send
         self._tasks: set[asyncio.Task[None]] = set()
 
     def read(self, message: ShowStacks, directory: Path, ranks: Mapping[int, int]) -> None:
-        """The daemon asks for the workers whose files are in ``directory``. ``ranks``: process id,
-        as the worker itself knows it → rank.
+        """Start to read the stacks of workers, and send them to the daemon.
+
+        Args:
+            message: the request of the daemon.
+            directory: directory of the workers' stack files.
+            ranks: rank of each worker by its process id in its own namespace.
         """
         task = asyncio.create_task(self._answer(message, directory, ranks))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel all requests."""
         for task in self._tasks:
             task.cancel()
 
@@ -59,10 +63,10 @@ class StackReader:
                 with contextlib.suppress(OSError):
                     os.kill(pid, STACKS_SIGNAL)
         loop = asyncio.get_running_loop()
-        deadline, settled = loop.time() + PATIENCE_S, False
+        deadline, settled = loop.time() + RESPONSE_TIMEOUT_S, False
         while not settled and loop.time() < deadline:
             before = {path: _size(path) for path in workers}
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             settled = all(sizes[p] < before[p] == _size(p) for p in workers)
         for path, pid in sorted(workers.items())[:MOST_WORKERS]:
             own = _process(path.name)
@@ -73,35 +77,35 @@ class StackReader:
 
 
 def holders(directory: Path) -> dict[Path, int]:
-    """File of stacks → the process that holds it open, as this process sees it: another namespace
-    of processes counts otherwise.
+    """Returns the process that has each stack file open, by file. The process id is that of this
+    process's namespace, which may differ from the one in the file's name.
     """
-    processes = {}
+    path_by_inode = {}
     for path in directory.glob(f"{STACKS_FILE}*"):
         if _process(path.name) >= 0:
             with contextlib.suppress(OSError):
                 status = path.lstat()
                 if stat.S_ISREG(status.st_mode):
-                    processes[status.st_dev, status.st_ino] = path
-    files: dict[Path, int] = {}
-    for entry in os.listdir("/proc") if processes else ():
+                    path_by_inode[status.st_dev, status.st_ino] = path
+    pid_by_path: dict[Path, int] = {}
+    for entry in os.listdir("/proc") if path_by_inode else ():
         if not entry.isdigit():
             continue
         with contextlib.suppress(OSError):
             for file in os.scandir(f"/proc/{entry}/fd"):
                 with contextlib.suppress(OSError):
-                    # What a file is on a file system that does not answer is not asked.
+                    # Check the name first: a stat of another file could hang on its file system.
                     if _process(os.path.basename(os.readlink(file.path))) < 0:
                         continue
                     status = os.stat(file.path)
-                    path_of = processes.get((status.st_dev, status.st_ino))
-                    if path_of is not None:
-                        files[path_of] = int(entry)
-    return files
+                    stack_file = path_by_inode.get((status.st_dev, status.st_ino))
+                    if stack_file is not None:
+                        pid_by_path[stack_file] = int(entry)
+    return pid_by_path
 
 
 def ready(pid: int) -> bool:
-    """Whether the process has a handler for the signal (proc_pid_status(5), SigCgt)."""
+    """Returns whether a process has a handler for the signal (proc_pid_status(5), SigCgt)."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):
@@ -110,7 +114,7 @@ def ready(pid: int) -> bool:
 
 
 def state_of(pid: int) -> str:
-    """What the kernel says of a process that wrote nothing."""
+    """Returns a description of the kernel's state of a process that wrote no stacks."""
     with contextlib.suppress(OSError):
         word = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         place = Path(f"/proc/{pid}/wchan").read_text().strip("0\n")
@@ -120,7 +124,7 @@ def state_of(pid: int) -> str:
 
 
 def _process(name: str) -> int:
-    """The process id that a file of stacks is named by; -1: it is none."""
+    """Returns the process id in the name of a stack file; -1 if it is no stack file."""
     number = name.removeprefix(STACKS_FILE)
     if number == name or not (number.isascii() and number.isdecimal()):
         return -1
@@ -135,8 +139,11 @@ def _size(path: Path) -> int:
 
 
 def _since(path: Path, offset: int) -> str:
-    """What was written behind ``offset``; of much the beginning, where the newest thread is."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # the directory is the job's
+    """Returns the text that was written after ``offset``. If it is too long, its beginning, which
+    has the newest thread.
+    """
+    # The job can write to the directory, so the file may be a symbolic link or a FIFO.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     with contextlib.suppress(OSError), os.fdopen(os.open(path, flags), "rb") as file:
         file.seek(offset)
         text = file.read(MOST_BYTES).decode("utf-8", "replace")

@@ -2,7 +2,7 @@
 
 Looks up what only the node knows: the container runtime, the GPUs, the location of the agent's own
 packages. :mod:`malletrain.agent.software`, :mod:`malletrain.agent.containers` and
-:mod:`malletrain.agent.launch` decide what follows.
+:mod:`malletrain.agent.launch` decide the command line and the environment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from malletrain.agent.containers import (
     RUNTIMES,
     ContainerRuntime,
-    Containment,
+    ContainerSpec,
     container_command,
     runtime_environment,
 )
@@ -27,17 +27,17 @@ from malletrain.agent.launch import (
     LauncherEntry,
     job_environment,
     launch_arguments,
-    launcher_words,
+    launcher_arguments,
     supervised_command,
 )
 from malletrain.agent.process import JobProcess
 from malletrain.agent.software import (
     binds,
-    described,
-    entered,
-    handed_in,
-    inside,
+    command_in_container,
+    describe_environment,
+    enter_command,
     missing_mount_points,
+    passed_variables,
     python_command,
 )
 from malletrain.launch import entry
@@ -46,37 +46,41 @@ from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.launcher_channel import LaunchOrder, write_order
 from malletrain.protocol.messages import Assign, JobSpec, SoftwareEnvironment
 
-COMPILED = ("msgspec", "zmq")
-"""What the launcher needs besides torch; an image of the agent's Python may borrow the agent's."""
-_RC = 'exec "$@"\n'
+COMPILED_PACKAGES = ("msgspec", "zmq")
+"""Compiled packages that the launcher needs besides torch. An image with the agent's Python version
+can use the agent's copies.
+"""
+_COMMAND_SCRIPT = 'exec "$@"\n'
 
 
-class UnfitNode(ValueError):
-    """The job's software cannot be entered on this node; the text is a sentence."""
+class UnusableSoftware(ValueError):
+    """The job's software environment cannot be used on this node. The message is a sentence for the
+    owner.
+    """
 
 
 def start_launcher(
     assign: Assign,
     place: JobPlace,
-    servers: NodeForkServers,
-    flags: str,
+    fork_servers: NodeForkServers,
+    drain_file: str,
     log_dir: Path,
-    log: Path,
+    launcher_log: Path,
 ) -> Launched:
     """Start the launcher of a job.
 
     Args:
-        assign: what the daemon wants.
-        place: where it runs.
-        servers: of which one may be warm for it.
-        flags: file of the drains that are asked for.
-        log_dir: where each worker's output goes.
-        log: where the launcher's own goes.
+        assign: assignment from the daemon.
+        place: host, directory and sockets of the job on this node.
+        fork_servers: fork servers of the node; one may already serve this job.
+        drain_file: file in which drains are requested.
+        log_dir: directory of the workers' logs.
+        launcher_log: log file of the launcher.
 
     Raises:
-        UnfitNode: the job's software cannot be entered here.
-        OSError: its files cannot be made, or the process not started.
-        ValueError: a zero byte in an argument.
+        UnusableSoftware: the job's software environment cannot be used on this node.
+        OSError: a file cannot be created or the process cannot be started.
+        ValueError: an argument contains a NUL byte.
     """
     reached(FaultPoint.AGENT_LAUNCHES)
     spec = assign.spec
@@ -93,19 +97,21 @@ def start_launcher(
     write_order(order_file, order)
     memory_bytes = bound(assign.memory_share) if spec.mode == "restart" else 0
     environment = job_environment(
-        *(place, order),
-        flags=flags,
+        place,
+        order,
+        flags=drain_file,
         key=assign.key,
         memory_bytes=memory_bytes,
         hand_over_bytes=int(assign.hand_over_bytes),
     )
 
-    def cold() -> JobProcess:
-        command, outside = launcher_command(spec, order_file, place, environment)
-        argv = supervised_command(command, os.getpid(), spec.workdir, log, place.memory)
-        return JobProcess(argv, outside)
+    def start_cold() -> JobProcess:
+        command, launcher_environment = launcher_command(spec, order_file, place, environment)
+        argv = supervised_command(command, os.getpid(), spec.workdir, launcher_log, place.memory)
+        return JobProcess(argv, launcher_environment)
 
-    launched = servers.launch(spec, launcher_words(order_file), environment, log, cold)
+    arguments = launcher_arguments(order_file)
+    launched = fork_servers.launch(spec, arguments, environment, launcher_log, start_cold)
     reached(FaultPoint.AGENT_LAUNCHED)
     return launched
 
@@ -113,32 +119,39 @@ def start_launcher(
 def launcher_command(
     spec: JobSpec, order_file: Path, place: JobPlace, environment: dict[str, str]
 ) -> tuple[list[str], dict[str, str]]:
-    """(command, environment) of the launcher of a job; ``environment`` is the job's own outside of
-    a container.
+    """Returns (command, environment) of a job's launcher.
+
+    Args:
+        spec: specification of the job.
+        order_file: file of the launcher's order.
+        place: host, directory and sockets of the job on this node.
+        environment: the job's environment without a container.
 
     Raises:
-        UnfitNode: the container cannot be started here.
-        OSError: its files cannot be made.
+        UnusableSoftware: the container cannot be started on this node.
+        OSError: a file cannot be created.
     """
     software = spec.software or SoftwareEnvironment()
+    description = describe_environment(spec)
     if not software.container:
-        arguments = launch_arguments(
-            spec, order_file, LauncherEntry(entry.__file__, described(spec))
-        )
-        return entered(spec.software, python_command(spec, arguments)), environment
+        arguments = launch_arguments(spec, order_file, LauncherEntry(entry.__file__, description))
+        return enter_command(spec.software, python_command(spec, arguments)), environment
     runtime = _runtime(software, environment)
-    packages = _packages(place.directory)
+    packages = _package_binds(place.directory)
     target = packages[0][1]
-    begin = LauncherEntry(f"{target}/launch/entry.py", described(spec), os.path.dirname(target))
-    command = inside(spec, python_command(spec, launch_arguments(spec, order_file, begin)))
-    environment = {**_who(), **environment}
-    containment = _containment(spec, software, place, environment, packages)
-    _check(runtime, containment)
+    launcher_entry = LauncherEntry(
+        f"{target}/launch/entry.py", description, os.path.dirname(target)
+    )
+    arguments = launch_arguments(spec, order_file, launcher_entry)
+    command = command_in_container(spec, python_command(spec, arguments))
+    environment = {**_user_variables(), **environment}
+    container = _container_spec(spec, software, place, environment, packages)
+    _check_binds(runtime, container)
     if runtime.needs_mount_points:
-        _make_mount_points(containment)
-    Path(containment.command_script).write_text(_RC)
-    made = container_command(runtime, containment, command)
-    return entered(software, made), runtime_environment(runtime, containment, environment)
+        _make_mount_points(container)
+    Path(container.command_script).write_text(_COMMAND_SCRIPT)
+    argv = enter_command(software, container_command(runtime, container, command))
+    return argv, runtime_environment(runtime, container, environment)
 
 
 def _runtime(software: SoftwareEnvironment, environment: dict[str, str]) -> ContainerRuntime:
@@ -146,28 +159,28 @@ def _runtime(software: SoftwareEnvironment, environment: dict[str, str]) -> Cont
     if software.runtime != "auto":
         container_runtime = RUNTIMES.get(software.runtime)
         if container_runtime is None:
-            raise UnfitNode(
-                f"The container runtime '{software.runtime}' is not known; known are "
-                f"{', '.join(RUNTIMES)}."
+            raise UnusableSoftware(
+                f"The container runtime '{software.runtime}' is not supported; the supported "
+                f"runtimes are {', '.join(RUNTIMES)}."
             )
         if not software.modules and shutil.which(container_runtime.program, path=path) is None:
-            raise UnfitNode(
-                f"This node has no {container_runtime.program}, which is to run the container "
-                f"image {software.container}; is it in a module (--module)?"
+            raise UnusableSoftware(
+                f"This node has no {container_runtime.program}, which runs the container image "
+                f"{software.container}, on its PATH. If a module provides it, add --module NAME."
             )
         return container_runtime
     for runtime in RUNTIMES.values():
         if shutil.which(runtime.program, path=path) is not None:
             return runtime
-    raise UnfitNode(
+    raise UnusableSoftware(
         f"This node has no container runtime for {software.container}: none of "
-        f"{', '.join(row.program for row in RUNTIMES.values())} is on its PATH. Where a module "
-        "brings one, name both: --module NAME --container-runtime NAME."
+        f"{', '.join(row.program for row in RUNTIMES.values())} is on its PATH. If a module "
+        "provides one, add --module NAME --container-runtime NAME."
     )
 
 
-def _who() -> dict[str, str]:
-    """What runtimes ask of the environment, where a lease does not say it."""
+def _user_variables() -> dict[str, str]:
+    """Returns the user variables that container runtimes read, for leases without them."""
     try:
         name, home = pwd.getpwuid(os.geteuid()).pw_name, pwd.getpwuid(os.geteuid()).pw_dir
     except KeyError:
@@ -175,14 +188,14 @@ def _who() -> dict[str, str]:
     return {"USER": name, "LOGNAME": name, "HOME": home}
 
 
-def _packages(directory: Path) -> list[tuple[str, str]]:
-    """(path outside, path inside) of malletrain first, then of what it needs that is compiled.
-    Directories to bind them to are made.
+def _package_binds(directory: Path) -> list[tuple[str, str]]:
+    """Returns (path on the host, path in the container) of malletrain, then of each compiled
+    package. Creates the bind targets.
     """
     own = Path(entry.__file__).parents[1]
     binds = [(str(own), str(directory / "lib" / own.name))]
     versioned = directory / entry.library_name(sys.version_info)
-    for name in COMPILED:
+    for name in COMPILED_PACKAGES:
         origin = find_spec(name)
         for path in (origin.submodule_search_locations or ()) if origin else ():
             binds.append((path, str(versioned / name)))
@@ -194,15 +207,15 @@ def _packages(directory: Path) -> list[tuple[str, str]]:
     return binds
 
 
-def _containment(
+def _container_spec(
     spec: JobSpec,
     software: SoftwareEnvironment,
     place: JobPlace,
     environment: dict[str, str],
     packages: list[tuple[str, str]],
-) -> Containment:
+) -> ContainerSpec:
     home = environment.get("HOME", "")
-    variables = [
+    paths = [
         *software.binds,
         spec.workdir,
         os.path.dirname(os.path.join(spec.workdir, spec.script)),
@@ -211,14 +224,14 @@ def _containment(
         *([str(place.memory)] if place.memory is not None else []),
         os.path.dirname(place.worker_socket),
     ]
-    names, globs = handed_in(environment, spec.env)
+    names, globs = passed_variables(environment, spec.env)
     image = software.container or ""
-    return Containment(
+    return ContainerSpec(
         image=image,
         workdir=spec.workdir,
-        binds=binds(variables, apart=packages),
+        binds=binds(paths, apart=packages),
         variables=names,
-        host_only=globs,
+        unset_variables=globs,
         options=software.options,
         command_script=str(place.directory / "rc"),
         image_environment=os.path.isfile(os.path.join(image, "ch", "environment")),
@@ -228,43 +241,43 @@ def _containment(
     )
 
 
-def _check(runtime: ContainerRuntime, containment: Containment) -> None:
-    for source, target in containment.binds:
-        if bad := [c for c in runtime.forbids if c in source or c in target]:
-            raise UnfitNode(
-                f"{source} cannot be bound into a container: {runtime.program} takes no path with "
-                f"{bad[0]!r} in it."
+def _check_binds(runtime: ContainerRuntime, container: ContainerSpec) -> None:
+    for source, target in container.binds:
+        if bad := [c for c in runtime.forbidden_characters if c in source or c in target]:
+            raise UnusableSoftware(
+                f"{source} cannot be bound into a container: {runtime.program} does not accept "
+                f"paths that contain {bad[0]!r}."
             )
         if not os.path.exists(source):
-            raise UnfitNode(
-                f"{source} is to be bound into the container of {containment.image}, but this "
+            raise UnusableSoftware(
+                f"{source} is to be bound into the container of {container.image}, but this "
                 "node has no such file or directory."
             )
 
 
-def _make_mount_points(containment: Containment) -> None:
-    """Make the places to bind to in an image that is a directory. An archive has to have them, and
-    the runtime says which it lacks.
+def _make_mount_points(container: ContainerSpec) -> None:
+    """Create the missing mount points in an image that is a directory. An image file must contain
+    them; the runtime reports those that are missing.
     """
-    image = Path(containment.image)
+    image = Path(container.image)
     if not image.is_dir():
         return
-    sources = {target: source for source, target in containment.binds}
+    sources = {target: source for source, target in container.binds}
     for target in missing_mount_points(sources):
         inner = image / target.lstrip("/")
         if inner.exists():
             continue
-        why = "a symbolic link there leads out of the image"
+        reason = "a symbolic link there leads out of the image"
         try:
             if inner.resolve().is_relative_to(image.resolve()):
-                place = inner if os.path.isdir(sources[target]) else inner.parent
-                place.mkdir(parents=True, exist_ok=True)
-                if place != inner:
+                directory = inner if os.path.isdir(sources[target]) else inner.parent
+                directory.mkdir(parents=True, exist_ok=True)
+                if directory != inner:
                     inner.touch()
                 continue
         except OSError as error:
-            why = str(error.strerror)
-        raise UnfitNode(
-            f"The container image {image} has no {target} to bind the node's to, and it cannot be "
-            f"made ({why}); make it when you make the image."
+            reason = str(error.strerror)
+        raise UnusableSoftware(
+            f"The container image {image} has no mount point {target}, and the agent cannot "
+            f"create it ({reason}). Create it when you build the image."
         )

@@ -1,4 +1,4 @@
-"""Live mode: a job changes its number of nodes without restarting a process. See docs/live-mode.md.
+"""Live mode: a job changes its number of nodes without restarting processes. See docs/live-mode.md.
 
     import malletrain.elastic as elastic
     run = elastic.Run(model=model, optimizer=optimizer, sampler=sampler, snapshot="run.pt")

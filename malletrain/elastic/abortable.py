@@ -1,10 +1,10 @@
-"""gloo's groups with collectives that can all be given up, also those that the script or torch
-itself waits for.
+"""Gloo process groups whose collectives can all be aborted, even if the script or torch itself
+waits for them.
 
-Scripts, FSDP and DTensor call collectives and wait for each. Decides only that such a wait is
-:meth:`malletrain.elastic.group.Group.wait`'s, which ends when a peer is lost, and that a collective
-of all ranks is begun when :meth:`malletrain.elastic.group.Group.fence` lets it. What a collective
-does is gloo's.
+Scripts, FSDP and DTensor call collectives and wait for each. Decides only two things: such a wait
+goes through :meth:`malletrain.elastic.group.Group.wait`, which ends when a peer is lost, and a
+collective of all ranks first passes :meth:`malletrain.elastic.group.Group.fence`. gloo carries out
+the collectives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from malletrain.elastic import group as groups
 from malletrain.training.torch_private import adopt_backend
 
 BACKEND = "malletrain_abortable"
-_SAME = (
+_FORWARDED = (
     *("allgather", "_allgather_base", "allgather_coalesced", "allreduce", "allreduce_coalesced"),
     *("alltoall", "alltoall_base", "barrier", "broadcast", "gather", "recv", "recv_anysource"),
     *("reduce", "reduce_scatter", "_reduce_scatter_base", "scatter", "send"),
@@ -30,21 +30,29 @@ _RENAMED = {
     "reduce_scatter_single": "_reduce_scatter_base",
     "all_to_all_single": "alltoall_base",
 }
-"""Newer names of a process group for what a backend calls otherwise."""
+"""Newer methods of a process group, and the method of the backend that carries each out."""
 _COALESCED = {
     "all_gather_single_coalesced": "_allgather_base",
     "allgather_into_tensor_coalesced": "_allgather_base",
     "reduce_scatter_single_coalesced": "_reduce_scatter_base",
     "reduce_scatter_tensor_coalesced": "_reduce_scatter_base",
 }
-"""Several at once, (outputs, inputs, options): done one by one."""
-_OF_TWO = {"recv", "recv_anysource", "send"}
+"""Methods for several tensors, called with (outputs, inputs, options), and the method that is
+called for each pair in turn.
+"""
+_POINT_TO_POINT = {"recv", "recv_anysource", "send"}
 _WITHOUT_FUTURE = {"_reduce_scatter_base", "recv", "recv_anysource", "send"}
-"""What gloo does when it is waited for, or cannot say that it is done."""
+"""Operations that gloo runs only in ``wait()``, or whose end it does not report by a future."""
 
 
 class AbortableWork(dist.Work):
-    """Collectives under way; who waits for them is let go when a peer is lost."""
+    """Collectives in progress. ``wait()`` returns when a peer is lost.
+
+    Args:
+        works: gloo's works.
+        owner: group of the round; None outside of one.
+        has_future: whether the works report their end by a future.
+    """
 
     def __init__(self, works: list[Any], owner: groups.Group | None, has_future: bool) -> None:
         super().__init__()
@@ -53,27 +61,34 @@ class AbortableWork(dist.Work):
         self._has_future = has_future
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait. Raises Interrupted when they are given up or fail."""
+        """Wait. Raises Interrupted if the collectives are aborted or fail."""
         for work in self._works:
             if self._owner is None:
                 work.wait()
             elif self._has_future:
                 self._owner.wait(work)
             else:
-                self._owner.apart(work.wait)
+                self._owner.call_abandonable(work.wait)
         return True
 
     def is_completed(self) -> bool:
-        """Whether all are done."""
+        """Returns whether all collectives are complete."""
         return all(work.is_completed() for work in self._works)
 
     def get_future(self) -> Any:
-        """The future of the last one."""
+        """Returns the future of the last collective."""
         return self._works[-1].get_future()
 
 
 class AbortableGroup(dist.ProcessGroup):
-    """A process group of gloo that belongs to a round."""
+    """A gloo process group that belongs to a round.
+
+    Args:
+        gloo: gloo's own group.
+        rank: rank of this process in it.
+        size: number of its ranks.
+        owner: default group of the round; None outside of one.
+    """
 
     def __init__(self, gloo: Any, rank: int, size: int, owner: groups.Group | None) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the stub knows one of two forms
@@ -84,13 +99,13 @@ class AbortableGroup(dist.ProcessGroup):
 
     def _begin(self, name: str, calls: list[tuple[Any, ...]], named: dict[str, Any]) -> Any:
         owner = self._owner()
-        if owner is not None and self._of_all_ranks and name not in _OF_TWO:
+        if owner is not None and self._of_all_ranks and name not in _POINT_TO_POINT:
             owner.fence(name.strip("_"))
         works = [getattr(self._gloo, name)(*call, **named) for call in calls]
         return AbortableWork(works, owner, name not in _WITHOUT_FUTURE)
 
 
-def _passed_on(name: str) -> Callable[..., Any]:
+def _forwarded(name: str) -> Callable[..., Any]:
     def call(self: AbortableGroup, *args: Any, **kwargs: Any) -> Any:
         return self._begin(name, [args], kwargs)
 
@@ -105,12 +120,12 @@ def _one_by_one(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in _SAME:
-    setattr(AbortableGroup, _name, _passed_on(_name))
-for _name, _there in _RENAMED.items():
-    setattr(AbortableGroup, _name, _passed_on(_there))
-for _name, _there in _COALESCED.items():
-    setattr(AbortableGroup, _name, _one_by_one(_there))
+for _name in _FORWARDED:
+    setattr(AbortableGroup, _name, _forwarded(_name))
+for _name, _backend_name in _RENAMED.items():
+    setattr(AbortableGroup, _name, _forwarded(_backend_name))
+for _name, _backend_name in _COALESCED.items():
+    setattr(AbortableGroup, _name, _one_by_one(_backend_name))
 
 
 def _connect(store: Any, rank: int, size: int, timeout: timedelta) -> AbortableGroup:

@@ -1,9 +1,8 @@
-"""Snapshots written in the background: the training loop stops for a copy to host memory and no
-longer.
+"""Snapshots written in the background: the training loop stops only for a copy to host memory.
 
-Decides that at most one snapshot is being written at a time, so that what is on disk is never older
-than the interval plus the time of one write. What a snapshot is, and the one taken on demand before
-a suspension, are :class:`malletrain.Snapshot`'s.
+Decides that at most one snapshot is being written at a time, so that the snapshot on disk is never
+older than the interval plus the time of one write. :class:`malletrain.Snapshot` defines what a
+snapshot is, and takes those that are requested before a suspension.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from malletrain.training.snapshot import Snapshot, SnapshotError, Taken
 
 
 class BackgroundSnapshot(Snapshot):
-    """The same as :class:`malletrain.Snapshot`; only those taken because their time has come are
-    written by a thread.
-    """
+    """A :class:`malletrain.Snapshot` that writes its periodic snapshots in a thread."""
 
     _caller = "elastic.Run"
     _refusal = ElasticError
@@ -29,16 +26,16 @@ class BackgroundSnapshot(Snapshot):
     _thread: threading.Thread | None = None
     _due_now = False
     _refused: SnapshotError | None = None
-    """What the thread met that ends the run."""
+    """Error of the thread that ends the run; None if there was none."""
 
     def round_entered(self) -> None:
-        """Another round, without a restart: the agent is to know anew that it saves on request,
-        and before the first step: the job may be suspended in it.
+        """Tell the agent, for a round without a restart, that this process saves on request. This
+        comes before the first step, in which the job may already be suspended.
         """
         self._announce()
 
     def wait(self) -> None:
-        """Wait for the one being written."""
+        """Wait for the snapshot that is being written."""
         thread = self._thread
         if thread is not None:
             thread.join()
@@ -60,17 +57,17 @@ class BackgroundSnapshot(Snapshot):
             return super()._save(taken)
         try:
             copied = Taken(to_host(self._payload()), report.totals())
-        except Exception:  # said in a sentence, and tried again, by the one place that does
+        except Exception:  # the base class tries again and reports the error
             return super()._save()
         write = super()._save
 
-        def written() -> None:
+        def write_copy() -> None:
             try:
                 write(copied)
             except SnapshotError as error:
                 self._refused = error
 
-        self._thread = threading.Thread(target=written, name="malletrain-snapshot", daemon=True)
+        self._thread = threading.Thread(target=write_copy, name="malletrain-snapshot", daemon=True)
         self._thread.start()
         return None
 
@@ -80,7 +77,7 @@ class BackgroundSnapshot(Snapshot):
 
 
 def to_host(value: Any) -> Any:
-    """``value`` with every tensor in it copied to host memory."""
+    """Returns ``value`` with a copy in host memory of every tensor in it."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""Whether what a script trains belongs to the state of its run.
+"""Checks that the modules and optimizers that a script trains belong to the state of its run.
 
-What does not would begin at its first values in every process that joins, and the ranks' models
-would drift apart without a word. Decides what belongs, and the sentences where something does not.
+A module that does not would start at its initial values in every process that joins, and the models
+of the ranks would diverge silently. Decides what belongs to the state, and the error messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ def _parameter_ids(training: Training) -> set[int]:
 
 
 def check_model(training: Training, module: torch.nn.Module, call: str) -> None:
-    """Raises ElasticError where ``module``, given to ``call``, is not of the run's state."""
+    """Raises ElasticError if ``module`` is not part of the run's state.
+
+    Args:
+        training: the objects of the run.
+        module: the module that the script passes.
+        call: the function that it is passed to, for the message.
+    """
     trained = [p for p in module.parameters() if p.requires_grad]
     parameter_ids = _parameter_ids(training)
     if unknown := [p for p in trained if id(p) not in parameter_ids]:
@@ -34,20 +40,20 @@ def check_model(training: Training, module: torch.nn.Module, call: str) -> None:
 
 
 class Optimizers:
-    """Those of a run: each is looked at before its updates, and any other that trains what belongs
-    to the run is refused.
+    """The optimizers of a run. Checks each before its updates, and rejects every other optimizer
+    that trains parameters of the run.
     """
 
     def __init__(self, training: Training) -> None:
         self._training = training
         self._sizes: dict[int, int] = {}
         self._others: WeakSet[torch.optim.Optimizer] = WeakSet()
-        """Those that were looked at and train something else."""
-        _watched.begin(self)
+        """Optimizers that were checked and train no parameter of the run."""
+        _global_hook.begin(self)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Before an update of one of the run's: all that it trains is of the run's modules. Raises
-        ElasticError.
+        """Check, before an update, that an optimizer of the run trains only parameters of the run's
+        modules. Raises ElasticError.
         """
         size = sum(len(group["params"]) for group in optimizer.param_groups)
         if self._sizes.get(id(optimizer)) == size:
@@ -63,7 +69,9 @@ class Optimizers:
         self._sizes[id(optimizer)] = size
 
     def refuse_others(self, optimizer: torch.optim.Optimizer) -> None:
-        """Before an update of any optimizer. Raises ElasticError."""
+        """Check, before an update of any optimizer of the process, that it is one of the run's or
+        trains no parameter of the run. Raises ElasticError.
+        """
         if optimizer in self._others or any(optimizer is o for o in self._training.optimizers):
             return
         parameter_ids = _parameter_ids(self._training)
@@ -76,8 +84,8 @@ class Optimizers:
         self._others.add(optimizer)
 
 
-class _Watched:
-    """torch's hook for all optimizers of the process, which asks the newest run."""
+class _GlobalHook:
+    """torch's hook for all optimizers of the process, which calls the newest run."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -90,4 +98,4 @@ class _Watched:
         )
 
 
-_watched = _Watched()
+_global_hook = _GlobalHook()

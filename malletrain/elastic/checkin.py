@@ -1,8 +1,8 @@
-"""The way to a round while this process still trains in the one before: its store, and whether
-everybody is there.
+"""Checks in to a round while this process still trains in the previous one: connects to the store
+of the round, and waits until all its members have checked in.
 
-Decides when the group before may be left: not before all ranks of the next one have checked in with
-the same model. How the group is formed then is decided by :mod:`malletrain.elastic.group`.
+Decides when a process may leave the previous group: not before all ranks of the next one have
+checked in with the same model. :mod:`malletrain.elastic.group` then forms the group.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from malletrain.elastic.link import Place
 
 _POLL_S = 0.002
 _ABSENT = b"\0no such key"
-"""What a comparison answers for a key that is not there."""
-_WAIT = timedelta(seconds=300)
-_REHEARSAL_S = 0.5
-"""Between two looks whether the round of a rehearsal is void."""
+"""Result of a compare_set for a key that is missing."""
+_KEY_TIMEOUT = timedelta(seconds=300)
+_REHEARSAL_POLL_S = 0.5
+"""Interval in which it is checked whether the round of a rehearsal is void, seconds."""
 
 
 class RoundStore(dist.Store):
-    """The store of one round: every wait ends at once when ``interrupted`` says so, and lasts as
-    long as it must otherwise.
+    """The store of one round. A wait has no timeout, and raises Interrupted as soon as
+    ``interrupted`` returns True.
     """
 
     def __init__(self, inner: Any, interrupted: Callable[[], bool]) -> None:
@@ -39,8 +39,8 @@ class RoundStore(dist.Store):
         self._inner = inner
         self.interrupted = interrupted
         self._awaited: dict[str, bytes] = {}
-        """Keys that were waited for: who waits for one gets it next. The store is at another node,
-        so nothing is asked twice.
+        """Values of the keys that were waited for. The caller gets such a key next; the cache saves
+        a second request to the store, which is on another node.
         """
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
@@ -57,7 +57,7 @@ class RoundStore(dist.Store):
         return self._await(key) if value is None else value
 
     def _await(self, key: str) -> bytes:
-        # One question and one answer; a wait and a get of TCPStore are three of each.
+        # One round trip; a wait and a get of TCPStore are three.
         while (value := bytes(self._inner.compare_set(key, _ABSENT, _ABSENT))) == _ABSENT:
             self._pause()
         return value
@@ -81,40 +81,45 @@ class RoundStore(dist.Store):
         return int(self._inner.num_keys())
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Waits are interrupted, not limited."""
+        """Does nothing, because waits are interrupted and have no timeout."""
 
 
-def _came(store: Any, key: str) -> bool:
-    """Wait for a key for long, without asking again and again. Returns whether it came."""
+def _wait_for_key(store: Any, key: str) -> bool:
+    """Wait up to _KEY_TIMEOUT for a key, without polling. Returns whether it exists."""
     try:
-        store.wait([key], _WAIT)
+        store.wait([key], _KEY_TIMEOUT)
     except dist.DistStoreError:
         return False
     return True
 
 
 class RoomMaker(Protocol):
-    """What this process holds, or will."""
+    """The part of :class:`malletrain.elastic.training.Training` that prepares memory."""
 
     def for_joiners(self) -> str:
-        """What joiners need memory for."""
+        """Returns the tensors for which joiners need memory."""
 
     def make_room(self, data: str) -> None:
-        """Have that memory ready, where there is no state yet."""
+        """Allocate that memory, if there is no state yet."""
 
 
 class CheckIn:
-    """The way to a round, gone in a thread while this process still trains: connect to the store
-    and say so, when the memory for the state of the others is ready (``rooms``).
+    """Checks in to a round, in a thread, while this process still trains.
 
-    ``everyone`` is true once all ranks have done that; only then may anybody leave the group
-    before. ``failed`` is called, in that thread, when the store cannot be reached; nobody is waited
-    for any more then.
+    The thread connects to the store, prepares memory for the state of the peers, and then checks
+    in. ``everyone`` is true when all ranks have checked in. Only then may a rank leave the previous
+    group.
 
-    With ``holding``, what this process has of the state, each member tells the others its own, and
-    ``arrange`` returns the rank of each from all of them, in the order of their places: the last to
-    come calls it. As long as this process ``rehearses`` it says that it is there only when
-    :meth:`rehearse` is over, where the holdings differ.
+    Args:
+        place: membership of this process in the round.
+        signature: hash of the model's tensors, which must be equal on all ranks.
+        rooms: allocates the memory.
+        failed: called in the thread when the store cannot be reached. The check-in then ends.
+        holding: description of the state of this process. If given, the members exchange theirs.
+        arrange: returns the rank of each member from the holdings of all, in the order of their
+            places. The last member to publish its holding calls it.
+        rehearses: returns whether this process is a joiner that rehearses. If the holdings differ,
+            it then checks in only after :meth:`rehearse`.
     """
 
     def __init__(
@@ -130,7 +135,7 @@ class CheckIn:
         self.place = place
         self._rooms = rooms
         self.ranked = place
-        """With the rank by that order, once everyone is there."""
+        """Membership with the rank from ``arrange``, when all members have published holdings."""
         self._holding = holding
         self._arrange = arrange
         self._failed = failed
@@ -138,20 +143,22 @@ class CheckIn:
         self.everyone = False
         self.void = False
         self._lost = False
-        """The store is gone, or this place: not everyone will ever be there."""
+        """The store is unreachable, or another process has checked in for this place. The check-in
+        cannot complete.
+        """
         self.unfit = False
-        """The model here has other tensors than that of rank 0."""
+        """The model here has other tensors than the model of rank 0."""
         self._store: Any = None
         self._rehearses = rehearses
-        self._differ = False
+        self._holdings_differ = False
         """The members' holdings differ."""
         self._ranked, self._rehearsed = threading.Event(), threading.Event()
         sockets.spare(place.port)
         threading.Thread(
-            target=self._go, name=f"malletrain-round-{place.generation}", daemon=True
+            target=self._run, name=f"malletrain-round-{place.generation}", daemon=True
         ).start()
 
-    def _go(self) -> None:
+    def _run(self) -> None:
         try:
             store = dist.TCPStore(
                 "127.0.0.1",
@@ -169,20 +176,20 @@ class CheckIn:
             else:
                 self._make_room(store.get("rooms").decode() if store.check(["rooms"]) else "[]")
             if store.add(f"here/{self.place.rank}", 1) > 1:
-                # another process had this place and died; the round cannot be formed any more
+                # Another process had this place and died, so this round cannot be formed.
                 self._lost = True
                 return
-            if self._holding is not None and not self._ordered(store):
+            if self._holding is not None and not self._exchange_holdings(store):
                 return
             if store.add("here", 1) == self.place.size:
                 store.set("all", "")
             self._store = store
-            while not self.void and not _came(store, "all"):
+            while not self.void and not _wait_for_key(store, "all"):
                 pass
             self.everyone = not self.void
-        except (
-            Exception
-        ):  # whatever the store says: this way is closed, and the daemon forms another round
+        except Exception:
+            # For every error of the store: this check-in has failed, and the daemon forms another
+            # round.
             self._lost = True
             if not self.void:
                 self._failed()
@@ -191,45 +198,51 @@ class CheckIn:
         try:
             self._rooms.make_room(data)
         except (ValueError, TypeError, AttributeError, MemoryError, RuntimeError):
-            pass  # then it is allocated when it is needed, where a lack of memory is told
+            pass  # the memory is allocated when it is needed, and a failure is reported there
 
-    def _ordered(self, store: Any) -> bool:
-        """Tell the others the holding, and learn the rank; False when the round is void."""
+    def _exchange_holdings(self, store: Any) -> bool:
+        """Exchange holdings and get the rank. Returns False if the round is void."""
         size = self.place.size
         store.set(f"holding/{self.place.rank}", self._holding)
         if store.add("holding", 1) == size:
             holdings = [store.get(f"holding/{rank}").decode() for rank in range(size)]
             order = self._arrange(holdings) if self._arrange is not None else list(range(size))
             store.set("order", json.dumps([order, len(set(holdings)) > 1]))
-        while not self.void and not _came(store, "order"):
+        while not self.void and not _wait_for_key(store, "order"):
             pass
         if self.void:
             return False
         order, differ = json.loads(store.get("order"))
         self.ranked = replace(self.place, rank=order[self.place.rank])
-        self._differ = differ
+        self._holdings_differ = differ
         self._ranked.set()
-        # Who had no state may have it by now, and trains.
+        # A process that had no state may have it by now. Then it trains, and does not rehearse.
         while differ and self._rehearses() and not self.void:
-            if self._rehearsed.wait(_REHEARSAL_S):
+            if self._rehearsed.wait(_REHEARSAL_POLL_S):
                 break
         return not self.void
 
     def rehearse(self, call: Callable[[Place], None], interrupted: Callable[[], bool]) -> None:
-        """In the training thread of who rehearses: ``call`` with the place that it will have, while
-        the others train. Returns at once where there is nobody who trains.
+        """Call ``call`` with the future membership, while the other ranks train. Called in the
+        training thread of a joiner that rehearses. If no rank trains, ``call`` is not called.
+
+        Args:
+            call: the rehearsal.
+            interrupted: returns whether the round is void.
         """
         while not self._ranked.wait(_POLL_S):
             if interrupted() or self.void or self.unfit:
                 return
-        if self._differ:
+        if self._holdings_differ:
             try:
                 call(self.ranked)
             finally:
                 self._rehearsed.set()
 
     def store(self, interrupted: Callable[[], bool]) -> RoundStore:
-        """The store, once all are there. Raises Interrupted, or UnfitModel."""
+        """Wait until all ranks have checked in. Returns the store. Raises Interrupted or
+        UnfitModel.
+        """
         while True:
             if self.unfit:
                 raise UnfitModel(

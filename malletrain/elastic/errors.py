@@ -1,4 +1,4 @@
-"""What live mode raises, and what it takes for the loss of a peer."""
+"""The exceptions of live mode, and the test whether an exception means that a peer is lost."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from malletrain.protocol.failures import peer_lost
 
 
 class ElasticError(RuntimeError):
-    """The script uses the run in a way that cannot work; the message says how to."""
+    """The script uses the run in a way that cannot work. The message says what to change."""
 
 
 class MismatchError(ElasticError):
-    """Ranks are in different collectives."""
+    """The ranks have called different collectives."""
 
 
 class Interrupted(RuntimeError):
-    """What was going on is void: a newer round came, or a member of this one is lost."""
+    """The operation is void: a newer round has begun, or a member of this one is lost."""
 
 
 class UnfitModel(RuntimeError):
-    """This process cannot join: its model differs from its peers'."""
+    """This process cannot join, because its model differs from that of its peers."""
 
 
 SHARED_GPU = "Duplicate GPU detected"
-"""What NCCL says of two ranks on one GPU, which it refuses."""
+"""Part of NCCL's error message when two ranks use one GPU, which NCCL does not support."""
 
 
 def is_peer_loss(error: BaseException) -> bool:
-    """Whether ``error`` is what a collective says when a peer is gone.
+    """Returns whether a collective raised ``error`` because a peer is lost.
 
     Raises:
-        ElasticError: NCCL has refused the group, whose processes share a GPU.
+        ElasticError: NCCL refused the group because two of its processes share a GPU.
     """
-    if isinstance(error, ElasticError):  # whose sentences speak of gloo, too
+    if isinstance(error, ElasticError):  # its messages can contain "gloo" as well
         return False
     if SHARED_GPU in str(error):
         raise ElasticError(

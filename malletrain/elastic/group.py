@@ -1,10 +1,11 @@
-"""Process groups that can be left, given up and formed again within one process.
+"""Process groups that one process can leave, abort and form again.
 
-Decides how a group is formed over a store that can be interrupted, how all its ranks agree to leave
-it after the same step, and how a collective that waits for a vanished peer is ended: gloo has no
-abort, so the sockets of the group are shut down, which every operation on them notices at once, and
-what gloo itself misses is left behind; NCCL's communicators are aborted. It decides neither when
-(:mod:`malletrain.elastic.run`) nor who is in a round.
+Decides how a group is formed over a store whose waits can be interrupted, how all its ranks agree
+to leave it after the same step, and how a collective that waits for a lost peer is ended. gloo has
+no abort, so the sockets of the group are shut down. Every operation on them then fails at once; an
+operation that gloo loses track of is abandoned in a thread. NCCL's communicators are aborted.
+Decides neither when a group changes (:mod:`malletrain.elastic.membership`) nor which processes are
+in a round.
 """
 
 from __future__ import annotations
@@ -37,96 +38,117 @@ from malletrain.training.torch_private import (
 )
 
 CONNECT_TIMEOUT_S = 20.0
-"""For the connections between peers whose addresses are known; waiting for peers to come is not
-limited but interrupted.
+"""Timeout for connections between peers whose addresses are known. The wait for peers to check in
+has no timeout; it is interrupted when the round is void.
 """
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-CLOSE_LATER_S = 1.0
+CLOSE_DELAY_S = 1.0
+"""Delay before the connections of a group that was left are closed, seconds."""
 ABANDONED_POLL_S = 0.5
 _POLL_S = 0.002
 _MARK = (8191.5, -8191.5)
-"""Goes along with what a step exchanges, and comes back from a maximum as it is, if all ranks have
-sent it. Numbers that no script adds up to. Where groups have no fence (CUDA) it shows that a
-collective of the script came in between.
+"""Sent with the requests of a step. A maximum over all ranks leaves it unchanged if every rank has
+sent it. The values are unlikely in a collective of a script. On groups without a fence (CUDA), any
+other result shows that a collective of the script was matched with that of a step.
 """
 
 
 def connect(
     store: Any, rank: int, size: int, timeout: timedelta, owner: Group | None = None
 ) -> Any:
-    """gloo's part of a group, or of one within it that belongs to ``owner``. A peer that is lost
-    meanwhile would be waited for until ``timeout``; this wait is given up instead when the round is
-    void, and left behind in a thread.
+    """Returns the gloo backend of a default group, or of a group within it.
 
-    The end of the process waits for that thread: coming back from gloo to an interpreter that ends
-    would abort the process, and the job would count as failed.
+    If a peer is lost meanwhile, gloo waits for it until ``timeout``. This function stops waiting
+    when the round is void, and abandons the wait in a thread. The process waits for that thread
+    before it exits: if gloo returned to an interpreter that is shutting down, the process would
+    abort, and the job would count as failed.
+
+    Args:
+        store: store over which the peers exchange addresses.
+        rank: rank of this process in the new group.
+        size: number of its ranks.
+        timeout: timeout of its collectives.
+        owner: default group of the round, which the new group ends with; None for the default group
+            itself.
+
+    Raises:
+        Interrupted: the round is void.
     """
-    made: list[Any] = []
-    before = sockets.opened()
-    short = min(timeout, timedelta(seconds=CONNECT_TIMEOUT_S))  # torch gives a mesh half an hour
-    task = _Apart(
-        lambda: made.append(dist.ProcessGroupGloo(store, rank, size, short)), daemon=False
+    backends: list[Any] = []
+    before = sockets.open_sockets()
+    # torch gives a mesh a timeout of half an hour
+    connect_timeout = min(timeout, timedelta(seconds=CONNECT_TIMEOUT_S))
+    task = _AbandonableCall(
+        lambda: backends.append(dist.ProcessGroupGloo(store, rank, size, connect_timeout)),
+        daemon=False,
     )
-    round_is_void = _forming
+    round_is_void = _round_is_void
     while not task.over.wait(_POLL_S):
         if round_is_void():
             raise Interrupted("This round is void; a newer one follows.")
     if task.error is not None:
         raise task.error
-    if timeout != short:
-        set_backend_timeout(made[0], timeout)
+    if timeout != connect_timeout:
+        set_backend_timeout(backends[0], timeout)
     if owner is not None:
-        owner.adopt(made[0], before)
-    return made[0]
+        owner.adopt(backends[0], before)
+    return backends[0]
 
 
 PLAIN_BACKEND = "malletrain_gloo"
-"""gloo's part of groups with GPUs: no fence, and the script's own waits are gloo's."""
-_forming: Callable[[], bool] = lambda: False  # noqa: E731
-"""Whether the round that is being formed is void: torch hands a backend no more than its store."""
+"""gloo backend of groups with GPUs. It has no fence, and the script waits in gloo itself."""
+_round_is_void: Callable[[], bool] = lambda: False  # noqa: E731
+"""Returns whether the round that is being formed is void. It is a global because torch passes a
+backend nothing but its store.
+"""
 _newest: Callable[[], Group | None] = lambda: None  # noqa: E731
 dist.Backend.register_backend(PLAIN_BACKEND, connect, devices=["cpu", "cuda"])
-_here = threading.local()
-"""What this thread does: ``library`` collectives, or a transfer ``apart``."""
+_thread_state = threading.local()
+"""State of this thread. ``library``: it calls collectives of the library. ``abandonable``: it runs
+a call of :meth:`Group.call_abandonable`.
+"""
 
 
 def newest() -> Group | None:
-    """The group that was formed last, or is being formed: what is made within it is its own."""
+    """Returns the default group that was formed last, or is being formed. Groups that are made now
+    belong to it.
+    """
     return _newest()
 
 
 @contextlib.contextmanager
 def library_collectives() -> Iterator[None]:
-    """Collectives that this thread begins in here are the library's, and not the script's."""
-    before = getattr(_here, "library", False)
-    _here.library = True
+    """Within this context, collectives of this thread belong to the library, not to the script."""
+    before = getattr(_thread_state, "library", False)
+    _thread_state.library = True
     try:
         yield
     finally:
-        _here.library = before
+        _thread_state.library = before
 
 
 class Group:
     """The default process group of one round.
 
     The ranks may be at different places of the script: a process that joins a running training
-    begins at its top. Whatever the script begins there must not meet what others exchange in a
-    step, because gloo tells collectives apart by their order only. Therefore a collective of the
-    script outside of a step is preceded by the same small exchange as a step (:meth:`fence`): all
-    ranks learn who is where before anything of the script's is sent.
+    starts at the top. A collective that the script calls there must not be matched with a
+    collective that other ranks call in a step, because gloo matches collectives by their order
+    only. Therefore a collective of the script outside of a step is preceded by the same small
+    collective as a step (:meth:`fence`). All ranks then know whether every rank is in a step or in
+    a collective of the script before any data of the script is sent.
 
-    gloo may lose track of an operation when its connection breaks at the wrong moment, and wait for
-    it until its timeout. Therefore no thread of the script ever waits for gloo itself: it waits for
-    a future that :meth:`abort` completes too. What was lost track of stays behind with its group
-    until it times out (:func:`_keep_until_done`).
+    If a connection breaks at the wrong moment, gloo may lose track of an operation, and wait for it
+    until its timeout. Therefore no thread of the script waits for gloo itself. It waits for a
+    future, which :meth:`abort` also completes. An operation that gloo has lost track of is
+    abandoned together with its group until it times out (:func:`_keep_until_done`).
 
     Args:
-        place: this process in the round.
-        store: the round's store, None under torchrun and for a round of one.
-        cuda: whether gradients live on GPUs: collectives on them go by NCCL, the others by gloo;
-            all by gloo where the job asks for it (``MALLETRAIN_GPU_BACKEND=gloo``).
-        backend: of collectives that go by gloo, in a round with a store.
-        alone_too: whether plain python's one process needs a group.
+        place: membership of this process in the round.
+        store: store of the round; None under torchrun and for a round of one process.
+        cuda: whether gradients are on GPUs. Their collectives then use NCCL, all others gloo. With
+            ``MALLETRAIN_GPU_BACKEND=gloo`` all use gloo.
+        backend: backend for collectives that use gloo, in a round with a store.
+        alone_too: whether a single process under plain Python needs a group.
     """
 
     def __init__(
@@ -139,14 +161,16 @@ class Group:
     ) -> None:
         self.place = place
         self.broken = False
-        """A peer is lost: nothing more can be done together."""
+        """A peer is lost, so that no further collective can succeed."""
         self.exchanges = 0
-        """Averages of gradients that were begun."""
+        """Number of gradient averages that were started."""
         self.rates_differ = False
-        """By the last answer, the ranks made their update before at different learning rates."""
+        """The last answer shows that the ranks made their last update at different learning rates.
+        """
         self._flag = torch.zeros(len(StepWishes._fields) + 4 + len(_MARK), dtype=torch.float64)
         self._flag_work: Any = None
-        self._begun = False
+        self._step_begun = False
+        """The collective of the current step has started."""
         self._lock = threading.Lock()
         self._waiting: dict[Any, Callable[[], None]] = {}
         self._sockets: dict[int, str] = {}
@@ -155,9 +179,9 @@ class Group:
         self._adopted: list[Any] = []
         self._nccl = False
         self.by_host = False
-        """Tensors of GPUs go through host memory, by gloo."""
+        """Collectives of GPU tensors use gloo, through host memory."""
         if place.size == 1 and store is None and "MASTER_ADDR" not in os.environ:
-            # plain python: nothing to be distributed over
+            # plain Python, a single process
             if alone_too:
                 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
             return
@@ -167,8 +191,8 @@ class Group:
     def _form(
         self, store: RoundStore | None, cuda: bool, live_backend: str, alone_too: bool
     ) -> None:
-        self.place.go_by_network()  # gloo reads it for every group
-        before = sockets.opened()
+        self.place.set_network_variables()  # gloo reads it for every group
+        before = sockets.open_sockets()
         nccl = cuda and dist.is_nccl_available() and os.environ.get(env.GPU_BACKEND) != "gloo"
         backend = "gloo" if store is None else live_backend
         if cuda:
@@ -184,9 +208,9 @@ class Group:
             if store is None
             else {"store": store, "rank": self.place.rank, "world_size": self.place.size}
         )
-        global _forming, _newest
+        global _round_is_void, _newest
         if store is not None:
-            _forming, _newest = store.interrupted, weakref.ref(self)
+            _round_is_void, _newest = store.interrupted, weakref.ref(self)
         hook = sys.excepthook
         try:
             dist.init_process_group(
@@ -196,20 +220,25 @@ class Group:
             forget_failed_group()
             raise
         finally:
-            sys.excepthook = hook  # torch wraps it once more for every group
+            sys.excepthook = hook  # torch wraps it again for every group
         self._world, self._nccl = dist.group.WORLD, nccl
         set_timeout(self._world, COLLECTIVE_TIMEOUT)
-        # What was opened meanwhile are gloo's listener and its connections to peers; those from
-        # peers may come in later.
+        # The sockets that were opened meanwhile are gloo's listener and its connections to peers.
+        # Connections from peers may arrive later.
         self._note_connections(before)
 
     def _note_connections(self, before: dict[int, str]) -> None:
-        opened = {fd: name for fd, name in sockets.opened().items() if before.get(fd) != name}
+        opened = {fd: name for fd, name in sockets.open_sockets().items() if before.get(fd) != name}
         self._sockets.update(opened)
         self._ports |= {port for fd in opened if (port := sockets.listens_on(fd))}
 
     def adopt(self, gloo: Any, before: dict[int, str]) -> None:
-        """Have a group within this one end with it; ``before``: the sockets there were."""
+        """Make a group within this one end with it.
+
+        Args:
+            gloo: its gloo backend.
+            before: sockets of this process before it was formed.
+        """
         self._adopted.append(gloo)
         self._note_connections(before)
 
@@ -218,13 +247,19 @@ class Group:
         """Whether there are peers."""
         return self.place.size > 1 and dist.is_initialized()
 
-    # --- operations that can be given up ---
+    # --- operations that can be aborted ---
 
     def watched(
         self, work: Any, value: Any = None, then: Callable[[], object] | None = None
     ) -> Any:
-        """A future for a gloo collective: completed with ``value`` when it is done (after ``then``,
-        in gloo's thread) or given up.
+        """Returns a future for a gloo collective that is completed when the collective ends or is
+        aborted.
+
+        Args:
+            work: the collective.
+            value: result of the future.
+            then: called in gloo's thread before the future is completed, if the collective
+                succeeds.
         """
         on_gpu = isinstance(value, torch.Tensor) and value.is_cuda
         future: Any = torch.futures.Future(devices=[value.device] if on_gpu else None)
@@ -252,7 +287,7 @@ class Group:
         return future
 
     def wait(self, work: Any) -> None:
-        """Wait for a collective of gloo. Raises Interrupted when it is given up or fails."""
+        """Wait for a gloo collective. Raises Interrupted if it is aborted or fails."""
         if not work.is_completed():
             self.watched(work).wait()
         else:
@@ -260,15 +295,15 @@ class Group:
         if self.broken:
             raise Interrupted("A peer is lost.")
 
-    def apart(self, call: Callable[[], None]) -> None:
-        """Run ``call``, which sends to or receives from single peers, in a thread that can be left
-        behind; in such a thread, run it there. Raises what it raises, or Interrupted when it is
-        given up.
+    def call_abandonable(self, call: Callable[[], None]) -> None:
+        """Run ``call``, which sends to or receives from single peers, in a thread that can be
+        abandoned. If this thread is one, run it here. Raises what ``call`` raises, or Interrupted
+        if the group is aborted.
         """
-        if getattr(_here, "apart", False):
+        if getattr(_thread_state, "abandonable", False):
             call()
             return
-        task = _Apart(call)
+        task = _AbandonableCall(call)
         with self._lock:
             self._waiting[task] = task.over.set
         if self.broken:
@@ -282,8 +317,8 @@ class Group:
             raise task.error
 
     def average(self, tensor: torch.Tensor) -> Any:
-        """Average ``tensor`` over all ranks in place, on the way: a future of it. For tensors that
-        go by gloo; one of a GPU goes through host memory.
+        """Start to average ``tensor`` over all ranks, in place. Returns a future of it. For tensors
+        that gloo reduces; a GPU tensor goes through host memory.
         """
         self.exchanges += 1
         if not tensor.is_cuda:
@@ -298,8 +333,8 @@ class Group:
         )
 
     def mean(self, value: Any) -> Any:
-        """The mean of a number, or of a tensor of one element, over all ranks, as a tensor. Raises
-        what :meth:`wait` raises.
+        """Returns the mean over all ranks of a number, or of a tensor of one element, as a tensor.
+        Raises what :meth:`wait` raises.
         """
         if not self.several:
             return value
@@ -309,7 +344,7 @@ class Group:
         return (total / self.place.size).to(number.device, number.dtype).reshape(number.shape)
 
     def agree(self) -> None:
-        """Wait until all ranks have come here. Raises what :meth:`wait` raises."""
+        """Wait until all ranks have called this method. Raises what :meth:`wait` raises."""
         if self.several:
             with library_collectives():
                 self.wait(dist.all_reduce(torch.zeros(1), async_op=True))
@@ -317,62 +352,71 @@ class Group:
     def begin_step(
         self, go: bool, stop: bool, save: bool = False, rate: float = rates.UNKNOWN
     ) -> None:
-        """Start to ask all ranks whether this step is the last of the group (``go``) or of the loop
-        (``stop``), and whether all are to ``save`` after it; the answer travels while the step
-        computes. ``rate``: of the update before it in this group.
+        """Start the collective in which the ranks exchange their requests for this step. It runs
+        while the step computes; :meth:`end_step` returns the result.
+
+        Args:
+            go: ask that this step be the last of the group.
+            stop: ask that it be the last of the loop.
+            save: ask that all ranks save after it.
+            rate: learning rates of the last update in this group (:func:`rates.rate_of`).
         """
-        if not self._begun:  # else a call that others did not make has begun it: meet()
+        if not self._step_begun:  # otherwise meet() has begun the step, by a call of this rank only
             self._ask(StepWishes(go, stop, save, step=True), rate)
 
     def meet(self, wishes: StepWishes) -> bool:
-        """Whether all ranks have come to the same call, ``wishes``, outside of a step. If not the
-        others are in their step, which has begun for this rank, too. Raises what :meth:`wait`
-        raises.
+        """Returns whether all ranks make the same call, ``wishes``, outside of a step. If not, the
+        other ranks are in a step, which has then begun for this rank as well. Raises what
+        :meth:`wait` raises.
         """
-        if self._begun:
+        if self._step_begun:
             return False
         self._ask(wishes)
         answer = self._answer()
-        self._begun = answer.step
+        self._step_begun = answer.step
         return not answer.step and answer.save == wishes.save and answer.hash == wishes.hash
 
     @property
     def forming(self) -> bool:
-        """The default group is being formed: nothing within it is, yet."""
+        """Whether the default group is still being formed, so that no group within it exists."""
         return self._world is None
 
     def fence(self, name: str) -> None:
-        """The script is about to begin the collective ``name`` of all ranks. Outside of a step this
-        waits until all have come to one.
+        """Called before the script's collective ``name`` of all ranks. Outside of a step it waits
+        until all ranks are about to call one.
 
         Raises:
-            MismatchError: others are in a step, or in a call of the library.
+            MismatchError: other ranks are in a step, or in a call of the library.
             Interrupted: see :meth:`wait`.
         """
-        if self._begun or not self.several or getattr(_here, "library", False):
+        if self._step_begun or not self.several or getattr(_thread_state, "library", False):
             return
         self._ask(StepWishes(False, False, script=True))
         self._answer(f" ({name})")
-        self._begun = False
+        self._step_begun = False
 
     def end_step(self) -> StepWishes:
-        """The answers, the same on all ranks. Raises what :meth:`wait` raises."""
-        self._begun = False
+        """Returns the combined requests, which are equal on all ranks. Raises what :meth:`wait`
+        raises.
+        """
+        self._step_begun = False
         return self._answer()
 
     def _ask(self, wishes: StepWishes, rate: float = rates.UNKNOWN) -> None:
-        self._begun = True
-        number = self.place.rank + 1
-        where = (number * wishes.step, number * wishes.script)
+        self._step_begun = True
+        number = self.place.rank + 1  # 0 means that no rank is there
+        rank_in = (number * wishes.step, number * wishes.script)
         self._flag.copy_(
-            torch.tensor((*wishes, *rates.both(rate), *where, *_MARK), dtype=torch.float64)
+            torch.tensor((*wishes, *rates.both(rate), *rank_in, *_MARK), dtype=torch.float64)
         )
         if self.several and not self.broken:
             with library_collectives():
                 self._flag_work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, async_op=True)
 
     def _answer(self, collective: str = "") -> StepWishes:
-        """What all ranks ask for; ``collective``: what this one is about to begin, for messages."""
+        """Returns the combined requests. ``collective``: the one that this rank is about to call,
+        for messages.
+        """
         work, self._flag_work = self._flag_work, None
         if work is not None:
             self.wait(work)
@@ -394,9 +438,11 @@ class Group:
     # --- its end ---
 
     def abort(self) -> None:
-        """Give up every operation under way here, from any thread; the peers notice too."""
+        """Abort every operation of this group on this rank, and on its peers, whose operations then
+        fail. Can be called from any thread.
+        """
         self.broken = True
-        for fd, identity in sockets.opened().items():
+        for fd, identity in sockets.open_sockets().items():
             sockets.shut_down(fd, identity, self._sockets.get(fd) == identity, self._ports)
         world = self._world
         if self._nccl and world is not None:
@@ -408,12 +454,12 @@ class Group:
             pending = list(self._waiting.items())
         if pending and world is not None:
             _keep_until_done([work for work, _ in pending], [world, *self._adopted])
-        for _, give_up in pending:
-            give_up()
+        for _, complete in pending:
+            complete()
 
     def leave(self) -> None:
-        """Make room for the next group. The connections stay until :meth:`close`: a peer may not
-        have read all of the last step yet.
+        """Destroy torch's default group, so that the next one can be formed. The connections stay
+        open until :meth:`close`, because a peer may not have read all data of the last step yet.
         """
         self._flag_work = None
         if self._world is not None and dist.is_initialized():
@@ -422,19 +468,19 @@ class Group:
             dist.destroy_process_group()
 
     def close(self) -> None:
-        """Drop the connections, a little later: taking a group down holds the interpreter for some
-        hundredths of a second.
+        """Close the connections after CLOSE_DELAY_S. Destroying a group holds the interpreter lock
+        for a few hundredths of a second.
         """
         groups, self._world, self._adopted = [self._world, *self._adopted], None, []
         if groups[0] is not None:
-            timer = threading.Timer(CLOSE_LATER_S, groups.clear)
+            timer = threading.Timer(CLOSE_DELAY_S, groups.clear)
             timer.daemon = True
             timer.start()
 
 
 def rehearse() -> None:
-    """Do once, alone, what a new group needs, so that its code and the network are warm when the
-    others wait for it.
+    """Run once, without peers, the code that forms a group and trains with it, so that it is warm
+    when other ranks wait for it.
     """
     if dist.is_initialized():
         return
@@ -443,27 +489,29 @@ def rehearse() -> None:
     world = dist.group.WORLD
     model = torch.nn.Linear(1, 1)
     ddp = torch.nn.parallel.DistributedDataParallel(model, init_sync=False)
-    for _ in range(2):  # DDP arranges its buckets after the first
+    for _ in range(2):  # DDP arranges its buckets after the first backward pass
         ddp(torch.ones(1, 1)).sum().backward()
-    # The last hold on a group must be Python's own. Were it the reducer's, gloo's threads would be
-    # waited for without letting go of the interpreter, which they may need.
+    # The last reference to a group must be Python's own. If the reducer drops it, the thread waits
+    # for gloo's threads while it holds the interpreter lock, which they may need.
     del ddp, model
     dist.destroy_process_group()
     del world
 
 
-def _sentence(who: str, collective: str, others: str) -> str:
+def _sentence(caller: str, collective: str, others: str) -> str:
     return (
-        f"{who} calls a collective of the script{collective} outside of a training step, while "
+        f"{caller} calls a collective of the script{collective} outside of a training step, while "
         f"{others}: the ranks are at different places of the script. A process that joins a "
-        "running training begins at the top of the script, where the others are not any more. "
+        "running training starts at the top of the script, which the others have passed. "
         "Call collectives of your own within the steps, or in the code after an epoch, on all "
         "ranks."
     )
 
 
-class _Apart:
-    """A call in a thread of its own, for which the end of the process waits unless ``daemon``."""
+class _AbandonableCall:
+    """A call in a thread of its own. Unless it is a daemon thread, the process waits for it before
+    it exits.
+    """
 
     def __init__(self, call: Callable[[], None], daemon: bool = True) -> None:
         self.over = threading.Event()
@@ -473,7 +521,7 @@ class _Apart:
         self._thread.start()
 
     def _run(self) -> None:
-        _here.apart = True
+        _thread_state.abandonable = True
         try:
             self._call()
         except Exception as error:
@@ -485,18 +533,17 @@ class _Apart:
 
 
 def _keep_until_done(works: list[Any], groups: list[Any]) -> None:
-    """Keep groups until the operations that were given up have ended: taking one down before would
-    wait for them.
+    """Keep ``groups`` alive until their aborted operations have ended. Destroying a group before
+    that would wait for them.
     """
-    for one in (*groups, *works):
-        ctypes.pythonapi.Py_IncRef(
-            ctypes.py_object(one)
-        )  # not even the end of the interpreter takes it down
+    for reference in (*groups, *works):
+        # This reference prevents that even the end of the interpreter destroys them.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(reference))
 
     def wait_and_drop() -> None:
         while not all(work.is_completed() for work in works):
             time.sleep(ABANDONED_POLL_S)
-        for one in (*groups, *works):
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object(one))
+        for reference in (*groups, *works):
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(reference))
 
     threading.Thread(target=wait_and_drop, name="malletrain-given-up", daemon=True).start()

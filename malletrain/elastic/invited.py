@@ -1,8 +1,9 @@
-"""Whether all ranks of a group leave it now, and for which round, by what each of them was told.
+"""Decides whether all ranks of a group leave it now, and for which round, by what each rank knows.
 
-Rounds follow each other quickly when members are lost or nodes wanted. Only members are told of a
-round, so that ranks of one group may know of different ones; the newest counts, and an older one is
-never waited for: it came to nothing, which those that are not in its successor do not hear. Pure.
+Rounds follow each other quickly when members are lost or nodes are reclaimed. Only the members of a
+round are informed of it, so ranks of one group may know different rounds. The newest counts. An
+older one is void, and is never waited for: a rank that is not in its successor is not informed that
+it is void. Pure.
 """
 
 from __future__ import annotations
@@ -13,25 +14,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Invited:
-    """What a rank knows of the rounds after its own."""
+    """What a rank knows of the rounds after its current one."""
 
     generation: int = 0
-    """The newest it was told of; 0: none."""
+    """Number of the newest round that it knows; 0 if none."""
     place: tuple[int, int] | None = None
-    """(rank, size) there, once all its members are known to be there."""
+    """(rank, size) in that round; None until all its members are known to have checked in."""
     void: bool = False
-    """It was waited for and came to nothing."""
+    """The rank has waited for that round, which has become void."""
 
 
 def _members(rows: Sequence[Invited]) -> dict[int, Invited]:
-    """Those that are in the newest round, by their rank in this one."""
+    """Returns the ranks that are members of the newest round, by their current rank."""
     newest = max(row.generation for row in rows)
     return {r: row for r, row in enumerate(rows) if row.generation == newest and newest}
 
 
 def to_wait_for(rows: Sequence[Invited]) -> int | None:
-    """The round that some of its members know to be complete, and others not yet: those hear of it
-    in a moment, and everybody is to be asked again then. None: there is nothing to wait for.
+    """Returns the round that some of its members know to be complete, and others do not yet. The
+    others will be informed soon; then all ranks exchange their rows again. None if there is no such
+    round.
     """
     members = _members(rows).values()
     complete = [row.place is not None for row in members]
@@ -41,8 +43,8 @@ def to_wait_for(rows: Sequence[Invited]) -> int | None:
 
 
 def who_stays(rows: Sequence[Invited]) -> dict[int, tuple[int, int]] | None:
-    """(rank, size) in the next round of those that stay, by their rank in this one; the others are
-    leavers. None: nobody knows a next round to be complete, and the group stays.
+    """Returns (rank, size) in the next round of each rank that stays, by its current rank. The
+    other ranks are leavers. None if no next round is known to be complete, so that the group stays.
     """
     members = _members(rows)
     if not members or any(row.void for row in rows):

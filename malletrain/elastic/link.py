@@ -1,13 +1,15 @@
-"""The worker's end of the news: which round it belongs to, and when a peer is lost.
+"""The worker's connection to its launcher: receives rounds and aborts, and reports lost peers.
 
-Three sources of rounds, one interface: the launcher of a live job (a Unix socket, path in
-``MALLETRAIN_LIVE``), torchrun's environment (one round that never changes), or nothing at all (a
-round of one). A thread listens; the training thread asks :attr:`pending` and :meth:`wait_round`. It
-decides nothing about groups (:mod:`malletrain.elastic.group`).
+A worker gets its rounds from the launcher of a live job (a Unix socket, path in
+``MALLETRAIN_LIVE``), from torchrun's environment (one round that never changes), or from neither (a
+round of one process). All three have one interface. A thread receives messages; the training thread
+calls :meth:`Link.newest` and :meth:`Link.wait_round`. Decides nothing about groups
+(:mod:`malletrain.elastic.group`).
 
-On the socket both ends send JSON objects, one a line. Worker: ``{"say": "hello", "local_rank",
-"pid"}``, ``ready``, ``running`` (with ``generation``), ``lost`` (a peer of ``generation`` is gone).
-Launcher: ``{"round": g, "rank", "size", "port", "network"}``, ``{"abort": g}``.
+On the socket both ends send JSON objects, one per line. Worker: ``{"say": "hello", "local_rank",
+"pid"}``, ``ready``, ``running`` (with ``generation``), ``lost`` (a peer of ``generation`` is lost),
+``heard`` (the abort of ``generation`` has arrived). Launcher: ``{"round": g, "rank", "size",
+"port", "network"}``, ``{"abort": g}``.
 """
 
 from __future__ import annotations
@@ -27,19 +29,21 @@ from malletrain.training.steadfast import bear_one_sigterm
 
 @dataclass(frozen=True)
 class Place:
-    """This process in a round: ``rank`` of ``size`` processes, the round's store at ``port`` of the
-    loopback (0: torchrun's, or none). ``network``: variables that say by which network it goes;
-    those without a value are not to be set.
-    """
+    """The membership of this process in one round."""
 
     generation: int
+    """Number of the round."""
     rank: int
+    """Rank of this process."""
     size: int
+    """Number of processes in the round."""
     port: int = 0
+    """Loopback port of the round's store; 0 if torchrun provides the store or there is none."""
     network: tuple[tuple[str, str], ...] = ()
+    """Environment variables that select the network. One with an empty value is unset."""
 
-    def go_by_network(self) -> None:
-        """Have the groups that are formed from now on go by the round's network."""
+    def set_network_variables(self) -> None:
+        """Set the round's network variables, which apply to groups created from now on."""
         for name, value in self.network:
             if value:
                 os.environ[name] = value
@@ -48,7 +52,7 @@ class Place:
 
 
 class Link:
-    """Rounds as they come. ``on_round`` and ``on_abort`` are called in the listening thread."""
+    """Source of rounds. The receiving thread calls ``on_round`` and ``on_abort``."""
 
     live = False
 
@@ -56,38 +60,43 @@ class Link:
         self.on_round: Callable[[Place], None] = lambda place: None
         self.on_abort: Callable[[int], None] = lambda generation: None
         self._newest: Place | None = None
-        self._news = threading.Condition()
+        self._round_changed = threading.Condition()
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start to receive messages."""
 
     def newest(self) -> Place | None:
-        """The newest round this process belongs to."""
+        """Returns the newest round of this process; None before the first."""
         return self._newest
 
     def wait_round(self, after: int) -> Place:
-        """Wait for a round newer than ``after``, for ever if need be: the launcher ends this
-        process when there will be none.
+        """Wait, without a timeout, for a round newer than ``after``. If there will be none, the
+        launcher ends this process.
         """
-        with self._news:
+        with self._round_changed:
             while self._newest is None or self._newest.generation <= after:
-                self._news.wait(1.0)
+                self._round_changed.wait(1.0)
             return self._newest
 
-    def say(self, what: str, generation: int = 0) -> None:
-        """Tell the launcher."""
+    def say(self, kind: str, generation: int = 0) -> None:
+        """Send a message to the launcher.
 
-    def _take(self, place: Place) -> None:
+        Args:
+            kind: kind of message, such as ``"ready"``; see the module's docstring.
+            generation: number of the round that the message is about.
+        """
+
+    def _accept_round(self, place: Place) -> None:
         if self._newest is not None and place.generation <= self._newest.generation:
             return
-        self.on_round(place)  # before anybody can see that there is a newer round
-        with self._news:
+        self.on_round(place)  # before the training thread can see the newer round
+        with self._round_changed:
             self._newest = place
-            self._news.notify_all()
+            self._round_changed.notify_all()
 
 
 class FixedLink(Link):
-    """Under torchrun or plain python: the one round there is."""
+    """The single round of a process under torchrun or plain Python."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +106,9 @@ class FixedLink(Link):
 
 
 class LiveLink(Link):
-    """Under the launcher of a live job. Its end is the end of this process."""
+    """Receives rounds from the launcher of a live job. When the launcher ends, so does this
+    process.
+    """
 
     live = True
 
@@ -106,7 +117,7 @@ class LiveLink(Link):
         bear_one_sigterm()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
-        self._sending = threading.Lock()
+        self._send_lock = threading.Lock()
         self._send(
             {
                 "say": "hello",
@@ -116,32 +127,31 @@ class LiveLink(Link):
         )
 
     def start(self) -> None:
-        threading.Thread(target=self._listen, name="malletrain-link", daemon=True).start()
+        threading.Thread(target=self._receive, name="malletrain-link", daemon=True).start()
 
-    def say(self, what: str, generation: int = 0) -> None:
-        self._send({"say": what, "generation": generation})
+    def say(self, kind: str, generation: int = 0) -> None:
+        self._send({"say": kind, "generation": generation})
 
     def _send(self, message: dict[str, Any]) -> None:
-        with self._sending:
+        with self._send_lock:
             try:
                 self._socket.sendall(json.dumps(message).encode() + b"\n")
-            except (
-                OSError
-            ):  # the launcher is gone, and the kernel is about to end this process with it
+            except OSError:
+                # The launcher has ended, and the kernel is about to end this process with it.
                 pass
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         with self._socket.makefile("rb") as lines:
             for line in lines:
                 try:
-                    self._heard(json.loads(line))
-                except Exception:  # who hears nothing any more would hang
+                    self._handle_message(json.loads(line))
+                except Exception:  # a worker that stops receiving messages would hang
                     traceback.print_exc()
 
-    def _heard(self, message: dict[str, Any]) -> None:
+    def _handle_message(self, message: dict[str, Any]) -> None:
         if "round" in message:
             network = tuple(message.get("network", {}).items())
-            self._take(
+            self._accept_round(
                 Place(message["round"], message["rank"], message["size"], message["port"], network)
             )
         elif "abort" in message:
@@ -150,6 +160,6 @@ class LiveLink(Link):
 
 
 def connect() -> Link:
-    """The link this process has by its environment."""
+    """Returns the source of rounds that the environment of this process names."""
     path = os.environ.get(env.LIVE)
     return LiveLink(path) if path else FixedLink()

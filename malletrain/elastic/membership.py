@@ -1,11 +1,16 @@
-"""This process in the group, from round to round: told of a new one, checked in, switched over,
-lost.
+"""The membership of this process in successive rounds: check-in to a new round, change of the
+group, loss of a peer.
 
-Decides when the group is left and formed anew. The order of things at a change: all members of the
-new round check in while the old group trains; all ranks of the old group agree, in a collective
-that travels along with every step, that this step is its last; the new group is formed; ranks that
-have no state, or are a step behind, get it; training goes on. When a peer is lost whatever is under
-way is given up.
+Decides when a process leaves its group and forms the next one. A change has these stages:
+
+1. All members of the new round check in while the old group trains.
+2. All ranks of the old group agree that the current step is its last, in a collective that runs
+   with every step.
+3. The new group is formed.
+4. Ranks that have no state, or are a step behind, receive it.
+5. Training continues.
+
+When a peer is lost, the operations in progress are aborted.
 """
 
 from __future__ import annotations
@@ -33,42 +38,49 @@ from malletrain.protocol.log_names import rank_log_name
 from malletrain.training import open_files, report
 
 LAST_RESORT_S = 10.0
+"""Time after a loss in which the training thread must have left its step, seconds. After it the
+process is started again.
+"""
 LAST_RESORT_CODE = 75
 """EX_TEMPFAIL of sysexits.h."""
 PARTS = ("leave", "group", "state", "rebuild")
-"""Of a change: until the old group is left (after a loss: until the new one is known), formed anew,
-state shared, models wrapped again.
+"""The parts of a change: leaving the old group (after a loss, until the new round is known),
+forming the new group, sharing the state, wrapping the models again.
 """
 
 
 class GroupMembership:
-    """The rounds of this process. ``changed`` is called after every change of the group, in the
-    training thread.
+    """The membership of this process in its current round.
+
+    Args:
+        training: the objects of the run.
+        changed: called in the training thread after every change of the group.
     """
 
     def __init__(self, training: Training, changed: Callable[[], None]) -> None:
         self.training = training
         self.parallels: list[Parallel] = []
         self.changes = 0
+        """Number of rounds entered."""
         self.parts: dict[str, float] = {}
-        """Seconds of each of PARTS at the last change."""
+        """Duration of each of PARTS at the last change, seconds."""
         self.change_due = False
         """The last step was the last of its group."""
         self.stepping = False
-        """A step is under way."""
-        self._trainer = threading.get_ident()
+        """A step is in progress."""
+        self._training_thread = threading.get_ident()
         self._policy = state_policy(training)
         self._changed = changed
         self._group: Group | None = None
         self._check_in: CheckIn | None = None
         self._store: RoundStore | None = None
-        """Of the group, in live mode."""
+        """Store of the group's round in live mode, else None."""
         self._aborted: set[int] = set()
         self._joining = False
         self._signature = training.state.signature()
         self._link = connect()
-        self._link.on_round = self._round_came
-        self._link.on_abort = self._abort_came
+        self._link.on_round = self._on_round
+        self._link.on_abort = self._on_abort
         if self.live:
             self._policy.rehearse()
         self._link.start()
@@ -76,18 +88,18 @@ class GroupMembership:
 
     @property
     def live(self) -> bool:
-        """Whether other rounds can follow."""
+        """Whether further rounds can follow."""
         return self._link.live
 
     @property
     def group(self) -> Group:
-        """The group of the newest round that was entered."""
+        """The group of the newest round that this process has entered."""
         assert self._group is not None
         return self._group
 
     @property
     def ready_to_go(self) -> bool:
-        """Whether everybody of a newer round has checked in."""
+        """Whether all members of a newer round have checked in."""
         check_in = self._check_in
         return (
             check_in is not None
@@ -95,22 +107,22 @@ class GroupMembership:
             and check_in.place.generation > self.group.place.generation
         )
 
-    # --- news, in the listening thread ---
+    # --- messages of the launcher, in the receiving thread ---
 
-    def _round_came(self, place: Place) -> None:
+    def _on_round(self, place: Place) -> None:
         if self._check_in is not None:
             self._check_in.void = True
         self._check_in = CheckIn(
             place,
             self._signature,
             self.training,
-            lambda: self._say_lost(place.generation),
+            lambda: self._report_loss(place.generation),
             self._policy.holding(),
             self._policy.order,
             lambda: self._policy.joins,
         )
 
-    def _abort_came(self, generation: int) -> None:
+    def _on_abort(self, generation: int) -> None:
         self._aborted.add(generation)
         group = self._group
         if group is not None and group.place.generation == generation:
@@ -118,18 +130,18 @@ class GroupMembership:
             self._watch_for_hang()
 
     def _watch_for_hang(self) -> None:
-        timer = threading.Timer(LAST_RESORT_S, self._last_resort, (self.changes,))
+        timer = threading.Timer(LAST_RESORT_S, self._start_again_if_hung, (self.changes,))
         timer.daemon = True
         timer.start()
 
-    def _last_resort(self, changes: int) -> None:
-        """The training thread waits for something that cannot be given up: better to be started
-        again than to hang. Code between two steps, such as an evaluation, may take its time, unless
-        it is in a collective.
+    def _start_again_if_hung(self, changes: int) -> None:
+        """Start this process again if its training thread hangs in an operation that cannot be
+        aborted. Code between two steps, such as an evaluation, has no time limit unless it is in a
+        collective.
         """
         if self.changes != changes or self.change_due or self._joining:
             return
-        if not self.stepping and not _in_collective(self._trainer):
+        if not self.stepping and not _in_collective(self._training_thread):
             self._watch_for_hang()
         else:
             start_again(
@@ -138,15 +150,15 @@ class GroupMembership:
                 "of the script's own cannot be given up: use as few as possible."
             )
 
-    def _void(self, place: Place) -> bool:
+    def _is_void(self, place: Place) -> bool:
         newest = self._link.newest()
         return place.generation in self._aborted or (
             newest is not None and newest.generation > place.generation
         )
 
-    def _say_lost(self, generation: int) -> None:
-        """Whoever has state and cannot go on with the group says so: if nobody was lost, nothing
-        else would bring a new round.
+    def _report_loss(self, generation: int) -> None:
+        """Report that this process has state and cannot continue with its group. If no member was
+        lost, there would be no new round without this report.
         """
         if self.training.has_state:
             self._link.say("lost", generation)
@@ -154,24 +166,26 @@ class GroupMembership:
     # --- changes, in the training thread ---
 
     def give_up(self) -> None:
-        """The group is broken: have the peers notice too, and change it before the next step."""
+        """Abort the broken group, so that the peers notice as well, and change it before the next
+        step.
+        """
         group = self.group
         group.broken = self.change_due = True
         group.abort()
-        self._say_lost(group.place.generation)
+        self._report_loss(group.place.generation)
 
     def settle(self) -> None:
-        """Change the group, if the last step was the last of the one before; a process that is to
-        leave waits here for its end.
+        """Change the group, if the last step was its last. A process that is to leave waits here
+        until it is ended.
         """
         if self.change_due:
             self.change_due = False
-            if self._may_leave():
+            if self._hand_over():
                 self.join()
 
-    def _may_leave(self) -> bool:
-        """Have those that stay hold what leavers have; False when there is no next round yet, after
-        all.
+    def _hand_over(self) -> bool:
+        """Hand over the state of leavers. Returns False if there is no complete next round yet, so
+        that the group is not left.
         """
         old = self._group
         if old is None or old.broken or not (self.live and self._policy.sharded):
@@ -179,7 +193,7 @@ class GroupMembership:
         try:
             with library_collectives():
                 return self._policy.hand_over(
-                    old, lambda generation: self._invited(old, generation)
+                    old, lambda generation: self._next_round(old, generation)
                 )
         except RuntimeError as error:
             if not is_peer_loss(error):
@@ -188,10 +202,10 @@ class GroupMembership:
             self.change_due = False
             return True
 
-    def _invited(self, old: Group, awaited: int) -> Invited:
-        """What is known of the rounds after ``old``. Waits for everyone to be there only where the
-        newest of them is ``awaited``: another may have come to nothing, and who is not a member of
-        its successor does not hear of that.
+    def _next_round(self, old: Group, awaited: int) -> Invited:
+        """Returns what this process knows of the rounds after ``old``. Waits for all members of the
+        newest one only if that is ``awaited``: another round may be void, and a process that is not
+        a member of its successor is not informed of that.
         """
         check_in = self._check_in
         if check_in is None or check_in.place.generation <= old.place.generation:
@@ -199,7 +213,7 @@ class GroupMembership:
         generation, void = check_in.place.generation, False
         if generation == awaited:
             try:
-                check_in.store(lambda: old.broken or self._void(check_in.place))
+                check_in.store(lambda: old.broken or self._is_void(check_in.place))
             except Interrupted:
                 void = True
         ranked = check_in.ranked
@@ -207,38 +221,38 @@ class GroupMembership:
 
     @property
     def wrapped(self) -> bool:
-        """Whether gradients are exchanged by torch itself."""
+        """Whether torch itself exchanges the gradients."""
         return bool(self.parallels) or self._policy.sharded
 
     def join(self) -> None:
-        """Become part of the next round, however many attempts that takes.
+        """Enter the next round, in as many attempts as needed.
 
         Raises UnfitModel, StateError or SnapshotError, and under torchrun what the collectives
         raise.
         """
         report.flush()
         self._joining = True
-        # Many objects are made at once here, which has the interpreter look for circles among all
-        # that there are: 0.2 s of a change.
-        collects = gc.isenabled()
+        # A change allocates many objects, which would start a full garbage collection: 0.2 s of a
+        # change.
+        gc_was_enabled = gc.isenabled()
         gc.disable()
         try:
             self._join()
         finally:
-            if collects:
+            if gc_was_enabled:
                 gc.enable()
         self.changes, self._joining = self.changes + 1, False
         self._changed()
 
     def _join(self) -> None:
         old = self._group
-        tried = old.place.generation if old is not None else 0
+        generation = old.place.generation if old is not None else 0
         newest = self._link.newest()
-        if newest is None or newest.generation <= tried:
+        if newest is None or newest.generation <= generation:
             open_files.flush()  # this process may be ended while it waits
         while True:
-            place = self._link.wait_round(tried)
-            tried = place.generation
+            place = self._link.wait_round(generation)
+            generation = place.generation
             try:
                 with library_collectives():
                     self._enter(place, old)
@@ -249,7 +263,7 @@ class GroupMembership:
                 if self._group is not None:
                     self._group.broken = True
                     self._group.leave()
-                self._say_lost(place.generation)
+                self._report_loss(place.generation)
         if old is not None:
             old.close()
 
@@ -262,8 +276,8 @@ class GroupMembership:
             if check_in.place != place:
                 raise Interrupted("This round is void; a newer one has just come.")
             if self._policy.joins:
-                check_in.rehearse(self._policy.rehearse_at, lambda: self._void(place))
-            store = check_in.store(lambda: self._void(place))
+                check_in.rehearse(self._policy.rehearse_at, lambda: self._is_void(place))
+            store = check_in.store(lambda: self._is_void(place))
         if old is not None:
             old.leave()
         marks.append(time.time())
@@ -272,7 +286,7 @@ class GroupMembership:
         ranked = place if check_in is None else check_in.ranked
         self._store = store
         self._group = group = Group(ranked, store, cuda, policy.backend, policy.sharded)
-        if self._void(place):
+        if self._is_void(place):
             raise Interrupted("This round is void; a newer one follows.")
         report.entered(place.generation, place.rank, place.size)
         marks.append(time.time())
@@ -280,8 +294,8 @@ class GroupMembership:
         policy.share(group)
         reached(FaultPoint.WORKER_SHARED)
         if joins and self.training.between_epochs:
-            # They have lost a peer there. They go on with code of which this process has not run
-            # the steps.
+            # The other ranks have lost a peer in this code. They continue with it, but this process
+            # has not run the steps that come before it.
             start_again(
                 "The others are in the code after the steps of an epoch; this process joins them "
                 "when the next epoch begins."
@@ -302,14 +316,14 @@ class GroupMembership:
         reached(FaultPoint.WORKER_ENTERED)
 
     def leave_together(self) -> None:
-        """At the end of the script, wait for the end of it on all ranks: whoever went first would
-        look like a loss to those that have not read the last step yet. Where a peer is lost before
-        the end of its script, this process does not end well: what that peer was writing would be
-        missing from a job that is completed.
+        """Wait at the end of the script until all ranks have reached it. A rank that exited first
+        would look lost to peers that have not read the data of the last step yet. If a peer is lost
+        before it reaches the end of its script, this process starts again: otherwise the job would
+        be completed without the results that the peer was writing.
         """
         while self.live and self._group is not None and self._group.several:
             group, saves = self._group, False
-            self.stepping, self.change_due = True, False  # it may be given up
+            self.stepping, self.change_due = True, False  # this collective may be aborted
             try:
                 self._note_end()
                 group.begin_step(False, False)
@@ -325,21 +339,21 @@ class GroupMembership:
                     start_again(
                         "A peer was lost before it came to the end of its script, so that it has "
                         "not written all of its results. This process starts again: the training "
-                        "goes on from the last snapshot, and the code after it runs once more."
+                        "continues from the last snapshot, and the code after it runs again."
                     )
                 self.stepping = False
                 self.give_up()
                 self.settle()
 
     def _note_end(self) -> None:
-        """Have the others know that the script has ended here, should this process be lost."""
+        """Record that the script has ended on this rank, for the case that this process is lost."""
         open_files.flush()
         if self._store is not None:
             self._store.add("ended", 1)
 
     def _all_have_ended(self) -> bool:
-        """Whether the script has ended on all ranks of the group, as far as can be known: the store
-        is lost with the node of rank 0.
+        """Returns whether the script is known to have ended on all ranks of the group. The store is
+        lost with the node of rank 0; then the result is False.
         """
         try:
             return self._store is not None and self._store.add("ended", 0) == self.group.place.size
@@ -348,14 +362,14 @@ class GroupMembership:
 
 
 def _in_collective(thread: int) -> bool:
-    """Whether ``thread`` is in a call of torch.distributed."""
-    frame = sys._current_frames().get(thread)  # noqa: SLF001 (the one way to see a thread)
+    """Returns whether ``thread`` is in a call of torch.distributed."""
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 (no public way to see a thread)
     return frame is not None and frame.f_globals.get("__name__", "").startswith("torch.distributed")
 
 
 def start_again(sentence: str) -> NoReturn:
-    """End this process, whose state is of no use to the others; it is started again and gets
-    theirs. ``sentence``: why, for the log.
+    """End this process, whose state is of no use to its peers. It is started again and receives
+    theirs. ``sentence``: the reason, for the log.
     """
     report.tell(sentence)
     report.flush()
@@ -364,7 +378,7 @@ def start_again(sentence: str) -> NoReturn:
 
 
 def _write_to_log_of(place: Place) -> None:
-    """From now on this process's output belongs to the log of its rank in this round, where
+    """Redirect the output of this process to the log of its rank in this round, where
     ``malletrain logs`` looks for it.
     """
     directory = os.environ.get(env.LOG_DIR)

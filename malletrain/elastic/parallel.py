@@ -1,8 +1,9 @@
-"""The model over the ranks of the round: DistributedDataParallel, made anew whenever the group is.
+"""The model over the ranks of the round: DistributedDataParallel, wrapped again after every change
+of the group.
 
-Decides nothing about gradients: torch's own reducer collects them in buckets that are exchanged
-while the backward pass goes on, so an undisturbed run is a DDP run. With gloo the exchange of a
-bucket, and of the buffers, goes through the group, so that it can be given up.
+Decides nothing about gradients: torch's reducer collects them in buckets and exchanges these during
+the backward pass, so a run without changes is a DDP run. With gloo, buckets and buffers are
+exchanged through the group, so that the exchange can be aborted.
 """
 
 from __future__ import annotations
@@ -26,8 +27,13 @@ _NO_BUFFERS = (
 
 
 class Parallel(torch.nn.Module):
-    """Use it where a script uses its DistributedDataParallel model. ``module`` is the script's own,
-    and its state is this one's.
+    """A replacement for the script's DistributedDataParallel model. Its state is that of
+    ``module``.
+
+    Args:
+        module: the script's model.
+        used: called before each forward pass.
+        options: options of DistributedDataParallel.
     """
 
     def __init__(
@@ -41,19 +47,20 @@ class Parallel(torch.nn.Module):
         self._sync_buffers = option is not False
         self._group: Group | None = None
         self._round: Group | None = None
-        self._seen: list[torch.nn.Parameter] = []
-        self._trained: list[bool] = []
+        self._wrapped_parameters: list[torch.nn.Parameter] = []
+        self._requires_grad: list[bool] = []
         self.__dict__["_ddp"] = None  # not a submodule: it holds ``module`` itself
 
     def rebuild(self, group: Group) -> None:
-        """For a new group. Nothing is exchanged: all ranks hold the same state by now.
+        """Wrap the module again for a new group. Exchanges nothing, because all ranks already have
+        the same state.
 
-        Gradients are dropped. They are those of the last step, which the next one begins without;
+        Drops the gradients. They belong to the last step, and the next step starts without them;
         DDP would copy them into its new buckets.
         """
         self.__dict__["_ddp"], self._group, self._round = None, None, group
-        self._seen = list(self.module.parameters())
-        self._trained = [p.requires_grad for p in self._seen]
+        self._wrapped_parameters = list(self.module.parameters())
+        self._requires_grad = [p.requires_grad for p in self._wrapped_parameters]
         self.module.zero_grad(set_to_none=True)
         if not group.several or not any(p.requires_grad for p in self.module.parameters()):
             return
@@ -64,8 +71,8 @@ class Parallel(torch.nn.Module):
         else:
             options.pop("broadcast_buffers", None)
             options[_NO_BUFFERS] = False
-            # DDP divides while it copies gradients into buckets, which a hook cannot; not copying
-            # them back makes up for it.
+            # Without a hook, DDP divides gradients while it copies them into buckets; a hook needs
+            # a pass of its own. The view saves copying them back, which compensates for that.
             options.setdefault("gradient_as_bucket_view", True)
             self._group = group
         ddp = DistributedDataParallel(self.module, init_sync=False, **options)
@@ -74,7 +81,7 @@ class Parallel(torch.nn.Module):
         self.__dict__["_ddp"] = ddp
 
     def _agree_on_buffers(self, group: Group) -> None:
-        """Rank 0's running statistics are everybody's, as in DDP."""
+        """Give all ranks the buffers (running statistics) of rank 0, as DDP does."""
         by_type: dict[torch.dtype, list[torch.Tensor]] = {}
         for buffer in self.module.buffers():
             by_type.setdefault(buffer.dtype, []).append(buffer.detach())
@@ -85,10 +92,12 @@ class Parallel(torch.nn.Module):
                 buffer.copy_(part.view_as(buffer))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the module's."""
+        """Call the module, through DDP if there are peers."""
         self._used()
-        if self._round and self._trained != [p.requires_grad for p in self._seen]:
-            # DDP exchanges the gradients of what was trained when it was made.
+        if self._round and self._requires_grad != [
+            p.requires_grad for p in self._wrapped_parameters
+        ]:
+            # DDP exchanges the gradients of the parameters that were trained when it was made.
             self.rebuild(self._round)
         ddp = self.__dict__["_ddp"]
         if ddp is None:
@@ -99,22 +108,22 @@ class Parallel(torch.nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """As DistributedDataParallel's: gradients are added up and not exchanged."""
+        """As in DistributedDataParallel: gradients are accumulated and not exchanged."""
         ddp = self.__dict__["_ddp"]
         with contextlib.nullcontext() if ddp is None else ddp.no_sync():
             yield
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own, so that it loads anywhere."""
+        """Returns the state dict of the module, so that it loads without this wrapper."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Into the module."""
+        """Load a state dict into the module."""
         return self.module.load_state_dict(*args, **kwargs)
 
 
 def average_gradients(group: Group, module: torch.nn.Module) -> None:
-    """Average the gradients of ``module`` over all ranks of ``group`` in one go."""
+    """Average the gradients of ``module`` over all ranks of ``group``."""
     if not group.several:
         return
     by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
@@ -135,6 +144,6 @@ def _exchange(group: Group, bucket: dist.GradBucket) -> Any:
     return group.average(bucket.buffer())
 
 
-# DDP looks at the annotation itself, and annotations here are texts.
+# DDP checks the annotation, which must be the class; annotations in this file are strings.
 _exchange.__annotations__.update(bucket=dist.GradBucket)
 _exchange.__annotations__.pop("return")

@@ -1,10 +1,10 @@
-"""Memory for the optimizer state that a joiner is about to get: allocated and touched while the
-others still train.
+"""Memory for the optimizer state that a joiner is about to receive: allocated and touched while the
+other ranks still train.
 
-The model is there when a script calls ``elastic.Run``, its optimizer's state is not: it comes with
-the first step, or from a peer. Memory that is first touched while it is received costs the time of
-page faults, in which everybody waits. Decides what is made ready; nothing depends on it: what was
-not, or does not fit, is allocated when it comes.
+When a script calls ``elastic.Run``, its model exists, and the state of its optimizer does not: that
+comes with the first step, or from a peer. If a process first touches the memory while it receives
+the state, all ranks wait for its page faults. Decides what is allocated in advance. Nothing depends
+on it: a tensor without prepared memory is allocated when it arrives.
 """
 
 from __future__ import annotations
@@ -17,40 +17,41 @@ from collections.abc import Iterable
 
 import torch
 
-LEAST_BYTES = 1 << 16
-"""Smaller tensors are not worth the trouble."""
+MIN_BYTES = 1 << 16
+"""Minimum size of a tensor for which memory is prepared."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 Kind = tuple[tuple[int, ...], torch.dtype, bool]
-"""Shape, type, and whether it is on a GPU."""
+"""Shape, dtype, and whether the tensor is on a GPU."""
 
 
-def described(optimizers: Iterable[torch.optim.Optimizer]) -> str:
-    """What a joiner needs memory for, by what is here; empty while the optimizers make a step for
-    the first time. For any thread: nothing is copied.
+def describe_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> str:
+    """Returns, as JSON, the kinds of the tensors for which a joiner needs memory: those of the
+    optimizers here. The list is empty until the optimizers have made their first step. Can be
+    called from any thread; copies nothing.
     """
     tensors = []
     try:
         for optimizer in optimizers:
             for state in list(optimizer.state.values()):
                 for value in list(state.values()):
-                    if isinstance(value, torch.Tensor) and value.nbytes >= LEAST_BYTES:
+                    if isinstance(value, torch.Tensor) and value.nbytes >= MIN_BYTES:
                         dtype = str(value.dtype).removeprefix("torch.")
                         tensors.append([list(value.shape), dtype, value.is_cuda])
-    except (AttributeError, RuntimeError):  # it changes at this moment, or is of a kind of its own
+    except (AttributeError, RuntimeError):  # the state changes meanwhile, or has another structure
         return "[]"
     return json.dumps(tensors)
 
 
 def keep_freed() -> bool:
-    """Have the C library keep memory that was freed, for what is allocated next: gradients and
-    buckets are made anew after every change of the group, and pages that went back to the kernel
-    would be faulted in once more while everybody waits. Pieces of more than 32 MB go back all the
-    same (mallopt(3), glibc).
+    """Make the C library keep freed memory for later allocations. Gradients and buckets are
+    allocated again after every change of the group. If their pages had gone back to the kernel, all
+    ranks would wait for page faults. Allocations of more than 32 MB are returned to the kernel
+    anyway (mallopt(3), glibc).
 
     Returns:
-        Whether that was done; not where the environment says how memory is managed.
+        Whether the setting was made. It is not if the environment configures the allocator.
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")) for name in os.environ):
         return False
@@ -62,18 +63,19 @@ def keep_freed() -> bool:
 
 
 class Rooms:
-    """Of one process. ``device``: where tensors of a peer's GPU go here."""
+    """The prepared memory of one process. ``device``: device for what a peer has on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._free: dict[Kind, list[torch.Tensor]] = defaultdict(list)
 
     def make(self, data: str) -> None:
-        """Have memory ready for what was :func:`described`; calling it again adds what is lacking.
+        """Allocate memory for the tensors in ``data``, a result of :func:`describe_tensors`. A
+        further call adds only what is missing.
 
         Raises:
-            ValueError: It was not described so.
-            MemoryError, RuntimeError: There is too little memory.
+            ValueError: ``data`` is not a result of :func:`describe_tensors`.
+            MemoryError, RuntimeError: there is too little memory.
         """
         counts: dict[Kind, int] = defaultdict(int)
         for shape, dtype, cuda in json.loads(data):
@@ -85,10 +87,16 @@ class Rooms:
                 self._free[kind].append(torch.empty(shape, dtype=dtype, device=device).fill_(0))
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype, cuda: bool) -> torch.Tensor | None:
-        """One that is ready; None: there is none."""
+        """Returns a prepared tensor; None if there is none.
+
+        Args:
+            shape: shape of the tensor.
+            dtype: its dtype.
+            cuda: whether the peer has it on a GPU.
+        """
         free = self._free.get((shape, dtype, cuda))
         return free.pop() if free else None
 
     def clear(self) -> None:
-        """Give back what nobody took."""
+        """Free the memory that was not used."""
         self._free.clear()

@@ -1,8 +1,8 @@
-"""The run of a training script in live mode: what the script calls.
+"""The interface of live mode to the training script: the class :class:`Run`.
 
-Decides how a script is written: what it hands over, how it loops, what it may ask. How the group
-changes is :mod:`malletrain.elastic.membership`'s, when a step counts
-:mod:`malletrain.elastic.step`'s.
+Decides how a script is written: what it passes in, how it loops, what it can query.
+:mod:`malletrain.elastic.membership` decides how the group changes, :mod:`malletrain.elastic.step`
+when a step counts.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ from malletrain.training.sampler import ElasticSampler
 
 
 class Run:
-    """The state of a training script and the round it is in. Waits, when made, for the first round
-    and the state that belongs to it.
+    """The state of a training script and its current round. The constructor waits for the first
+    round and for the state.
 
     Args:
-        snapshot: path of a snapshot file in a folder that all nodes share: what a suspended job, or
-            one that lost all its nodes, goes on from. Written in the background. True: the job's
-            own default path (:class:`malletrain.Snapshot`). Without it such a job begins anew.
+        snapshot: path of a snapshot file in a directory that all nodes share. A suspended job, or
+            one that lost all its nodes, continues from it; without a snapshot such a job starts
+            from the beginning. It is written in the background. True: the default path of the job
+            (:class:`malletrain.Snapshot`).
         snapshot_every_s: seconds between snapshots.
-        device: where the script trains; by default the GPU of this process if there is one, else
-            the CPU.
-        warmup: called once before this process says that it is ready, while the others still train:
-            a forward and backward pass that warms up the device or compiles the model. What it does
-            to gradients, buffers and random numbers is undone; it must not call
-            ``optimizer.step()``. Not for sharded models.
-        build: of a sharded model: makes it, with the numbers that the run begins with. It is called
-            on ``meta`` for every group, and once for these numbers.
-        parallelize: of a sharded model: ``parallelize(model, mesh)`` applies ``fully_shard`` to its
-            parts and to itself. The mesh has one dimension, or replicas and shards with
-            ``shard="node"``; its names are the run's own. It is also called for rehearsals, by one
-            rank alone, while the others train.
-        shard: over what the model is sharded: ``"all"`` ranks, or those of a ``"node"`` (HSDP).
-        replicate_every: with ``shard="all"``: steps between copies of each rank's shards in the
-            memory of the next node, from which the run goes on after a loss; 0 for none.
+        device: device on which the script trains; by default the GPU of this process if there is
+            one, else the CPU.
+        warmup: called once before this process is ready, while the other ranks still train: a
+            forward and backward pass that warms up the device or compiles the model. Its effects on
+            gradients, buffers and random numbers are undone. It must not call ``optimizer.step()``.
+            Not for sharded models.
+        build: for a sharded model: returns the model with its initial values. It is called on
+            ``meta`` for every group, and once for the initial values.
+        parallelize: for a sharded model: ``parallelize(model, mesh)`` applies ``fully_shard`` to
+            parts of the model and to the model. The mesh has one dimension; with ``shard="node"``
+            it has two, replicas and shards. The run chooses their names. One rank also calls it for
+            rehearsals, while the other ranks train.
+        shard: ranks over which the model is sharded: ``"all"``, or those of a ``"node"`` (HSDP).
+        replicate_every: with ``shard="all"``: steps between copies of each rank's shards to the
+            memory of the next node. After a loss the run continues from these copies. 0 for none.
         objects: the state, by name: modules, optimizers, schedulers, GradScaler, ElasticSampler,
-            anything with ``state_dict()`` and ``load_state_dict()``, or a plain dict of numbers,
-            texts and tensors. With a sharded model ``optimizer`` is a function that makes it of the
-            model, and ``scheduler``, if any, one that makes it of the optimizer.
+            any object with ``state_dict()`` and ``load_state_dict()``, or a plain dict of numbers,
+            texts and tensors. With a sharded model, ``optimizer`` is a function of the model that
+            returns the optimizer, and ``scheduler``, if any, a function of the optimizer.
 
     Raises:
-        TypeError: for arguments that do not fit each other, or an object whose state cannot be
-            taken.
-        ElasticError: when the model here differs from the peers'.
-        SnapshotError: when snapshots exist and none is good.
+        TypeError: the arguments do not fit together, or the state of an object cannot be read.
+        ElasticError: the model here differs from that of the peers.
+        SnapshotError: snapshots exist, and none of them can be read.
     """
 
     def __init__(
@@ -110,42 +110,42 @@ class Run:
             self._training.model.used = self._steps.note_exchange
         self.membership.join()
 
-    # --- what the script asks ---
+    # --- queries ---
 
     @property
     def rank(self) -> int:
-        """This process's number in the round, from 0."""
+        """Rank of this process in the round, from 0."""
         return self.membership.group.place.rank
 
     @property
     def world_size(self) -> int:
-        """Processes in the round."""
+        """Number of processes in the round."""
         return self.membership.group.place.size
 
     @property
     def generation(self) -> int:
-        """Number of the round; grows with every change."""
+        """Number of the round. It increases with every change of the group."""
         return self.membership.group.place.generation
 
     @property
     def steps_done(self) -> int:
-        """Steps of the whole run that count, the same on all ranks between steps."""
+        """Number of steps of the whole run that count. It is equal on all ranks between steps."""
         return self._training.steps
 
     @property
     def samples_done(self) -> int:
-        """Samples of those steps, over all ranks."""
+        """Number of samples of those steps, over all ranks."""
         return self._training.samples
 
     @property
     def stopping(self) -> bool:
-        """Whether all ranks have agreed to end (:meth:`request_stop`)."""
+        """Whether all ranks have agreed to end the training loop (:meth:`request_stop`)."""
         return self._steps.stopping
 
     @property
     def model(self) -> torch.nn.Module:
-        """The sharded model that ``build`` and ``parallelize`` made. It stays the same over changes
-        of the group; its ``parameters()`` are those of the present group.
+        """The sharded model that ``build`` and ``parallelize`` made. It is the same object after a
+        change of the group; its ``parameters()`` are those of the current group.
         """
         return self._sharded("model").model
 
@@ -172,12 +172,12 @@ class Run:
 
     @property
     def sampler(self) -> ElasticSampler | None:
-        """The run's sampler, if it was given one."""
+        """The run's sampler; None if it has none."""
         return self._training.sampler
 
     @property
     def global_batch(self) -> int:
-        """Samples of a full step over all ranks, by the sampler."""
+        """Number of samples of a full step over all ranks, from the sampler."""
         if self.sampler is None:
             raise ElasticError(
                 "run.global_batch is the sampler's: pass an ElasticSampler to elastic.Run."
@@ -186,35 +186,35 @@ class Run:
 
     @property
     def loss_weight(self) -> float:
-        """Multiply a mean loss by this: then the averaged gradient is the exact mean over the
-        global batch, also when shares are uneven, and over all micro-batches of a step.
+        """Factor for a mean loss. With it, the averaged gradient is the exact mean over the global
+        batch and over all micro-batches of a step, even if ranks have different numbers of samples.
         """
         return self._steps.now.weight() if self._steps.now is not None else 1.0
 
     @property
     def change_bytes(self) -> int:
-        """Bytes of a sharded state that this process received at the last change."""
+        """Bytes of sharded state that this process received at the last change."""
         return self._sharded("change_bytes").moved_bytes
 
     @property
     def change_parts(self) -> dict[str, float]:
-        """Seconds that the last change of the group took here, by part
+        """Duration of the last change of the group on this rank, seconds, by part
         (:data:`malletrain.elastic.membership.PARTS`).
         """
         return dict(self.membership.parts)
 
     def ddp(self, module: torch.nn.Module, **options: Any) -> Parallel:
-        """``module`` over all ranks; write it where the script had
-        ``DistributedDataParallel(module)``. Options are those of that class.
+        """Returns ``module`` wrapped for all ranks. It replaces ``DistributedDataParallel(module)``
+        in the script. ``options``: options of that class.
         """
         check_model(self._training, module, "run.ddp(model)")
-        made = Parallel(module, self._steps.note_exchange, options)
-        self.membership.parallels.append(made)
-        made.rebuild(self.membership.group)
-        return made
+        parallel = Parallel(module, self._steps.note_exchange, options)
+        self.membership.parallels.append(parallel)
+        parallel.rebuild(self.membership.group)
+        return parallel
 
     def average_gradients(self, module: torch.nn.Module) -> None:
-        """Average the gradients of ``module`` over all ranks in one go, for scripts that cannot use
+        """Average the gradients of ``module`` over all ranks, for scripts that cannot use
         :meth:`ddp`.
         """
         self._steps.note_exchange()
@@ -235,25 +235,29 @@ class Run:
     # --- loops ---
 
     def step(self, samples: int | None = None) -> Step:
-        """``with run.step():`` around everything from ``zero_grad()`` to ``optimizer.step()`` of
-        one training step.
+        """Returns a context manager for one training step: ``with run.step():`` encloses all code
+        from ``zero_grad()`` to ``optimizer.step()``.
 
         Args:
-            samples: what this process trains on in the step; needed only without an ElasticSampler.
+            samples: number of samples of this process in the step; needed only without an
+                ElasticSampler.
         """
         return Step(self._steps, samples)
 
     def batches(self, loader: Iterable[Any], accumulate: int = 1) -> Iterator[Any]:
-        """What is left of the present epoch, from ``loader`` (a DataLoader whose ``batch_sampler``
-        is the run's sampler).
+        """Yields the remaining batches of the current epoch.
 
-        Every batch must be trained on inside ``with run.step():``. With ``accumulate`` > 1 each
-        item is a list of up to so many batches; go through it with ``step.micro(batches)``. After a
-        change of the group the loader is begun anew where the sampler stands, so that every sample
-        is used once.
+        Train on every batch inside ``with run.step():``. With ``accumulate`` > 1 each item is a
+        list of batches; iterate over it with ``step.micro(batches)``. After a change of the group,
+        a new iteration of the loader starts at the position of the sampler, so that every sample is
+        used once.
+
+        Args:
+            loader: a DataLoader whose ``batch_sampler`` is the run's sampler.
+            accumulate: maximum number of batches per step.
 
         Raises:
-            ElasticError: without a sampler in the run, or when a batch was not trained on inside a
+            ElasticError: the run has no sampler, or the script did not train on a batch inside a
                 step.
         """
         sampler, steps, membership = self.sampler, self._steps, self.membership
@@ -264,24 +268,25 @@ class Run:
             )
         if accumulate < 1:
             raise ElasticError(f"run.batches(): accumulate must be 1 or more, not {accumulate}.")
-        sampler.close_epoch()  # that of a script that loops without sampler.epochs()
+        sampler.close_epoch()  # for a script that loops without sampler.epochs()
         membership.settle()
         finished = False
-        # After a loss a sharded run may go back into the epoch before: its steps come in this loop,
-        # and the code after it runs once they are done.
+        # After a loss a sharded run may go back into the previous epoch. This loop then repeats the
+        # steps of that epoch, and the code after the loop runs when they are done.
         while not (finished or sampler.between_epochs or self.stopping):
             changes, finished = membership.changes, True
             items = self._iterate(sampler, loader)
-            while taken := list(islice(items, accumulate)):
-                steps.planned = sampler.upcoming(len(taken))
+            while batches := list(islice(items, accumulate)):
+                steps.planned = sampler.upcoming(len(batches))
                 attempts = steps.attempts
-                yield taken[0] if accumulate == 1 else taken
+                yield batches[0] if accumulate == 1 else batches
                 if steps.attempts == attempts:
                     raise ElasticError(
                         "A batch was taken from run.batches() but not trained on inside `with "
                         "run.step():`."
                     )
-                # Between epochs the group changes only for a loss: else when the next one begins.
+                # Between epochs the group changes only after a loss; otherwise it changes when the
+                # next epoch begins.
                 if not self.stopping and (membership.group.broken or not sampler.between_epochs):
                     membership.settle()
                 if membership.changes != changes or sampler.between_epochs or self.stopping:
@@ -291,8 +296,8 @@ class Run:
             sampler.end()
 
     def _iterate(self, sampler: ElasticSampler, loader: Iterable[Any]) -> Iterator[Any]:
-        """Iterate ``loader``. A DataLoader draws a number from torch's generator then: once an
-        epoch, and not again where its first step is repeated.
+        """Start to iterate ``loader``. A DataLoader then draws a number from torch's generator. It
+        must do so once per epoch: if the first step is repeated, the generator is reset.
         """
         training, random = self._training, torch.get_rng_state()
         items = iter(loader)
@@ -303,8 +308,8 @@ class Run:
         return items
 
     def steps(self, total: int) -> Iterator[int]:
-        """Numbers of the steps up to ``total`` (of the whole run, whatever was done before), for
-        loops without an ElasticSampler.
+        """Yields the numbers of the remaining steps, for loops without an ElasticSampler. ``total``
+        is the number of steps of the whole run, including those that were done before.
         """
         self.membership.settle()
         while self.steps_done < total and not self.stopping:
@@ -312,7 +317,7 @@ class Run:
             yield self.steps_done
             if self._steps.attempts == attempts:
                 raise ElasticError(
-                    "run.steps() goes on when a step is done: write the loop's body inside "
+                    "run.steps() continues when a step is done: write the loop's body inside "
                     "`with run.step(samples=n):`."
                 )
             if not self.stopping:
@@ -321,16 +326,16 @@ class Run:
 
     def request_stop(self) -> None:
         """End the training loops (:meth:`batches` and ``sampler.epochs()``, :meth:`steps`) on all
-        ranks after the same step; any rank may ask, inside or between steps.
+        ranks after the same step. Any rank can call it, inside or between steps.
         """
         self._steps.stop_requested = True
 
     def save(self) -> bool:
         """Write the snapshot now, and wait for it. Returns whether this process wrote it.
 
-        With a sharded model all ranks write together. Where the others are in a step (this process
-        has joined them and is at the top of the script) nothing is written now, and all write when
-        that step is done.
+        With a sharded model all ranks write together. If the other ranks are in a step, because
+        this process has just joined and is at the top of the script, nothing is written now, and
+        all ranks write when that step is done.
         """
         if self._sharded_model and not self._steps.all_call(save=True):
             self._steps.save_requested = True
@@ -339,11 +344,11 @@ class Run:
             return self._training.save()
 
     def digest(self) -> str:
-        """A hash of the whole state; equal on all ranks between steps. With a sharded model all
-        ranks must call it together.
+        """Returns a hash of the whole state. It is equal on all ranks between steps. With a sharded
+        model all ranks must call it together.
 
         Raises:
-            ElasticError: with a sharded model, where the others do not call it.
+            ElasticError: the model is sharded, and the other ranks do not make this call.
         """
         if self._sharded_model and not self._steps.all_call(digest=True):
             raise ElasticError(

@@ -1,7 +1,7 @@
-"""Learning rates for a global batch that changes with the scale: the linear and the square-root
-rule.
+"""Learning rate rules for a global batch that changes with the scale: the linear and the
+square-root rule.
 
-With a fixed global batch size (``ElasticSampler(global_batch_size=...)``, the default advice)
+With a fixed global batch size (``ElasticSampler(global_batch_size=...)``, which is recommended)
 neither is needed.
 """
 
@@ -15,18 +15,18 @@ Rule = Callable[[Any], None]
 
 
 def lr_linear(optimizer: Any, base_batch: int) -> Rule:
-    """A hook for :meth:`Run.on_change`: learning rate ∝ global batch (Goyal et al. 2017, section
-    2.1).
+    """Returns a hook for :meth:`Run.on_change`: learning rate ∝ global batch (Goyal et al. 2017,
+    section 2.1).
 
     Args:
-        optimizer: a torch optimizer; every parameter group keeps its own ratio.
-        base_batch: global batch size that the script's learning rate is meant for.
+        optimizer: a torch optimizer. The rates of its parameter groups keep their ratios.
+        base_batch: global batch size for which the script's learning rate is meant.
     """
     return _rule(optimizer, base_batch, lambda ratio: ratio)
 
 
 def lr_sqrt(optimizer: Any, base_batch: int) -> Rule:
-    """The same with the square root of the ratio, as for Adam (Malladi et al. 2022)."""
+    """As :func:`lr_linear`, with the square root of the ratio; for Adam (Malladi et al. 2022)."""
     return _rule(optimizer, base_batch, math.sqrt)
 
 
@@ -40,11 +40,11 @@ def _rule(optimizer: Any, base_batch: int, law: Callable[[float], float]) -> Rul
     def change(run: Any) -> None:
         new_factor = law(run.global_batch / base_batch)
         for group in optimizer.param_groups:
-            # What a scheduler made of it meanwhile stays: only the ratio to the factor before is
-            # applied.
+            # Only the ratio of the new factor to the old one is applied, so that changes by a
+            # scheduler in between are kept.
             factor = new_factor / group.get("malletrain_lr_factor", 1.0)
             group["lr"] *= factor
-            if "initial_lr" in group:  # what most schedulers compute from
+            if "initial_lr" in group:  # most schedulers compute the rate from it
                 group["initial_lr"] *= factor
             group["malletrain_lr_factor"] = new_factor
 

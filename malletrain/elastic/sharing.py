@@ -1,6 +1,7 @@
-"""Every rank of a new group comes to hold the same state: that of the one that is furthest.
+"""Gives every rank of a new group the same state: that of the rank that is furthest.
 
-Decides whose state counts and who needs it. How it travels is :mod:`malletrain.elastic.transfer`'s.
+Decides which rank's state counts and which ranks need it. :mod:`malletrain.elastic.transfer` moves
+it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from malletrain.elastic.training import Standing, Training
 
 
 def source_and_needy(table: Sequence[Standing]) -> tuple[int, list[int]]:
-    """(rank whose state counts, ranks that must get it) by what each rank stands at. The lowest
-    rank of those that are furthest gives, one that has closed its epoch before one that has not.
+    """Returns (rank whose state counts, ranks that must get it) by the progress of each rank. Among
+    the ranks that are furthest, the source is one that has closed its epoch, if any, and then the
+    lowest.
     """
     source = max(range(len(table)), key=lambda rank: (table[rank], table[rank].epoch_closed, -rank))
     if not table[source].has_state:
@@ -26,17 +28,23 @@ def source_and_needy(table: Sequence[Standing]) -> tuple[int, list[int]]:
 
 
 def share(training: Training, group: Group) -> None:
-    """Have every rank hold the state of the one that is furthest; without any, the snapshot's or
-    that of rank 0 as the script made it.
+    """Give every rank the state of the rank that is furthest. If no rank has state, it is that of
+    the snapshot, or else the initial state of rank 0.
 
     Raises what :meth:`Group.wait` raises, StateError or SnapshotError.
     """
     place = group.place
-    mine = training.standing()
-    table = [mine]
+    own_standing = training.standing()
+    table = [own_standing]
     if group.several:
         row = torch.tensor(
-            [mine.has_state, mine.updates, mine.steps, mine.whole, mine.epoch_closed],
+            [
+                own_standing.has_state,
+                own_standing.updates,
+                own_standing.steps,
+                own_standing.whole,
+                own_standing.epoch_closed,
+            ],
             dtype=torch.int64,
         )
         rows = [torch.empty_like(row) for _ in range(place.size)]
@@ -46,7 +54,7 @@ def share(training: Training, group: Group) -> None:
             for has_state, updates, steps, whole, closed in (row.tolist() for row in rows)
         ]
     source, needy = source_and_needy(table)
-    if place.rank == source and not mine.has_state:
+    if place.rank == source and not own_standing.has_state:
         training.restore_snapshot()
     chain = [source, *needy]
     if needy and place.rank in chain:
@@ -61,9 +69,9 @@ def _move(training: Training, group: Group, chain: list[int]) -> None:
         transfer.move(group, chain, tensors)
         return
     packed = transfer.send_bytes(group, chain, b"")
-    had = training.has_state
-    # What is here already is not overwritten piece by piece: should the source be lost meanwhile,
-    # it is what counts.
-    skeleton, tensors = training.state.destinations(packed, in_place=not had)
+    had_state = training.has_state
+    # State that this process has is not overwritten piece by piece: if the source is lost during
+    # the transfer, this state may be the one that counts.
+    skeleton, tensors = training.state.destinations(packed, in_place=not had_state)
     transfer.move(group, chain, tensors)
-    training.take_over(skeleton, tensors, had)
+    training.take_over(skeleton, tensors, had_state)

@@ -1,7 +1,7 @@
-"""The TCP connections of this process, told apart and shut down.
+"""Identifies the TCP connections of this process and shuts them down.
 
-Decides only that one to the newest round's store is never shut down; which connections are a
-group's is decided by :mod:`malletrain.elastic.group`.
+Decides only that a connection to the store of the newest round is never shut down.
+:mod:`malletrain.elastic.group` decides which connections belong to a group.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import os
 import socket
 
 
-def opened() -> dict[int, str]:
-    """Of this process: what each file descriptor that is a socket is."""
+def open_sockets() -> dict[int, str]:
+    """Returns the identity (``socket:[inode]``) of each file descriptor of this process that is a
+    socket.
+    """
     identities = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -24,33 +26,41 @@ def opened() -> dict[int, str]:
 
 
 def listens_on(fd: int) -> int:
-    """The TCP port that ``fd`` listens on, else 0."""
+    """Returns the TCP port on which ``fd`` listens; 0 if it is no listening socket."""
     try:
-        with socket.socket(fileno=os.dup(fd)) as one:
-            if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockopt(
+        with socket.socket(fileno=os.dup(fd)) as copy:
+            if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockopt(
                 socket.SOL_SOCKET, socket.SO_ACCEPTCONN
             ):
-                return int(one.getsockname()[1])
+                return int(copy.getsockname()[1])
     except OSError:
         pass
     return 0
 
 
-_spared = 0
+_spared_port = 0
 
 
 def spare(port: int) -> None:
-    """Never shut a connection to ``port`` down, at either end; only one such port at a time. The
-    next round's store may be connected to while a group is formed, and is then among what was
-    opened meanwhile.
+    """Never shut down a connection to ``port``, at either end. There is one such port at a time.
+
+    A process may connect to the store of the next round while it forms a group; the connection is
+    then among those that were opened during that time.
     """
-    global _spared
-    _spared = port
+    global _spared_port
+    _spared_port = port
 
 
-def shut_down(fd: int, identity: str, ours: bool, ports: set[int]) -> None:
-    """Shut a TCP connection down, if ``fd`` still is the one it was and is ``ours`` or
-    came in on one of our ``ports``. One to the store of the newest round never is.
+def shut_down(fd: int, identity: str, outgoing: bool, ports: set[int]) -> None:
+    """Shut down a TCP connection if it is ``outgoing`` or came in on one of ``ports``. A connection
+    to the store of the newest round is left alone.
+
+    Args:
+        fd: file descriptor of the connection.
+        identity: identity that :func:`open_sockets` returned. If ``fd`` has another by now, nothing
+            is done.
+        outgoing: whether this process may have opened the connection.
+        ports: ports on which this process listens for the group.
     """
     try:
         with socket.socket(fileno=os.dup(fd)) as connection:
@@ -58,11 +68,12 @@ def shut_down(fd: int, identity: str, ours: bool, ports: set[int]) -> None:
                 return
             if connection.family not in (socket.AF_INET, socket.AF_INET6):
                 return
-            # Fails for a listening socket: gloo ends the process over one that is shut down.
-            peer, own = connection.getpeername()[1], connection.getsockname()[1]
-            if _spared in (peer, own):
+            # getpeername() fails for a listening socket, which must not be shut down: gloo would
+            # end the process.
+            peer_port, own_port = connection.getpeername()[1], connection.getsockname()[1]
+            if _spared_port in (peer_port, own_port):
                 return
-            if ours or own in ports:
+            if outgoing or own_port in ports:
                 connection.shutdown(socket.SHUT_RDWR)
     except OSError:
         pass

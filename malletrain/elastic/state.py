@@ -1,9 +1,9 @@
-"""The user's state as one list of tensors and one small skeleton, so that it can be sent, compared
-and put back.
+"""The state of a run as a list of tensors and a small skeleton, so that it can be sent, compared
+and restored.
 
 Decides what belongs to the state (every object with ``state_dict``, plain dicts, the random number
-generators, the counters of the run) and whether two processes have the same kind of model. It sends
-nothing (:mod:`malletrain.elastic.transfer`).
+generators, the counters of the run) and whether the models of two processes have the same tensors.
+Sends nothing (:mod:`malletrain.elastic.transfer`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,21 @@ from malletrain.training.snapshot_file import SnapshotError
 
 
 class StateError(RuntimeError):
-    """State that cannot be taken, sent or put back; the message says whose."""
+    """The state of an object cannot be read, sent or restored. The message names the object."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a tensor was in the skeleton."""
+    """The place of a tensor in the skeleton."""
 
     index: int
+    """Index of the tensor in the list."""
     shape: tuple[int, ...]
+    """Its shape."""
     dtype: torch.dtype
+    """Its dtype."""
     cuda: bool
+    """Whether it is on a GPU."""
 
 
 def _take_out(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -76,7 +80,7 @@ def _slots(value: Any) -> Iterator[Slot]:
 
 
 class Holder:
-    """The objects of one run. ``device``: where tensors of a peer's GPU go here."""
+    """The objects of one run. ``device``: device for tensors that a peer has on a GPU."""
 
     def __init__(self, objects: dict[str, Any], device: torch.device) -> None:
         for name, value in objects.items():
@@ -87,7 +91,7 @@ class Holder:
         self.rooms = Rooms(device)
 
     def modules(self) -> dict[str, torch.nn.Module]:
-        """The modules among the objects, without their wrappings."""
+        """Returns the modules among the objects, without their wrappers."""
         return {
             name: m
             for name, value in self.objects.items()
@@ -107,20 +111,20 @@ class Holder:
         return states
 
     def signature(self) -> str:
-        """The same for two processes whose models have the same tensors."""
-        described = [
+        """Returns a hash that is equal in two processes if their models have the same tensors."""
+        lines = [
             f"{name}.{key} {tuple(t.shape)} {t.dtype}"
             for name, module in self.modules().items()
             for key, t in module.state_dict().items()
             if isinstance(t, torch.Tensor)
         ]
-        described += [
+        lines += [
             f"{name}: {type(unwrapped(value)).__name__}" for name, value in self.objects.items()
         ]
-        return hashlib.sha256("\n".join(described).encode()).hexdigest()
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def pack(self, counters: dict[str, Any]) -> tuple[bytes, list[torch.Tensor]]:
-        """(skeleton, tensors); the tensors are the live ones, nothing is copied. Raises
+        """Returns (skeleton, tensors). The tensors are those of the objects, not copies. Raises
         StateError.
         """
         tensors: list[torch.Tensor] = []
@@ -138,31 +142,37 @@ class Holder:
         return pickle.dumps(skeleton), tensors
 
     def destinations(self, packed: bytes, in_place: bool = True) -> tuple[Any, list[torch.Tensor]]:
-        """(skeleton, tensors to receive into): ``in_place`` the modules' own where they fit, so
-        that a large model is never there twice.
+        """Returns (skeleton, tensors to receive into). With ``in_place`` these are the modules' own
+        tensors if they have the right shape and dtype, so that a large model is not in memory
+        twice.
         """
         skeleton = pickle.loads(packed)
         tensor_of_slot: dict[int, torch.Tensor] = {}
         for name, module in self.modules().items() if in_place else ():
-            own = module.state_dict()
-            theirs = skeleton["objects"].get(name, {})
-            for key, slot in theirs.items():
-                mine = own.get(key)
-                if isinstance(slot, Slot) and isinstance(mine, torch.Tensor) and _fits(mine, slot):
-                    tensor_of_slot[slot.index] = mine.detach()
+            local_state = module.state_dict()
+            slot_of_key = skeleton["objects"].get(name, {})
+            for key, slot in slot_of_key.items():
+                local = local_state.get(key)
+                if (
+                    isinstance(slot, Slot)
+                    and isinstance(local, torch.Tensor)
+                    and _fits(local, slot)
+                ):
+                    tensor_of_slot[slot.index] = local.detach()
         slots = sorted(_slots(skeleton), key=lambda slot: slot.index)
         return skeleton, [
-            tensor_of_slot[s.index] if s.index in tensor_of_slot else self._room(s) for s in slots
+            tensor_of_slot[s.index] if s.index in tensor_of_slot else self._allocate(s)
+            for s in slots
         ]
 
-    def _room(self, slot: Slot) -> torch.Tensor:
+    def _allocate(self, slot: Slot) -> torch.Tensor:
         if (ready := self.rooms.take(slot.shape, slot.dtype, slot.cuda)) is not None:
             return ready
         device = self.device if slot.cuda else torch.device("cpu")
         return torch.empty(slot.shape, dtype=slot.dtype, device=device)
 
     def put_back(self, skeleton: Any, tensors: list[torch.Tensor]) -> dict[str, Any]:
-        """Have the objects hold what was received; returns the counters. Raises StateError."""
+        """Load the received state into the objects. Returns the counters. Raises StateError."""
         for name, value in self.objects.items():
             if name not in skeleton["objects"]:
                 raise StateError(
@@ -185,8 +195,8 @@ class Holder:
         return counters
 
     def digest(self) -> str:
-        """A hash over every number of the state except the random generators: equal on ranks that
-        are in step.
+        """Returns a hash over the whole state except the random number generators. It is equal on
+        ranks with equal state.
         """
         sha = hashlib.sha256()
         tensors: list[torch.Tensor] = []
@@ -197,12 +207,12 @@ class Holder:
         return sha.hexdigest()
 
 
-def _fits(mine: torch.Tensor, slot: Slot) -> bool:
+def _fits(tensor: torch.Tensor, slot: Slot) -> bool:
     return (
-        tuple(mine.shape) == slot.shape
-        and mine.dtype == slot.dtype
-        and mine.is_cuda == slot.cuda
-        and mine.is_contiguous()
+        tuple(tensor.shape) == slot.shape
+        and tensor.dtype == slot.dtype
+        and tensor.is_cuda == slot.cuda
+        and tensor.is_contiguous()
     )
 
 

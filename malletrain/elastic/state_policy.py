@@ -1,6 +1,6 @@
-"""What a change of the group does with the state: one policy for a state that every rank holds as a
-whole, one for a state in shards. :mod:`malletrain.elastic.sharing` and
-:mod:`malletrain.elastic.sharded.sharing` carry them out.
+"""The policies for the state when the group changes: one for state that every rank has in full, one
+for sharded state. :mod:`malletrain.elastic.sharing` and :mod:`malletrain.elastic.sharded.sharing`
+carry them out.
 """
 
 from __future__ import annotations
@@ -21,57 +21,63 @@ from malletrain.elastic.training import Training
 
 
 class WholeState:
-    """Every rank holds the whole state."""
+    """The policy for state that every rank has in full."""
 
     sharded = False
-    """A group is needed for one process, too; leavers hand over; torch exchanges the gradients."""
+    """Whether the state is sharded. If so, a single process needs a group as well, leavers hand
+    over their shards, and torch exchanges the gradients.
+    """
 
     def __init__(self, training: Training) -> None:
         self._training = training
         self._on_cpu = training.device.type == "cpu"
         self.backend = abortable.BACKEND if self._on_cpu else PLAIN_BACKEND
-        """Of the groups. torch would have the first for all devices, instead of NCCL."""
+        """Backend of the groups. With GPUs it is the plain one, because torch would use the
+        abortable one for all devices, instead of NCCL.
+        """
 
     def rehearse(self) -> None:
-        """Do once, alone, what a change of the group needs, so that it is warm when the others wait
-        for it.
+        """Run the code of a change of the group once, without peers, so that it is warm when the
+        other ranks wait for it.
         """
         rehearse()
 
     @property
     def joins(self) -> bool:
-        """Whether this process is to :meth:`rehearse_at` the place that a round gives it."""
+        """Whether this process calls :meth:`rehearse_at` when it knows its rank."""
         return False
 
     def rehearse_at(self, place: Place) -> None:
-        """Do once, alone, what is looked up for this place."""
+        """Run once, without peers, the code whose results are cached per rank."""
 
     def holding(self) -> str | None:
-        """What this process tells the members of the next round, for :meth:`order`; None for
-        nothing.
+        """Returns a description of the state of this process for :meth:`order`, which the members
+        of the next round exchange; None if they exchange none.
         """
         return None
 
     def order(self, holdings: list[str]) -> list[int]:
-        """The rank of each member of the next round, by what they told."""
+        """Returns the rank of each member of the next round, given their :meth:`holding`."""
         return list(range(len(holdings)))
 
     def hand_over(self, group: Group, invited: Callable[[int], Invited]) -> bool:
-        """Called on all ranks of a group that is about to be left; False to stay.
+        """Move state from the leavers to the ranks that stay. Called on all ranks of a group before
+        they leave it. Returns False if the group is not to be left now.
 
         Args:
-            invited: what this process knows of the next round; waits for everyone to be there
-                where that is the generation it is called with.
+            group: the group that is about to be left.
+            invited: returns what this process knows of the next round. If that round has the
+                generation that it is called with, it waits until all members have checked in.
         """
         return True
 
     def share(self, group: Group) -> None:
-        """Have all ranks of a new group hold what they are to hold."""
+        """Give all ranks of a new group the state that they need."""
         sharing.share(self._training, group)
 
 
 class ShardedState(WholeState):
-    """Every rank holds its shards."""
+    """The policy for sharded state."""
 
     sharded = True
 
@@ -82,13 +88,13 @@ class ShardedState(WholeState):
     def rehearse(self) -> None:
         if self._on_cpu:
             rehearsal.rehearse(self._sharded, self.backend)
-        else:  # nobody has tried it
+        else:  # the sharded rehearsal is not tested on GPUs
             super().rehearse()
 
     @property
     def joins(self) -> bool:
         training = self._sharded
-        return self._on_cpu and not training.has_state and not training.in_nodes
+        return self._on_cpu and not training.has_state and not training.is_hsdp
 
     def rehearse_at(self, place: Place) -> None:
         rehearsal.rehearse_at(self._sharded, place)
@@ -98,11 +104,11 @@ class ShardedState(WholeState):
         return json.dumps(None if part is None else [part.part, part.parts, part.rows])
 
     def order(self, holdings: list[str]) -> list[int]:
-        parts = [json.loads(one) for one in holdings]
+        parts = [json.loads(text) for text in holdings]
         return best_order(
             [
-                None if one is None else StatePart(one[0], one[1], tuple((n, b) for n, b in one[2]))
-                for one in parts
+                None if p is None else StatePart(p[0], p[1], tuple((n, b) for n, b in p[2]))
+                for p in parts
             ]
         )
 
@@ -112,11 +118,11 @@ class ShardedState(WholeState):
     def share(self, group: Group) -> None:
         size = group.place.size
         in_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        shards.share_shards(self._sharded, group, in_node if self._sharded.in_nodes else size)
+        shards.share_shards(self._sharded, group, in_node if self._sharded.is_hsdp else size)
 
 
 def state_policy(training: Training) -> WholeState:
-    """The policy for the state of ``training``."""
+    """Returns the policy for the state of ``training``."""
     if isinstance(training, ShardedTraining):
         return ShardedState(training)
     return WholeState(training)

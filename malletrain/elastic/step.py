@@ -1,8 +1,8 @@
 """One training step: begun, counted or discarded.
 
-Decides which of the two: a step counts on a process once it went through, or once an optimizer has
-made the only update of such a step; whether it counts for all is settled when the group changes
-(:mod:`malletrain.elastic.sharing`).
+Decides whether a step counts on this process: it does once it ends without an error, or once the
+optimizer has made the only update that such a step makes. Whether it counts for all ranks is
+settled when the group changes (:mod:`malletrain.elastic.sharing`).
 """
 
 from __future__ import annotations
@@ -25,29 +25,34 @@ from malletrain.training import report
 
 
 class Steps:
-    """The steps of a run: the one under way, and what is asked of the next."""
+    """The steps of a run: the current one, and what all ranks are asked at the next."""
 
     def __init__(self, membership: GroupMembership) -> None:
         self.membership = membership
         self.training = membership.training
         self.now: Step | None = None
+        """The current step; None between steps."""
         self.attempts = 0
+        """Number of steps begun, including those that were discarded."""
         self.planned: list[tuple[int, int]] = []
-        """(samples of this process, of all) of each batch handed out and not trained on yet."""
+        """(samples of this process, samples of all ranks) of each batch that the loop has and has
+        not trained on yet.
+        """
         self.stop_requested = False
+        """This rank asks to end the loop."""
         self.stopping = False
         """All ranks have agreed to end the loop."""
         self.save_requested = False
-        """All ranks are to save, as soon as all are there."""
+        """This rank asks that all ranks save at the end of the next step."""
         self.exchanged = False
-        """Gradients of the step under way went through the group."""
+        """The group has exchanged gradients of the current step."""
         self.rate = rates.UNKNOWN
-        """Of the update under way or before it, in this group."""
-        self._sound = 0
-        """Exchanges that were over, and good, when the last update was made."""
+        """Learning rates of the current or last update in this group (:func:`rates.rate_of`)."""
+        self._sound_exchanges = 0
+        """Number of exchanges that were complete and successful at the last update."""
         self._changes = membership.changes
         self._save_at_close = False
-        """All ranks are to save when the epoch is over."""
+        """All ranks have agreed to save when the epoch is over."""
         if self.training.sampler is not None:
             self.training.sampler.on_epoch_closed(self._epoch_closed)
         self._optimizers = Optimizers(self.training)
@@ -56,14 +61,14 @@ class Steps:
             optimizer.register_step_post_hook(self._after_update)
 
     def note_exchange(self) -> None:
-        """Gradients are about to go through the group."""
+        """Record that the group is about to exchange gradients."""
         self.exchanged = True
         self.membership.group.exchanges += 1
         if self.now is not None and self.now.updates and torch.is_grad_enabled():
             self.training.another_update()
 
     def begin(self, step: Step) -> None:
-        """``step`` is under way; the others are asked what is asked once a step."""
+        """Begin ``step``, and start the collective in which ranks ask each other once per step."""
         membership = self.membership
         self.now, self.exchanged, membership.stepping = step, False, True
         self.attempts += 1
@@ -76,8 +81,12 @@ class Steps:
         )
 
     def all_call(self, *, save: bool = False, digest: bool = False) -> bool:
-        """Whether all ranks have come to this call, so that they can do together what it takes. A
-        joiner begins at the top of the script, where the others are not any more.
+        """Returns whether all ranks make this call now, so that they can save or hash together. A
+        joiner starts at the top of the script, which the other ranks have passed.
+
+        Args:
+            save: whether this call saves a snapshot.
+            digest: whether this call computes a digest.
         """
         membership = self.membership
         if self.now is not None or not membership.group.several:
@@ -92,8 +101,8 @@ class Steps:
             return False
 
     def step_done(self, save: bool) -> None:
-        """A step that counts is done: take the snapshots that are due, at the end of an epoch when
-        the code after its steps has run. ``save``: all ranks have agreed to.
+        """Take the snapshots that are due after a step that counts; at the end of an epoch, once
+        the code after its steps has run. ``save``: all ranks have agreed to save.
         """
         if self.training.between_epochs:
             self._save_at_close = save
@@ -138,20 +147,20 @@ class Steps:
         return (args[0],), {**kwargs, "closure": self._over_all_ranks(closure)}
 
     def _over_all_ranks(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """``closure`` with the loss of all ranks for its own. Optimizers decide by it what to do
-        next, and must decide the same everywhere.
+        """Returns a closure that returns the mean loss of all ranks. Optimizers choose their next
+        action by the loss, and must choose the same on all ranks.
         """
 
-        def evaluated() -> Any:
+        def closure_over_all_ranks() -> Any:
             self.exchanged = False
             loss = closure()
             self._check_gradients("optimizer.step(closure)")
             return loss if loss is None else self.membership.group.mean(loss)
 
-        return evaluated
+        return closure_over_all_ranks
 
     def _check_gradients(self, call: str) -> None:
-        """Raises ElasticError when they were not averaged over the ranks, and Interrupted when a
+        """Raises ElasticError if gradients were not averaged over the ranks, and Interrupted if a
         peer is lost.
         """
         assert self.now is not None
@@ -163,13 +172,13 @@ class Steps:
             )
         on_cuda = self.training.device.type == "cuda"
         unseen = on_cuda and self.membership.wrapped  # exchanges during a backward pass
-        if self.now.updates and group.exchanges == self._sound and not unseen:
-            # nothing was exchanged since the last update: of a step that has begun to change the
-            # model nothing is left out
+        if self.now.updates and group.exchanges == self._sound_exchanges and not unseen:
+            # Nothing was exchanged since the last update, so no exchange can have failed: a step
+            # that has begun to change the model makes all its updates.
             return
         if on_cuda and group.several:
-            # NCCL tells nothing of a loss before its kernels have ended: gradients must be known to
-            # be good before they are used.
+            # NCCL reports a loss only after its kernels have ended, and the optimizer must not use
+            # gradients of a failed exchange.
             torch.cuda.current_stream(self.training.device).synchronize()
         if group.broken:
             raise Interrupted("A peer is lost.")
@@ -177,41 +186,43 @@ class Steps:
 
     def _after_update(self, *_: Any) -> None:
         self.training.updates += 1
-        self._sound = self.membership.group.exchanges
+        self._sound_exchanges = self.membership.group.exchanges
         if self.now is not None:
             self.now.updates += 1
 
 
 class Step:
-    """One training step. The body runs from the first batch to ``optimizer.step()``; leaving it
-    makes the step count.
+    """One training step, a context manager. Its body goes from the first batch to
+    ``optimizer.step()``. When the body ends, the step counts.
 
-    ``aborted`` is true after a step that was discarded because a peer was lost; the loop goes on
-    and repeats it. The group changes between two steps, when the loop asks for the next one.
-    ``rank``, ``world_size`` and ``generation`` are those the step is done with.
+    ``aborted`` is true after a step that was discarded because a peer was lost; the loop continues
+    and repeats the step. The group changes between two steps, when the loop asks for the next one.
+    ``rank``, ``world_size`` and ``generation`` are those of the group of this step.
     """
 
     def __init__(self, steps: Steps, samples: int | None) -> None:
         self._steps = steps
         self._samples = samples
         self._micro: int | None = None
-        self._set_out()
+        self._read_group()
         self.aborted = False
         self.updates = 0
 
-    def _set_out(self) -> None:
+    def _read_group(self) -> None:
         place, planned = self._steps.membership.group.place, self._steps.planned
         self.rank, self.world_size, self.generation = place.rank, place.size, place.generation
         self.planned = planned
         self.samples = (
-            self._samples if self._samples is not None else sum(own for own, _ in planned)
+            self._samples
+            if self._samples is not None
+            else sum(own_samples for own_samples, _ in planned)
         )
-        self.global_samples = sum(whole for _, whole in planned) or self.samples * self.world_size
+        self.global_samples = (
+            sum(all_samples for _, all_samples in planned) or self.samples * self.world_size
+        )
 
     def micro(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The micro-batches of this step, one after the other; gradients are exchanged with the
-        last one only.
-        """
+        """Yields the micro-batches of this step. Gradients are exchanged only with the last one."""
         batches = list(batches)
         for self._micro, batch in enumerate(batches):
             with contextlib.ExitStack() as stack:
@@ -224,8 +235,10 @@ class Step:
         """See :attr:`malletrain.elastic.Run.loss_weight`."""
         if not self.planned:
             return 1.0
-        own = self.planned[self._micro or 0][0] if len(self.planned) > 1 else self.planned[0][0]
-        return own * self.world_size / self.global_samples
+        own_samples = (
+            self.planned[self._micro or 0][0] if len(self.planned) > 1 else self.planned[0][0]
+        )
+        return own_samples * self.world_size / self.global_samples
 
     def __enter__(self) -> Step:
         steps = self._steps
@@ -233,7 +246,7 @@ class Step:
             raise ElasticError("run.step() inside another step: a step is one update of the model.")
         membership = steps.membership
         membership.settle()
-        self._set_out()
+        self._read_group()
         steps.begin(self)
         return self
 

@@ -1,7 +1,8 @@
-"""What a script sets of a module and no state has: what is frozen, what is evaluated only.
+"""Settings of a module that no state dict has: which parameters are frozen, and which parts are in
+evaluation mode.
 
-Decides nothing; by names without wrappings, because ``parallelize`` may compile parts of a sharded
-model, or have their activations computed anew.
+Decides nothing. Names are those without wrappers, because ``parallelize`` may compile parts of a
+sharded model, or wrap them for activation checkpointing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from malletrain.training.objects import plain_name
 
 @dataclass(frozen=True)
 class Switches:
-    """Those of one module."""
+    """The settings of one module."""
 
     trained: dict[str, bool]
     """``requires_grad`` of each parameter."""
@@ -24,17 +25,17 @@ class Switches:
 
 
 def named_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The parameters by their names without wrappings."""
+    """Returns the parameters by their names without wrappers."""
     return {plain_name(name): parameter for name, parameter in module.named_parameters()}
 
 
 def named_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The same of the buffers."""
+    """Returns the buffers by their names without wrappers."""
     return {plain_name(name): buffer for name, buffer in module.named_buffers()}
 
 
 def switches_of(module: torch.nn.Module) -> Switches:
-    """Those of ``module``."""
+    """Returns the settings of ``module``."""
     return Switches(
         {name: parameter.requires_grad for name, parameter in named_parameters(module).items()},
         {plain_name(name): part.training for name, part in module.named_modules()},
@@ -42,7 +43,7 @@ def switches_of(module: torch.nn.Module) -> Switches:
 
 
 def set_switches(module: torch.nn.Module, switches: Switches) -> None:
-    """Have ``module`` have them."""
+    """Apply the settings to ``module``."""
     for name, parameter in named_parameters(module).items():
         parameter.requires_grad_(switches.trained.get(name, parameter.requires_grad))
     for name, part in module.named_modules():

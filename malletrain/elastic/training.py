@@ -1,8 +1,8 @@
-"""What this process holds of the training: the objects, how far they have come, and what it takes
-to discard a step.
+"""The training state of this process: the objects, the progress counters, and the copies with which
+a step can be discarded.
 
-Decides when a step counts and what a discarded one leaves behind. It knows no group and no peers;
-who has the state that counts is decided by :mod:`malletrain.elastic.sharing`.
+Decides what a step that counts changes, and what a discarded step leaves behind. It knows no group
+and no peers; :mod:`malletrain.elastic.sharing` decides which rank's state counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from malletrain.elastic.background import BackgroundSnapshot
 from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.group import Group
-from malletrain.elastic.rooms import described
+from malletrain.elastic.rooms import describe_tensors
 from malletrain.elastic.state import Holder
 from malletrain.elastic.undo import StateCopy, StepStart
 from malletrain.training import report
@@ -28,17 +28,20 @@ from malletrain.training.schedulers import Schedulers
 
 @dataclass(frozen=True, order=True)
 class Standing:
-    """How far a process is; the larger one is ahead. ``whole``: no step broke off between two of
-    its updates.
-    """
+    """The progress of a process. The larger of two is ahead."""
 
     has_state: bool
+    """The process has trained, or has received or loaded state."""
     updates: int
+    """Number of optimizer updates."""
     steps: int
+    """Number of steps that count."""
     whole: bool
+    """The last step was not interrupted between two of its updates."""
     epoch_closed: bool = field(default=True, compare=False)
-    """It is not in the code that follows the steps of an epoch. That code changes what each process
-    holds for itself, so that it makes nobody ahead; but a joiner is to get the state of after it.
+    """The process is not in the code that follows the steps of an epoch. That code changes state
+    that each process has for itself, so it puts no process ahead; but a joiner must get the state
+    from after it.
     """
 
 
@@ -46,7 +49,7 @@ class Training:
     """The objects of one run. Arguments: see :class:`malletrain.elastic.Run`."""
 
     undoes_parameters = True
-    """A step that changed parameters before it was given up can be undone."""
+    """Whether a step that changed parameters can be undone."""
 
     def __init__(
         self,
@@ -65,9 +68,10 @@ class Training:
         )
         self.several_updates = False
         """A step makes several updates, each from gradients of its own."""
-        self._went_through = False
-        """A step of this process did: how many updates one makes is known."""
-        self._before = StateCopy(self.state)
+        self._has_finished_step = False
+        """This process has finished a step, so that the number of updates per step is known."""
+        self._state_before = StateCopy(self.state)
+        """State before the current step, if a step makes several updates."""
         self._updates_before = 0
         samplers = [value for value in plain if isinstance(value, ElasticSampler)]
         if len(samplers) > 1:
@@ -78,16 +82,18 @@ class Training:
             )
         self.sampler = samplers[0] if samplers else None
         self.iterated_epoch = -1
-        """The last epoch that was iterated from its first sample on."""
+        """Number of the last epoch that was iterated from its first sample on."""
         self._schedulers = Schedulers("elastic.Run", objects, ElasticError)
         self.optimizers = [value for value in plain if isinstance(value, torch.optim.Optimizer)]
         self._scalers = [value for value in plain if hasattr(value, "_per_optimizer_states")]
         self.steps = self.samples = self.updates = 0
         self.catching_up = False
-        """An update is being made that others have made in the step before."""
+        """This process makes an update that other ranks made in the step before."""
         self.has_state = False
         self._torn = False
-        self._lost_share = 0
+        """The last step that counts ended with an error."""
+        self._discarded_samples = 0
+        """Samples of this process in the last step that was discarded."""
         self._counters: dict[str, Any] = {}
         self.snapshot: BackgroundSnapshot | None = None
         if snapshot is not None and snapshot is not False:
@@ -103,53 +109,60 @@ class Training:
         self.undo.restore(self._scalers)
 
     def begin_step(self) -> None:
-        """A step begins: keep what it takes to discard it."""
+        """Begin a step: record the state that is needed to discard it."""
         self.undo.keep()
         self._updates_before = self.updates
         if self.several_updates:
-            self._before.keep()
+            self._state_before.keep()
 
     def commit(self, share: int, whole: int, batches: int, torn: bool) -> None:
-        """A step counts. ``share``: samples of this process, ``whole``: of all; ``torn``: it ended
-        with an error all the same.
+        """Count a step.
+
+        Args:
+            share: samples of this process in the step.
+            whole: samples of all ranks.
+            batches: batches of this process.
+            torn: whether the step ended with an error.
         """
         self.steps += 1
         self.samples += whole
         self._torn = torn
-        self._went_through = self._went_through or not torn
+        self._has_finished_step = self._has_finished_step or not torn
         if self.sampler is not None and batches:
             self.sampler.advance(batches)
         if share:
             report.report(share)
 
     def before_update(self, group: Group) -> None:
-        """The gradients are good, and the optimizer is about to use them."""
+        """Hook that is called when the exchange of gradients has succeeded, before the optimizer
+        uses them.
+        """
 
     def before_closure(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer is about to make an update with a closure."""
+        """Record what is needed to undo an update with a closure, before it is made."""
         self.undo.before_closure(optimizer)
 
     def discard(self, share: int) -> bool:
-        """The step never was. Returns False when the state is not as it was before it: it was
-        changed and not copied.
+        """Undo the current step. Returns False if the state could not be restored, because it was
+        changed and not copied. ``share``: samples of this process in the step.
         """
-        self._lost_share = share
+        self._discarded_samples = share
         whole = self.undo.restore(self._scalers)
         if self.updates == self._updates_before:
             return whole
         self.updates = self._updates_before
-        return self._before.restore()
+        return self._state_before.restore()
 
     @property
     def one_update_is_all(self) -> bool:
-        """Whether a step that ends with an error after its first update has made all of them."""
+        """Whether a step that fails after its first update has made all its updates."""
         if not self.undoes_parameters:
             return True
-        return self._went_through and not self.several_updates
+        return self._has_finished_step and not self.several_updates
 
     def another_update(self) -> None:
-        """Gradients of another update of the step under way are about to go through the group: from
-        the next step on the state before it is copied.
+        """Note that the current step exchanges gradients for a second update. From the next step
+        on, the state is copied at the beginning of each step.
         """
         self.several_updates = True
 
@@ -157,10 +170,10 @@ class Training:
         """See :attr:`malletrain.elastic.Run.digest`."""
         return self.state.digest()
 
-    # --- beside those of peers ---
+    # --- exchange with peers ---
 
     def standing(self) -> Standing:
-        """How far this process is."""
+        """Returns the progress of this process."""
         return Standing(
             self.has_state, self.updates, self.steps, not self._torn, not self.between_epochs
         )
@@ -172,47 +185,54 @@ class Training:
 
     def pack(self) -> tuple[bytes, list[torch.Tensor]]:
         """See :meth:`Holder.pack`."""
-        return self.state.pack(self._counted())
+        return self.state.pack(self._counters_for_peers())
 
     def take_over(self, skeleton: Any, tensors: list[torch.Tensor], had: bool) -> None:
-        """Hold what a peer sent. ``had``: there was state here before."""
+        """Replace the state of this process by the one that a peer sent.
+
+        Args:
+            skeleton: skeleton of the received state (:meth:`Holder.pack`).
+            tensors: its tensors.
+            had: whether this process had state before.
+        """
         before = self.steps
-        self._count_from(self.state.put_back(skeleton, tensors))
-        if had and self.steps == before + 1 and self._lost_share:
-            report.report(
-                self._lost_share
-            )  # the step given up here counts after all: somebody had finished it
+        self._load_counters(self.state.put_back(skeleton, tensors))
+        if had and self.steps == before + 1 and self._discarded_samples:
+            # The step that was discarded here counts after all, because a peer had finished it.
+            report.report(self._discarded_samples)
 
     def for_joiners(self) -> str:
-        """What joiners need memory for (:mod:`malletrain.elastic.rooms`)."""
-        return described(self.optimizers) if self.has_state else "[]"
+        """Returns the tensors for which joiners need memory (:mod:`malletrain.elastic.rooms`)."""
+        return describe_tensors(self.optimizers) if self.has_state else "[]"
 
     def make_room(self, data: str) -> None:
-        """Have that memory ready, where there is no state yet."""
+        """Allocate memory for the state to come, if there is no state yet. ``data``: what a peer's
+        :meth:`for_joiners` returned.
+        """
         if not self.has_state:
             self.state.rooms.make(data)
 
     def settled(self) -> None:
-        """All peers hold the same by now."""
+        """Note that all peers now have the same state."""
         self.undo.forget_parameters()
-        self._before.forget()
+        self._state_before.forget()
         self.state.rooms.clear()
-        self.has_state, self._torn, self._lost_share = True, False, 0
+        self.has_state, self._torn, self._discarded_samples = True, False, 0
         if self.snapshot is not None:
             self.snapshot.round_entered()
 
-    def _counted(self) -> dict[str, int]:
-        """What goes along with the objects to a peer."""
+    def _counters_for_peers(self) -> dict[str, int]:
+        """Returns the counters that are sent to a peer with the objects."""
         return {
-            **self._counters_now(),
+            **self._progress_counters(),
             "between_epochs": int(self.between_epochs),
             "iterated_epoch": self.iterated_epoch,
         }
 
-    def _counters_now(self) -> dict[str, int]:
+    def _progress_counters(self) -> dict[str, int]:
         return {"steps": self.steps, "samples": self.samples, "updates": self.updates}
 
-    def _count_from(self, counters: dict[str, Any]) -> None:
+    def _load_counters(self, counters: dict[str, Any]) -> None:
         self.steps, self.samples, self.updates = (
             int(counters.get(name, 0)) for name in ("steps", "samples", "updates")
         )
@@ -223,17 +243,17 @@ class Training:
     # --- on disk ---
 
     def restore_snapshot(self) -> None:
-        """Go on from the newest snapshot, if there is one. Raises SnapshotError."""
+        """Continue from the newest snapshot, if there is one. Raises SnapshotError."""
         if self.snapshot is not None and self.snapshot.restore():
-            self._count_from(self._counters)
+            self._load_counters(self._counters)
 
     def snapshot_step(self) -> None:
-        """After a step, where the group stays: a snapshot, if one is due or asked for."""
+        """Take a snapshot after a step, if one is due or was requested."""
         if self.snapshot is not None:
-            self._counters.update(self._counters_now())
+            self._counters.update(self._progress_counters())
             self.snapshot.step()
 
     def save(self) -> bool:
         """Write the snapshot now. Returns whether this process wrote it."""
-        self._counters.update(self._counters_now())
+        self._counters.update(self._progress_counters())
         return self.snapshot is not None and self.snapshot.save()

@@ -1,10 +1,11 @@
-"""State from one rank to those that lack it, over the group itself: a chain in which every receiver
-passes on what it gets, piece by piece.
+"""Moves state from one rank to those that lack it, over the process group: in a chain in which
+every receiver forwards each piece that it gets.
 
-Decides the order and the size of the pieces, and how many are on the way at once: with one at a
-time each would wait for an answer of the peer's threads, which on a busy machine takes longer than
-the piece. A chain of n receivers moves the state in about the time of one copy, whatever n is;
-beyond the tensors themselves no memory is in use. Ranks that neither send nor receive take no part.
+Decides the order and the size of the pieces, and how many are in flight at once. With one at a time
+each piece would wait for a response of the peer's threads, which on a busy machine takes longer
+than sending the piece. A chain of n receivers moves the state in about the time of one copy, for
+every n. No memory is needed besides the tensors. Ranks that neither send nor receive do not take
+part.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import torch.distributed as dist
 from malletrain.elastic.group import Group
 
 PIECE_BYTES = 8 << 20
-ON_THE_WAY = 32
-"""Pieces that a rank is ready to receive, and those that it sends, at once."""
+MAX_PIECES_IN_FLIGHT = 32
+"""Maximum number of outstanding receives of a rank, and of outstanding sends."""
 
 
 def pieces(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The tensors as flat pieces of at most PIECE_BYTES, as views of them: writing to a piece
-    writes to its tensor.
+    """Yields the tensors as flat pieces of at most PIECE_BYTES. Pieces are views: writing to a
+    piece writes to its tensor.
     """
     for tensor in tensors:
         if tensor.numel():
@@ -33,11 +34,13 @@ def pieces(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def move(group: Group, chain: list[int], tensors: list[torch.Tensor]) -> None:
-    """Send ``tensors`` along ``chain`` (source first); in place on the receivers. Call on the ranks
-    of the chain only.
+    """Send ``tensors`` along ``chain``. Receivers get them in place. Call it on the ranks of the
+    chain only. Raises what collectives raise when a peer is lost.
 
-    All must pass tensors of the same shapes and types in the same order. Raises what the
-    collectives raise when a peer is lost.
+    Args:
+        group: the process group.
+        chain: ranks, the source first.
+        tensors: tensors with the same shapes and dtypes, in the same order, on all these ranks.
     """
     gpus = {tensor.device for tensor in tensors if tensor.is_cuda}
     passed = tensors
@@ -50,23 +53,29 @@ def move(group: Group, chain: list[int], tensors: list[torch.Tensor]) -> None:
 
     def pass_on() -> None:
         pass_along(group.place.rank, chain, passed)
-        # NCCL's copies are only queued by now, and the state counts once this returns.
+        # NCCL has only queued its copies so far, but the state must be complete on return.
         for gpu in gpus:
             torch.cuda.synchronize(gpu)
 
-    group.apart(pass_on)
+    group.call_abandonable(pass_on)
     for tensor, copy in zip(tensors, passed, strict=True):
         if tensor is not copy and group.place.rank != chain[0]:
             tensor.copy_(copy)
 
 
-def _done(work: dist.Work | None) -> None:
+def _wait(work: dist.Work | None) -> None:
     if work is not None:
         work.wait()
 
 
 def pass_along(rank: int, chain: list[int], tensors: list[torch.Tensor]) -> None:
-    """What :func:`move` does on ``rank``, in this thread."""
+    """Do the part of :func:`move` on ``rank``, in this thread.
+
+    Args:
+        rank: rank of this process.
+        chain: ranks, the source first.
+        tensors: tensors to send, or to receive in place.
+    """
     at = chain.index(rank)
     staged: list[tuple[torch.Tensor, torch.Tensor]] = []
     flat_tensors = []
@@ -77,38 +86,44 @@ def pass_along(rank: int, chain: list[int], tensors: list[torch.Tensor]) -> None
             copy = tensor.contiguous()
             staged.append((tensor, copy))
             flat_tensors.append(copy)
-    coming: deque[tuple[torch.Tensor, dist.Work | None]] = deque()
+    receiving: deque[tuple[torch.Tensor, dist.Work | None]] = deque()
     sending: deque[dist.Work | None] = deque()
 
     def pass_on(piece: torch.Tensor) -> None:
         if at + 1 < len(chain):
             sending.append(dist.isend(piece, chain[at + 1]))
-            if len(sending) > ON_THE_WAY:
-                _done(sending.popleft())
+            if len(sending) > MAX_PIECES_IN_FLIGHT:
+                _wait(sending.popleft())
 
-    def arrived() -> None:
-        piece, work = coming.popleft()
-        _done(work)
+    def receive_next() -> None:
+        piece, work = receiving.popleft()
+        _wait(work)
         pass_on(piece)
 
     for piece in pieces(flat_tensors):
         if at == 0:
             pass_on(piece)
             continue
-        coming.append((piece, dist.irecv(piece, chain[at - 1])))
-        if len(coming) > ON_THE_WAY:
-            arrived()
-    while coming:
-        arrived()
+        receiving.append((piece, dist.irecv(piece, chain[at - 1])))
+        if len(receiving) > MAX_PIECES_IN_FLIGHT:
+            receive_next()
+    while receiving:
+        receive_next()
     for work in sending:
-        _done(work)
+        _wait(work)
     for tensor, copy in staged:
         if at > 0:
             tensor.copy_(copy)
 
 
 def send_bytes(group: Group, chain: list[int], data: bytes) -> bytes:
-    """A short message along ``chain``; returns it on every rank of the chain."""
+    """Send a short message along ``chain``. Returns it on every rank of the chain.
+
+    Args:
+        group: the process group.
+        chain: ranks, the source first.
+        data: the message; ignored on receivers.
+    """
     size = torch.tensor([len(data)])
     move(group, chain, [size])
     source = chain[0] == group.place.rank

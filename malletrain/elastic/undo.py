@@ -1,12 +1,16 @@
-"""The beginning of the step under way, kept so that a step can be discarded: buffers, plain numbers
-of modules, plain dicts, random number generators and, where it is needed, parameters.
+"""A copy of the state at the beginning of the current step, so that the step can be discarded:
+buffers, plain numbers of modules, plain dicts, random number generators and, if needed, parameters.
 
-Decides when parameters are copied. Most scripts change them only in ``optimizer.step()``, which
-comes after the last collective of the gradients, and need no copy. Three kinds do: scripts that
-move the parameters between two passes of one step (SAM), from the second such step on; updates with
-a closure (LBFGS), which pass through the group while they change the model; and steps of several
-updates, each from gradients of its own (a GAN's two networks), from the second such step on: of
-those the whole state is copied (:class:`StateCopy`). Dicts are copied one level deep.
+Decides when parameters are copied. Most scripts change them only in ``optimizer.step()``, after the
+last collective of the gradients, and need no copy. Three kinds of scripts do:
+
+* Scripts that change the parameters between two passes of one step (SAM), from the second such step
+  on.
+* Updates with a closure (LBFGS), which exchange gradients while they change the model.
+* Steps of several updates, each from gradients of its own (the two networks of a GAN), from the
+  second such step on. For these the whole state is copied (:class:`StateCopy`).
+
+Dicts are copied one level deep.
 """
 
 from __future__ import annotations
@@ -24,15 +28,20 @@ from malletrain.elastic.state import Holder
 from malletrain.training.module_numbers import places
 from malletrain.training.torch_private import forget_unscaling, versions
 
-_LOOKED_AT = 8
-"""Parameters of which one element is compared: a change through ``parameter.data`` is not counted
-in their versions.
+_SAMPLED_PARAMETERS = 8
+"""Number of parameters of which one element is compared, because a change through
+``parameter.data`` does not increment the version of a parameter.
 """
 
 
 class StepStart:
-    """What a forward pass may change. :meth:`keep` costs some microseconds and a copy of the
-    buffers (running statistics), if any.
+    """The state that a forward pass may change, as it was at the beginning of a step. :meth:`keep`
+    costs a few microseconds, and a copy of the buffers (running statistics) if there are any.
+
+    Args:
+        modules: the modules of the run.
+        dicts: the plain dicts of the run.
+        parameters: whether to detect and undo changes of parameters.
     """
 
     def __init__(
@@ -43,58 +52,63 @@ class StepStart:
     ) -> None:
         self._modules = list(modules)
         self._dicts = list(dicts)
-        self._before: list[dict[str, Any]] = []
+        self._dicts_before: list[dict[str, Any]] = []
         self._buffers: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
         self._places: list[tuple[dict[str, Any], str]] | None = None
         self._numbers: list[Any] = []
         self._random: tuple[Any, ...] = ()
         self._watched = self._modules if parameters else []
-        """Modules whose parameters are looked after."""
+        """Modules whose parameters are checked for changes."""
         self._parameters: list[torch.Tensor] | None = None
         self._versions: list[int] = []
         self._elements: list[Any] = []
         self._moves_parameters = False
-        """The script changes them within a step, before the optimizer does."""
+        """The script changes parameters within a step, before the optimizer does."""
         self._values: list[torch.Tensor] | None = None
-        """Of the parameters at the beginning of this step."""
+        """Copies of the parameters at the beginning of this step; None if not copied."""
         self._optimizer: tuple[torch.optim.Optimizer, dict[str, Any]] | None = None
-        """One that makes an update with a closure, and its state before."""
+        """The optimizer that makes an update with a closure, and its state before the update."""
 
     def forget_parameters(self) -> None:
-        """The modules may have other parameters from now on."""
+        """Look the parameters up again at the next step, because the modules may have others."""
         self._parameters = self._values = self._optimizer = self._places = None
 
-    def _of_modules(self) -> list[torch.Tensor]:
+    def _watched_parameters(self) -> list[torch.Tensor]:
         if self._parameters is None:
             self._parameters = [p for module in self._watched for p in module.parameters()]
         return self._parameters
 
-    def _samples(self) -> list[Any]:
+    def _sampled_elements(self) -> list[Any]:
         return [
             p.detach()[tuple(size // 2 for size in p.shape)].item()
-            for p in self._of_modules()[:_LOOKED_AT]
-            if p.device.type == "cpu" and p.numel()  # a GPU would be waited for
+            for p in self._watched_parameters()[:_SAMPLED_PARAMETERS]
+            if p.device.type == "cpu" and p.numel()  # reading one on a GPU waits for the GPU
         ]
 
     @property
-    def _moved(self) -> bool:
-        return versions(self._of_modules()) != self._versions or self._samples() != self._elements
+    def _parameters_changed(self) -> bool:
+        return (
+            versions(self._watched_parameters()) != self._versions
+            or self._sampled_elements() != self._elements
+        )
 
     def before_update(self) -> None:
-        """The first update of the step is about to be made, without a closure."""
-        if not self._moves_parameters and self._moved:
+        """Note, before the first update of a step without a closure, whether the script has changed
+        parameters.
+        """
+        if not self._moves_parameters and self._parameters_changed:
             self._moves_parameters = True
 
     def before_closure(self, optimizer: torch.optim.Optimizer) -> None:
-        """``optimizer`` is about to make an update with a closure."""
+        """Copy parameters and optimizer state before an update with a closure."""
         if self._values is None:
-            self._values = [p.detach().clone() for p in self._of_modules()]
+            self._values = [p.detach().clone() for p in self._watched_parameters()]
         if self._optimizer is None:
             self._optimizer = optimizer, copy.deepcopy(optimizer.state_dict())
 
     def keep(self) -> None:
-        """A step begins here."""
+        """Record the state at the beginning of a step."""
         buffers = [b for module in self._modules for b in module.buffers()]
         if [id(b) for b in buffers] != [id(b) for b in self._buffers]:
             self._buffers = buffers
@@ -105,8 +119,8 @@ class StepStart:
         if self._places is None:
             self._places = [place for module in self._modules for place in places(module)]
         self._numbers = [attributes.get(name) for attributes, name in self._places]
-        parameters = self._of_modules()
-        self._versions, self._elements = versions(parameters), self._samples()
+        parameters = self._watched_parameters()
+        self._versions, self._elements = versions(parameters), self._sampled_elements()
         self._optimizer = None
         if not self._moves_parameters:
             self._values = None
@@ -115,7 +129,7 @@ class StepStart:
         else:
             for value, parameter in zip(self._values, parameters, strict=True):
                 value.copy_(parameter.detach())
-        self._before = [dict(one) for one in self._dicts]
+        self._dicts_before = [dict(values) for values in self._dicts]
         cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
         numpy = sys.modules.get("numpy")
         self._random = (
@@ -126,26 +140,26 @@ class StepStart:
         )
 
     def restore(self, grad_scalers: Iterable[Any]) -> bool:
-        """Go back to it; gradients are dropped. Returns False when parameters were changed and not
-        copied, so that they are not as they were.
+        """Restore the recorded state and drop gradients. Returns False if parameters were changed
+        and not copied, so that they could not be restored.
         """
-        whole = True
+        restored = True
         with torch.no_grad():
             for saved, buffer in zip(self._copies, self._buffers, strict=True):
                 buffer.copy_(saved)
             for (attributes, name), value in zip(self._places or (), self._numbers, strict=True):
                 attributes[name] = value
             if self._values is not None:
-                for value, parameter in zip(self._values, self._of_modules(), strict=True):
+                for value, parameter in zip(self._values, self._watched_parameters(), strict=True):
                     parameter.copy_(value)
-            elif self._moved:
-                self._moves_parameters, whole = True, False
+            elif self._parameters_changed:
+                self._moves_parameters, restored = True, False
         if self._optimizer is not None:
             optimizer, state = self._optimizer
             optimizer.load_state_dict(state)
-        for one, before in zip(self._dicts, self._before, strict=True):
-            one.clear()
-            one.update(before)
+        for values, before in zip(self._dicts, self._dicts_before, strict=True):
+            values.clear()
+            values.update(before)
         on_cpu, on_cuda, of_python, of_numpy = self._random
         torch.set_rng_state(on_cpu)
         if on_cuda is not None:
@@ -156,14 +170,14 @@ class StepStart:
         for module in self._modules:
             module.zero_grad(set_to_none=True)
         for scaler in grad_scalers:
-            # else the repeated unscale_() is refused as a second one
+            # otherwise the scaler rejects unscale_() of the repeated step as a second call
             forget_unscaling(scaler)
-        return whole
+        return restored
 
 
 class StateCopy:
-    """A copy of everything that a run was given, so that also a step of which some updates were
-    made can be discarded. It takes the memory of the state once more.
+    """A copy of all objects of a run, so that a step can be discarded after some of its updates.
+    The copy needs as much memory as the state itself.
     """
 
     def __init__(self, state: Holder) -> None:
@@ -172,7 +186,7 @@ class StateCopy:
         self._tensors: list[torch.Tensor] = []
 
     def keep(self) -> None:
-        """Copy the state as it is now. Raises StateError where some of it cannot be taken."""
+        """Copy the current state. Raises StateError if the state of an object cannot be read."""
         self._skeleton, tensors = self._state.pack({})
         if [(t.shape, t.dtype, t.device) for t in tensors] != [
             (t.shape, t.dtype, t.device) for t in self._tensors
@@ -183,13 +197,13 @@ class StateCopy:
             saved.copy_(tensor)
 
     def restore(self) -> bool:
-        """Put the copy back, once. Returns False when there is none."""
+        """Restore the copy, once. Returns False if there is none."""
         if not self._skeleton:
             return False
         self._state.put_back(pickle.loads(self._skeleton), self._tensors)
-        self.forget()  # optimizers hold the copied tensors themselves from now on
+        self.forget()  # the optimizers now use the copied tensors as their state
         return True
 
     def forget(self) -> None:
-        """There is no copy any more."""
+        """Drop the copy."""
         self._skeleton, self._tensors = b"", []

@@ -1,6 +1,6 @@
-"""What all ranks ask each other once a step, in one small collective.
+"""The requests that all ranks exchange once per step, in one small collective.
 
-Decides the words only. What follows from them is decided by :mod:`malletrain.elastic.step`.
+Defines the requests only. :mod:`malletrain.elastic.step` decides what follows from them.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 
 class StepWishes(NamedTuple):
-    """What one rank asks for, or at least one of all."""
+    """The requests of one rank, or those that at least one rank has made."""
 
     go: bool
-    """The step is the last of its group."""
+    """Make this step the last of its group."""
     stop: bool
-    """It is the last of the loop."""
+    """Make this step the last of the loop."""
     save: bool = False
-    """All ranks are to save together."""
+    """Save on all ranks together."""
     hash: bool = False
-    """All ranks are to compute the hash of their state together."""
+    """Compute the hash of the state on all ranks together."""
     step: bool = False
-    """It is asked within a step."""
+    """The rank is inside a step."""
     script: bool = False
-    """A collective of the script, outside of a step, is about to begin."""
+    """The rank is about to call a collective of the script, outside of a step."""

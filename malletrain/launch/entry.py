@@ -1,13 +1,15 @@
-"""The first program that a job's Python runs on a node, by its path: checks that the environment
-has what a launcher needs, reports in one sentence what it lacks, and becomes the launcher.
+"""The first program that a job's Python runs on a node, by its path. It checks that the environment
+has the packages that a launcher needs, reports in one sentence which are missing, and becomes the
+launcher.
 
     python entry.py restart|service|torchrun|warm DESCRIPTION LIBRARY --launch FILE
 
 LIBRARY is used in a container: the directory of the agent's own malletrain, which replaces that of
-the image. Beside it is the directory of the agent's compiled packages, named after its Python, for
-images without them. Elsewhere LIBRARY is empty and malletrain is the environment's own.
+the image. Next to it is the directory of the agent's compiled packages, named after the agent's
+Python version, for images without them. Outside of a container LIBRARY is empty, and malletrain is
+the environment's own.
 
-Any Python from 3.8 on must be able to read this file. Standard library only.
+Every Python from 3.8 on must be able to run this file. Standard library only.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
-UNFIT = 78  # as malletrain.protocol.failures, which may not be there
-LEAST = (3, 10)
+UNFIT = 78  # as in malletrain.protocol.failures, which the environment may lack
+MIN_PYTHON = (3, 10)
 KINDS = {
     "restart": "malletrain.launch.fork_server",
     "service": "malletrain.launch.service",
@@ -31,17 +33,22 @@ KINDS = {
 
 
 def library_name(version: Any) -> str:
-    """The directory of packages compiled for this version of Python."""
+    """Returns the name of the directory of packages compiled for a version of Python."""
     return f"lib-{version[0]}{version[1]}"
 
 
 def lacking(kind: str, where: str, library: str) -> str:
-    """What the environment lacks, as a sentence; empty when it has everything. ``where``: its
-    description, which begins the sentence.
+    """Returns a sentence about the packages that the environment lacks; empty if it has all.
+
+    Args:
+        kind: kind of launcher, a key of KINDS.
+        where: description of the environment, the subject of the sentence.
+        library: directory of the agent's malletrain in a container, else empty.
     """
     version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < LEAST:
-        return f"{where} has Python {version}; malletrain needs {LEAST[0]}.{LEAST[1]} or newer."
+    if sys.version_info < MIN_PYTHON:
+        oldest = f"{MIN_PYTHON[0]}.{MIN_PYTHON[1]}"
+        return f"{where} has Python {version}; malletrain needs {oldest} or newer."
     if find_spec("malletrain") is None:
         return (
             f"{where} has no malletrain; install it there: {sys.executable} -m pip install "
@@ -55,8 +62,8 @@ def lacking(kind: str, where: str, library: str) -> str:
             compiled = [name for name in compiled if find_spec(name) is None]
     if compiled:
         shown = " and ".join("pyzmq" if name == "zmq" else name for name in compiled)
-        borrow = f" (the agent's are for another Python than {version})" if library else ""
-        return f"{where} has no {shown}{borrow}; install it there: pip install msgspec pyzmq."
+        reason = f" (the agent's are for another Python than {version})" if library else ""
+        return f"{where} has no {shown}{reason}; install it there: pip install msgspec pyzmq."
     if kind != "service" and find_spec("torch") is None:
         return (
             f"{where} has no torch (Python {version}, {sys.executable}); install it there: pip "
@@ -66,38 +73,38 @@ def lacking(kind: str, where: str, library: str) -> str:
 
 
 def another_version() -> str:
-    """That the environment's malletrain is of another version than the agent's, to whose package
-    this file belongs, as a sentence; empty when they are one.
+    """Returns a sentence if the version of the environment's malletrain differs from that of the
+    agent, to whose package this file belongs; empty if they are equal.
     """
     module = find_spec("malletrain")
-    theirs = _version(os.path.dirname(module.origin)) if module and module.origin else ""
-    own = _version(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    if theirs == own:
+    installed = _version(os.path.dirname(module.origin)) if module and module.origin else ""
+    agents = _version(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if installed == agents:
         return ""
     return (
-        f"this environment has malletrain {theirs}, the agent {own}; where they do not understand "
-        f"each other, install the same: pip install malletrain=={own}"
+        f"this environment has malletrain {installed}, the agent {agents}; if the job fails to "
+        f"start, install the same version: pip install malletrain=={agents}"
     )
 
 
 def _version(package: str) -> str:
     with open(os.path.join(package, "__init__.py"), encoding="utf-8") as file:
         match = re.search(r'^__version__ = "([^"]*)"', file.read(), re.MULTILINE)
-    return match[1] if match else "of no version"
+    return match[1] if match else "of unknown version"
 
 
 def _add(directory: str, last: bool = False) -> None:
-    """Let this process and those that it starts import from ``directory``."""
+    """Add ``directory`` to the import path of this process and of the processes that it starts."""
     sys.path[len(sys.path) if last else 0 : 0] = [directory]
     parts = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     os.environ["PYTHONPATH"] = os.pathsep.join([*parts, directory] if last else [directory, *parts])
 
 
 def main(argv: list[str]) -> int:
-    """See the module's text."""
+    """Run the program; see the module's docstring."""
     kind, where, library, rest = argv[0], argv[1], argv[2], argv[3:]
-    # Not the folder of this file, nor the job's own: what is named there like a module of ours or
-    # of torch's must not take its place.
+    # Remove the directory of this file and the job's working directory: a file there must not
+    # shadow a module of malletrain or torch that has the same name.
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [p for p in sys.path if p and os.path.abspath(p) != here]
     if library:
@@ -109,7 +116,7 @@ def main(argv: list[str]) -> int:
     if note:
         print(f"malletrain launcher: {note}.", file=sys.stderr, flush=True)
     sys.argv = [sys.argv[0], *rest]
-    # What is imported stays: looking for garbage in between is a sixth of the time.
+    # Imported objects stay, and garbage collection in between would take a sixth of the time.
     gc.disable()
     try:
         module = importlib.import_module(KINDS[kind])
@@ -121,8 +128,8 @@ def main(argv: list[str]) -> int:
     finally:
         gc.enable()
     if library:
-        # The runtime stands between this process and the supervisor, and a container's user
-        # namespace has taken back what the supervisor had set.
+        # The container runtime is between this process and the supervisor, and the user namespace
+        # of the container has reset the setting that the supervisor made.
         from malletrain.launch.supervisor import die_with_parent
 
         die_with_parent(os.getppid())

@@ -13,33 +13,33 @@ from malletrain.protocol.messages import Round
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 UNKNOWN = "/"
-"""Names no interface: nobody knows which it is, and gloo and NCCL find one themselves."""
+"""Interface of a network that is not known. gloo and NCCL then choose one themselves."""
 
 
-def says_itself(environment: Mapping[str, str]) -> bool:
-    """Whether a job's own environment names its network."""
+def sets_network(environment: Mapping[str, str]) -> bool:
+    """Returns whether a job's own environment selects its network."""
     return GLOO in environment or NCCL in environment
 
 
-def for_gloo(interface: str) -> dict[str, str]:
-    """The network of a job where nobody chose one: gloo's own guess is what the node's name means
-    there, which may be its loopback; NCCL's is good.
+def gloo_variables(interface: str) -> dict[str, str]:
+    """Returns the variables of a job for which no network was chosen. Only gloo needs one: it
+    resolves the node's name, which may give the loopback. NCCL's own choice is good.
     """
     return {GLOO: interface} if interface else {}
 
 
-def for_all(interface: str) -> dict[str, str]:
-    """The network that was chosen; empty: none was, and what was said before holds. A variable
-    without a value is to be removed.
+def network_variables(interface: str) -> dict[str, str]:
+    """Returns the variables of the network that was chosen. A variable with an empty value must be
+    removed. If ``interface`` is empty, no network was chosen, and earlier variables stay.
     """
     if interface == UNKNOWN:
         return {GLOO: "", NCCL: ""}
     return {GLOO: interface, NCCL: f"={interface}"} if interface else {}
 
 
-def put(environment: MutableMapping[str, str], interface: str) -> None:
-    """Have who is started with ``environment`` go by ``interface``."""
-    for name, value in for_all(interface).items():
+def set_network(environment: MutableMapping[str, str], interface: str) -> None:
+    """Change ``environment`` so that processes started with it use ``interface``."""
+    for name, value in network_variables(interface).items():
         if value:
             environment[name] = value
         else:
@@ -47,10 +47,14 @@ def put(environment: MutableMapping[str, str], interface: str) -> None:
 
 
 def round_for_launcher(message: Round, own: Mapping[str, str]) -> Round:
-    """A round as the launcher is told of it: a network that the job's own environment names stays
-    its network, and one that an earlier round named does not.
+    """Returns the round that is sent to the launcher. A network that the job's own environment
+    selects is kept; one that an earlier round selected is not.
+
+    Args:
+        message: the round from the daemon.
+        own: the job's own environment.
     """
-    if says_itself(own):
+    if sets_network(own):
         return replace(message, interface="")
     if message.address and not message.interface:
         return replace(message, interface=UNKNOWN)

@@ -1,13 +1,13 @@
-"""Stands in the launcher's process tree for a worker that is a fork of the fork server. Run by its
-path, standard library only:
+"""Represents, in the launcher's process tree, a worker that is a fork of the fork server. Run by
+its path, standard library only:
 
     python -I -S fork_client.py --parent PID --fork-server SOCKET --chdir DIR --per-rank-log DIR --
     PYTHON -u script.py SCRIPT [ARGS]...
 
 Requests the worker from the fork server, stops it by SIGTERM on SIGINT, and ends with its exit code
 or signal. It ignores SIGTERM, because scancel sends that to every process of a lease. If the fork
-client is killed, the fork server kills the worker. If no fork server answers, the process becomes
-PYTHON itself. ``-m MODULE`` may stand for SCRIPT.
+client is killed, the fork server kills the worker. If no fork server responds, the process becomes
+PYTHON itself. ``-m MODULE`` can replace SCRIPT.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ sys.path.append(os.path.dirname(os.path.abspath(__file__)))
 import supervisor  # type: ignore[import-not-found]
 from supervisor import env, rank_log_name
 
-SCRIPT_AT = 3
-"""Where in the command the script is, or ``-m``."""
-LOOK_S = 0.005
-"""Seconds between two looks at whether the worker has taken a SIGTERM."""
+SCRIPT_INDEX = 3
+"""Index in the command of the script, or of ``-m``."""
+POLL_S = 0.005
+"""Interval in which it is checked whether the worker has handled a SIGTERM, seconds."""
 
 
 def _stop(worker: int) -> bool:
-    """SIGTERM. Whether it has to be looked what becomes of it."""
+    """Send SIGTERM to the worker. Returns whether the worker existed."""
     try:
         os.kill(worker, signal.SIGTERM)
     except OSError:
@@ -38,12 +38,13 @@ def _stop(worker: int) -> bool:
     return True
 
 
-def _still_waits(worker: int) -> bool:
-    """Whether the worker has yet to take its SIGTERM: all its threads may wait for a disk or a
-    driver. Sends another one where the first was let pass (malletrain.training.steadfast).
+def _is_sigterm_pending(worker: int) -> bool:
+    """Returns whether the SIGTERM is still pending; all threads of the worker may wait for a disk
+    or a driver. If the worker has ignored the first SIGTERM (malletrain.training.steadfast), sends
+    another one.
     """
     try:
-        pending, caught = _masks(worker)
+        pending, caught = _sigterm_state(worker)
         if not pending and not caught:
             os.kill(worker, signal.SIGTERM)
     except OSError:
@@ -51,9 +52,9 @@ def _still_waits(worker: int) -> bool:
     return pending
 
 
-def _masks(pid: int) -> tuple[bool, bool]:
-    """Whether a SIGTERM waits for a process, and whether it has a handler (proc_pid_status(5)).
-    Raises OSError when it is gone.
+def _sigterm_state(pid: int) -> tuple[bool, bool]:
+    """Returns whether a SIGTERM is pending for a process, and whether the process has a handler for
+    it (proc_pid_status(5)). Raises OSError if the process has ended.
     """
     with open(f"/proc/{pid}/status") as file:
         fields = dict(line.split(":", 1) for line in file if line.startswith(("S", "T")))
@@ -62,7 +63,7 @@ def _masks(pid: int) -> tuple[bool, bool]:
     return bool(waits & bit), bool(int(fields["SigCgt"], 16) & bit)
 
 
-def _ask(path: str, request: dict[str, object], output: int) -> socket.socket | None:
+def _request_worker(path: str, request: dict[str, object], output: int) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
         connection.connect(path)
@@ -74,7 +75,7 @@ def _ask(path: str, request: dict[str, object], output: int) -> socket.socket | 
 
 
 def main(argv: list[str]) -> int:
-    """See the module's text."""
+    """Run the program; see the module's docstring."""
     cut = argv.index("--")
     options, command = dict(zip(argv[:cut:2], argv[1:cut:2], strict=True)), argv[cut + 1 :]
     supervisor.die_with_parent(int(options["--parent"]))
@@ -88,11 +89,11 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     request: dict[str, object] = {
-        "argv": command[SCRIPT_AT:],
+        "argv": command[SCRIPT_INDEX:],
         "env": dict(os.environ),
         "cwd": options["--chdir"],
     }
-    connection = _ask(options["--fork-server"], request, output)
+    connection = _request_worker(options["--fork-server"], request, output)
     if connection is None:
         os.chdir(options["--chdir"])
         os.dup2(output, 1)
@@ -105,15 +106,16 @@ def main(argv: list[str]) -> int:
 
 
 def _serve(connection: socket.socket, woken: socket.socket) -> int:
-    """Until the worker has ended; returns its exit code. SIGINT shows at ``woken``."""
+    """Wait for the worker. Returns its exit code. ``woken`` becomes readable on SIGINT."""
     worker = 0
-    stop_requested = looking = False
+    stop_requested = sigterm_pending = False
     while True:
-        ready = select.select([connection, woken], [], [], LOOK_S if looking else None)[0]
+        timeout_s = POLL_S if sigterm_pending else None
+        ready = select.select([connection, woken], [], [], timeout_s)[0]
         if connection in ready:
             packet = connection.recv(4096)
             if not packet:
-                return 1  # the fork server is gone, and the worker with it
+                return 1  # the fork server has ended, and the worker with it
             message = json.loads(packet)
             if "exit" in message:
                 return _end_as(message["exit"])
@@ -121,17 +123,15 @@ def _serve(connection: socket.socket, woken: socket.socket) -> int:
         if woken in ready:
             stop_requested = bool(woken.recv(4096))
         if stop_requested and worker:
-            stop_requested, looking = False, _stop(worker)
-        elif looking:
-            looking = _still_waits(worker)
+            stop_requested, sigterm_pending = False, _stop(worker)
+        elif sigterm_pending:
+            sigterm_pending = _is_sigterm_pending(worker)
 
 
 def _end_as(code: int) -> int:
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code not in (
-            signal.SIGKILL,
-            signal.SIGSTOP,
-        ) else None
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code
 

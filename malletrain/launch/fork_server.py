@@ -2,11 +2,12 @@
 are forked.
 
 Importing torch takes seconds at every start of every worker in every round. The fork server imports
-it once; a worker is then a fork of it, milliseconds old, with its own environment, directory and
-output, and runs the script as ``python script`` would (:mod:`malletrain.launch.script`). The fork
-server stays single-threaded and runs nothing itself, so forking is safe; importing torch does not
-initialise CUDA. It imports what every training script needs. ``MALLETRAIN_PRELOAD=module,module``
-in a job's environment adds modules; ``MALLETRAIN_PRELOAD=0`` starts every worker afresh.
+it once. A worker is then a fork of it, which takes milliseconds. It has its own environment,
+directory and output, and runs the script as ``python script`` would
+(:mod:`malletrain.launch.script`). The fork server stays single-threaded and runs nothing itself, so
+forking is safe; importing torch does not initialise CUDA. It imports the modules that every
+training script needs. ``MALLETRAIN_PRELOAD=module,module`` in a job's environment adds modules;
+``MALLETRAIN_PRELOAD=0`` starts every worker as a new Python.
 
     agent → supervisor → fork server ─┬ launcher (requests workers through clients on a Unix socket)
                                       └ workers
@@ -39,18 +40,23 @@ from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
 
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
-"""Constructing any optimizer imports torch._dynamo."""
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT)
-"""Signals that are meant for the launcher when the fork server gets them."""
+"""Modules that are imported in advance. (Constructing any optimizer imports torch._dynamo.)"""
+_FORWARDED = (signal.SIGTERM, signal.SIGINT)
+"""Signals that the fork server forwards to the launcher."""
 _CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""Signals that a process gets by its own doing."""
+"""Signals by which a process crashes."""
 
 
 @dataclass
 class _Worker:
+    """A worker that runs."""
+
     pid: int
+    """Its process id."""
     connection: socket.socket
+    """Connection to its fork client."""
     mark: _EndMark
+    """Exit code of its script, once that has ended."""
 
 
 class ForkServer:
@@ -64,13 +70,15 @@ class ForkServer:
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._woken)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in _PASSED_ON:
+        for number in _FORWARDED:
             signal.signal(number, self._stop)
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
 
     def serve(self) -> int:
-        """Until the launcher has ended; returns its exit code (128 + signal when it was killed)."""
+        """Serve requests until the launcher has ended. Returns its exit code (128 + signal if it
+        was killed).
+        """
         while True:
             code = self._reap()
             if code is not None:
@@ -82,15 +90,19 @@ class ForkServer:
                 elif key.fileobj == self._wake:
                     drain(self._wake)
                 else:
-                    self._heard(key.fileobj)  # type: ignore[arg-type]
+                    self._read_connection(key.fileobj)  # type: ignore[arg-type]
 
     def _stop(self, number: int, _: object) -> None:
-        """The launcher ends in order. SIGTERM means nothing to it: a scancel sends that to all."""
+        """Make the launcher stop its workers and end, by SIGINT. It ignores SIGTERM, because
+        scancel sends that to every process.
+        """
         if is_meant(os.getppid()):
             _signal(self._launcher, signal.SIGINT)
 
-    def _heard(self, connection: socket.socket) -> None:
-        """A request on a new connection; on that of a worker, the end of its fork client."""
+    def _read_connection(self, connection: socket.socket) -> None:
+        """Read a connection: a new one has a request, and that of a worker the end of its fork
+        client.
+        """
         worker = next((w for w in self._workers.values() if w.connection is connection), None)
         try:
             data, fds, _, _ = socket.recv_fds(connection, 1 << 20, 1)
@@ -109,14 +121,14 @@ class ForkServer:
 
     def _fork(self, request: dict[str, Any], output: int, connection: socket.socket) -> _Worker:
         server = os.getpid()
-        # A signal for the worker must wait until the worker is itself: the fork server's handlers
-        # would pass it on to the launcher.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+        # A signal for the worker must wait until the worker has its own handlers: those of the fork
+        # server would forward it to the launcher.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
         mark = _EndMark()
         pid = os.fork()
         if pid:
             reached(FaultPoint.JOB_SERVER_FORKED)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
             return _Worker(pid, connection, mark)
         code = 1
         try:
@@ -124,9 +136,9 @@ class ForkServer:
             for number in (signal.SIGCHLD, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
             die_with_parent(server)
-            _dress(request, output)
+            _set_up_worker(request, output)
             self._selector.close()
             self._listener.close()
             for worker in self._workers.values():
@@ -138,7 +150,9 @@ class ForkServer:
             script.leave(code, mark.set)
 
     def _reap(self) -> int | None:
-        """Tell fork clients how their workers ended; the launcher's exit code once it has ended."""
+        """Send the exit codes of ended workers to their fork clients. Returns the launcher's exit
+        code; None while it runs.
+        """
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -162,7 +176,7 @@ def _send(connection: socket.socket, message: dict[str, int]) -> None:
     try:
         connection.send(json.dumps(message).encode())
     except OSError:
-        pass  # the fork client is gone; its end is noticed on the connection
+        pass  # the fork client has ended, which is noticed on the connection
 
 
 def _signal(pid: int, number: int) -> None:
@@ -173,7 +187,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def drain(fd: int) -> None:
-    """Read what wakes were written to ``fd``."""
+    """Read all wake-up bytes from ``fd``."""
     try:
         while os.read(fd, 4096):
             pass
@@ -181,8 +195,8 @@ def drain(fd: int) -> None:
         pass
 
 
-def _dress(request: dict[str, Any], output: int) -> None:
-    """Give this fork the environment, directory, output and name of the worker it is to be."""
+def _set_up_worker(request: dict[str, Any], output: int) -> None:
+    """Give this fork the environment, directory, output and name of its worker."""
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ.clear()
@@ -192,39 +206,38 @@ def _dress(request: dict[str, Any], output: int) -> None:
 
 
 def _run_script(argv: Sequence[str]) -> int:
-    """Run ``argv`` (see :func:`malletrain.launch.script.run`) as in a process of its own; returns
-    its exit code.
+    """Run ``argv`` (see :func:`malletrain.launch.script.run`) as in a new process. Returns its exit
+    code.
     """
-    # The training-side library reads its environment when it is imported, and this fork has another
-    # one than the fork server.
+    # The training-side library reads its environment when it is imported, and the environment of
+    # this fork differs from that of the fork server.
     for name in [
         name for name in sys.modules if name == "malletrain" or name.startswith("malletrain.")
     ]:
         del sys.modules[name]
     if "numpy" in sys.modules:
-        sys.modules[
-            "numpy"
-        ].random.seed()  # every fork would draw the same numbers; ``random`` sees to it by itself
+        # Otherwise all forks would draw the same numbers. The module random reseeds itself.
+        sys.modules["numpy"].random.seed()
     return script.run(argv)
 
 
 class _EndMark:
-    """Says to the fork server that a worker's script is over, in memory that both see."""
+    """Records the end of a worker's script, in memory that the worker and the fork server share."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 2)
 
     def set(self, code: int) -> None:
-        """The script has ended with ``code``, and its threads with it."""
+        """Record that the script and its threads have ended with ``code``."""
         self._memory[:] = bytes((1, code & 0xFF))
 
     def code(self, status: int) -> int:
-        """The exit code of a worker that has ended with ``status`` (negative: a signal): its
-        script's own, where a crash came after the end of the script.
+        """Returns the exit code of a worker that has ended with ``status`` (negative: a signal). If
+        it crashed after the end of its script, that is the code of the script.
         """
-        over, code = self._memory[0], self._memory[1]
+        ended, code = self._memory[0], self._memory[1]
         self._memory.close()
-        if not over or -status not in _CRASHES:
+        if not ended or -status not in _CRASHES:
             return status
         print(
             f"malletrain fork server: a worker was killed by signal {-status} after its script had "
@@ -235,8 +248,9 @@ class _EndMark:
 
 
 def preload() -> None:
-    """Import what workers need, and have no collection of garbage walk through it: not meanwhile,
-    which would be a sixth of the time, and not later, which would copy its pages in every fork.
+    """Import the modules that workers need, and exclude them from garbage collection. A collection
+    during the imports would take a sixth of the time, and a later one would copy the memory pages
+    in every fork.
     """
     gc.disable()
     try:
@@ -250,8 +264,8 @@ def preload() -> None:
 
 
 def _preload_more(names: str) -> None:
-    """Import what the job asks for. A module that cannot be imported is told and left to the
-    script, which will say more.
+    """Import the modules that the job asks for. If one cannot be imported, this is reported, and
+    the script's own import shows the error in full.
     """
     for name in filter(None, (part.strip() for part in names.split(","))):
         try:
@@ -270,24 +284,22 @@ def main() -> int:
 
     if os.environ.get(env.PRELOAD) == "0":
         return restart.main()
-    server, path = (
-        os.getpid(),
-        f"{os.path.dirname(os.environ[env.AGENT].removeprefix('ipc://'))}/t{os.getpid()}",
-    )
-    # A path in the agent's private directory: nobody else may have code run here. Packets, so that
-    # a request comes whole.
+    server = os.getpid()
+    # A path in the agent's private directory, so that no other user can run code here.
+    path = f"{os.path.dirname(os.environ[env.AGENT].removeprefix('ipc://'))}/t{server}"
+    # SOCK_SEQPACKET, so that a request arrives as a whole.
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     listener.bind(path)
     listener.listen(64)
-    # Before the launcher says that this node is ready: until then the others train on and lose
-    # nothing by the imports here.
+    # Import before the launcher reports that this node is ready: until then the other nodes train,
+    # and the imports here cost them nothing.
     preload()
     pid = os.fork()
     if pid == 0:
         listener.close()
         die_with_parent(server)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # see ForkServer._stop
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, whatever it waits for
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # end at once, even within a system call
         os.environ[env.FORK_SERVER] = path
         os._exit(restart.main())
     return ForkServer(listener, pid).serve()

@@ -1,7 +1,7 @@
-"""The launcher's end of the socket to the processes that it started: JSON objects, one a line.
+"""The launcher's end of the socket to the processes that it started: JSON objects, one per line.
 
-Never blocks and accepts any input: an invalid line is reported and dropped, and a process that
-sends a line without end or reads nothing is disconnected. The launcher decides what a line means.
+Never blocks, and accepts any input: an invalid line is reported and dropped, and a process that
+sends an endless line or reads nothing is disconnected. The launcher decides what a line means.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ import msgspec
 
 from malletrain.protocol.bounds import MOST_WORTHS, Amount, Count
 
-MOST_BYTES = 1 << 20
-"""Bytes of one line that is not finished, and of what a process has not taken yet."""
-MOST_CONNECTIONS = 256
+MAX_BUFFERED_BYTES = 1 << 20
+"""Maximum size of an incomplete line, and of the output that a process has not read yet, bytes."""
+MAX_CONNECTIONS = 256
 _READ_BYTES = 65536
-_READS_A_TURN = 16
+_READS_PER_TURN = 16
 
 
 class ProcessLine(msgspec.Struct, frozen=True):
-    """One line from a process; other fields than these are passed over."""
+    """One line from a process. Other fields are ignored."""
 
     say: str
-    """``hello``, ``ready``, ``running``, ``lost``, ``heard`` (live mode); ``join``, ``drained``,
-    ``worth`` (a service).
+    """Kind of line: ``hello``, ``ready``, ``running``, ``lost``, ``heard`` (live mode); ``join``,
+    ``drained``, ``worth`` (a service).
     """
     local_rank: int = -1
-    """With ``hello``: which of the node's workers this is."""
+    """With ``hello``: local rank of the worker."""
     generation: int = 0
-    """The round that it speaks of."""
+    """Number of the round that the line is about."""
     address: str = ""
-    """With ``join``: where the process can be reached."""
+    """With ``join``: address at which the process can be reached."""
     nodes: Annotated[dict[Count, Amount], msgspec.Meta(max_length=MOST_WORTHS)] = {}
-    """With ``worth``: what so many nodes are worth, samples/s."""
+    """With ``worth``: value of each number of nodes, samples/s."""
 
 
 class LineConnection:
-    """One process that has called."""
+    """The connection of one process."""
 
     def __init__(self, own: socket.socket) -> None:
         self._socket = own
@@ -49,33 +49,33 @@ class LineConnection:
         self._unread = b""
         self._unsent = b""
         self.open = True
-        """False once either end has hung up."""
+        """Whether neither end has closed the connection."""
 
     def fileno(self) -> int:
-        """The descriptor to wait on."""
+        """Returns the file descriptor to wait on."""
         return self._socket.fileno()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Queue ``message``; a process that is gone is noticed elsewhere."""
+        """Queue ``message``. The end of a process is noticed elsewhere."""
         self._unsent += json.dumps(message).encode() + b"\n"
         self.flush()
 
     def flush(self) -> None:
-        """Send what the process takes now."""
+        """Send as much of the queue as possible without blocking."""
         try:
             while self._unsent and self.open:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
         except BlockingIOError:
-            if len(self._unsent) > MOST_BYTES:
-                _tell("hung up on a process that does not take the news")
+            if len(self._unsent) > MAX_BUFFERED_BYTES:
+                _tell("closed the connection of a process that does not read its messages")
                 self.open = False
         except OSError:
             self.open = False
 
     def receive(self) -> list[ProcessLine]:
-        """What was said since the last time, as much of it as one turn allows."""
-        heard: list[ProcessLine] = []
-        for _ in range(_READS_A_TURN):
+        """Returns the lines received since the last call, up to a maximum per turn."""
+        received: list[ProcessLine] = []
+        for _ in range(_READS_PER_TURN):
             try:
                 data = self._socket.recv(_READ_BYTES)
             except BlockingIOError:
@@ -86,31 +86,34 @@ class LineConnection:
                 self.open = False
                 break
             *lines, self._unread = (self._unread + data).split(b"\n")
-            heard += [message for line in lines if (message := _understood(line)) is not None]
-            if len(self._unread) > MOST_BYTES:
-                _tell(f"hung up on a process whose line has no end: {self._unread[:80]!r}")
+            received += [message for line in lines if (message := _parse(line)) is not None]
+            if len(self._unread) > MAX_BUFFERED_BYTES:
+                _tell(
+                    "closed the connection of a process that sent an endless line: "
+                    f"{self._unread[:80]!r}"
+                )
                 self.open = False
                 break
-        return heard
+        return received
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.open = False
         self._socket.close()
 
 
 class LineEndpoint:
-    """A socket that the processes of a job call."""
+    """A socket to which the processes of a job connect."""
 
     def __init__(self, path: str, watch: Callable[[int, bool], None]) -> None:
         """Listen.
 
         Args:
-            path: Of the Unix socket, in a directory that nobody else may enter.
-            watch: Is told of each descriptor to wake on, and (False) not to any more.
+            path: path of the Unix socket, in a directory that no other user can enter.
+            watch: called with each file descriptor and True to wake on it, and with False to stop.
 
         Raises:
-            OSError: The socket cannot be made.
+            OSError: the socket cannot be created.
         """
         self.path = path
         self._watch = watch
@@ -122,25 +125,27 @@ class LineEndpoint:
         watch(self._listener.fileno(), True)
 
     def receive(self) -> list[tuple[LineConnection, ProcessLine]]:
-        """What all processes said since the last time. Those that hung up are gone afterwards."""
+        """Returns the lines of all processes since the last call. Removes the connections that are
+        closed.
+        """
         self._accept()
-        heard = []
+        received = []
         for connection in self._connections:
-            heard += [(connection, message) for message in connection.receive()]
+            received += [(connection, message) for message in connection.receive()]
             connection.flush()
-        for gone in [c for c in self._connections if not c.open]:
-            self.hang_up(gone)
-        return heard
+        for closed in [c for c in self._connections if not c.open]:
+            self.hang_up(closed)
+        return received
 
     def hang_up(self, connection: LineConnection) -> None:
-        """Close ``connection``; a second time does nothing."""
+        """Close ``connection``. A second call does nothing."""
         if connection in self._connections:
             self._connections.remove(connection)
             self._watch(connection.fileno(), False)
             connection.close()
 
     def close(self) -> None:
-        """Close everything and take the socket away."""
+        """Close all connections and remove the socket."""
         for connection in list(self._connections):
             self.hang_up(connection)
         self._watch(self._listener.fileno(), False)
@@ -151,9 +156,9 @@ class LineEndpoint:
         while True:
             try:
                 own, _ = self._listener.accept()
-            except OSError:  # nobody there, or too many files open: it will be tried again
+            except OSError:  # no connection, or too many open files; the next call tries again
                 return
-            if len(self._connections) >= MOST_CONNECTIONS:
+            if len(self._connections) >= MAX_CONNECTIONS:
                 own.close()
                 continue
             connection = LineConnection(own)
@@ -161,11 +166,11 @@ class LineEndpoint:
             self._watch(connection.fileno(), True)
 
 
-def _understood(line: bytes) -> ProcessLine | None:
+def _parse(line: bytes) -> ProcessLine | None:
     try:
         return msgspec.json.decode(line, type=ProcessLine)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        _tell(f"a process said something that is not understood: {line[:80]!r}")
+        _tell(f"a process sent an invalid line: {line[:80]!r}")
         return None
 
 

@@ -1,10 +1,10 @@
-"""TCP ports on this host's loopback that are closed to the other users of the host.
+"""TCP ports on this host's loopback to which other users of the host cannot connect.
 
-Torch's store uses TCP only, and every user of a host may connect to its loopback. A
+torch's store uses TCP only, and every user of a host can connect to its loopback. A
 :class:`UserListener` asks the kernel which user's process has connected, and closes the connections
-of others. A :class:`SignedListener` accepts connections of its own object only: every segment
-carries a signature by a key that only this process knows (RFC 2385, TCP_MD5SIG of tcp(7), which
-needs no privilege), and the kernel drops all other segments. So torch may accept there itself.
+of other users. A :class:`SignedListener` accepts only connections of its own object: every segment
+has a signature with a key that only this process knows (RFC 2385, TCP_MD5SIG of tcp(7), which needs
+no privilege), and the kernel drops all other segments. So torch itself can accept there.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ USER_ADDRESS, SIGNED_ADDRESS = "127.0.0.1", "127.0.0.2"
 _ATTEMPTS = 50
 TCP_MD5SIG, TCP_MD5SIG_EXT = 14, 32
 _ANY_ADDRESS = 1
-"""TCP_MD5SIG_FLAG_PREFIX: the key is for all addresses with a prefix; here, for all."""
+"""TCP_MD5SIG_FLAG_PREFIX: the key applies to all addresses with a prefix; here, to all."""
 _KEY_BYTES = 64
 _CONNECT_S = 10.0
 _RESOURCE_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Errors of accept(2) for want of resources; the connection stays in the queue."""
+"""Errors of accept(2) for lack of resources. The connection stays in the queue."""
 
 
 class UserListener:
@@ -35,10 +35,10 @@ class UserListener:
         """Listen.
 
         Args:
-            port: to listen on; 0 for a free one.
+            port: port on which to listen; 0 for a free one.
 
         Raises:
-            OSError: The port is taken.
+            OSError: the port is in use.
         """
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
@@ -53,17 +53,18 @@ class UserListener:
         self._callers = Callers((USER_ADDRESS, self.port))
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when a connection waits."""
+        """Returns a file descriptor that becomes readable when a connection waits."""
         return self._listener.fileno()
 
     def accept(self) -> socket.socket | None:
         """Accept the next connection.
 
         Returns:
-            None if there is none, or if it was another user's and has been closed.
+            The connection; None if there is none, or if it was that of another user and was closed.
 
         Raises:
-            OSError: for want of resources, such as descriptors; the connection waits.
+            OSError: there are no resources, such as file descriptors. The connection stays in the
+                queue.
         """
         try:
             own, caller = self._listener.accept()
@@ -86,7 +87,13 @@ class UserListener:
 
 
 def _signature(address: str, flags: int, key: bytes) -> bytes:
-    """A struct tcp_md5sig (linux/tcp.h): the key for segments to and from ``address``."""
+    """Returns a struct tcp_md5sig (linux/tcp.h).
+
+    Args:
+        address: peer to whose segments the key applies.
+        flags: flags of TCP_MD5SIG_EXT.
+        key: the key.
+    """
     peer = struct.pack("=HH4s", socket.AF_INET, 0, socket.inet_aton(address)).ljust(128, b"\0")
     return peer + struct.pack("=BBHi", flags, 0, len(key), 0) + key.ljust(80, b"\0")
 
@@ -119,8 +126,8 @@ class SignedListener:
         """The port on which it listens."""
 
     def duplicate(self) -> int:
-        """A further descriptor of the listening socket, for code that accepts there and closes
-        it.
+        """Returns another file descriptor of the listening socket, for code that accepts there and
+        closes it.
         """
         return os.dup(self._listener.fileno())
 
@@ -128,7 +135,7 @@ class SignedListener:
         """Connect to the port.
 
         Raises:
-            OSError: nobody accepts any more.
+            OSError: the port no longer accepts connections.
         """
         own = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
@@ -148,7 +155,7 @@ class SignedListener:
 
 
 def listener_pair() -> tuple[UserListener, SignedListener]:
-    """Two listeners on the same port number.
+    """Returns two listeners on the same port number.
 
     Raises:
         OSError: no port can be opened.

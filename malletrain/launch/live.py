@@ -3,12 +3,13 @@ round.
 
     starting ──workers warm──▶ ready ──Round──▶ (they join) ──▶ running ──Round──▶ …
     a worker fails ──▶ failed ──Round──▶ starting
-    a worker does not answer that it is to give up a step ──▶ killed ──▶ failed
+    a worker does not confirm an abort ──▶ killed ──▶ failed
 
-Decides how the workers are started, watched and stopped, and provides the store of a round to them;
-the store lives in the launcher of rank 0, because it must outlive any worker. The daemon decides
-who is in a round, and the workers when to switch (:mod:`malletrain.elastic.run`). Unlike the
-launcher of restart mode it does not use TorchElastic, none of whose functions are needed here.
+Decides how the workers are started, watched and stopped, and provides the store of a round to them.
+The store is in the launcher of rank 0, because it must outlive every worker. The daemon decides
+which nodes are in a round, and the workers decide when to switch
+(:mod:`malletrain.elastic.membership`). Unlike the launcher of restart mode it does not use
+TorchElastic, none of whose functions are needed here.
 """
 
 from __future__ import annotations
@@ -44,50 +45,55 @@ NOT_LIVE = (
     "its job. Submit it without --live, or change it as docs/live-mode.md says."
 )
 UNRESPONSIVE_S = 15.0
-"""A worker that answers nothing for so long, when it is to give up a step, cannot do so: it stands
-still, or waits in C with the interpreter's lock. One that answers ends by itself before.
+"""Maximum time in which a worker must confirm the abort of a step, seconds. A worker that does not
+is stopped, or waits in C code with the interpreter lock. A worker that confirms it and still hangs
+ends itself earlier (:data:`malletrain.elastic.membership.LAST_RESORT_S`).
 """
-UNRESPONSIVE_CAUSE = "It did not answer that it was to give up a step that had hung."
+UNRESPONSIVE_CAUSE = "It did not answer the request to give up a step that hung."
 _TAIL_CHARACTERS, _CAUSE_CHARACTERS = 4000, 4000
 
 
 def uses_elastic(script: Path) -> bool:
-    """Whether the text of a script names the library of live mode (it may also be used by what the
-    script imports).
+    """Returns whether the text of a script names the library of live mode. (A module that the
+    script imports may also use it.)
     """
     try:
         return "elastic" in script.read_text("utf-8", "replace")
     except OSError:
-        return True  # it was found a moment ago: what cannot be read is no failure
+        return True  # the script existed a moment ago; an error of reading is not reported here
 
 
 @dataclass
 class _Worker:
-    """One process."""
+    """One worker process."""
 
     child: Child
+    """The process."""
     local_rank: int
+    """Its local rank."""
     connection: LineConnection | None = None
+    """Its connection; None before its ``hello``."""
     ready: bool = False
+    """Whether it has reported that it is ready."""
     announced_round: int = 0
-    """The newest round that it was told of."""
+    """Number of the newest round that was sent to it."""
     running: int = 0
-    """The newest round that it has joined."""
+    """Number of the newest round that it has entered."""
     unresponsive_s: float | None = None
-    """For how long it has not answered that it is to give up a step; None: it need not."""
+    """Time since an abort that it has not confirmed, seconds; None if there is no such abort."""
     cause: str = ""
-    """Why this process ended it."""
+    """Reason for which the launcher killed it; empty if it did not."""
 
 
 class LiveLauncher:
     """The workers of one live job on this node."""
 
     def __init__(self, order: LaunchOrder, command: list[str]) -> None:
-        """Start them.
+        """Start the workers.
 
         Args:
-            order: What the agent wants launched.
-            command: That of one worker.
+            order: the agent's order.
+            command: command of one worker.
         """
         self.order = order
         self.command = command
@@ -96,33 +102,33 @@ class LiveLauncher:
         self._round: Round | None = None
         self._generation = 0
         self._places: dict[int, int] = {}
-        """Round → place of this node in it, of those that a worker may be in."""
+        """Group rank of this node in each round that a worker may be in, by round."""
         self._last_phase: tuple[AssignmentPhase | None, int] = (None, 0)
         self._stores: dict[int, ServedStore | ReachedStore] = {}
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         self._start_workers()
 
     def run(self) -> int:
-        """Until the job leaves the node. Returns the exit code."""
+        """Run until the job leaves the node. Returns the exit code."""
         return self._loop.run(self)
 
     # --- the agent ---
 
     def on_message(self, message: Message) -> None:
-        """A round, or the end of one."""
+        """Handle a round, or the abort of one."""
         if isinstance(message, Round) and message.job == self.order.job:
             if self._round is None or message.generation > self._round.generation:
                 self._round = message
                 self._places[message.generation] = message.group_rank
-                self._pass_on(message)
+                self._announce(message)
         elif isinstance(message, Abort):
             for worker in self._workers:
                 if worker.connection is not None:
                     worker.connection.send({"abort": message.generation})
                     worker.unresponsive_s = worker.unresponsive_s or 0.0
 
-    def _pass_on(self, message: Round) -> None:
-        """Tell the workers of a round; serve its store if this is the node of rank 0."""
+    def _announce(self, message: Round) -> None:
+        """Send a round to the workers. Serve its store if this is the node of rank 0."""
         if not self._workers:
             self._start_workers()
         job, generation = self.order.job, message.generation
@@ -135,9 +141,9 @@ class LiveLauncher:
                 job, generation, message.store_host, message.store_port
             )
         for worker in self._workers:
-            self._invite(worker)
+            self._send_round(worker)
 
-    def _invite(self, worker: _Worker) -> None:
+    def _send_round(self, worker: _Worker) -> None:
         message = self._round
         if (
             message is None
@@ -154,11 +160,11 @@ class LiveLauncher:
                 "rank": message.group_rank * count + worker.local_rank,
                 "size": message.group_size * count,
                 "port": self._stores[message.generation].local_port,
-                "network": fabric.for_all(message.interface),
+                "network": fabric.network_variables(message.interface),
             }
         )
 
-    def _say(
+    def _report(
         self, phase: AssignmentPhase, generation: int, failures: tuple[Failure, ...] = ()
     ) -> None:
         self._last_phase = (phase, generation)
@@ -183,10 +189,10 @@ class LiveLauncher:
             self._workers.append(_Worker(child, local_rank))
 
     def on_line(self, connection: LineConnection, message: ProcessLine) -> None:
-        """A greeting, or news of a worker that has greeted."""
+        """Handle a worker's ``hello``, or a later line."""
         worker = next((w for w in self._workers if w.connection is connection), None)
         if worker is None:
-            self._greeted(connection, message)
+            self._on_hello(connection, message)
             return
         worker.unresponsive_s = None
         if message.say == "ready":
@@ -195,74 +201,76 @@ class LiveLauncher:
                 None,
                 AssignmentPhase.READY,
             ):
-                self._say(AssignmentPhase.READY, 0)
+                self._report(AssignmentPhase.READY, 0)
         elif message.say == "running":
-            self._joined(worker, message.generation)
+            self._on_running(worker, message.generation)
         elif message.say == "lost":
             newest = self._round.generation if self._round is not None else 0
             if message.generation == newest and self._last_phase != (AssignmentPhase.LOST, newest):
-                self._say(AssignmentPhase.LOST, newest)
+                self._report(AssignmentPhase.LOST, newest)
 
-    def _greeted(self, connection: LineConnection, message: ProcessLine) -> None:
+    def _on_hello(self, connection: LineConnection, message: ProcessLine) -> None:
         for worker in self._workers:
             free = worker.connection is None or not worker.connection.open
             if message.say == "hello" and worker.local_rank == message.local_rank and free:
                 worker.connection = connection
-                self._invite(worker)
+                self._send_round(worker)
                 return
         self._loop.lines.hang_up(connection)
 
-    def _joined(self, worker: _Worker, generation: int) -> None:
+    def _on_running(self, worker: _Worker, generation: int) -> None:
         worker.running = generation
         if generation > self._generation and all(w.running == generation for w in self._workers):
             self._generation = generation
             for old in [g for g in self._stores if g < generation]:
                 self._stores.pop(old).close()
             self._places = {g: place for g, place in self._places.items() if g >= generation}
-            self._say(AssignmentPhase.RUNNING, generation)
+            self._report(AssignmentPhase.RUNNING, generation)
 
-    def look_after(self) -> None:
-        """What became of the workers."""
+    def check_processes(self) -> None:
+        """Kill workers that do not respond, and report those that have ended."""
         self._kill_unresponsive()
         ended = [(w, code) for w in self._workers if (code := w.child.ended()) is not None]
         unconnected = [
             (w, code) for w, code in ended if w.connection is None and not w.announced_round
         ]
         if any(code for _, code in ended) or (unconnected and not self._generation):
-            self._failed([(w, code) for w, code in ended if code] or unconnected)
+            self._report_failures([(w, code) for w, code in ended if code] or unconnected)
         elif ended and len(ended) == len(self._workers):
             self.stop()
-            self._say(AssignmentPhase.SUCCEEDED, self._generation)
+            self._report(AssignmentPhase.SUCCEEDED, self._generation)
         elif ended and self._last_phase == (AssignmentPhase.RUNNING, self._generation):
-            self._say(AssignmentPhase.FINISHING, self._generation)
+            self._report(AssignmentPhase.FINISHING, self._generation)
 
     def _kill_unresponsive(self) -> None:
-        """Only what this process was awake for counts."""
+        """Kill workers that do not confirm an abort. Only time in which this process was running
+        counts.
+        """
         now = time.monotonic()
-        passed, self._looked = min(2 * TICK_S, now - self._looked), now
+        passed, self._checked_at = min(2 * TICK_S, now - self._checked_at), now
         for worker in self._workers:
             if worker.unresponsive_s is None:
                 continue
             worker.unresponsive_s += passed
             if worker.unresponsive_s > UNRESPONSIVE_S and worker.child.ended() is None:
                 print(
-                    f"malletrain launcher: the worker {worker.local_rank} has not answered for "
-                    f"{UNRESPONSIVE_S:g} s that it is to give up its step, and is killed",
+                    f"malletrain launcher: the worker {worker.local_rank} has not answered the "
+                    f"request to give up its step for {UNRESPONSIVE_S:g} s, and is killed",
                     flush=True,
                 )
                 worker.unresponsive_s = None
                 worker.cause = UNRESPONSIVE_CAUSE
                 worker.child.process.kill()
 
-    def _failed(self, bad: list[tuple[_Worker, int]]) -> None:
+    def _report_failures(self, failed_workers: list[tuple[_Worker, int]]) -> None:
         generation, count = self._generation, self.order.spec.nproc_per_node
         came_up = all(w.ready for w in self._workers)
         self.stop()
         if not came_up and generation == 0:
-            failures = tuple(self._early_failure(w, code) for w, code in bad)
+            failures = tuple(self._early_failure(w, code) for w, code in failed_workers)
             print(failures[0].tail, flush=True)
             last = Assignment(self.order.job, AssignmentPhase.EXITED, 0, failures)
-            code = bad[0][1]
+            code = failed_workers[0][1]
             self._loop.leave(Phase(last), f"A worker ended with code {code} before it was ready.")
             return
         failures = tuple(
@@ -273,13 +281,14 @@ class LiveLauncher:
                 self._last_words(w),
                 w.cause,
             )
-            for w, code in bad
+            for w, code in failed_workers
         )
-        self._say(AssignmentPhase.FAILED, generation, failures)
+        self._report(AssignmentPhase.FAILED, generation, failures)
 
     def _last_words(self, worker: _Worker) -> str:
-        """The end of what a worker printed. It moves to the log of a round as it enters it, which
-        it may not have said any more; before its first round it has one of its own.
+        """Returns the end of a worker's output. A worker switches to the log of a round when it
+        enters the round, which it may not have reported before it failed. Before its first round it
+        has a separate log.
         """
         count = self.order.spec.nproc_per_node
         for generation in (worker.announced_round, worker.running, 0):
@@ -291,20 +300,24 @@ class LiveLauncher:
         return ""
 
     def _early_failure(self, worker: _Worker, code: int) -> Failure:
-        """Why a worker ended before it was ready: its first error, and whether the script is made
-        for live mode at all.
+        """Returns the failure of a worker that ended before it was ready: its first error, and a
+        hint if the script does not use live mode.
+
+        Args:
+            worker: the worker.
+            code: its exit code.
         """
         name = rank_log_name(0, worker.local_rank)
-        words = first_words(os.path.join(self.order.log_dir, name))
+        output = first_words(os.path.join(self.order.log_dir, name))
         script = Path(self.order.spec.workdir) / self.order.spec.script
         foreign = worker.connection is None and not uses_elastic(script)
         hint = NOT_LIVE if foreign else "" if code else "It ended without joining its job."
-        cause = " ".join(part for part in (first_error(words) if code else "", hint) if part)
-        tail = without_noise(words)[-_TAIL_CHARACTERS:]
+        cause = " ".join(part for part in (first_error(output) if code else "", hint) if part)
+        tail = without_noise(output)[-_TAIL_CHARACTERS:]
         return Failure(worker.local_rank, code, time.time(), tail, cause[-_CAUSE_CHARACTERS:])
 
     def stop(self) -> None:
-        """Stop all workers and forget them."""
+        """Stop all workers."""
         stop_all([w.child for w in self._workers], self.order.stop_grace_s)
         for worker in self._workers:
             if worker.connection is not None:

@@ -1,5 +1,6 @@
-"""The event loop of a launcher that starts its processes itself: it wakes on messages of the agent
-and of the processes, on their ends and on signals. The launcher decides what each of these means.
+"""The event loop of a launcher that starts its processes itself. It wakes on messages of the agent
+and of the processes, when a process ends, and on signals. The launcher decides what each of these
+means.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ _FIRST_BYTES = 256 * 1024
 
 
 class Launcher(Protocol):
-    """What the loop asks of a launcher."""
+    """The methods of a launcher that the loop calls."""
 
     def on_message(self, message: Message) -> None:
-        """A message of the agent that is not the end."""
+        """Handle a message of the agent, except those that end the loop."""
 
     def on_line(self, connection: LineConnection, message: ProcessLine) -> None:
-        """A line of one of the processes."""
+        """Handle a line of one of the processes."""
 
-    def look_after(self) -> None:
-        """Notice which processes have ended."""
+    def check_processes(self) -> None:
+        """Handle the end of processes."""
 
     def stop(self) -> None:
-        """Stop the processes; nothing is left of them afterwards."""
+        """Stop the processes, and wait until all have ended."""
 
 
 class Child:
@@ -52,7 +53,7 @@ class Child:
         loop.agent.also_wake_on(self._pidfd)
 
     def ended(self) -> int | None:
-        """Its exit code once it has ended (negative: the signal), None while it lives."""
+        """Returns the exit code of the process (negative: a signal); None while it runs."""
         code = self.process.poll()
         if code is not None and self._pidfd >= 0:
             self._loop.agent.also_wake_on(self._pidfd, False)
@@ -65,42 +66,42 @@ class LaunchLoop:
     """The agent's channel and the processes' socket of one job on this node."""
 
     def __init__(self, order: LaunchOrder) -> None:
-        """Connect and listen.
+        """Connect to the agent and listen for processes.
 
         Args:
-            order: What the agent wants launched; the socket lies beside the agent's own.
+            order: the agent's order. The socket for processes is next to the agent's own.
         """
         self.agent = LauncherEnd(order.endpoint)
         directory = os.path.dirname(order.endpoint.removeprefix("ipc://"))
         self.lines = LineEndpoint(f"{directory}/l{os.getpid()}", self.agent.also_wake_on)
-        self._over = ""
+        self._end_sentence = ""
         self._exit_sentence = ""
         self._code = 0
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._signalled)
+            signal.signal(number, self._on_signal)
         self._wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(woken)
         self.agent.also_wake_on(self._wake)
 
     def end(self, sentence: str) -> None:
-        """Leave the loop; the first reason counts."""
-        self._over = self._over or sentence
+        """Leave the loop. ``sentence``: the reason; the first one counts."""
+        self._end_sentence = self._end_sentence or sentence
 
     def leave(self, last: Phase, sentence: str) -> None:
-        """Leave the loop with exit code 1 once the agent has heard why: it sees the end of this
-        process sooner than a message that is still on its way.
+        """Leave the loop with exit code 1 when the agent has received the reason. Without this
+        wait, the agent could notice the end of this process before it receives the message.
 
         Args:
-            last: With the phase EXITED; the agent answers it with a release.
-            sentence: The reason, for the log.
+            last: message with the phase EXITED, which the agent answers with a release.
+            sentence: the reason, for the log.
         """
         self.agent.send(last)
         self._exit_sentence, self._code = sentence, 1
 
     def run(self, launcher: Launcher) -> int:
-        """Until the job leaves the node or the launcher ends it. Returns the exit code."""
+        """Run until the job leaves the node or the launcher ends it. Returns the exit code."""
         try:
-            while not self._over:
+            while not self._end_sentence:
                 for message in self.agent.receive(TICK_S):
                     self._on_agent_message(launcher, message)
                 if self.agent.agent_gone:
@@ -108,12 +109,12 @@ class LaunchLoop:
                 for connection, line in self.lines.receive():
                     launcher.on_line(connection, line)
                 if not self._exit_sentence:
-                    launcher.look_after()
+                    launcher.check_processes()
         finally:
             launcher.stop()
             self.lines.close()
             self.agent.close()
-        print(f"malletrain launcher: {self._exit_sentence or self._over}", flush=True)
+        print(f"malletrain launcher: {self._exit_sentence or self._end_sentence}", flush=True)
         return self._code
 
     def _on_agent_message(self, launcher: Launcher, message: Any) -> None:
@@ -124,19 +125,23 @@ class LaunchLoop:
         elif not self._exit_sentence:
             launcher.on_message(message)
 
-    def _signalled(self, number: int, _: object) -> None:
+    def _on_signal(self, number: int, _: object) -> None:
         if number == signal.SIGTERM and not is_meant(os.getppid()):
-            return  # a scancel sends it to every process of the lease
+            return  # scancel sends it to every process of the lease
         self.end(f"{signal.Signals(number).name}: the job leaves this node.")
 
 
 def stop_signal() -> signal.Signals:
-    """What stops a process that this launcher has started: a fork client makes SIGTERM of it."""
+    """Returns the signal that stops a process of this launcher. A fork client sends SIGTERM to its
+    worker when it gets SIGINT.
+    """
     return signal.SIGINT if env.FORK_SERVER in os.environ else signal.SIGTERM
 
 
 def stop_all(children: Iterable[Child], grace_s: float) -> None:
-    """SIGTERM, and SIGKILL to those that are left ``grace_s`` seconds later."""
+    """Stop processes, and wait for them. ``grace_s``: time after which those that still run are
+    killed, seconds.
+    """
     alive = [c.process for c in children if c.ended() is None]
     reached(FaultPoint.LAUNCHER_STOPS)
     for process in alive:
@@ -154,7 +159,7 @@ def stop_all(children: Iterable[Child], grace_s: float) -> None:
 
 
 def first_words(path: str) -> str:
-    """The beginning of a log, empty if there is none."""
+    """Returns the beginning of a log; empty if there is none."""
     try:
         with open(path, "rb") as file:
             return file.read(_FIRST_BYTES).decode(errors="replace").rstrip()
@@ -163,7 +168,7 @@ def first_words(path: str) -> str:
 
 
 def last_words(path: str) -> str:
-    """The end of a log, empty if there is none."""
+    """Returns the end of a log; empty if there is none."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.path.getsize(path) - _LAST_BYTES))
@@ -173,7 +178,9 @@ def last_words(path: str) -> str:
 
 
 def order_from_arguments(program: str, purpose: str) -> LaunchOrder | None:
-    """The order that the command line names; None after it was said why it cannot be read."""
+    """Returns the order that the command line names. If it cannot be read, prints the reason and
+    returns None.
+    """
     parser = argparse.ArgumentParser(prog=program, description=purpose)
     usage = "the order, a JSON file written by the agent"
     parser.add_argument("--launch", required=True, metavar="FILE", help=usage)

@@ -1,14 +1,13 @@
-"""The rendezvous handler: TorchElastic asks it for the next round, and it answers what the daemon
-decided.
+"""The rendezvous handler: returns to TorchElastic the next round, as the daemon has decided it.
 
-The daemon decides who is in a round, with which ranks, and whose store it uses; the agent on this
-node passes that on. So there is no last call and no vote: a round has exactly the planned members.
-Every round has a fresh store in the launcher of rank 0, which avoids the stale bootstrap store of
-pytorch issue 135712 and needs no setting of the user's; every node reaches it at a port of its own
-loopback. A newer round makes an older one void at any moment, also while a process connects to its
-store.
+The daemon decides which nodes are in a round, with which ranks, and where its store is. The agent
+on this node forwards that. So there is no last call and no vote: a round has exactly the planned
+members. Every round has a new store in the launcher of rank 0. This avoids the stale bootstrap
+store of pytorch issue 135712, and needs no setting by the user. Every node reaches the store at a
+port of its own loopback. A newer round makes an older one void at any time, even while a process
+connects to its store.
 
-Nothing is decided here about membership, tries or how long to wait for a round: the agent ends a
+Decides nothing about membership, tries or the maximum time to wait for a round: the agent ends a
 wait that takes too long (``Error``).
 """
 
@@ -54,8 +53,15 @@ DEFAULT_TIMEOUT_S = 60.0
 
 
 class DaemonRendezvous(RendezvousHandler):
-    """Rounds of one job on this node. ``timeout_s`` bounds the first contact with the agent and the
-    way to a round's store; ``keeper`` is where other nodes reach what is in this node's memory.
+    """The rendezvous handler of one job on this node.
+
+    Args:
+        job: id of the job.
+        endpoint: address of the agent.
+        host: address of this node for other nodes.
+        timeout_s: maximum time for the first contact with the agent, and for connecting to a
+            round's store, seconds.
+        keeper: address of the keeper of this node's memory; empty for none.
     """
 
     def __init__(
@@ -74,10 +80,11 @@ class DaemonRendezvous(RendezvousHandler):
         self._stores: dict[int, ServedStore | ReachedStore] = {}
         self._failures: tuple[Failure, ...] = ()
         self._change_seen = False
-        self._ending = 0
-        """The round of which some workers have ended well."""
+        self._finishing_round = 0
+        """Number of the round of which some workers have ended with code 0."""
         self._answered = False
         self._closed = ""
+        """Reason why there are no further rounds; empty if there may be."""
         self._agent = LauncherEnd(endpoint)
         # All nodes of a job run the same number of workers, so ranks follow from the round and no
         # store is needed to agree on them. A worker's supervisor (supervisor.py) needs the
@@ -87,7 +94,7 @@ class DaemonRendezvous(RendezvousHandler):
 
     @classmethod
     def from_parameters(cls, params: RendezvousParameters) -> DaemonRendezvous:
-        """The handler for ``torchrun --rdzv-backend=malletrain [--rdzv-endpoint=ADDRESS]
+        """Returns the handler for ``torchrun --rdzv-backend=malletrain [--rdzv-endpoint=ADDRESS]
         --rdzv-id=JOB [--rdzv-conf=timeout=SECONDS]``.
         """
         endpoint = params.endpoint or os.environ.get(env.AGENT, "")
@@ -104,40 +111,41 @@ class DaemonRendezvous(RendezvousHandler):
     # --- what TorchElastic calls ---
 
     def get_backend(self) -> str:
-        """The name torchrun knows this by."""
+        """Returns the name of the rendezvous backend."""
         return BACKEND
 
     def get_run_id(self) -> str:
-        """The job."""
+        """Returns the id of the job."""
         return self._job
 
     @property
     def use_agent_store(self) -> bool:
-        """Workers are clients of the round's store, which lives in the launcher of rank 0 and so
-        outlives any worker.
+        """Whether workers are clients of the round's store. They are: the store is in the launcher
+        of rank 0, and so outlives every worker.
         """
         return True
 
     def is_closed(self) -> bool:
-        """Whether there will be no further round here."""
+        """Returns whether there is no further round on this node."""
         return bool(self._closed)
 
     def set_closed(self) -> None:
-        """Take no further round."""
+        """Join no further round."""
         self._closed = self._closed or "The launcher closed the rendezvous."
 
     def shutdown(self) -> bool:
         """Close the connection to the agent and every store served from here."""
         self.set_closed()
-        self._leave_stores(None)
+        self._close_stores(None)
         self._agent.close()
         return True
 
     def num_nodes_waiting(self) -> int:
-        """1 when the daemon has formed a newer round that this node is in, else 0. Never blocks.
+        """Returns 1 if the daemon has formed a newer round with this node, else 0. Never blocks.
 
-        If this node is to serve the new round's store it does so now, while the workers still run:
-        the others learn of the round only then, and all stop their workers at the same time.
+        If this node serves the store of the new round, the store starts now, while the workers
+        still run. The other nodes are informed of the round only then, so that all stop their
+        workers at the same time.
         """
         self._listen(0.0)
         pending = self._inbox.pending()
@@ -149,18 +157,20 @@ class DaemonRendezvous(RendezvousHandler):
         return 1
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for the next round of the job and join it; the workers of the last one are stopped
-        by now.
+        """Wait for the next round of the job and join it. The workers of the previous round have
+        stopped.
 
         Raises:
-            RendezvousClosedError: the job has left this node, or the agent is gone.
-            RendezvousTimeoutError: the agent says that the daemon formed no round in time, or the
-                round's store cannot be reached.
-            RendezvousConnectionError: no agent answers.
+            RendezvousClosedError: the job has left this node, or the agent has ended.
+            RendezvousTimeoutError: the agent reports that the daemon formed no round in time, or
+                the round's store cannot be reached.
+            RendezvousConnectionError: no agent responds.
         """
         if not self._inbox.pending():
             broken = self._inbox.generation > 0 and not self._change_seen
-            self._say(AssignmentPhase.FAILED if broken else AssignmentPhase.READY, self._failures)
+            self._report(
+                AssignmentPhase.FAILED if broken else AssignmentPhase.READY, self._failures
+            )
         self._failures, self._change_seen = (), False
         contact = time.monotonic() + self._timeout_s
         while True:
@@ -177,38 +187,39 @@ class DaemonRendezvous(RendezvousHandler):
             if pending is None:
                 self._listen(0.5)
 
-    # --- what MalleTrain's own launcher calls besides ---
+    # --- further methods, for MalleTrain's own launcher ---
 
     def note_failures(self, failures: tuple[Failure, ...]) -> None:
-        """The workers of the current round failed; told to the agent by the next
-        :meth:`next_rendezvous`.
+        """Record failures of workers of the current round. The next call of
+        :meth:`next_rendezvous` reports them to the agent.
         """
         self._failures = failures
 
     def succeeded(self) -> bool:
-        """Report that all workers here ended well and wait in the lobby: other nodes may still need
-        the store served from here.
+        """Report that all workers here ended with code 0, and wait, because other nodes may still
+        need the store that this process serves.
 
-        Returns whether there is a new round to join (else the job has left this node).
+        Returns:
+            True if there is a new round to join, False if the job has left this node.
         """
-        self._say(AssignmentPhase.SUCCEEDED)
+        self._report(AssignmentPhase.SUCCEEDED)
         while not self._closed and not self.num_nodes_waiting():
             self._listen(0.5)
         return not self._closed
 
     def some_ended(self) -> None:
-        """Some of the workers have ended well, the others run; told to the agent once."""
-        if self._ending != self._inbox.generation:
-            self._ending = self._inbox.generation
-            self._say(AssignmentPhase.FINISHING)
+        """Report, once per round, that some workers have ended with code 0 while others run."""
+        if self._finishing_round != self._inbox.generation:
+            self._finishing_round = self._inbox.generation
+            self._report(AssignmentPhase.FINISHING)
 
     def wait_for_news(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s``, less if the agent says something."""
+        """Wait up to ``timeout_s`` seconds for a message of the agent."""
         self._listen(timeout_s)
 
     # --- inside ---
 
-    def _say(self, phase: AssignmentPhase, failures: tuple[Failure, ...] = ()) -> None:
+    def _report(self, phase: AssignmentPhase, failures: tuple[Failure, ...] = ()) -> None:
         assignment = Assignment(self._job, phase, self._inbox.generation, failures, self._keeper)
         self._agent.send(Phase(assignment))
 
@@ -229,13 +240,15 @@ class DaemonRendezvous(RendezvousHandler):
         if self._closed:
             raise RendezvousClosedError(self._closed)
 
-    def _leave_stores(self, before: int | None) -> None:
-        """Close the stores of rounds that are over."""
+    def _close_stores(self, before: int | None) -> None:
+        """Close the stores of rounds before ``before``; None for all."""
         for generation in [g for g in self._stores if before is None or g < before]:
             self._stores.pop(generation).close()
 
     def _serve(self, pending: Round) -> ServedStore:
-        """The store of ``pending``, served from here; told to the agent the first time."""
+        """Returns the store of ``pending``, which this process serves. Announces it to the agent if
+        it is new.
+        """
         store = self._stores.get(pending.generation)
         if not isinstance(store, ServedStore):
             host = pending.address or self._host
@@ -245,21 +258,21 @@ class DaemonRendezvous(RendezvousHandler):
         return store
 
     def _join(self, pending: Round) -> RendezvousInfo | None:
-        """Take part in ``pending``. None when something newer came up on the way."""
+        """Join ``pending``. Returns None if it has become void."""
         store = self._connect(pending) if pending.store_host else self._serve(pending)
         if store is None or store.store is None:
             return None
         reached(FaultPoint.LAUNCHER_JOINS)
         self._inbox.take()
-        self._leave_stores(pending.generation)
+        self._close_stores(pending.generation)
         os.environ[env.GENERATION] = str(pending.generation)
-        fabric.put(os.environ, pending.interface)
-        self._say(AssignmentPhase.RUNNING)
-        where = RendezvousStoreInfo(USER_ADDRESS, store.local_port)
-        return RendezvousInfo(store.store, pending.group_rank, pending.group_size, where)
+        fabric.set_network(os.environ, pending.interface)
+        self._report(AssignmentPhase.RUNNING)
+        store_info = RendezvousStoreInfo(USER_ADDRESS, store.local_port)
+        return RendezvousInfo(store.store, pending.group_rank, pending.group_size, store_info)
 
     def _connect(self, pending: Round) -> ReachedStore | None:
-        """The way to the round's store; None when something newer came up meanwhile."""
+        """Connect to the store of ``pending``. Returns None if the round has become void."""
         deadline = time.monotonic() + self._timeout_s
         job, host, port = self._job, pending.store_host, pending.store_port
         reached = ReachedStore(job, pending.generation, host, port)
@@ -272,7 +285,7 @@ class DaemonRendezvous(RendezvousHandler):
             while attempt is not None and self._wait(attempt, deadline, pending):
                 if attempt.store is not None:
                     break
-            if self._void(pending):
+            if self._is_void(pending):
                 return None
             if attempt is not None and attempt.store is not None:
                 reached.store = attempt.store
@@ -288,21 +301,21 @@ class DaemonRendezvous(RendezvousHandler):
             "stands between them."
         )
 
-    def _wait(self, one: ReachedStore | StoreClient, deadline: float, pending: Round) -> bool:
-        """Wait a moment for ``one``. Returns whether to go on waiting: there is time, and nothing
-        newer.
+    def _wait(self, attempt: ReachedStore | StoreClient, deadline: float, pending: Round) -> bool:
+        """Wait up to 0.5 s for ``attempt``. Returns whether to continue waiting: the deadline has
+        not passed, and ``pending`` is not void.
         """
-        if time.monotonic() > deadline or self._void(pending):
+        if time.monotonic() > deadline or self._is_void(pending):
             return False
-        if one.over:  # it will not come back; a newer round may
+        if attempt.over:  # the store is lost; only a newer round can follow
             self._listen(0.5)
-            return not self._void(pending)
-        self._agent.also_wake_on(one.fileno())
+            return not self._is_void(pending)
+        self._agent.also_wake_on(attempt.fileno())
         try:
             self._listen(0.5)
         finally:
-            self._agent.also_wake_on(one.fileno(), wake=False)
-        return not self._void(pending)
+            self._agent.also_wake_on(attempt.fileno(), wake=False)
+        return not self._is_void(pending)
 
-    def _void(self, pending: Round) -> bool:
+    def _is_void(self, pending: Round) -> bool:
         return bool(self._closed) or self._inbox.pending() is not pending

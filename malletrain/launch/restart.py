@@ -1,12 +1,15 @@
 """The launcher: TorchElastic's local agent for one job on one node, run by MalleTrain's agent
 (``python -m malletrain.launch.restart``).
 
-Decides how workers are started, watched and stopped on this node. It does not decide who is in a
-round or how often to try: after a failure it reports and waits for the daemon, and after success it
-waits, because the store in the launcher of rank 0 must stay until all are done. Unlike the torchrun
-command, it ties workers to the launcher's life and acts on a new round within milliseconds; the
-time between SIGTERM and SIGKILL is the job's and not 30 s; and there is no exit barrier, which
-waits 300 s and ignores changes of membership.
+Decides how workers are started, watched and stopped on this node. Does not decide which nodes are
+in a round, or how often to try. After a failure it reports and waits for the daemon. After success
+it waits, because the store in the launcher of rank 0 must exist until all nodes are done. It
+differs from the torchrun command:
+
+* Workers end with the launcher.
+* It acts on a new round within milliseconds.
+* The time between SIGTERM and SIGKILL is that of the job, not 30 s.
+* There is no exit barrier, which waits 300 s and ignores changes of membership.
 """
 
 from __future__ import annotations
@@ -36,8 +39,8 @@ _UNLIMITED = 1_000_000
 
 
 def worker_command(order: LaunchOrder) -> list[str]:
-    """The command of one worker: tied to the launcher, output to its own file, unbuffered; a fork
-    of the fork server where there is one.
+    """Returns the command of one worker. The worker ends with the launcher, and writes unbuffered
+    to its own log. If there is a fork server, the worker is a fork of it.
     """
     server = os.environ.get(env.FORK_SERVER)
     helper, options = (
@@ -57,14 +60,13 @@ def worker_command(order: LaunchOrder) -> list[str]:
 
 
 def run(order: LaunchOrder) -> int:
-    """Run the job's workers on this node round after round. Returns the exit code; SignalException:
-    asked to stop, and done so.
+    """Run the job's workers on this node, round after round. Returns the exit code. Raises
+    SignalException after a stop that a signal requested.
     """
     spec = order.spec
     if spec.nproc_per_node > 1:
-        os.environ.setdefault(
-            "OMP_NUM_THREADS", "1"
-        )  # as torchrun does: several workers share the cores
+        # As torchrun does, because the workers share the cores.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     if spec.mode == "live":
         return live.LiveLauncher(order, worker_command(order)).run()
     keeper = _keeper(order)
@@ -102,8 +104,8 @@ def run(order: LaunchOrder) -> int:
 
 
 def _keeper(order: LaunchOrder) -> Keeper | None:
-    """Serves the snapshots in this node's memory, where there is a place for them; the workers hear
-    of it by their environment.
+    """Returns the keeper of the snapshots in this node's memory; None if there is no directory for
+    them. Workers get its address in their environment.
     """
     place, limit = os.environ.get(env.MEMORY, ""), os.environ.get(env.MEMORY_LIMIT, "")
     if not os.path.isdir(place) or not limit.isdigit():
@@ -111,7 +113,7 @@ def _keeper(order: LaunchOrder) -> Keeper | None:
     folder = MemoryFolder(Path(place), int(limit))
     try:
         keeper = Keeper(folder, job_secret(), order.job, order.host)
-    except (OSError, ValueError) as error:  # without it the job runs all the same
+    except (OSError, ValueError) as error:  # the job also runs without a keeper
         print(f"malletrain launcher: no snapshots in memory: {error}", flush=True)
         return None
     os.environ[env.KEEPER] = keeper.address
@@ -130,7 +132,7 @@ def main() -> int:
     except ValueError as error:
         print(f"malletrain launcher: {error}", file=sys.stderr, flush=True)
         return 2
-    # Every planned restart of the workers would be logged as warnings about closing signals.
+    # TorchElastic would log warnings about closing signals at every planned restart.
     for name in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(
             os.environ.get("LOGLEVEL", "ERROR")
@@ -141,9 +143,8 @@ def main() -> int:
         code = 0
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(
-        code
-    )  # taking torch down in order would take half a second, during which the node is not free
+    # An orderly shutdown of torch takes half a second, during which the node is not free.
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """The store of one round, as a launcher sees it: served here, or reached at the node of rank 0.
 
-Either way the processes of this node reach it at a port of their own loopback, which other users'
-processes cannot use. Between nodes it goes over a connection that only the job's launchers can open
-(:mod:`malletrain.launch.relay`). Decides how long connecting to a store is tried, not who is in a
-round.
+In both cases the processes of this node reach it at a port of their loopback, which other users'
+processes cannot use. Nodes are connected by a connection that only the job's launchers can open
+(:mod:`malletrain.launch.relay`). Decides how long connecting to a store is tried, not which nodes
+are in a round.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from malletrain.launch.relay import CallingRelay, RoundKeys, ServingRelay
 from malletrain.protocol.job_keys import job_secret as job_secret
 
 TIMEOUT = timedelta(seconds=300)
-_OPEN = (
+_UNPROTECTED = (
     "malletrain launcher: this kernel signs no TCP segments (no MD5, as under FIPS), so other "
     "users of this node can reach the store of the round. Give leases whole nodes."
 )
@@ -33,28 +33,30 @@ class ServedStore:
     """The store of a round, in this process."""
 
     def __init__(self, job: str, generation: int, host: str) -> None:
-        """Serve it.
+        """Serve the store.
 
         Args:
-            job, generation: of the round.
-            host: of this node for the others.
+            job: id of the job.
+            generation: number of the round.
+            host: address of this node for other nodes.
 
         Raises:
-            OSError: There is no port for it.
-            ValueError: This process does not know the job's secret.
+            OSError: no port can be opened.
+            ValueError: this process does not have the job's secret.
         """
         keys = _keys(job, generation)
         listeners = listener_pair()
         if not listeners[1].enforced:
-            print(_OPEN, flush=True)
-        inside = listeners[1].duplicate()
+            print(_UNPROTECTED, flush=True)
+        listen_fd = listeners[1].duplicate()
         self._relay = ServingRelay(listeners, keys, host)
         self.host = host
         self.port = self._relay.port
-        """Where the launchers of other nodes call."""
+        """Port to which the launchers of other nodes connect."""
         self.local_port = self._relay.local_port
-        """Where the processes of this node call."""
-        # Its own client comes in by the user listener, too: hence one port number for both.
+        """Loopback port to which the processes of this node connect."""
+        # TCPStore's own client connects to the same port number as its server, but through the user
+        # listener. So both listeners have one port number.
         self.store: TCPStore | None = None
         try:
             self.store = TCPStore(
@@ -63,14 +65,14 @@ class ServedStore:
                 is_master=True,
                 wait_for_workers=False,
                 timeout=TIMEOUT,
-                master_listen_fd=inside,
+                master_listen_fd=listen_fd,
             )
         except RuntimeError:
             self._relay.close()
             raise
 
     def close(self) -> None:
-        """The round is over; the store ends with its last user."""
+        """Close the store. It ends with its last user."""
         self.store = None
         self._relay.close()
 
@@ -79,64 +81,70 @@ class ReachedStore:
     """The store of a round at another node."""
 
     def __init__(self, job: str, generation: int, host: str, port: int) -> None:
-        """Begin to connect; processes that call meanwhile wait.
+        """Start to connect. Processes that connect before that is done wait.
 
         Args:
-            job, generation: of the round.
-            host, port: what the node of rank 0 announced.
+            job: id of the job.
+            generation: number of the round.
+            host: address of the store, from the node of rank 0.
+            port: its port.
 
         Raises:
-            ValueError: This process does not know the job's secret.
+            ValueError: this process does not have the job's secret.
         """
         self._relay = CallingRelay(_keys(job, generation), host, port)
         self.local_port = self._relay.local_port
-        """Where the processes of this node call."""
+        """Loopback port to which the processes of this node connect."""
         self.store: TCPStore | None = None
+        """Client of the store; None until one is made."""
 
     @property
     def connected(self) -> bool:
-        """Whether the other node's launcher has let this one in."""
+        """Whether the other node's launcher has accepted the connection."""
         return self._relay.connected
 
     @property
     def trouble(self) -> str:
-        """Why it is not connected."""
-        return "it has gone again" if self._relay.over else self._relay.trouble
+        """Reason why it is not connected."""
+        return "it has closed the connection" if self._relay.over else self._relay.trouble
 
     @property
     def over(self) -> bool:
-        """Whether it has gone again."""
+        """Whether the connection has been closed again."""
         return self._relay.over
 
     def fileno(self) -> int:
-        """Can be read once there is a connection, or will be none any more."""
+        """Returns a file descriptor that becomes readable when the store is connected, or lost."""
         return self._relay.fileno()
 
     def close(self) -> None:
-        """The round is over."""
+        """Close the connection."""
         self.store = None
         self._relay.close()
 
 
 class StoreClient(threading.Thread):
-    """A client of a store behind a port of this node, made in a thread that can be left behind.
+    """A client of a store behind a port of this node, made in a thread that can be abandoned.
 
-    TCPStore's constructor cannot be interrupted: when the store goes between the connection and its
-    first answer, as that of a node which is taken does, it tries again until its time limit.
-    :meth:`fileno` can be read when the attempt is over.
+    TCPStore's constructor cannot be interrupted. If the store is lost between the connection and
+    its first response, as with a node that is preempted, it tries again until its timeout.
+    :meth:`fileno` becomes readable when the attempt has ended.
     """
 
     def __init__(self, port: int) -> None:
         super().__init__(daemon=True, name="store-connection")
         self._port = port
-        self._mine, self._its = socket.socketpair()
+        self._readable_end, self._writable_end = socket.socketpair()
         self.store: TCPStore | None = None
+        """The client; None until the attempt has succeeded."""
         self.error: Exception | None = None
+        """Error of the attempt; None if it has not failed."""
         self.over = False
+        """Whether the attempt has ended."""
         self.start()
 
     def fileno(self) -> int:
-        return self._mine.fileno()
+        return self._readable_end.fileno()
 
     def run(self) -> None:
         try:
@@ -146,4 +154,4 @@ class StoreClient(threading.Thread):
         except (OSError, RuntimeError) as error:
             self.error = error
         self.over = True
-        self._its.close()
+        self._writable_end.close()

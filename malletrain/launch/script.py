@@ -1,15 +1,15 @@
-"""Runs a script as ``python SCRIPT`` or ``python -m MODULE`` does, and ends its process without
-tearing down C++ libraries. Every worker and every process of a service ends here: the forks of a
-fork server by import, the others by its path, standard library only:
+"""Runs a script as ``python SCRIPT`` or ``python -m MODULE`` does, and ends the process without
+destroying C++ libraries. Every worker and every process of a service runs this file: forks of a
+fork server import it, the others run it by its path, standard library only:
 
     python -u script.py SCRIPT [ARGS]...
     python -u script.py -m MODULE [ARGS]...
 
-If a thread waits in torch's C++ code (a store, a group) while the interpreter ends, the interpreter
-ends the thread at a place where C++ does not allow that, and the process is aborted: "terminate
-called without an active exception", signal 6, after a complete training. So whatever a script may
-rely on is done as Python does it (threads joined, exit handlers, ``__del__`` of the script's
-objects, files flushed), and the rest is left to the kernel.
+If a thread waits in torch's C++ code (a store, a group) while the interpreter shuts down, the
+interpreter ends the thread at a place where C++ does not allow that, and the process is aborted:
+"terminate called without an active exception", signal 6, after a complete training. So this file
+does everything on which a script can rely, as Python does it (it joins threads, runs exit handlers
+and ``__del__`` of the script's objects, flushes files), and leaves the rest to the kernel.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ from typing import Any, NoReturn, Protocol
 
 MODULE_OPTION = "-m"
 INTERRUPTED = -signal.SIGINT
-"""The code of a script that ended by a KeyboardInterrupt: the process ends by that signal."""
+"""Code of a script that ended by a KeyboardInterrupt. The process then ends by SIGINT."""
 _FILE: Any = io.IOBase.__mro__[1]
-"""What all file objects derive from; asking ``io.IOBase`` would ask an abstract class."""
+"""Base class of all file objects. A check against ``io.IOBase`` would call the hooks of an abstract
+class.
+"""
 _C10D = "torch.distributed.distributed_c10d"
 _groups: deque[Any] = deque(maxlen=32)
 """Process groups that the script has destroyed, see :func:`_keep_groups`."""
@@ -43,29 +45,31 @@ _PLAIN_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.FileI
 
 
 class Runnable(Protocol):
-    """What is run, of a job's specification."""
+    """The part of a job specification that says what to run."""
 
     @property
     def script(self) -> str:
-        """Path of the script, or where the module was found."""
+        """Path of the script, or of the module's file."""
 
     @property
     def module(self) -> str:
-        """Name of the module that is run instead, as ``python -m`` takes it; empty: none."""
+        """Name of the module to run, as ``python -m`` takes it; empty to run the script."""
 
     @property
     def args(self) -> tuple[str, ...]:
-        """Arguments of either."""
+        """Arguments of the script or module."""
 
 
 def script_command(spec: Runnable) -> list[str]:
-    """The command that runs a job's script in a process of its own."""
+    """Returns the command that runs a job's script in a new process."""
     program = [MODULE_OPTION, spec.module] if spec.module else [spec.script]
     return [sys.executable, "-u", os.path.abspath(__file__), *program, *spec.args]
 
 
 def process_name(argv: Sequence[str]) -> str:
-    """The name of a process that runs ``argv``: its script's, or its module's."""
+    """Returns the name of a process that runs ``argv``: the file name of its script, or the name of
+    its module.
+    """
     if argv[0] == MODULE_OPTION:
         return argv[1]
     return os.path.basename(argv[0])
@@ -86,7 +90,7 @@ def run(argv: Sequence[str]) -> int:
         if script == MODULE_OPTION:
             sys.argv = [MODULE_OPTION, *argv[2:]]
             sys.path.insert(0, os.getcwd())
-            _as_module(argv[1])
+            _run_module(argv[1])
         else:
             sys.argv = list(argv)
             sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
@@ -104,26 +108,26 @@ def run(argv: Sequence[str]) -> int:
         if isinstance(error, OSError) and error.filename == script:
             print(f"The script cannot be read: {script}: {error.strerror}.", file=sys.stderr)
             return 2
-        # Without the frames of this file, as if python had been started for it.
-        below = error.__traceback__ and error.__traceback__.tb_next
+        # Remove the frames of this file, so that the traceback is that of ``python SCRIPT``.
+        script_traceback = error.__traceback__ and error.__traceback__.tb_next
         if script == MODULE_OPTION:
-            below = below and below.tb_next
-        error = error.with_traceback(below)
-        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, below
+            script_traceback = script_traceback and script_traceback.tb_next
+        error = error.with_traceback(script_traceback)
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, script_traceback
         sys.excepthook(type(error), error, error.__traceback__)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
 def _keep_groups() -> None:
-    """Have the groups that the script destroys stay until its process ends.
+    """Keep the process groups that the script destroys alive until its process ends.
 
     A model in DistributedDataParallel that outlives ``destroy_process_group()`` has the last
-    reference to its group. Its end then waits for a thread of gloo without releasing the
-    interpreter, for which that thread may be waiting: the script would never end. Torch releases
-    the interpreter only where the last reference is Python's own. Where torch is not imported
-    before the script, as without a warm interpreter, nothing is changed; nor in live mode, which
-    keeps its groups itself (:mod:`malletrain.elastic.group`).
+    reference to its group. Its destructor then waits for a thread of gloo without releasing the
+    interpreter lock, for which that thread may be waiting: the script would never end. torch
+    releases the lock only if Python has the last reference. Nothing is changed if torch is not
+    imported before the script, as without a warm interpreter, nor in live mode, which keeps its
+    groups itself (:mod:`malletrain.elastic.group`).
     """
     c10d: Any = sys.modules.get(_C10D)
     if c10d is None or hasattr(c10d.destroy_process_group, "keeps_groups"):
@@ -131,22 +135,23 @@ def _keep_groups() -> None:
     destroy = c10d.destroy_process_group
 
     @functools.wraps(destroy)
-    def keeping(*args: Any, **kwargs: Any) -> None:
+    def destroy_and_keep(*args: Any, **kwargs: Any) -> None:
         if "malletrain.elastic" not in sys.modules:
             groups = getattr(getattr(c10d, "_world", None), "pg_map", ())
             _groups.extend(group for group in groups if group not in _groups)
         destroy(*args, **kwargs)
 
-    keeping.keeps_groups = True  # type: ignore[attr-defined]
-    c10d.destroy_process_group = sys.modules["torch.distributed"].destroy_process_group = keeping  # type: ignore[attr-defined]
+    destroy_and_keep.keeps_groups = True  # type: ignore[attr-defined]
+    distributed: Any = sys.modules["torch.distributed"]
+    c10d.destroy_process_group = distributed.destroy_process_group = destroy_and_keep
 
 
-def _as_module(name: str) -> None:
+def _run_module(name: str) -> None:
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # noqa: SLF001 (what -m calls)
 
 
 def _exit_code(end: SystemExit) -> int:
-    """What the interpreter makes of sys.exit(x)."""
+    """Returns the exit code that the interpreter derives from sys.exit(x)."""
     if end.code is None:
         return 0
     if isinstance(end.code, int):
@@ -159,9 +164,9 @@ def leave(code: int, over: Callable[[int], None] = lambda code: None) -> NoRetur
     """End this process with ``code`` as the interpreter would, without C++ teardown.
 
     Args:
-        code: The script's exit code, or INTERRUPTED.
-        over: Called with ``code`` when script and threads have ended: what happens to the process
-            from then on says nothing of the script.
+        code: exit code of the script, or INTERRUPTED.
+        over: called with ``code`` when the script and its threads have ended. A later failure of
+            the process is not one of the script.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 (no other way)
@@ -170,7 +175,7 @@ def leave(code: int, over: Callable[[int], None] = lambda code: None) -> NoRetur
     except BaseException:
         traceback.print_exc()
     try:
-        _let_go()
+        _release_objects()
     finally:
         if code == INTERRUPTED:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -178,51 +183,51 @@ def leave(code: int, over: Callable[[int], None] = lambda code: None) -> NoRetur
         os._exit(code if code >= 0 else 1)
 
 
-def _let_go() -> None:
-    """Let go of what the script holds, in the interpreter's order, and write files out: a file that
-    nobody has closed would be cut off.
+def _release_objects() -> None:
+    """Release the objects of the script, in the order of the interpreter, and flush files: the end
+    of a file that is not closed would be missing.
     """
-    _write_out((sys.stdout, sys.stderr))
-    threading.excepthook = lambda args: None  # daemon threads live on for a moment
+    _flush_files((sys.stdout, sys.stderr))
+    threading.excepthook = lambda args: None  # daemon threads still run for a moment
     names = sys.modules["__main__"].__dict__
     private = [name for name in names if name.startswith("_") and name != "__builtins__"]
     for name in [*private, *(name for name in list(names) if not name.startswith("_"))]:
         if name in names:
             names[name] = None
     gc.collect()
-    _write_out(one for one in gc.get_objects() if issubclass(type(one), _FILE))
-    _write_out((sys.stdout, sys.stderr))
+    _flush_files(value for value in gc.get_objects() if issubclass(type(value), _FILE))
+    _flush_files((sys.stdout, sys.stderr))
 
 
-def _write_out(files: Any) -> None:
+def _flush_files(files: Any) -> None:
     for file in files:
         try:
             if file is None or file.closed or not file.writable():
                 continue
             if isinstance(file, _PLAIN_FILES):
                 file.flush()
-            else:  # compressed ones have an end of their own
+            else:  # compressed files have an end that only close() writes
                 file.close()
-        except Exception:  # the other end of a pipe is gone, a disk is full
+        except Exception:  # the other end of a pipe is closed, or a disk is full
             continue
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """See the module's text."""
+    """Run the program; see the module's docstring."""
     here = os.path.dirname(os.path.abspath(__file__))
     if sys.path and os.path.abspath(sys.path[0]) == here:
         del sys.path[0]
-    _take_name(process_name(argv))
+    _set_name(process_name(argv))
     leave(run(argv))
 
 
-def _take_name(name: str) -> None:
-    """Be this in ``ps`` and ``top``, as the forks of a fork server are."""
+def _set_name(name: str) -> None:
+    """Set the name of this process for ``ps`` and ``top``, as the forks of a fork server do."""
     try:
         with open("/proc/self/comm", "w") as file:
             file.write(name)
     except OSError:
-        pass  # no /proc here
+        pass  # there is no /proc
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""The launcher of a service on one node: its process is started once, informed of every change of
-the membership, and watched.
+"""The launcher of a service on one node. It starts the process of the service once, sends it every
+change of the membership, and watches it.
 
     starting ──the process has joined──▶ ready ──first view──▶ running ──▶ …
     it ends ──▶ succeeded (code 0) | failed, and exited
 
 Decides how the process is started, watched and stopped. :mod:`malletrain.rounds.service` decides
-who is a member, and the process what it does with the news. Works without torch.
+which nodes are members, and the process decides how it reacts to a change. Works without torch.
 
-They exchange JSON objects, one a line, on a Unix socket (path in ``MALLETRAIN_SERVICE``). Process:
-``{"say": "join", "address"}``, ``{"say": "drained"}``, ``{"say": "worth", "nodes": {"4": 100.0,
-…}}``. Launcher: ``{"view": number, "members": [[node, host, address, gone_in_s or null, lasts_s
-or null], …]}`` and, when no daemon is there to make views, ``{"leave": seconds}``.
+They exchange JSON objects, one per line, on a Unix socket (path in ``MALLETRAIN_SERVICE``).
+Process: ``{"say": "join", "address"}``, ``{"say": "drained"}``, ``{"say": "worth", "nodes": {"4":
+100.0, …}}``. Launcher: ``{"view": number, "members": [[node, host, address, gone_in_s or null,
+lasts_s or null], …]}`` and, if there is no daemon that could send views, ``{"leave": seconds}``.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class ServiceLauncher:
     """The process of one service on this node."""
 
     def __init__(self, order: LaunchOrder) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
-            order: What the agent wants launched.
+            order: the agent's order.
         """
         self.order = order
         self._loop = LaunchLoop(order)
@@ -60,33 +60,33 @@ class ServiceLauncher:
         )
 
     def run(self) -> int:
-        """Until the job leaves the node or its process fails. Returns the exit code."""
+        """Run until the job leaves the node or its process fails. Returns the exit code."""
         return self._loop.run(self)
 
     # --- the agent ---
 
     def on_message(self, message: Message) -> None:
-        """A view, or that there will be none any more."""
+        """Handle a view, or a drain, after which there are no further views."""
         if isinstance(message, Round) and message.job == self.order.job:
             if self._view is None or message.generation > self._view.generation:
                 self._view = message
-                self._pass_on()
+                self._send_view()
         elif isinstance(message, Drain) and self._connection is not None:
             self._connection.send({"leave": message.timeout_s})
 
-    def _pass_on(self) -> None:
+    def _send_view(self) -> None:
         view = self._view
         if view is None or self._address is None or view.generation <= self._generation:
             return
-        if self._child is None:  # what was said of its end stands
+        if self._child is None:  # the end of the process has been reported
             return
         self._generation = view.generation
         if self._connection is not None:
             members = [[p.node, p.host, p.address, p.gone_in_s, p.lasts_s] for p in view.members]
             self._connection.send({"view": view.generation, "members": members})
-        self._say(AssignmentPhase.RUNNING)
+        self._report(AssignmentPhase.RUNNING)
 
-    def _say(self, phase: AssignmentPhase, failures: tuple[Failure, ...] = ()) -> None:
+    def _report(self, phase: AssignmentPhase, failures: tuple[Failure, ...] = ()) -> None:
         self._loop.agent.send(
             Phase(
                 Assignment(self.order.job, phase, self._generation, failures, self._address or "")
@@ -104,40 +104,40 @@ class ServiceLauncher:
         ]
 
     def on_line(self, connection: LineConnection, message: ProcessLine) -> None:
-        """The process joins, or has handed over what it held."""
+        """Handle a line of the process: it joins, has drained, or reports what nodes are worth."""
         if message.say == "join" and (self._connection is None or not self._connection.open):
             self._connection = connection
         if connection is not self._connection:
-            # one process, one connection: a child that joins again is refused
+            # There is one connection per process; that of a child process is rejected.
             self._loop.lines.hang_up(connection)
         elif message.say == "join":
             self._address = message.address
-            self._say(AssignmentPhase.RUNNING if self._generation else AssignmentPhase.READY)
-            self._pass_on()
+            self._report(AssignmentPhase.RUNNING if self._generation else AssignmentPhase.READY)
+            self._send_view()
         elif message.say == "drained":
             self._loop.agent.send(Drained(self.order.job, self._generation, True))
         elif message.say == "worth" and message.nodes:
             self._loop.agent.send(Worth(self.order.job, message.nodes))
 
-    def look_after(self) -> None:
-        """What became of the process."""
+    def check_processes(self) -> None:
+        """Report the end of the process."""
         code = self._child.ended() if self._child is not None else None
         if code is None:
             return
         self._child = None
         if code == 0:
-            self._say(AssignmentPhase.SUCCEEDED)
+            self._report(AssignmentPhase.SUCCEEDED)
             return
-        words = last_words(self._log)
+        output = last_words(self._log)
         nodes = [p.node for p in self._view.members] if self._view else []
         own = os.environ.get(env.NODE, "")
         rank = nodes.index(own) if own in nodes else 0
-        failures = (Failure(rank, code, time.time(), words),)
-        self._say(AssignmentPhase.FAILED, failures)
-        how = f"with code {code}" if code > 0 else f"by signal {-code}"
-        print(words, flush=True)
+        failures = (Failure(rank, code, time.time(), output),)
+        self._report(AssignmentPhase.FAILED, failures)
+        end = f"with code {code}" if code > 0 else f"by signal {-code}"
+        print(output, flush=True)
         last = Assignment(self.order.job, AssignmentPhase.EXITED, self._generation, failures)
-        self._loop.leave(Phase(last), f"The service's process ended {how}.")
+        self._loop.leave(Phase(last), f"The service's process ended {end}.")
 
     def stop(self) -> None:
         """Stop the process."""

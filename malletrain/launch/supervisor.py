@@ -1,5 +1,5 @@
-"""Tie a process to its parent, so that nobody outlives an agent or a launcher that was killed. Run
-by its path, standard library only:
+"""Ties a process to its parent, so that no process outlives an agent or a launcher that was killed.
+Run by its path, standard library only:
 
     python -I -S supervisor.py [--keep [--remove DIR]] [--parent PID] [--chdir DIR] [--log FILE |
     --per-rank-log DIR] -- COMMAND [ARGS]...
@@ -11,12 +11,12 @@ processes from the main thread. ``--parent`` is the expected parent, or ``env`` 
 MALLETRAIN_LAUNCHER_PID.
 
 With ``--keep`` it stays as COMMAND's supervisor (PR_SET_CHILD_SUBREAPER): orphans of the whole tree
-become its children, and when COMMAND ends or the supervisor's parent dies it kills every process
-that is left, double-forked ones included. It does the same when its parent has been stopped
-(SIGSTOP) for some seconds: a lease that the main scheduler suspends is to leave the node and its
-memory to others. SIGTERM is passed on to COMMAND where its parent sent it: Slurm's scancel sends it
-to every process of a lease. ``--remove``: a folder that goes when the parent did not stay. Exits
-with COMMAND's code, or 128 + signal.
+become its children. When COMMAND ends or the supervisor's parent dies, it kills every remaining
+process, including double-forked ones. It does the same if its parent has been stopped (SIGSTOP) for
+SUSPENDED_S seconds, because a lease that the main scheduler suspends must free the node and its
+memory. It forwards a SIGTERM to COMMAND only if its parent sent it, because Slurm's scancel sends
+SIGTERM to every process of a lease. ``--remove``: a directory to remove if the parent did not stay.
+Exits with COMMAND's code, or 128 + signal.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if __package__:
     from malletrain.protocol import env
     from malletrain.protocol.fault_points import FaultPoint, reached
     from malletrain.protocol.log_names import rank_log_name
-else:  # run by its path: there is the standard library, and what is taken from a folder by name
-    _ROOM = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    sys.path.append(os.path.join(_ROOM, "protocol"))
+else:  # run by its path: only the standard library, and modules imported from their directory
+    _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    sys.path.append(os.path.join(_PACKAGE, "protocol"))
     import env  # type: ignore[import-not-found,no-redef]
     from fault_points import FaultPoint, reached  # type: ignore[import-not-found,no-redef]
     from log_names import rank_log_name  # type: ignore[import-not-found,no-redef]
@@ -44,12 +44,12 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 _WATCHED_SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 SUSPENDED_S = 6.0
-"""A parent that has been stopped for this long is suspended. By then the daemon has given its node
-up (agent_timeout).
+"""Time after which a stopped parent counts as suspended, seconds. By then the daemon has declared
+its node lost (agent_timeout).
 """
-LOOK_EVERY_S = 1.0
+POLL_S = 1.0
 GUARDING, STOPPING = "mt-guarding", "mt-stopping"
-"""Names of a supervisor with a parent, by which COMMAND knows whether a SIGTERM is meant for it."""
+"""Process names of a supervisor with a parent. They tell COMMAND whether a SIGTERM is for it."""
 
 
 def prctl(option: int, value: int) -> None:
@@ -68,8 +68,8 @@ def set_name(name: str) -> None:
 
 
 def is_meant(supervisor: int) -> bool:
-    """Whether a SIGTERM that the child of this process has got came from there; always where that
-    is no supervisor.
+    """Returns whether a SIGTERM that this process received is meant for it, not for the whole
+    lease. True if ``supervisor``, the pid of its parent, is not a supervisor.
     """
     try:
         with open(f"/proc/{supervisor}/comm") as file:
@@ -79,8 +79,8 @@ def is_meant(supervisor: int) -> bool:
 
 
 def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
-    """Get ``signum`` when the parent dies; exit now if it is not ``parent`` any more. Raises
-    OSError.
+    """Make the kernel send ``signum`` to this process when its parent dies. Exits now if ``parent``
+    has already died. Raises OSError.
     """
     prctl(PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:  # it died before the setting took effect
@@ -88,7 +88,7 @@ def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
 
 
 def process_table() -> dict[int, tuple[int, str]]:
-    """All processes: pid → (parent, state letter), from /proc (proc_pid_stat(5))."""
+    """Returns (parent, state letter) of all processes by pid, from /proc (proc_pid_stat(5))."""
     table = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -102,7 +102,7 @@ def process_table() -> dict[int, tuple[int, str]]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal."""
+    """Returns whether a process is stopped by a signal."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] == b"T"
@@ -111,7 +111,9 @@ def is_stopped(pid: int) -> bool:
 
 
 def descendants(root: int, table: dict[int, tuple[int, str]] | None = None) -> list[int]:
-    """Living descendants of ``root`` (zombies are passed through but not listed)."""
+    """Returns the living descendants of ``root``. Zombies are not listed, but their descendants
+    are. ``table``: a process table; None to read it.
+    """
     table = process_table() if table is None else table
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in table.items():
@@ -128,9 +130,15 @@ def descendants(root: int, table: dict[int, tuple[int, str]] | None = None) -> l
 def kill_descendants(
     limit_s: float = 10.0, spared: Callable[[], Container[int]] = tuple
 ) -> list[int]:
-    """SIGKILL all descendants of this process but ``spared()`` until none is left or the limit has
-    passed. Returns those that are left (a process in uninterruptible sleep cannot be killed). Needs
-    this process to be a subreaper for double-forked ones. Does not reap.
+    """Kill all descendants of this process, until none is left or the time limit has passed. Does
+    not reap. Double-forked processes are descendants only if this process is a subreaper.
+
+    Args:
+        limit_s: time limit, seconds.
+        spared: returns the pids that are not killed.
+
+    Returns:
+        The remaining descendants. (A process in uninterruptible sleep cannot be killed.)
     """
     deadline = time.monotonic() + limit_s
     while True:
@@ -166,7 +174,17 @@ def _exec(command: list[str]) -> None:
 
 
 def _supervise(command: list[str], parent: int | None, remove: str = "") -> int:
-    """Run ``command`` as a child and leave nothing of it behind (see the module's text)."""
+    """Run ``command`` as a child, and kill all remaining processes when it ends (see the module's
+    docstring).
+
+    Args:
+        command: the command.
+        parent: pid of the expected parent; None for any.
+        remove: directory that is removed if the parent dies; empty for none.
+
+    Returns:
+        The exit code.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED_SIGNALS)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     if parent is not None:
@@ -182,7 +200,7 @@ def _supervise(command: list[str], parent: int | None, remove: str = "") -> int:
     status: int | None = None
     stopped_since: float | None = None
     while status is None:
-        caught = signal.sigtimedwait(_WATCHED_SIGNALS, LOOK_EVERY_S)
+        caught = signal.sigtimedwait(_WATCHED_SIGNALS, POLL_S)
         stopped_since = (
             (stopped_since or time.monotonic())
             if parent is not None and is_stopped(parent)
@@ -214,7 +232,7 @@ def _supervise(command: list[str], parent: int | None, remove: str = "") -> int:
 
             shutil.rmtree(remove, ignore_errors=True)
             try:
-                os.rmdir(os.path.dirname(remove))  # the agent's, where nothing else is in it
+                os.rmdir(os.path.dirname(remove))  # the agent's directory, if it is empty
             except OSError:
                 pass
         return 128 + signal.SIGKILL
@@ -223,7 +241,7 @@ def _supervise(command: list[str], parent: int | None, remove: str = "") -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Become (or keep) the command; what prevents that is said in a sentence."""
+    """Become the command, or supervise it. Prints a sentence if that fails."""
     try:
         return _main(argv)
     except (OSError, ValueError, KeyError, StopIteration) as error:

@@ -1,5 +1,5 @@
-"""The entry point by which torchrun finds MalleTrain (group ``torchrun.handlers``): ``torchrun
---rdzv-backend=malletrain …``.
+"""The entry point by which torchrun finds MalleTrain's rendezvous (group ``torchrun.handlers``):
+``torchrun --rdzv-backend=malletrain …``.
 
 torch loads this module and calls :func:`handler_creator` in every process that imports
 torch.distributed.elastic, so it imports the standard library only. The handler itself is
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
     from malletrain.protocol.launcher_channel import LaunchOrder
 
-_ENDLESS = 1_000_000
+_UNLIMITED = 1_000_000
 
 
 def handler_creator() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """What the entry point must return: the function that makes a handler
+    """Returns the function that creates a handler, as the entry point must
     (torch/distributed/elastic/rendezvous/registry.py).
     """
     return create_handler
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """The rendezvous handler for torchrun's parameters."""
+    """Returns the rendezvous handler for torchrun's parameters."""
     from malletrain.launch.rendezvous import DaemonRendezvous
 
     return DaemonRendezvous.from_parameters(params)
 
 
 def stock_arguments(order: LaunchOrder, scratch: Path) -> list[str]:
-    """Arguments of the torchrun command for a job; its workers are tied and log to their own files
-    as ours do.
+    """Returns the arguments of the torchrun command for a job. As with MalleTrain's own launcher,
+    workers end with the launcher and write to their own logs.
 
     Args:
-        order: what the agent wants launched.
+        order: the agent's order.
         scratch: directory for torchrun's own files.
     """
     from malletrain.launch.script import script_command
@@ -54,7 +54,7 @@ def stock_arguments(order: LaunchOrder, scratch: Path) -> list[str]:
         f"--rdzv-conf=timeout={max(1, round(order.join_timeout_s))}",
         f"--nnodes={spec.min_nodes}:{spec.max_nodes}",
         f"--nproc-per-node={spec.nproc_per_node}",
-        f"--max-restarts={_ENDLESS}",
+        f"--max-restarts={_UNLIMITED}",
         "--monitor-interval=0.1",
         f"--log-dir={scratch}",
         "--no-python",
@@ -65,8 +65,8 @@ def stock_arguments(order: LaunchOrder, scratch: Path) -> list[str]:
 
 
 def main() -> int:
-    """Read the order and become the torchrun command with this handler, which torch before 2.5
-    would not find by its entry point.
+    """Read the order and become the torchrun command. Registers the handler, because torch before
+    2.5 does not find it by its entry point.
     """
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
     from torch.distributed.run import main as torchrun

@@ -1,14 +1,14 @@
-"""The fork server of a leased node: a Python that is warm before a job is chosen for it.
+"""The fork server of a leased node: a Python that is warm before a job is assigned to the node.
 
-It imports what the launcher and every training script need, and waits. A job's own fork server
-(:mod:`malletrain.launch.fork_server`) is then a fork of it, milliseconds old, with the job's
-environment, directory and log. It runs nothing itself and holds nothing of any job.
+It imports the modules that the launcher and every training script need, and waits. A job's own fork
+server (:mod:`malletrain.launch.fork_server`) is then a fork of it, which takes milliseconds, with
+the job's environment, directory and log. It runs nothing itself, and has no state of any job.
 
     agent → supervisor → this ─ fork server of the job ─┬ launcher
                                                         └ workers
 
 The agent connects to a socket in its private directory, once per job. It sends arguments,
-environment, directory and log, and may later ask for the job's end. When it disconnects the job is
+environment, directory and log, and may later request the job's end. When it disconnects, the job is
 killed. The agent decides which Python is warm, and for how long.
 """
 
@@ -29,28 +29,32 @@ from malletrain.launch.supervisor import GUARDING, STOPPING, die_with_parent, se
 from malletrain.protocol.fault_points import FaultPoint, reached
 
 READY = ".ready"
-"""Added to the socket's path: the file that is there once the server is warm; it holds its pid."""
-_MOST_BYTES = 1 << 20
+"""Suffix of the socket's path that gives the path of a file. The file exists when the server is
+warm, and contains its pid.
+"""
+_MAX_PACKET_BYTES = 1 << 20
 
 
 class _Job:
-    """A fork that is, or was, the fork server of a job."""
+    """A fork that is the fork server of a job."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self._connection = connection
         self._pid = pid
 
     def serve(self, woken: int) -> None:
-        """Until it has ended; tell how. ``woken`` can be read when a child has."""
+        """Wait until the fork has ended, and report its exit code. ``woken``: becomes readable when
+        a child ends.
+        """
         stopping = False
-        both: list[socket.socket | int] = [self._connection, woken]
+        sources: list[socket.socket | int] = [self._connection, woken]
         while True:
-            ready = select.select(both, [], [])[0]
+            ready = select.select(sources, [], [])[0]
             if woken in ready:
                 fork_server.drain(woken)
                 pid, status = os.waitpid(self._pid, os.WNOHANG)
                 if pid:
-                    self._tell(os.waitstatus_to_exitcode(status))
+                    self._report_exit(os.waitstatus_to_exitcode(status))
                     return
             if self._connection in ready:
                 if not _packet(self._connection):
@@ -59,25 +63,32 @@ class _Job:
                     return
                 if not stopping:
                     stopping = True
-                    set_name(STOPPING)  # by which the fork knows that the signal is meant for it
+                    set_name(STOPPING)  # tells the fork that the signal is meant for it
                     os.kill(self._pid, signal.SIGTERM)
 
-    def _tell(self, code: int) -> None:
+    def _report_exit(self, code: int) -> None:
         try:
             self._connection.send(json.dumps({"exit": code}).encode())
         except OSError:
-            pass  # the agent is gone, and this process with it in a moment
+            pass  # the agent has ended, and this process is about to end with it
 
 
 def _packet(connection: socket.socket) -> bytes:
     try:
-        return connection.recv(_MOST_BYTES)
+        return connection.recv(_MAX_PACKET_BYTES)
     except OSError:
         return b""
 
 
 def _become(request: dict[str, Any], log: int, server: int, note: str) -> NoReturn:
-    """Be the fork server of a job, as if the job's Python had been started for it."""
+    """Become the fork server of a job, as if the job's Python had been started for it.
+
+    Args:
+        request: arguments, environment and directory of the job.
+        log: file descriptor of its log.
+        server: pid of the server.
+        note: sentence to print first; empty for none.
+    """
     code = 126
     try:
         signal.set_wakeup_fd(-1)
@@ -115,16 +126,16 @@ def _serve(listener: socket.socket, note: str) -> NoReturn:
     while True:
         connection, _ = listener.accept()
         with connection:
-            data, fds, _, _ = socket.recv_fds(connection, _MOST_BYTES, 1)
+            data, fds, _, _ = socket.recv_fds(connection, _MAX_PACKET_BYTES, 1)
             if not data or not fds:
-                continue  # the job was taken off the node meanwhile
+                continue  # the job has left the node meanwhile
             set_name(GUARDING)
-            # A signal for the fork must wait until it is itself.
+            # A signal for the fork must wait until the fork has its own handlers.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             pid = os.fork()
             if pid == 0:
-                for one in (listener, connection):
-                    one.close()
+                for inherited in (listener, connection):
+                    inherited.close()
                 for fd in (wake, woken):
                     os.close(fd)
                 _become(json.loads(data), fds[0], server, note)
@@ -135,13 +146,13 @@ def _serve(listener: socket.socket, note: str) -> NoReturn:
 
 
 def main(note: str = "") -> int:
-    """Warm up and serve, for ever (arguments: ``--launch SOCKET``).
+    """Warm up and serve without end (arguments: ``--launch SOCKET``).
 
     Args:
-        note: what every job's launcher is to say at its beginning.
+        note: sentence that every job's launcher prints first; empty for none.
     """
     path = sys.argv[sys.argv.index("--launch") + 1]
-    # A scancel sends SIGTERM to every process of a lease; this one is killed when it is to end.
+    # scancel sends SIGTERM to every process of a lease. This process is ended by SIGKILL.
     signal.signal(signal.SIGTERM, lambda *_: None)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     listener.bind(path)

@@ -168,8 +168,8 @@ def test_a_node_without_the_runtime_says_so(node):
     cluster = node("raise SystemExit(9)", software=wanted)
     said = cluster.daemon.expect("n0", messages.Phase, phase="exited")
     assert describe(said.assignment.failures) == (
-        "This node has no enroot, which is to run the container image /images/x.sif; is it in a "
-        "module (--module)?"
+        "This node has no enroot, which runs the container image /images/x.sif, on its PATH. If a "
+        "module provides it, add --module NAME."
     )
 
 

@@ -119,7 +119,7 @@ class NoForkServers:
         for launcher in list(self._agent.node.launchers):
             launcher.kill()
 
-    def anything_left(self) -> bool:
+    def has_job_processes(self) -> bool:
         return bool(self._agent.node.launchers)
 
 

@@ -141,7 +141,7 @@ _next = JobRounds._next  # noqa: SLF001
 def _round_with_its_drain(self, message):
     """The workers wait to be stopped all the same."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(self, "_no_drain", lambda: None)
+        patched.setattr(self, "_cancel_drain", lambda: None)
         _round(self, message)
 
 

@@ -140,7 +140,7 @@ def test_no_snapshot(student):
     student.types("malletrain submit --weight 10 --name urgent unsaved.py")
     student.until(lambda: student.notices("unsaved"), "it is told")
     said = student.types("malletrain show unsaved")
-    assert "The script keeps no snapshot: the job began anew" in said.text
+    assert "The script keeps no snapshot: the job started from the beginning" in said.text
     assert "Add malletrain.Snapshot to it (docs/training-scripts.md)" in said.text
 
 

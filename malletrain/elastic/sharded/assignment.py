@@ -1,12 +1,13 @@
-"""Which process becomes which rank of the next group, so that the fewest bytes move.
+"""Assigns the ranks of the next group to processes so that the fewest bytes move.
 
-Decides the order by an assignment problem over what each process holds and each new rank is to
-hold; exactly, by the Hungarian method (Kuhn 1955, in the O(n³) form with potentials). It is written
-out here because a script's environment has torch and need not have scipy, and imports of the
-training side are the standard library's and torch's.
+Decides the order by an assignment problem: the gain of a pair is the number of bytes that the
+process has of the part of the new rank. It is solved exactly, by the Hungarian method (Kuhn 1955,
+in the O(n³) form with potentials). The method is implemented here because the environment of a
+script has torch, but not always scipy, and the training side imports only the standard library and
+torch.
 
-Rank 0 of the daemon's order stays rank 0: its node is asked for snapshots. Since contiguous parts
-begin together at the front, that costs nothing unless the process that held part 0 leaves.
+Rank 0 of the daemon's order stays rank 0, because snapshots are requested from its node. The first
+part always begins at row 0, so this costs nothing unless the process with part 0 leaves.
 """
 
 from __future__ import annotations
@@ -17,24 +18,31 @@ from dataclasses import dataclass
 from malletrain.elastic.sharded.chunks import share
 
 Rows = Mapping[int, int]
-"""Bytes of one row, summed over all tensors that have so many rows in the dimension that is cut, by
-that number of rows."""
+"""Bytes per row, summed over all tensors with the same number of rows in the sharded dimension, by
+that number of rows.
+"""
 
 
 @dataclass(frozen=True)
 class StatePart:
-    """The part that a process holds: ``part`` of ``parts``, each a contiguous run of rows."""
+    """The part of the state that a process has, a contiguous range of rows of each tensor."""
 
     part: int
-    """From 0."""
+    """Index of the part, from 0."""
     parts: int
-    """Into how many the state is cut."""
+    """Number of parts of the state."""
     rows: tuple[tuple[int, int], ...]
-    """(rows, bytes of a row) of the state: :data:`Rows`."""
+    """(rows, bytes per row) of the state: :data:`Rows`."""
 
 
 def overlap(source: StatePart, part: int, parts: int) -> int:
-    """Bytes that ``source`` has of ``part`` of ``parts``."""
+    """Returns the number of bytes that ``source`` has of a part of the next layout.
+
+    Args:
+        source: the part that a process has.
+        part: index of the other part, from 0.
+        parts: number of parts of the next layout.
+    """
     total = 0
     for length, row_bytes in source.rows:
         first, number = share(length, source.parts, source.part)
@@ -44,38 +52,40 @@ def overlap(source: StatePart, part: int, parts: int) -> int:
 
 
 def best_order(holdings: Sequence[StatePart | None]) -> list[int]:
-    """The new rank of each process of the next group.
+    """Returns the new rank of each process of the next group.
 
     Args:
-        holdings: what each of them holds, in the daemon's order; None for a joiner.
+        holdings: the part that each process has, in the daemon's order; None for a joiner.
 
     Returns:
-        A permutation, beginning with 0, with which the fewest bytes move.
+        A permutation that starts with 0 and minimizes the number of bytes that move.
     """
     size = len(holdings)
     order = [-1] * size
     order[0] = 0
     rows = [process for process in range(1, size) if holdings[process] is not None]
     gains = [
-        [overlap(one, part, size) for part in range(1, size)]
+        [overlap(holding, part, size) for part in range(1, size)]
         for process in rows
-        if (one := holdings[process]) is not None
+        if (holding := holdings[process]) is not None
     ]
-    for process, part in zip(rows, _most(gains), strict=True):
+    for process, part in zip(rows, _maximum_assignment(gains), strict=True):
         order[process] = part + 1
     free = iter(sorted(set(range(size)) - set(order)))
     return [next(free) if rank < 0 else rank for rank in order]
 
 
-def _most(gains: Sequence[Sequence[int]]) -> list[int]:
-    """The column of each row, no column twice, with the largest sum. Not more rows than columns."""
+def _maximum_assignment(gains: Sequence[Sequence[int]]) -> list[int]:
+    """Returns a different column for each row, so that the sum of the gains is the maximum. There
+    must not be more rows than columns.
+    """
     if not gains:
         return []
     width = len(gains[0])
-    of_row = [0] * (len(gains) + 1)
-    of_column = [0] * (width + 1)
+    row_potential = [0] * (len(gains) + 1)
+    column_potential = [0] * (width + 1)
     row_at = [0] * (width + 1)
-    """The row that has a column, from 1; 0 for none. Column 0 is where a new row enters."""
+    """Row of each column, from 1; 0 for none. A new row enters at column 0."""
     for row in range(1, len(gains) + 1):
         row_at[0] = row
         column = 0
@@ -88,15 +98,15 @@ def _most(gains: Sequence[Sequence[int]]) -> list[int]:
             for other in range(1, width + 1):
                 if used[other]:
                     continue
-                cost = -gains[here - 1][other - 1] - of_row[here] - of_column[other]
+                cost = -gains[here - 1][other - 1] - row_potential[here] - column_potential[other]
                 if cost < slack[other]:
                     slack[other], came_from[other] = cost, column
                 if slack[other] < smallest:
                     smallest, nearest = slack[other], other
             for other in range(width + 1):
                 if used[other]:
-                    of_row[row_at[other]] += int(smallest)
-                    of_column[other] -= int(smallest)
+                    row_potential[row_at[other]] += int(smallest)
+                    column_potential[other] -= int(smallest)
                 else:
                     slack[other] -= smallest
             column = nearest

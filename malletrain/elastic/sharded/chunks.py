@@ -1,7 +1,7 @@
-"""Boxes of a tensor's elements: what one rank holds of it.
+"""Boxes of the elements of a tensor: the parts that ranks have of it.
 
-Decides nothing; arithmetic only. A tensor without dimensions has one element, the box of no
-offsets. Empty boxes are left out wherever boxes are listed.
+Decides nothing; arithmetic only. A tensor without dimensions has one element, whose box has empty
+offsets. Lists of boxes never contain empty boxes.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from math import prod
 
 @dataclass(frozen=True, order=True)
 class Chunk:
-    """A box: from ``offsets`` on, so long as ``sizes`` in each dimension."""
+    """A box of elements."""
 
     offsets: tuple[int, ...]
-    """The first element, in the whole tensor."""
+    """Index of its first element in the whole tensor."""
     sizes: tuple[int, ...]
-    """Elements in each dimension."""
+    """Number of elements in each dimension."""
 
     @property
     def elements(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return prod(self.sizes)
 
     def common(self, other: Chunk) -> Chunk | None:
-        """What both have, None if nothing."""
+        """Returns the intersection of both boxes; None if it is empty."""
         offsets = tuple(map(max, self.offsets, other.offsets))
         ends = map(min, self._ends(), other._ends())
         sizes = tuple(end - at for end, at in zip(ends, offsets, strict=True))
         return Chunk(offsets, sizes) if all(size > 0 for size in sizes) else None
 
     def without(self, other: Chunk) -> list[Chunk]:
-        """What this one has and ``other`` has not, as boxes that do not overlap."""
+        """Returns the elements that are not in ``other``, as boxes that do not overlap."""
         shared = self.common(other)
         if shared is None:
             return [self] if self.elements else []
@@ -54,29 +54,29 @@ class Chunk:
         return rest
 
     def within(self, outer: Chunk) -> tuple[slice, ...]:
-        """Where it is in a tensor that holds ``outer``."""
+        """Returns the slices of this box in a tensor that contains the box ``outer``."""
         return tuple(
             slice(at - base, at - base + size)
             for at, base, size in zip(self.offsets, outer.offsets, self.sizes, strict=True)
         )
 
-    def split(self, most: int) -> Iterator[Chunk]:
-        """Boxes of at most ``most`` elements (one at least), in order."""
-        if self.elements <= max(1, most):
+    def split(self, max_elements: int) -> Iterator[Chunk]:
+        """Yields boxes of at max_elements ``max_elements`` elements (at least one), in order."""
+        if self.elements <= max(1, max_elements):
             if self.elements:
                 yield self
             return
         dim = next(d for d, size in enumerate(self.sizes) if size > 1)
         row = self.elements // self.sizes[dim]
-        step = max(1, most // row)
+        step = max(1, max_elements // row)
         for start in range(0, self.sizes[dim], step):
             length = min(step, self.sizes[dim] - start)
             part = Chunk(
                 (*self.offsets[:dim], self.offsets[dim] + start, *self.offsets[dim + 1 :]),
                 (*self.sizes[:dim], length, *self.sizes[dim + 1 :]),
             )
-            if part.elements > most and length == 1:
-                yield from part.split(most)
+            if part.elements > max_elements and length == 1:
+                yield from part.split(max_elements)
             else:
                 yield part
 
@@ -85,9 +85,14 @@ class Chunk:
 
 
 def share(length: int, ranks: int, rank: int) -> tuple[int, int]:
-    """(first, number) of the rows that ``rank`` of ``ranks`` holds of ``length``, as DTensor deals
-    them: equal parts, rounded up, from the front; the last ranks have fewer or none.
+    """Returns (first, number) of the rows of one rank, as DTensor distributes them: equal parts,
+    rounded up, from the front. The last ranks have fewer or none.
+
+    Args:
+        length: number of rows.
+        ranks: number of ranks.
+        rank: the rank, from 0.
     """
-    each = -(-length // ranks)
-    first = min(length, rank * each)
-    return first, min(length, first + each) - first
+    rows_per_rank = -(-length // ranks)
+    first = min(length, rank * rows_per_rank)
+    return first, min(length, first + rows_per_rank) - first

@@ -1,9 +1,9 @@
-"""Copies of each rank's shards, kept in the memory of this node and of the next one.
+"""Copies of each rank's shards, in the memory of its own node and of the next one.
 
-Decides whose copy a process keeps: that of the rank at the same place of the node before, beside
-its own, because its own shards go on training. When a node is lost the next one still has what was
-on it. Two steps' copies are there for the time of one step. What is done with them after a loss is
-:mod:`malletrain.elastic.sharded.sharing`'s.
+Decides which copies a process keeps: one of its own shards, which change as it trains, and one of
+the shards of the rank with the same local rank on the previous node. If a node is lost, the next
+one still has its shards. For the duration of one step there are copies of two steps.
+:mod:`malletrain.elastic.sharded.sharing` decides how copies are used after a loss.
 """
 
 from __future__ import annotations
@@ -28,51 +28,51 @@ from malletrain.training.sharded_state import take_apart
 
 @dataclass(frozen=True)
 class ShardCopy:
-    """A copy in host memory."""
+    """Copies of shards of one version of the state, in host memory."""
 
     version: Version
-    """Of the state."""
+    """Version of the state."""
     parts: Parts
-    """This rank's shards and its neighbour's."""
+    """The shards of this rank and of its neighbour."""
     description: bytes
-    """What belongs to the state beside its shards."""
+    """The state without its shards, pickled."""
 
 
 def exchange(group: Group, version: Version, live: Parts, description: bytes) -> ShardCopy:
     """Copy this rank's shards, and exchange the copies with the neighbours. Called on every rank
-    after the same step. Raises what :meth:`Group.apart` raises.
+    after the same step. Raises what :meth:`Group.call_abandonable` raises.
 
     Args:
-        group: of all ranks.
-        version: of the state.
-        live: this rank's shards of it.
-        description: what belongs to it beside the shards.
+        group: the default group.
+        version: version of the state.
+        live: shards of this rank.
+        description: the state without its shards, pickled.
     """
     own: Parts = {
         key: [(chunk, tensor.to("cpu", copy=True).contiguous()) for chunk, tensor in boxes]
         for key, boxes in live.items()
     }
     size, rank = group.place.size, group.place.rank
-    apart = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) % size or 1
-    theirs: list[Parts] = []
-    # A call that was left behind must not go on in the next group.
-    ends = (rank + apart) % size, (rank - apart) % size, dist.group.WORLD
-    group.apart(lambda: theirs.append(_swap(own, *ends)))
-    return ShardCopy(version, combined([own, theirs[0]]), description)
+    distance = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) % size or 1
+    received: list[Parts] = []
+    # The group is passed, so that an abandoned call cannot continue in the next group.
+    ends = (rank + distance) % size, (rank - distance) % size, dist.group.WORLD
+    group.call_abandonable(lambda: received.append(_swap(own, *ends)))
+    return ShardCopy(version, combined([own, received[0]]), description)
 
 
 def _swap(own: Parts, to: int, source: int, world: Any) -> Parts:
     header = pickle.dumps({key: [(c, t.dtype) for c, t in boxes] for key, boxes in own.items()})
     length, their_length = torch.tensor([len(header)]), torch.zeros(1, dtype=torch.int64)
-    _both([length], to, [their_length], source, world)
+    _send_and_receive([length], to, [their_length], source, world)
     header_tensor = torch.frombuffer(bytearray(header), dtype=torch.uint8)
     their_header = torch.empty(int(their_length), dtype=torch.uint8)
-    _both([header_tensor], to, [their_header], source, world)
+    _send_and_receive([header_tensor], to, [their_header], source, world)
     theirs: dict[str, list[tuple[Chunk, torch.Tensor]]] = {
         key: [(chunk, torch.empty(chunk.sizes, dtype=dtype)) for chunk, dtype in boxes]
         for key, boxes in pickle.loads(their_header.numpy().tobytes()).items()
     }
-    _both(_flat(own), to, _flat(theirs), source, world)
+    _send_and_receive(_flat(own), to, _flat(theirs), source, world)
     return theirs
 
 
@@ -80,18 +80,20 @@ def _flat(parts: Parts) -> list[torch.Tensor]:
     return list(pieces([tensor for key in sorted(parts) for _, tensor in parts[key]]))
 
 
-def _both(
-    mine: list[torch.Tensor], to: int, theirs: list[torch.Tensor], source: int, world: Any
+def _send_and_receive(
+    outgoing: list[torch.Tensor], to: int, incoming: list[torch.Tensor], source: int, world: Any
 ) -> None:
-    works = [dist.isend(piece, to, world) for piece in mine]
-    works += [dist.irecv(piece, source, world) for piece in theirs]
+    works = [dist.isend(piece, to, world) for piece in outgoing]
+    works += [dist.irecv(piece, source, world) for piece in incoming]
     for work in works:
         if work is not None:
             work.wait()
 
 
 def digest(objects: Mapping[str, Any]) -> str:
-    """A hash over every number of ``objects``, whatever the layout. Called on all ranks."""
+    """Returns a hash over the whole state of ``objects``, which does not depend on its layout.
+    Called on all ranks.
+    """
     skeletons, tensors = take_apart(objects)
     sha = hashlib.sha256()
     plain: list[torch.Tensor] = []

@@ -1,8 +1,9 @@
-"""The meshes on which the rounds of one process are sharded.
+"""Caches the device meshes over which a process shards its model, and reuses them in later rounds.
 
-Decides which mesh a round has: where this process was at the same place of as many ranks before,
-that one again, with the group of the new round. DTensor remembers by the mesh what each operation
-makes of shards, and looking it up anew is the larger part of the first step after a change.
+Decides which mesh a round uses. If the process had the same rank in an earlier round of the same
+size, it is the mesh of that round, with the process group of the new round. DTensor caches the
+sharding of each operation per mesh. Filling that cache takes most of the first step after a
+rescale.
 """
 
 from __future__ import annotations
@@ -16,60 +17,73 @@ from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.link import Place
 from malletrain.training.torch_private import forget_meshes, lend_group
 
-MOST = 32
-"""Meshes that are kept; beyond it all are forgotten, and what DTensor remembers with them."""
+MAX_MESHES = 32
+"""Maximum number of cached meshes. When the cache is full, it drops all of them, and DTensor's
+caches.
+"""
 
 
-class Meshes:
-    """Of one process.
+class MeshCache:
+    """The mesh cache of one process.
 
     Args:
-        device: the kind of device.
-        in_nodes: whether there are replicas: the mesh has two dimensions then.
+        device: device type, as ``init_device_mesh`` takes it.
+        is_hsdp: whether the model is also replicated (HSDP). The mesh then has two dimensions.
     """
 
-    def __init__(self, device: str, in_nodes: bool) -> None:
-        self._device, self._in_nodes = device, in_nodes
-        self._again_too = device == "cpu" and not in_nodes  # NCCL's groups were never lent on
+    def __init__(self, device: str, is_hsdp: bool) -> None:
+        self._device, self._is_hsdp = device, is_hsdp
+        # Giving a mesh another group is not tested with NCCL.
+        self._can_reuse = device == "cpu" and not is_hsdp
         self._meshes: dict[tuple[int, int], Any] = {}
 
-    def of(self, place: Place, shards: int) -> Any:
-        """The mesh of the present default group, cut into ``shards``. Raises ElasticError."""
+    def mesh_for(self, place: Place, shard_group_size: int) -> Any:
+        """Returns the mesh over the current default group.
+
+        Args:
+            place: membership of this process in the round.
+            shard_group_size: number of ranks over which the model is sharded.
+
+        Raises:
+            ElasticError: ``shard_group_size`` does not divide the number of ranks.
+        """
         size = place.size
-        if size % shards:
+        if size % shard_group_size:
             raise ElasticError(
-                f"The round has {size} ranks, which groups of {shards} do not fill: with "
+                f"The round has {size} ranks, which is not a multiple of {shard_group_size}. With "
                 "shard='node' every node must have the same number of ranks."
             )
         for mesh in self._meshes.values():
-            lend_group(mesh, None)  # none holds a group that was left
-        if self._again_too and (mesh := self._again(place.rank, size)) is not None:
+            lend_group(mesh, None)  # no mesh keeps the group of an earlier round alive
+        if self._can_reuse and (mesh := self._cached_mesh(place.rank, size)) is not None:
             return mesh
-        # Torch takes meshes of one size and one name for the same one, and answers for a rank and
-        # groups that it had in an earlier round: the round belongs to the name.
-        self._forget()
-        number = place.generation
-        shape = (size // shards, shards) if self._in_nodes else (size,)
-        names = (f"replicate_{number}", f"shard_{number}")[-len(shape) :]
+        # torch treats meshes of the same size and names as one, and would return the rank and the
+        # groups of an earlier round. So the names contain the generation.
+        self._clear()
+        generation = place.generation
+        shape = (size // shard_group_size, shard_group_size) if self._is_hsdp else (size,)
+        names = (f"replicate_{generation}", f"shard_{generation}")[-len(shape) :]
         return init_device_mesh(self._device, shape, mesh_dim_names=names)
 
-    def has(self, place: Place) -> bool:
-        """Whether there is a mesh of this place that can be had again."""
+    def is_cached(self, place: Place) -> bool:
+        """Returns whether there is a mesh for this rank and number of ranks."""
         return (place.rank, place.size) in self._meshes
 
-    def _again(self, rank: int, size: int) -> Any | None:
-        """The mesh of this place, which may be a new one; None where torch cannot have it again."""
+    def _cached_mesh(self, rank: int, size: int) -> Any | None:
+        """Returns the mesh for this rank and size, which is made if needed. None if this torch
+        cannot give it the new group.
+        """
         mesh = self._meshes.get((rank, size))
         if mesh is None:
-            if len(self._meshes) >= MOST:
-                self._forget()
-            name = f"shard_{rank}_of_{size}"  # a name of its own: see above
+            if len(self._meshes) >= MAX_MESHES:
+                self._clear()
+            name = f"shard_{rank}_of_{size}"  # a unique name: see mesh_for()
             mesh = init_device_mesh(self._device, (size,), mesh_dim_names=(name,))
         if not lend_group(mesh, dist.group.WORLD):
             return None
         self._meshes[rank, size] = mesh
         return mesh
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._meshes.clear()
         forget_meshes()

@@ -1,8 +1,8 @@
-"""The sharded model of a run: the script's two functions, and the module they made for the present
-group.
+"""The sharded model of a run: the two functions of the script, and the module that they made for
+the current group.
 
-Decides how a module comes to be: built on ``meta``, sharded by the script, given memory. What is in
-it is filled in by :mod:`malletrain.elastic.sharded.sharing`.
+Decides how a module is made: built on ``meta``, sharded by the script, then given memory.
+:mod:`malletrain.elastic.sharded.sharing` fills in the values.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Parallelize = Callable[[torch.nn.Module, Any], Any]
 
 
 class ShardedModel(torch.nn.Module):
-    """Use it where a script uses its sharded model. ``module`` is that of the present group:
-    another one after each change, with the same names.
+    """The sharded model as the script uses it. ``module`` is the module of the current group: a new
+    one after each change, with the same names.
 
     Args:
-        build: makes the model.
+        build: returns the model.
         parallelize: called with a model on ``meta`` and a mesh; applies ``fully_shard``.
-        device: where the shards are.
+        device: device of the shards.
     """
 
     def __init__(self, build: Build, parallelize: Parallelize, device: torch.device) -> None:
@@ -42,7 +42,7 @@ class ShardedModel(torch.nn.Module):
         before = rng.state()
         with torch.device("meta"):
             module = self._build()
-        rng.load(before)  # a change of the group draws nothing
+        rng.load(before)  # a change of the group must not advance the generators
         if not isinstance(module, torch.nn.Module):
             raise TypeError(
                 f"elastic.Run: build() returned a {type(module).__name__}; it must return the "
@@ -51,19 +51,19 @@ class ShardedModel(torch.nn.Module):
         return module
 
     def whole(self) -> torch.nn.Module:
-        """A model with the numbers that the script begins with, in this process's memory."""
+        """Returns the unsharded model with its initial values, in host memory."""
         with torch.device("cpu"):
             return self._build()
 
     def sharded(self, mesh: Any) -> torch.nn.Module:
-        """A module for ``mesh``, with memory and any numbers in it. Raises ElasticError."""
+        """Returns a module for ``mesh``, with memory and undefined values. Raises ElasticError."""
         return self.without_memory(mesh).to_empty(device=self._device)
 
     def without_memory(self, mesh: Any) -> torch.nn.Module:
-        """A module for ``mesh``, on ``meta``. Raises ElasticError."""
+        """Returns a module for ``mesh``, on ``meta``. Raises ElasticError."""
         module = self._on_meta()
-        made = self._parallelize(module, mesh)
-        module = made if isinstance(made, torch.nn.Module) else module
+        returned = self._parallelize(module, mesh)
+        module = returned if isinstance(returned, torch.nn.Module) else module
         if not hasattr(module, "reset_iter_state") and not hasattr(module, "reshard"):
             raise ElasticError(
                 "elastic.Run: parallelize(model, mesh) must apply fully_shard(model, mesh=mesh) to "
@@ -71,34 +71,34 @@ class ShardedModel(torch.nn.Module):
             )
         return module
 
-    def let_go(self) -> None:
-        """A step broke off within the module: have its shards be what they were before it."""
+    def reset_iteration(self) -> None:
+        """Reshard the module after a step that was interrupted within it."""
         reset = getattr(self.module, "reset_iter_state", None)
         if reset is not None:
             reset()
             return
-        for part in self.module.modules():  # of torch that has no such method yet
+        for part in self.module.modules():  # an older torch without reset_iter_state()
             reshard = getattr(part, "reshard", None)
             if callable(reshard):
                 reshard()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the module's."""
+        """Call the module."""
         self.used()
         return self.module(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own, by its own names."""
+        """Returns the state dict of the module."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Into the module."""
+        """Load a state dict into the module."""
         return self.module.load_state_dict(*args, **kwargs)
 
 
 def release(module: torch.nn.Module) -> None:
-    """Give the memory of a module back that is not used any more. Modules of FSDP are part of
-    circles, and would keep it until the interpreter looks for those.
+    """Free the memory of a module that is no longer used. FSDP modules are part of reference
+    cycles, and would keep the memory until the next garbage collection.
     """
     for tensor in module.parameters():
         tensor.grad = None
@@ -108,21 +108,29 @@ def release(module: torch.nn.Module) -> None:
 
 
 def saved_names(module: torch.nn.Module) -> set[str]:
-    """The names, without wrappings, of all that is part of the module's state."""
+    """Returns the names, without wrappers, of all entries of the module's state dict."""
     return {plain_name(name) for name in module.state_dict()}
 
 
 def exchange_parameters(
     optimizer: torch.optim.Optimizer, old: torch.nn.Module, new: torch.nn.Module
 ) -> Callable[[], None]:
-    """Have ``optimizer`` train the parameters of ``new`` in place of those of ``old``, without any
-    state yet. Returns what undoes it.
+    """Make ``optimizer`` train the parameters of ``new`` instead of those of ``old``, and clear its
+    state.
+
+    Args:
+        optimizer: the optimizer.
+        old: the module that it trains.
+        new: the module that it is to train.
+
+    Returns:
+        A function that undoes the exchange.
 
     Raises:
-        ElasticError: a parameter is not of the model, or not of the new one.
+        ElasticError: a parameter of the optimizer is not in ``old``, or not in ``new``.
     """
     names = {id(parameter): plain_name(name) for name, parameter in old.named_parameters()}
-    there = named_parameters(new)
+    new_parameters = named_parameters(new)
     before = [list(group["params"]) for group in optimizer.param_groups]
     state = dict(optimizer.state)
     unknown = [p for params in before for p in params if id(p) not in names]
@@ -132,14 +140,17 @@ def exchange_parameters(
             "build() makes. Make it of model.parameters() in the function that you pass as "
             "`optimizer`."
         )
-    gone = [name for params in before for p in params if (name := names[id(p)]) not in there]
-    if gone:
+    missing = [
+        name for params in before for p in params if (name := names[id(p)]) not in new_parameters
+    ]
+    if missing:
         raise ElasticError(
-            f"parallelize(model, mesh) made a model without the parameter {gone[0]} of build()'s. "
-            "It may wrap and shard the parts of the model, but every parameter must keep its name."
+            f"parallelize(model, mesh) made a model without the parameter {missing[0]} of "
+            "build()'s. It may wrap and shard the parts of the model, but every parameter must "
+            "keep its name."
         )
     for group, params in zip(optimizer.param_groups, before, strict=True):
-        group["params"] = [there[names[id(p)]] for p in params]
+        group["params"] = [new_parameters[names[id(p)]] for p in params]
     optimizer.state.clear()
 
     def undo() -> None:

@@ -1,8 +1,8 @@
-"""Pieces of a state from rank to rank, as a transfer plan says.
+"""Moves the pieces of a state between ranks according to a transfer plan.
 
-Decides how many pieces are under way at a time. Every process goes through its own pieces in the
-order of the plan, which is the same everywhere: the first piece that is not there yet is always
-under way at both ends, so that nobody waits in a circle. Tensors on GPUs go by the group's NCCL.
+Decides how many pieces are in flight at a time. Every process handles its own pieces in the order
+of the plan, which is equal on all ranks. So the first piece that has not arrived is always in
+flight at both ends, and there is no deadlock. GPU tensors move by the group's NCCL.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ from malletrain.elastic.sharded.transfer_plan import PIECE_BYTES, Piece, Transfe
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training.torch_private import boxes_of
 
-AT_ONCE = 8
-"""Messages under way at a time, of each process: 64 MB where they are staged."""
+MAX_MESSAGES_IN_FLIGHT = 8
+"""Maximum number of messages of a process in flight: 64 MB if they are staged."""
 Parts = Mapping[str, Sequence[tuple[Chunk, torch.Tensor]]]
-"""What a process holds of each tensor: boxes with their numbers."""
+"""The boxes of each tensor that a process has, with their elements, by the tensor's key."""
 
 
 @dataclass
 class Bundle:
-    """Pieces that travel as one message."""
+    """Pieces that are sent as one message."""
 
     source: int
-    """Rank."""
+    """Rank that sends."""
     target: int
-    """Rank."""
+    """Rank that receives."""
     turn: int
-    """Which message between the two it is."""
+    """Number of the message among those between the two ranks, from 0."""
     boxes: list[torch.Tensor] = field(default_factory=list)
-    """Where they are at this end."""
+    """The pieces in the memory of this rank."""
     size: int = 0
-    """Bytes."""
+    """Size, bytes."""
 
-    def _in_one(self) -> bool:
+    def _is_single_contiguous(self) -> bool:
         return len(self.boxes) == 1 and self.boxes[0].is_contiguous()
 
     def packed(self) -> torch.Tensor:
-        """The message; the numbers themselves where there is one contiguous box."""
-        if self._in_one():
+        """Returns the message. A single contiguous box is sent without a copy."""
+        if self._is_single_contiguous():
             return self.boxes[0]
         return torch.cat([_bytes_of(box.contiguous()) for box in self.boxes])
 
     def room(self) -> torch.Tensor:
-        """Where the message arrives."""
-        if self._in_one():
+        """Returns the tensor into which the message is received."""
+        if self._is_single_contiguous():
             return self.boxes[0]
         return torch.empty(self.size, dtype=torch.uint8, device=self.boxes[0].device)
 
     def unpack(self, room: torch.Tensor) -> None:
-        """Put what arrived where it belongs."""
-        if self._in_one():
+        """Copy a received message into the boxes."""
+        if self._is_single_contiguous():
             return
         with torch.no_grad():
             at = 0
             for box in self.boxes:
                 size = box.numel() * box.element_size()
-                # A copy of its own begins where the type may begin.
+                # The clone is aligned for the dtype; the slice may not be.
                 part = room[at : at + size].clone().view(box.dtype)
                 box.copy_(part.view(box.shape))
                 at += size
@@ -77,9 +77,10 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def parts_of(tensors: Mapping[str, Any]) -> dict[str, list[tuple[Chunk, torch.Tensor]]]:
-    """What this process holds of sharded ``tensors``."""
+    """Returns the boxes of sharded ``tensors`` that this process has."""
     parts = {}
-    boxes_of_layout: dict[Any, list[Chunk]] = {}  # a model has few shapes, and asking takes 0.1 ms
+    # Cached, because computing boxes takes 0.1 ms and a model has few shapes.
+    boxes_of_layout: dict[Any, list[Chunk]] = {}
     for key, tensor in tensors.items():
         if not hasattr(tensor, "to_local"):
             boxes, local = [Chunk((0,) * tensor.ndim, tuple(tensor.shape))], tensor
@@ -93,13 +94,19 @@ def parts_of(tensors: Mapping[str, Any]) -> dict[str, list[tuple[Chunk, torch.Te
 
 
 def layout_of(parts: Parts) -> dict[str, tuple[Chunk, ...]]:
-    """Where ``parts`` are."""
+    """Returns the boxes of ``parts``, without their elements."""
     return {key: tuple(chunk for chunk, _ in boxes) for key, boxes in parts.items()}
 
 
 def carry_out(group: Group, plan: TransferPlan, sources: Parts, targets: Parts) -> None:
-    """Fill ``targets`` from the ``sources`` of all ranks of ``group``. Called on every rank with
-    the same plan. Raises what :meth:`Group.apart` raises.
+    """Fill ``targets`` from the ``sources`` of all ranks. Called on every rank with the same plan.
+    Raises what :meth:`Group.call_abandonable` raises.
+
+    Args:
+        group: the default group.
+        plan: the transfer plan.
+        sources: boxes that this rank has.
+        targets: boxes that this rank fills.
     """
     rank = group.place.rank
     with torch.no_grad():
@@ -108,37 +115,45 @@ def carry_out(group: Group, plan: TransferPlan, sources: Parts, targets: Parts) 
                 _box(targets, piece).copy_(_box(sources, piece))
         messages = bundles(rank, plan, sources, targets)
         if messages:
-            group.apart(partial(_exchange, rank, messages, dist.group.WORLD))
+            group.call_abandonable(partial(_exchange, rank, messages, dist.group.WORLD))
 
 
 def bundles(rank: int, plan: TransferPlan, sources: Parts, targets: Parts) -> list[Bundle]:
-    """What ``rank`` sends and receives, in its order: pieces between the same two processes as one
-    message, up to the size of a piece. Both ends come to the same ones, and all processes to the
+    """Returns the messages that ``rank`` sends and receives, in order. Pieces between the same two
+    ranks are combined up to PIECE_BYTES. Both ends compute the same messages, and all processes the
     same order.
+
+    Args:
+        rank: rank of this process.
+        plan: the transfer plan.
+        sources: boxes that this rank has.
+        targets: boxes that this rank fills.
     """
-    open_ones: dict[tuple[int, int], Bundle] = {}
+    open_bundles: dict[tuple[int, int], Bundle] = {}
     turns: dict[tuple[int, int], int] = {}
     messages: list[Bundle] = []
     for piece in plan.moves:
         pair = piece.source, piece.target
         if rank not in pair:
             continue
-        side = _box(sources if piece.source == rank else targets, piece)
-        size = side.numel() * side.element_size()
-        bundle = open_ones.get(pair)
+        box = _box(sources if piece.source == rank else targets, piece)
+        size = box.numel() * box.element_size()
+        bundle = open_bundles.get(pair)
         if bundle is None or bundle.size + size > PIECE_BYTES:
             turn = turns[pair] = turns.get(pair, -1) + 1
-            bundle = open_ones[pair] = Bundle(*pair, turn)
+            bundle = open_bundles[pair] = Bundle(*pair, turn)
             messages.append(bundle)
-        bundle.boxes.append(side)
+        bundle.boxes.append(box)
         bundle.size += size
     return sorted(messages, key=lambda b: (b.turn, b.source, b.target))
 
 
 def _exchange(rank: int, bundles: Iterable[Bundle], world: Any) -> None:
-    """``world``: the group. A call that was left behind must not go on in the next one."""
+    """Send and receive ``bundles``. ``world`` is passed so that an abandoned call cannot continue
+    in the next group.
+    """
     remaining = iter(bundles)
-    while batch := list(islice(remaining, AT_ONCE)):
+    while batch := list(islice(remaining, MAX_MESSAGES_IN_FLIGHT)):
         operations, arriving = [], []
         for bundle in batch:
             if bundle.source == rank:
@@ -164,7 +179,7 @@ def _box(parts: Parts, piece: Piece) -> torch.Tensor:
 
 
 def combined(several: Iterable[Parts]) -> dict[str, list[tuple[Chunk, torch.Tensor]]]:
-    """All of them together."""
+    """Returns the boxes of all ``several`` in one mapping."""
     merged: dict[str, list[tuple[Chunk, torch.Tensor]]] = {}
     for parts in several:
         for key, boxes in parts.items():

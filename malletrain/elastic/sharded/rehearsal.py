@@ -1,10 +1,11 @@
-"""What a change of the group does to a sharded model, done once before this process says that it is
-ready: alone, on a mesh of one rank, while the others train.
+"""Rehearses a change of the group with a sharded model: once before this process is ready, without
+peers, on a mesh of one rank, while the other ranks train.
 
-Decides what is gone through: the script's own functions, FSDP at work, an update of the optimizer,
-and a state taken apart, planned for and put together again. What is imported, compiled or looked up
-for the first time in it is there when the others wait. The script's model stays on ``meta``: one
-rank may not have memory for all of it. Nothing depends on a rehearsal; one that fails is told.
+Decides what is rehearsed: the script's own functions, steps with FSDP, an update of the optimizer,
+and taking apart, planning and putting together the state. Whatever is imported, compiled or cached
+in it is then ready when the other ranks wait. The script's model stays on ``meta``, because one
+rank may not have memory for all of it. Nothing depends on a rehearsal. If it fails, this is
+reported.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ from malletrain.training.sharded_state import put_together, take_apart
 from malletrain.training.torch_private import adopt_backend, leave_out_hooks
 
 BACKEND = "malletrain_rehearsal"
-"""Of a group whose other ranks are not there: nothing on ``meta`` goes to anybody."""
+"""Backend of a group whose other ranks do not exist. Nothing is sent, because the tensors are on
+``meta``.
+"""
 ALONE = Place(0, 0, 1)
+"""Membership in a round of one process."""
 
 
 def _connect(store: Any, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
@@ -44,41 +48,41 @@ dist.Backend.register_backend(BACKEND, _connect, devices=["cpu"])
 
 
 def rehearse(training: ShardedTraining, backend: str) -> None:
-    """Go through a change alone, as one rank of one. ``backend``: of collectives on CPUs. Never
-    raises for what the script's functions do.
+    """Rehearse a change as the only rank of a group. ``backend``: backend of collectives on CPUs.
+    Errors of the script's functions are reported, not raised.
     """
-    _on_stage(training, ALONE, backend)
-    # Looking for circles takes longer the more there is, and all that was imported by now is there
-    # to stay: it is not looked through again when the group changes.
+    _rehearse_in_group(training, ALONE, backend)
+    # Garbage collection takes longer the more objects exist. Everything imported so far stays,
+    # so it is excluded from collections during a change of the group.
     gc.collect()
     gc.freeze()
 
 
 def rehearse_at(training: ShardedTraining, place: Place) -> None:
-    """The same as the rank that this process will be. What DTensor remembers of the operations is
-    by rank and number of ranks (:mod:`malletrain.elastic.sharded.meshes`).
+    """Rehearse a change with the rank that this process will have, because DTensor's caches are per
+    rank and number of ranks (:mod:`malletrain.elastic.sharded.meshes`).
     """
-    if not training.meshes.has(place):
-        _on_stage(training, place, BACKEND)
+    if not training.meshes.is_cached(place):
+        _rehearse_in_group(training, place, BACKEND)
 
 
-def _on_stage(training: ShardedTraining, place: Place, backend: str) -> None:
+def _rehearse_in_group(training: ShardedTraining, place: Place, backend: str) -> None:
     if dist.is_initialized():
         return
     random = rng.state()
     dist.init_process_group(backend, store=dist.HashStore(), rank=place.rank, world_size=place.size)
     world = dist.group.WORLD
     try:
-        mesh = training.meshes.of(place, 1 if training.in_nodes else place.size)
+        mesh = training.meshes.mesh_for(place, 1 if training.is_hsdp else place.size)
         if place is ALONE:
-            _train_one_number(mesh, training.device)
-        _go_through(training, mesh, place)
+            _train_one_parameter(mesh, training.device)
+        _rehearse_change(training, mesh, place)
     except Exception as error:
         reason = " ".join(str(error).split())
         report.tell(
             "The rehearsal of a change with the sharded model, by one rank alone, failed "
-            f"({type(error).__name__}: {reason}). The run goes on; what it would have done "
-            "beforehand is done at the next change of the group, while the others wait.",
+            f"({type(error).__name__}: {reason}). The run continues. Its next change of the group "
+            "takes longer, because this work is then done while the others wait.",
             once="rehearsal",
         )
     finally:
@@ -87,20 +91,20 @@ def _on_stage(training: ShardedTraining, place: Place, backend: str) -> None:
         del world
 
 
-def _train_one_number(mesh: Any, device: torch.device) -> None:
-    from torch.distributed.fsdp import fully_shard  # half a second that only sharded models need
+def _train_one_parameter(mesh: Any, device: torch.device) -> None:
+    from torch.distributed.fsdp import fully_shard  # takes half a second, only for sharded models
 
     model = torch.nn.Sequential(torch.nn.Linear(1, 1, device=device))
     fully_shard(model[0], mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(2):  # FSDP learns the order of its parts in the first
+    for _ in range(2):  # FSDP records the order of its modules in the first pass
         model(torch.ones(1, 1, device=device)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 
 
-def _go_through(training: ShardedTraining, mesh: Any, place: Place) -> None:
+def _rehearse_change(training: ShardedTraining, mesh: Any, place: Place) -> None:
     module = training.model.without_memory(mesh)
     optimizer = twin_of(training.optimizer, training.model.module, module)
     with torch.no_grad():
@@ -127,8 +131,9 @@ def _go_through(training: ShardedTraining, mesh: Any, place: Place) -> None:
 
 
 def touch(tensors: Mapping[str, Any], device: torch.device) -> None:
-    """Have had the memory of this rank's part of ``tensors``: what is freed stays with the process
-    (:func:`malletrain.elastic.rooms.keep_freed`), and its pages are there when it is needed.
+    """Allocate, write and free the memory for this rank's part of ``tensors``. The process keeps
+    freed memory (:func:`malletrain.elastic.rooms.keep_freed`), so its pages are mapped when the
+    part arrives.
     """
     local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors.values()]
     rooms = [torch.empty(t.shape, dtype=t.dtype, device=device).fill_(0) for t in local]
@@ -138,16 +143,20 @@ def touch(tensors: Mapping[str, Any], device: torch.device) -> None:
 def twin_of(
     optimizer: torch.optim.Optimizer, old: torch.nn.Module, new: torch.nn.Module
 ) -> torch.optim.Optimizer:
-    """An optimizer like ``optimizer``, with the parameters of ``new`` for those of ``old`` of the
-    same names and no state. What it does leaves ``optimizer`` as it is.
+    """Returns a copy of ``optimizer`` without state, whose updates do not change ``optimizer``.
+
+    Args:
+        optimizer: the optimizer.
+        old: the module that it trains.
+        new: the module that the copy trains. Its parameters have the same names.
     """
     names = {id(parameter): name for name, parameter in named_parameters(old).items()}
-    there = named_parameters(new)
+    new_parameters = named_parameters(new)
     twin = object.__new__(type(optimizer))
     twin.__dict__.update(optimizer.__dict__)
     twin.state = defaultdict(dict)
     twin.param_groups = [
-        {**group, "params": [there[names[id(p)]] for p in group["params"]]}
+        {**group, "params": [new_parameters[names[id(p)]] for p in group["params"]]}
         for group in optimizer.param_groups
     ]
     leave_out_hooks(twin)

@@ -1,6 +1,6 @@
-"""A run with a sharded model, as the script says it.
+"""The arguments with which a script describes a run with a sharded model.
 
-Decides what arguments fit each other; the sentences of those that do not.
+Decides which arguments fit together, and the error messages for those that do not.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _HOW = (
 
 @dataclass(frozen=True)
 class Shards:
-    """What a script says of its sharded model; see :class:`malletrain.elastic.Run`."""
+    """The arguments that describe a sharded model; see :class:`malletrain.elastic.Run`."""
 
     build: Build | None
-    """Makes the model."""
+    """Returns the model."""
     parallelize: Parallelize | None
-    """Shards it."""
+    """Shards the model."""
     over: str
-    """``all`` or ``node``."""
+    """Ranks over which it is sharded: ``all`` or ``node``."""
     replicate_every: int
-    """Steps between copies; 0 for none."""
+    """Number of steps between copies; 0 for none."""
 
 
 def sharded_training(
@@ -45,7 +45,20 @@ def sharded_training(
     every_s: float,
     warmup: Callable[[], None] | None,
 ) -> ShardedTraining:
-    """The training that the arguments of a run describe. Raises TypeError or ValueError."""
+    """Returns the training that the arguments of a run describe.
+
+    Args:
+        shards: arguments for the sharded model.
+        objects: the other objects of the run, by name.
+        device: device of the shards.
+        snapshot: path of the snapshots; True for the job's own, None or False for none.
+        every_s: interval between snapshots, seconds.
+        warmup: the run's ``warmup``, which must be None.
+
+    Raises:
+        TypeError: an argument is missing, or has the wrong type.
+        ValueError: the value of an argument is not possible.
+    """
     make_optimizer = objects.get("optimizer")
     if shards.build is None or shards.parallelize is None or not callable(make_optimizer):
         raise TypeError(_HOW)
@@ -70,10 +83,10 @@ def sharded_training(
         )
     require("sharded live mode")
     model = ShardedModel(shards.build, shards.parallelize, device)
-    made = {**objects, "optimizer": make_optimizer(model)}
+    built = {**objects, "optimizer": make_optimizer(model)}
     make_scheduler = objects.get("scheduler")
     if callable(make_scheduler):
-        made["scheduler"] = make_scheduler(made["optimizer"])
+        built["scheduler"] = make_scheduler(built["optimizer"])
     return ShardedTraining(
-        model, made, shards.over, shards.replicate_every, device, snapshot, every_s
+        model, built, shards.over, shards.replicate_every, device, snapshot, every_s
     )

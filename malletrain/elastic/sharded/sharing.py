@@ -1,9 +1,13 @@
-"""Every rank of a new group comes to hold its part of the newest state that is whole.
+"""Gives every rank of a new group its part of the newest complete state.
 
-Decides the order of things: which state it is, what leavers hand over before they go, then the
-modules of the new group, filled piece by piece while the old ones stay untouched, and at last, when
-all know that all have theirs, the old ones are dropped. A peer lost at any moment of it leaves the
-others with what they had.
+Decides the order of the stages:
+
+1. Leavers hand over, before they leave, the shards that only they have.
+2. The newest complete state is determined.
+3. The modules of the new group are filled piece by piece, while the old ones stay unchanged.
+4. When all ranks know that all have their shards, the old modules are dropped.
+
+If a peer is lost in any stage, the other ranks still have the state that they had.
 """
 
 from __future__ import annotations
@@ -32,23 +36,31 @@ from malletrain.training.sharded_state import put_together
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 CompleteState = tuple[Version, dict[str, Any], moving.Parts, list[Layout]]
-"""A state: its version, what belongs to it beside its shards, the shards here, where all are."""
+"""A state: its version, the state without its shards, the shards of this rank, and the layout of
+each rank.
+"""
 
 
-def from_all(group: Group, mine: Any) -> list[Any]:
-    """What each rank says, by rank."""
+def all_gather(group: Group, value: Any) -> list[Any]:
+    """Returns the ``value`` of each rank, by rank."""
     if not group.several:
-        return [mine]
+        return [value]
     values: list[Any] = [None] * group.place.size
-    dist.all_gather_object(values, mine)
+    dist.all_gather_object(values, value)
     return values
 
 
-def from_one(group: Group, source: int, mine: bytes) -> bytes:
-    """What ``source`` says."""
+def broadcast(group: Group, source: int, data: bytes) -> bytes:
+    """Returns the ``data`` of the rank ``source``.
+
+    Args:
+        group: the default group.
+        source: the rank that sends.
+        data: its data; ignored on other ranks.
+    """
     if not group.several:
-        return mine
-    box = [mine]
+        return data
+    box = [data]
     dist.broadcast_object_list(box, source)
     return box[0]
 
@@ -57,36 +69,39 @@ def from_one(group: Group, source: int, mine: bytes) -> bytes:
 
 
 def hand_over(training: ShardedTraining, group: Group, invited: Callable[[int], Invited]) -> bool:
-    """Have the ranks that stay hold what only leavers have. Called on all ranks of the old group.
+    """Move the shards that only leavers have to the ranks that stay. Called on all ranks of the old
+    group.
 
     Args:
-        invited: what this process knows of the next round; waits for everyone to be there where
-            that is the generation it is called with.
+        training: the objects of the run.
+        group: the old group.
+        invited: returns what this process knows of the next round. If that round has the generation
+            that it is called with, it waits until all members have checked in.
 
     Returns:
-        False when there is no next round that all of its members among these ranks know to be
-        complete: then the group stays.
+        False if no next round is known to be complete by all ranks that are members of it. The
+        group then stays.
     """
-    rows: list[Invited] = from_all(group, invited(0))
+    rows: list[Invited] = all_gather(group, invited(0))
     while (awaited := to_wait_for(rows)) is not None:
-        rows = from_all(group, invited(awaited))
+        rows = all_gather(group, invited(awaited))
     staying = who_stays(rows)
     if staying is None:
         return False
     if len(staying) == len(rows):
         return True
     parts = moving.combined([training.live_parts(), training.extra])
-    layouts: list[Layout] = from_all(group, moving.layout_of(parts))
+    layouts: list[Layout] = all_gather(group, moving.layout_of(parts))
     sizes = {key: t.element_size() for key, boxes in parts.items() for _, t in boxes}
-    kinds = {key: t.dtype for key, boxes in parts.items() for _, t in boxes}
-    for others_sizes, others_kinds in from_all(group, (sizes, kinds)):
-        sizes.update(others_sizes)
-        kinds.update(others_kinds)
-    targets = _dealt(layouts, staying, training.in_nodes)
+    dtypes = {key: t.dtype for key, boxes in parts.items() for _, t in boxes}
+    for peer_sizes, peer_dtypes in all_gather(group, (sizes, dtypes)):
+        sizes.update(peer_sizes)
+        dtypes.update(peer_dtypes)
+    targets = _assign_orphans(layouts, staying, training.is_hsdp)
     plan = make_plan(layouts, targets, sizes)
     rooms: moving.Parts = {
         key: [
-            (chunk, torch.empty(chunk.sizes, dtype=kinds[key], device=training.device))
+            (chunk, torch.empty(chunk.sizes, dtype=dtypes[key], device=training.device))
             for chunk in chunks
         ]
         for key, chunks in targets[group.place.rank].items()
@@ -100,13 +115,13 @@ def hand_over(training: ShardedTraining, group: Group, invited: Callable[[int], 
     return True
 
 
-def _dealt(
-    layouts: Sequence[Layout], staying: Mapping[int, tuple[int, int]], in_nodes: bool
+def _assign_orphans(
+    layouts: Sequence[Layout], staying: Mapping[int, tuple[int, int]], is_hsdp: bool
 ) -> list[dict[str, list[Chunk]]]:
-    """What each rank of the old group takes of what only leavers hold: what it needs in the next
-    one, and its turn of the rest.
+    """Returns the boxes that each rank of the old group takes of those that only leavers have. A
+    rank takes those that it needs in the next group; the rest is assigned in turn.
     """
-    dealt: list[dict[str, list[Chunk]]] = [{} for _ in layouts]
+    assigned: list[dict[str, list[Chunk]]] = [{} for _ in layouts]
     turn = 0
     for key in sorted({key for layout in layouts for key in layout}):
         boxes = sorted({chunk for layout in layouts for chunk in layout.get(key, ())})
@@ -117,24 +132,26 @@ def _dealt(
                 remaining = [part for box in remaining for part in box.without(other)]
             stays.append(chunk)
             for rank, (new_rank, new_size) in staying.items():
-                if in_nodes or not remaining:
+                if is_hsdp or not remaining:
                     break
                 needed = _next_part(boxes, new_rank, new_size)
                 if needed is None:
                     continue
-                taken = [c for box in remaining if (c := box.common(needed)) is not None]
-                if taken:
-                    dealt[rank].setdefault(key, []).extend(taken)
+                common = [c for box in remaining if (c := box.common(needed)) is not None]
+                if common:
+                    assigned[rank].setdefault(key, []).extend(common)
                     remaining = [part for box in remaining for part in box.without(needed)]
             for box in remaining:
-                taker = list(staying)[turn % len(staying)]
+                rank = list(staying)[turn % len(staying)]
                 turn += 1
-                dealt[taker].setdefault(key, []).append(box)
-    return dealt
+                assigned[rank].setdefault(key, []).append(box)
+    return assigned
 
 
 def _next_part(boxes: list[Chunk], part: int, parts: int) -> Chunk | None:
-    """The box of the next layout, by the dimension in which these boxes differ."""
+    """Returns the box of a part of the next layout, which shards the dimension in which ``boxes``
+    differ; None if it is empty.
+    """
     ends = [max(c.offsets[d] + c.sizes[d] for c in boxes) for d in range(len(boxes[0].offsets))]
     cut = next((d for d, end in enumerate(ends) if any(c.sizes[d] != end for c in boxes)), 0)
     if not ends:
@@ -150,24 +167,29 @@ def _next_part(boxes: list[Chunk], part: int, parts: int) -> Chunk | None:
 # --- in the new group ---
 
 
-def share_shards(training: ShardedTraining, group: Group, shards: int) -> None:
-    """Have every rank hold its shards of the newest state that is whole, cut into ``shards``;
-    without any, the snapshot's or what the script begins with.
+def share_shards(training: ShardedTraining, group: Group, shard_group_size: int) -> None:
+    """Give every rank its shards of the newest complete state. If there is none, it is that of the
+    snapshot, or else the initial state of the script.
 
     Raises what :meth:`Group.wait` raises, StateError, SnapshotError or ElasticError.
+
+    Args:
+        training: the objects of the run.
+        group: the new group.
+        shard_group_size: number of ranks over which the state is sharded.
     """
-    table: list[standing.ShardStanding] = from_all(group, training.place_in_shards())
+    table: list[standing.ShardStanding] = all_gather(group, training.standing_in_shards())
     late = _catch_up(training, table)
-    with training.taken_apart_once():
-        complete_state = _newest_whole(training, group, table)
-    module = training.model.sharded(training.meshes.of(group.place, shards))
+    with training.cached_parts():
+        complete_state = _newest_complete_state(training, group, table)
+    module = training.model.sharded(training.meshes.mesh_for(group.place, shard_group_size))
     undo = exchange_parameters(training.optimizer, training.model.module, module)
     if complete_state is None:
-        _begin_anew(training, group, module, table)
+        _restart(training, group, module, table)
         return
     version, description, before, _ = complete_state
     old = training.model.module
-    newest = max((one.live for one in table if one.live is not None), default=None)
+    newest = max((row.live for row in table if row.live is not None), default=None)
     goes_back = version != newest
     try:
         _fill(training, group, module, complete_state, late, goes_back)
@@ -176,13 +198,13 @@ def share_shards(training: ShardedTraining, group: Group, shards: int) -> None:
         raise
     if goes_back and group.place.rank == 0 and newest is not None:
         report.tell(
-            f"Shards were lost with their nodes. The run goes on from the copies of step "
+            f"Shards were lost with their nodes. The run continues from the copies of step "
             f"{version.steps}, {newest.steps - version.steps} steps back; the samples of those "
             "steps are drawn again."
         )
-    training.goes_on(module, description, group)
-    # Who was alone has no copies, or old ones: it keeps what it had until there are new ones.
-    alone = sum(one.live == version for one in table) == 1
+    training.adopt(module, description, group)
+    # A single process has no copies, or old ones. It keeps its state until there are new copies.
+    alone = sum(row.live == version for row in table) == 1
     reached(FaultPoint.SHARDS_FILLED)
     try:
         group.agree()
@@ -190,7 +212,8 @@ def share_shards(training: ShardedTraining, group: Group, shards: int) -> None:
             training.keep_copies()
             group.agree()
     except BaseException:
-        # Who knows that all have theirs has dropped what it had; who does not know keeps both.
+        # A rank that knows that all have their shards has dropped its old ones. This rank does not
+        # know it, and keeps both.
         training.extra = before
         raise
     reached(FaultPoint.SHARDS_DROPPED)
@@ -201,17 +224,18 @@ def share_shards(training: ShardedTraining, group: Group, shards: int) -> None:
 
 
 def _catch_up(training: ShardedTraining, table: Sequence[standing.ShardStanding]) -> bool:
-    """Make the update that others have made with gradients that this process has, too. Returns
-    whether it did.
+    """Make the update that other ranks have made, if this process has its gradients as well.
+    Returns whether it did.
     """
-    mine, live = training.version, [one.live for one in table if one.live is not None]
-    if mine is None or not max(live).follows(mine) or not training.place_in_shards().pending:
+    version, live = training.version, [row.live for row in table if row.live is not None]
+    pending = training.standing_in_shards().pending
+    if version is None or not max(live).follows(version) or not pending:
         return False
     training.catch_up(max(live))
     return True
 
 
-def _newest_whole(
+def _newest_complete_state(
     training: ShardedTraining, group: Group, table: Sequence[standing.ShardStanding]
 ) -> CompleteState | None:
     rank = group.place.rank
@@ -219,14 +243,14 @@ def _newest_whole(
         source = standing.source_of(table, version)
         has = table[source].live == version or version in table[source].copies
         text = training.description(version) if rank == source and has else b""
-        description = pickle.loads(from_one(group, source, text))
+        description = pickle.loads(broadcast(group, source, text))
         whole = {
             key: [Chunk((0,) * len(shape), tuple(shape))]
             for key, (shape, _) in description["shapes"].items()
         }
         for copies_too in standing.holdings(table, version):
             parts = training.parts_at(version, copies_too)
-            layouts: list[Layout] = from_all(group, moving.layout_of(parts))
+            layouts: list[Layout] = all_gather(group, moving.layout_of(parts))
             try:
                 make_plan(layouts, [whole], _item_bytes(description["shapes"]))
             except IncompleteStateError:
@@ -247,8 +271,8 @@ def _fill(
     late: bool,
     goes_back: bool,
 ) -> None:
-    """Have ``module``, and the optimizer, hold ``complete_state``; all else, too, where it does not
-    already.
+    """Load ``complete_state`` into ``module`` and the optimizer, and into the other objects if they
+    have another state.
     """
     version, description, parts, layouts = complete_state
     objects: dict[str, Any] = {MODEL: module, OPTIMIZER: training.optimizer}
@@ -258,7 +282,7 @@ def _fill(
 
     def read(rooms: dict[str, Any]) -> None:
         targets = moving.parts_of(rooms)
-        target_layouts: list[Layout] = from_all(group, moving.layout_of(targets))
+        target_layouts: list[Layout] = all_gather(group, moving.layout_of(targets))
         plan = make_plan(layouts, target_layouts, _item_bytes(description["shapes"]))
         moving.carry_out(group, plan, parts, targets)
         received = plan.received_bytes(group.place.rank, _item_bytes(description["shapes"]))
@@ -283,22 +307,23 @@ def _fill(
         rng.load(description["rng"])
 
 
-def _begin_anew(
+def _restart(
     training: ShardedTraining,
     group: Group,
     module: torch.nn.Module,
     table: Sequence[standing.ShardStanding],
 ) -> None:
-    lost = any(one.live is not None for one in table)
-    source = next((rank for rank, one in enumerate(table) if one.live is not None), 0)
-    mine = training.new_history(), rng.state(), training.switches()
-    name, random, switches = pickle.loads(from_one(group, source, pickle.dumps(mine)))
+    """Load the newest snapshot, or the initial state, because no state is complete."""
+    lost = any(row.live is not None for row in table)
+    source = next((rank for rank, row in enumerate(table) if row.live is not None), 0)
+    beginning = training.new_history(), rng.state(), training.switches()
+    name, random, switches = pickle.loads(broadcast(group, source, pickle.dumps(beginning)))
     if switches is not None:
         set_switches(module, switches)
     before, old = training.steps, training.model.module
-    restored = training.begins_anew(module, group, name)
+    restored = training.restart(module, group, name)
     tensors = named_buffers(module)
-    if restored:  # all but the buffers that no snapshot has
+    if restored:  # only the buffers that are not in a snapshot are missing
         snapshot_names = saved_names(module)
         tensors = {n: b for n, b in tensors.items() if n not in snapshot_names}
         random = rng.state()
@@ -306,7 +331,7 @@ def _begin_anew(
         tensors.update(named_parameters(module))
         rng.load(random)
     if tensors:
-        _take_over_numbers(tensors, training.model.whole())
+        _copy_values(tensors, training.model.whole())
     if restored:
         rng.load(random)
     training.has_state = True
@@ -314,19 +339,19 @@ def _begin_anew(
         where = f"its snapshot, step {training.steps}" if restored else "its beginning"
         report.tell(
             "Shards were lost with their nodes, and no copies of them are left. The run, which "
-            f"was at step {before}, goes on from {where}."
+            f"was at step {before}, continues from {where}."
         )
     group.agree()
     release(old)
     training.keep_copies()
 
 
-def _take_over_numbers(tensors: Mapping[str, Any], whole: torch.nn.Module) -> None:
-    """The numbers of a whole model into the shards of ``tensors``, by name."""
-    numbers = {**named_parameters(whole), **named_buffers(whole)}
+def _copy_values(tensors: Mapping[str, Any], whole: torch.nn.Module) -> None:
+    """Copy the values of an unsharded model into the shards of ``tensors``, by name."""
+    values = {**named_parameters(whole), **named_buffers(whole)}
     with torch.no_grad():
         for name, tensor in tensors.items():
-            full = numbers[name].detach()
+            full = values[name].detach()
             whole_box = Chunk((0,) * full.ndim, tuple(full.shape))
             for box, local in moving.parts_of({name: tensor})[name]:
                 local.copy_(full[box.within(whole_box)])

@@ -1,7 +1,7 @@
-"""Snapshots of a run whose groups change: all ranks write, at a step that they agree upon.
+"""Snapshots of a sharded run: all ranks write, at a step on which they agree.
 
-Decides only with whom: the ranks of the present group, whose collectives can be given up. The rest
-is :class:`malletrain.Snapshot`'s.
+Decides only which ranks write: those of the current group, whose collectives can be aborted. All
+else is done by :class:`malletrain.Snapshot`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from malletrain.training.snapshot import Snapshot
 
 
 class RunSnapshot(Snapshot):
-    """See :class:`malletrain.Snapshot`."""
+    """A :class:`malletrain.Snapshot` for groups that change."""
 
     _caller = "elastic.Run"
     _refusal = ElasticError
 
     def regroup(self, objects: Mapping[str, Any]) -> None:
-        """Another group, with other modules."""
+        """Use the current default group, and ``objects`` with the new module."""
         self._objects = dict(objects)
         self._team = self._agreement = None
         self._looked = False
         self._request = 0
-        self._announced = False  # the agent is to know anew that it saves on request
+        self._announced = False  # tell the agent again that this process saves on request
 
     def _all_ranks(self) -> Team:
         if self._team is None:
@@ -41,9 +41,9 @@ class RunSnapshot(Snapshot):
         try:
             with library_collectives():
                 super()._epoch_closed()
-        except RuntimeError as error:  # the next step meets it, too, and leaves the group
+        except RuntimeError as error:  # the next step fails as well, and the group is left
             if not is_peer_loss(error):
                 raise
 
     def wait(self) -> None:
-        """Nothing is written in the background."""
+        """Does nothing, because nothing is written in the background."""

@@ -1,7 +1,8 @@
-"""Which state a group goes on with: how far each process is, and what it has kept of before.
+"""The versions of the state from which a group can continue: those that its processes train, and
+those of which they have copies.
 
-Decides the order in which states are tried: the newest first. Whether all of one is there is
-:mod:`malletrain.elastic.sharded.sharing`'s to see.
+Decides the order in which versions are tried: the newest first.
+:mod:`malletrain.elastic.sharded.sharing` checks whether a version is complete.
 """
 
 from __future__ import annotations
@@ -12,54 +13,54 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class Version:
-    """A state of the run. Two of one version have the same numbers."""
+    """A version of the state. States of one version are equal."""
 
     updates: int
-    """Updates of the optimizer."""
+    """Number of optimizer updates."""
     steps: int
-    """Steps that count."""
+    """Number of steps that count."""
     history: str
-    """Another one each time the run went back."""
+    """Identifier of the history. It changes each time the run goes back to an earlier state."""
 
     def follows(self, other: Version) -> bool:
-        """Whether it is ``other`` after one update."""
+        """Returns whether this is the version after one update of ``other``."""
         return self.updates == other.updates + 1 and self.history == other.history
 
 
 @dataclass(frozen=True)
 class ShardStanding:
-    """How far a process is."""
+    """The progress of a process, and the copies that it has."""
 
     live: Version | None
-    """What it trains; None for a joiner."""
+    """Version that it trains; None for a joiner."""
     whole: bool
-    """No step broke off between two of its updates."""
+    """Its last step was not interrupted between two of its updates."""
     pending: bool
-    """It has all gradients of the next update and has not made it."""
+    """It has all gradients of the next update, and has not made the update."""
     copies: tuple[Version, ...]
-    """Of which it has copies."""
+    """Versions of its copies."""
 
 
 def candidates(table: Sequence[ShardStanding]) -> list[Version]:
-    """The states that somebody has a part of, the newest first."""
-    versions = {one.live for one in table if one.live is not None}
-    return sorted(versions | {version for one in table for version in one.copies}, reverse=True)
+    """Returns the versions of which any process has a part, the newest first."""
+    versions = {row.live for row in table if row.live is not None}
+    return sorted(versions | {version for row in table for version in row.copies}, reverse=True)
 
 
 def source_of(table: Sequence[ShardStanding], version: Version) -> int:
-    """The rank that says what belongs to a state beside its shards: one that finished its step, if
+    """Returns the rank that sends the state without its shards: one that finished its step, if
     any.
     """
-    live = [rank for rank, one in enumerate(table) if one.live == version]
+    live = [rank for rank, row in enumerate(table) if row.live == version]
     whole = [rank for rank in live if table[rank].whole]
-    copy_holders = [rank for rank, one in enumerate(table) if version in one.copies]
+    copy_holders = [rank for rank, row in enumerate(table) if version in row.copies]
     return next(iter((*whole, *live, *copy_holders)))
 
 
 def holdings(table: Sequence[ShardStanding], version: Version) -> list[bool]:
-    """In which ways to look whether all of a state is there: with the copies of those that train it
-    left out, and with them. One that trains it may be the only one with a copy of a lost peer's
-    shards of it: the others are an update ahead.
+    """Returns, for each attempt to find all parts of a version, whether processes that train it
+    offer their copies of it as well. Such a process may have the only copy of the shards of a lost
+    peer, if the other processes are an update ahead.
     """
-    trained_and_copied = any(one.live == version and version in one.copies for one in table)
+    trained_and_copied = any(row.live == version and version in row.copies for row in table)
     return [False, True] if trained_and_copied else [False]

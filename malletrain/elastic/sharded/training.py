@@ -1,8 +1,8 @@
-"""What a process holds of a sharded training: its shards, what is the same on all ranks, copies
-kept for the case of a loss, and an update that it had no time to make.
+"""The state that a process has of a sharded training: its shards, the state that is equal on all
+ranks, copies for the case of a loss, and an update that it has not made.
 
-Decides what a process can offer when the group changes. Which of it counts is decided by
-:mod:`malletrain.elastic.sharded.sharing`.
+Decides which state a process can offer when the group changes.
+:mod:`malletrain.elastic.sharded.sharing` decides which version counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.group import Group
 from malletrain.elastic.sharded import copies
 from malletrain.elastic.sharded.assignment import StatePart
-from malletrain.elastic.sharded.meshes import Meshes
+from malletrain.elastic.sharded.meshes import MeshCache
 from malletrain.elastic.sharded.model import ShardedModel, saved_names
 from malletrain.elastic.sharded.moving import Parts, combined, parts_of
 from malletrain.elastic.sharded.snapshot import RunSnapshot
@@ -40,20 +40,20 @@ MODEL, OPTIMIZER = "model", "optimizer"
 
 @dataclass(frozen=True)
 class Pending:
-    """An update that all ranks have the gradients of, and this one has not made."""
+    """An update that this rank has not made, although all ranks have its gradients."""
 
     gradients: tuple[tuple[torch.Tensor, torch.Tensor], ...]
-    """(parameter, gradient)."""
+    """(parameter, gradient) of each parameter that has one."""
     random: dict[str, Any]
-    """The random generators after the step's computation."""
+    """State of the random number generators after the forward and backward pass."""
 
 
 class ShardedTraining(Training):
     """The objects of one run with a sharded model.
 
     Args:
-        model: see :class:`malletrain.elastic.Run`, as ``build`` and ``parallelize``.
-        objects: by name; ``optimizer`` among them.
+        model: the model of ``build`` and ``parallelize``, see :class:`malletrain.elastic.Run`.
+        objects: the other objects by name, including ``optimizer``.
         shard: ``all`` or ``node``.
         replicate_every: steps between copies of the shards at a neighbour; 0 for none.
         device, snapshot, every_s: see :class:`malletrain.elastic.Run`.
@@ -75,41 +75,44 @@ class ShardedTraining(Training):
         self.model = model
         self.optimizer: torch.optim.Optimizer = objects[OPTIMIZER]
         self.others = {name: value for name, value in objects.items() if name != OPTIMIZER}
-        self.in_nodes = shard == "node"
-        self.meshes = Meshes(device.type, self.in_nodes)
+        self.is_hsdp = shard == "node"
+        self.meshes = MeshCache(device.type, self.is_hsdp)
         self.replicate_every = replicate_every
         self.history = ""
         self.extra: Parts = {}
-        """Of the live state, beside the module's own shards: what leavers gave."""
+        """Shards of the live state that leavers have handed over."""
         self.copies: list[copies.ShardCopy] = []
+        """Copies of shards, the oldest first."""
         self.group: Group | None = None
+        """Group whose layout the module has; None before the first."""
         self.moved_bytes = 0
-        """Sent to this process at the last change."""
+        """Number of bytes that this process received at the last change."""
         self.handed_bytes = 0
-        """Those that leavers have sent for the next one."""
+        """Number of bytes that leavers have handed over for the next change."""
         self._pending: Pending | None = None
-        self._once: list[tuple[dict[str, Any], dict[str, Any]]] | None = None
+        self._parts_cache: list[tuple[dict[str, Any], dict[str, Any]]] | None = None
+        """The live state, taken apart, within :meth:`cached_parts`; else None."""
         self._rows: tuple[tuple[int, int], ...] = ()
-        self._begun = pickle.dumps({n: self._state_of(n) for n in self.others})
+        self._initial_state = pickle.dumps({n: self._state_of(n) for n in self.others})
         if snapshot is not None and snapshot is not False:
             path = None if snapshot is True else snapshot
             self.snapshot: RunSnapshot | None = RunSnapshot(  # type: ignore[assignment]
                 path, every_s, run=self._counters, **{MODEL: model.module, **objects}
             )
 
-    # --- what it offers ---
+    # --- the state that it offers ---
 
     def for_joiners(self) -> str:
-        """Nothing: what a joiner will hold is only known by the plan of the change."""
+        """Returns an empty list, because only the transfer plan gives the shards of a joiner."""
         return "[]"
 
     @property
     def version(self) -> Version | None:
-        """Of the live state."""
+        """Version of the live state; None for a joiner."""
         return Version(self.updates, self.steps, self.history) if self.has_state else None
 
-    def place_in_shards(self) -> ShardStanding:
-        """How far this process is."""
+    def standing_in_shards(self) -> ShardStanding:
+        """Returns the progress of this process, and the versions of its copies."""
         return ShardStanding(
             self.version,
             not self._torn,
@@ -118,34 +121,39 @@ class ShardedTraining(Training):
         )
 
     def live_objects(self, module: torch.nn.Module | None = None) -> dict[str, Any]:
-        """All objects, with ``module`` for the model."""
+        """Returns all objects, with ``module`` as the model; by default the current module."""
         return {MODEL: module or self.model.module, OPTIMIZER: self.optimizer, **self.others}
 
     def live_parts(self) -> Parts:
-        """The shards of the live state."""
-        return parts_of(self._apart()[1])
+        """Returns the shards of the live state."""
+        return parts_of(self._take_apart()[1])
 
     @contextmanager
-    def taken_apart_once(self) -> Iterator[None]:
-        """Within it the live state stays as it is, and is taken apart once at most: that takes a
-        few hundredths of a second for each hundred parameters.
+    def cached_parts(self) -> Iterator[None]:
+        """Within this context the live state must not change, and is taken apart only once. That
+        takes a few hundredths of a second per hundred parameters.
         """
-        self._once = []
+        self._parts_cache = []
         try:
             yield
         finally:
-            self._once = None
+            self._parts_cache = None
 
-    def _apart(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        if self._once:
-            return self._once[0]
+    def _take_apart(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        if self._parts_cache:
+            return self._parts_cache[0]
         parts = take_apart(self.live_objects())
-        if self._once is not None:
-            self._once.append(parts)
+        if self._parts_cache is not None:
+            self._parts_cache.append(parts)
         return parts
 
     def parts_at(self, version: Version, copies_too: bool = False) -> Parts:
-        """What this process has of a state. ``copies_too``: of the live one the copies as well."""
+        """Returns the shards of a version that this process has.
+
+        Args:
+            version: version of the state.
+            copies_too: whether to add copies, if ``version`` is the live one.
+        """
         live = self.version == version
         parts = combined(
             shard_copy.parts for shard_copy in self.copies if shard_copy.version == version
@@ -158,14 +166,16 @@ class ShardedTraining(Training):
         return combined([self.live_parts(), self.extra, copied]) if live else copied
 
     def description(self, version: Version | None = None) -> bytes:
-        """What belongs to a state beside its shards, the same for all ranks. Raises StateError."""
+        """Returns a state without its shards, pickled. It is equal on all ranks. ``version``: the
+        version; None for the live one. Raises StateError.
+        """
         if version is not None and version != self.version:
             return next(
                 shard_copy.description
                 for shard_copy in self.copies
                 if shard_copy.version == version
             )
-        skeletons, tensors = self._apart()
+        skeletons, tensors = self._take_apart()
         module = self.model.module
         snapshot_names = saved_names(module)
         description = {
@@ -176,7 +186,7 @@ class ShardedTraining(Training):
             ),
             "switches": switches_of(module),
             "rng": rng.state(),
-            "counters": self._counted(),
+            "counters": self._counters_for_peers(),
             "history": self.history,
         }
         try:
@@ -192,8 +202,8 @@ class ShardedTraining(Training):
             raise
 
     def switches(self) -> Switches | None:
-        """Those of the live module; None before the first group, when ``parallelize`` may have its
-        own.
+        """Returns the switches of the live module; None before the first group, because
+        ``parallelize`` may set its own.
         """
         return switches_of(self.model.module) if self.group is not None else None
 
@@ -201,20 +211,21 @@ class ShardedTraining(Training):
         return to_host(take_apart({name: self.others[name]})[0][name])
 
     def holding(self) -> StatePart | None:
-        """The part of the state that this process has, for the order of the next ranks. Asked in
-        another thread than the one that trains, which must not be disturbed.
+        """Returns the part of the state that this process has, for the order of the next ranks;
+        None if it has none. Another thread calls this while the training thread trains.
         """
-        group = self.group  # whose layout it is: a newer one may have come to nothing
-        if not self.has_state or self.in_nodes or group is None:
+        group = self.group  # the group of the layout; a newer one may have failed
+        if not self.has_state or self.is_hsdp or group is None:
             return None
         return StatePart(group.place.rank, group.place.size, self._rows)
 
     # --- steps ---
 
     def before_update(self, group: Group) -> None:
-        """Where shards have replicas: wait until every rank has all its gradients, before any makes
-        the update. If one rank knows that, the others have what it takes to make it, too. Raises
-        ElasticError at a second update of a step: nobody else has what the first has changed.
+        """With HSDP, wait until every rank has all its gradients before any rank makes the update.
+        If one rank makes it, all others then have the gradients to make it as well. Raises
+        ElasticError at a second update of a step, because no other rank has the shards from before
+        the first.
         """
         if self.updates != self._updates_before:
             raise ElasticError(
@@ -222,7 +233,7 @@ class ShardedTraining(Training):
                 "a peer is lost in it, the first cannot be undone. Make each update a step of its "
                 "own (`with run.step():`), or train in restart mode."
             )
-        if not (self.in_nodes and group.several):
+        if not (self.is_hsdp and group.several):
             return
         try:
             group.agree()
@@ -234,8 +245,8 @@ class ShardedTraining(Training):
             raise
 
     def before_closure(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises ElasticError: the update would pass through the group while it changes shards that
-        nobody else has.
+        """Raises ElasticError: the update would exchange gradients while it changes shards that no
+        other rank has.
         """
         raise ElasticError(
             f"{type(optimizer).__name__}.step(closure) of a sharded model cannot be undone when a "
@@ -243,15 +254,17 @@ class ShardedTraining(Training):
         )
 
     def another_update(self) -> None:
-        """Nothing: :meth:`before_update` refuses it, if it is made."""
+        """Does nothing, because :meth:`before_update` rejects a second update."""
 
     def discard(self, share: int) -> bool:
-        """The step never was, unless others have made its update (:meth:`catch_up`)."""
-        self.model.let_go()
+        """Undo the current step. It counts after all if other ranks have made its update
+        (:meth:`catch_up`).
+        """
+        self.model.reset_iteration()
         return super().discard(share)
 
     def catch_up(self, version: Version) -> None:
-        """Make the update that others have made; it leads to ``version``."""
+        """Make the pending update, which other ranks have made. It leads to ``version``."""
         pending, self._pending = self._pending, None
         assert pending is not None
         for parameter, gradient in pending.gradients:
@@ -264,18 +277,22 @@ class ShardedTraining(Training):
         self.optimizer.zero_grad(set_to_none=True)
         rng.load(pending.random)
         self.steps = version.steps
-        if self._lost_share:
-            report.report(self._lost_share)
-            self._lost_share = 0
+        if self._discarded_samples:
+            report.report(self._discarded_samples)
+            self._discarded_samples = 0
 
-    # --- another state ---
+    # --- change of the state ---
 
-    def goes_on(
-        self, module: torch.nn.Module, description: Mapping[str, Any], group: Group
-    ) -> None:
-        """``module`` has the shards of the state of ``description``; the objects have the rest."""
+    def adopt(self, module: torch.nn.Module, description: Mapping[str, Any], group: Group) -> None:
+        """Continue with ``module``.
+
+        Args:
+            module: module with the shards of the new state; the other objects already have theirs.
+            description: the state without its shards: ``counters`` and ``history`` are read.
+            group: the new group.
+        """
         self.model.module = module
-        self._count_from(dict(description["counters"]))
+        self._load_counters(dict(description["counters"]))
         self.history = description["history"]
         self.extra, self.group, self.handed_bytes = {}, group, 0
         self._rows = rows_of(module)
@@ -284,28 +301,37 @@ class ShardedTraining(Training):
         if self.snapshot is not None:
             self.snapshot.regroup({**self.live_objects(), "run": self._counters})
 
-    def begins_anew(self, module: torch.nn.Module, group: Group, history: str) -> bool:
-        """``module`` has memory and no numbers yet: have all be as the newest snapshot says.
-        Returns False without one: then all but the module are as the script began.
+    def restart(self, module: torch.nn.Module, group: Group, history: str) -> bool:
+        """Load the newest snapshot. If there is none, give all objects but the module their initial
+        state.
+
+        Args:
+            module: module with memory and undefined values.
+            group: the new group.
+            history: identifier of the new history.
+
+        Returns:
+            Whether a snapshot was loaded.
         """
-        self.goes_on(module, {"counters": {}, "history": history}, group)
+        self.adopt(module, {"counters": {}, "history": history}, group)
         self.has_state, self.copies = False, []
-        begun = pickle.loads(self._begun)
+        initial_state = pickle.loads(self._initial_state)
         for name, value in self.others.items():
-            value.update(begun[name]) if isinstance(value, dict) else value.load_state_dict(
-                begun[name]
-            )
+            if isinstance(value, dict):
+                value.update(initial_state[name])
+            else:
+                value.load_state_dict(initial_state[name])
         if self.snapshot is None or not self.snapshot.restore():
             return False
-        self._count_from(self._counters)
+        self._load_counters(self._counters)
         return True
 
     def new_history(self) -> str:
-        """A name for what follows when the run goes back."""
+        """Returns a new identifier for the history after the run goes back."""
         return uuid.uuid4().hex
 
     def snapshot_step(self) -> None:
-        """After a step, where the group stays: copies at a neighbour and a snapshot, when due."""
+        """Exchange copies with the neighbours and take a snapshot after a step, if they are due."""
         if self.replicate_every and self.steps % self.replicate_every == 0:
             self.keep_copies()
         elif len(self.copies) > 1:
@@ -313,26 +339,26 @@ class ShardedTraining(Training):
         super().snapshot_step()
 
     def keep_copies(self) -> None:
-        """Exchange copies with the neighbours, if there are to be any."""
+        """Exchange copies with the neighbours, if the run has copies."""
         group = self.group
         if not self.replicate_every or group is None or not group.several:
             return
         version = self.version
         assert version is not None
         reached(FaultPoint.SHARDS_COPY)
-        made = copies.exchange(group, version, self.live_parts(), self.description())
-        # The one before goes when all are known to have this one: a step later.
-        self.copies = [*self.copies[-1:], made]
+        shard_copy = copies.exchange(group, version, self.live_parts(), self.description())
+        # The previous copy is dropped when all ranks are known to have this one: a step later.
+        self.copies = [*self.copies[-1:], shard_copy]
         reached(FaultPoint.SHARDS_KEPT)
 
     def digest(self) -> str:
-        """A hash of the whole state; called on all ranks together."""
+        """Returns a hash of the whole state. Called on all ranks together."""
         return copies.digest(self.live_objects())
 
 
 def rows_of(module: torch.nn.Module) -> tuple[tuple[int, int], ...]:
-    """See :class:`StatePart`. The optimizer's state is cut as its parameters are, and makes no
-    difference to an order.
+    """Returns (rows, bytes per row) of the sharded parameters, see :class:`StatePart`. The state of
+    the optimizer is sharded as its parameters are, and does not change which order is best.
     """
     rows: dict[int, int] = {}
     for tensor in module.parameters():

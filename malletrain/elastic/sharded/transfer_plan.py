@@ -1,9 +1,9 @@
-"""Which bytes go from whom to whom when the layout of a state changes.
+"""Plans which bytes move between which ranks when the layout of a state changes.
 
-Decides it from the metadata alone, so that every process comes to the same plan: what a process
-holds already stays; everything else comes from one that holds it, and where several do, the targets
-take turns; pieces are bounded, and in such an order that all links work at once. It moves nothing
-(:mod:`malletrain.elastic.sharded.moving`).
+Decides it from the metadata alone, so that every process computes the same plan. Elements that a
+process already has are copied locally. All others come from a process that has them; if several do,
+they take turns. Pieces have a maximum size, and are ordered so that all links are busy at the same
+time. Moves nothing (:mod:`malletrain.elastic.sharded.moving`).
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from malletrain.elastic.sharded.chunks import Chunk
 
 PIECE_BYTES = 8 << 20
 Layout = Mapping[str, Sequence[Chunk]]
-"""What one process holds, or is to hold: boxes of each tensor, by its key."""
+"""The boxes of each tensor that one process has, or needs, by the tensor's key."""
 
 
 class IncompleteStateError(RuntimeError):
-    """Nobody holds a part of the state."""
+    """No process has a part of the state that is needed."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a tensor on its way. ``source`` and ``target`` are ranks of the new group; where
-    they are the same it is a copy within one process.
+    """A box of a tensor that is moved. If ``source`` and ``target`` are equal, it is copied within
+    one process. Both are ranks of the new group.
     """
 
     source: int
-    """The rank that holds it."""
+    """Rank that has it."""
     target: int
-    """The rank that is to hold it."""
+    """Rank that needs it."""
     key: str
-    """The tensor's."""
+    """Key of the tensor."""
     chunk: Chunk
     """The box, in the whole tensor."""
 
@@ -43,16 +43,18 @@ class TransferPlan:
     """All pieces of a change."""
 
     copies: tuple[Piece, ...]
-    """What stays where it is."""
+    """Pieces that are copied within one process."""
     moves: tuple[Piece, ...]
-    """What goes to another process, in the order in which every process sends and receives."""
+    """Pieces that move to another process, in the order in which all processes send and receive."""
 
     def moved_bytes(self, item_bytes: Mapping[str, int]) -> int:
-        """Bytes that go over the network; ``item_bytes``: of one element, by key."""
+        """Returns the number of bytes sent between processes. ``item_bytes``: bytes of one element,
+        by key.
+        """
         return sum(piece.chunk.elements * item_bytes[piece.key] for piece in self.moves)
 
     def received_bytes(self, rank: int, item_bytes: Mapping[str, int]) -> int:
-        """Those of them that go to ``rank``."""
+        """Returns the number of bytes that ``rank`` receives from other processes."""
         return sum(
             piece.chunk.elements * item_bytes[piece.key]
             for piece in self.moves
@@ -66,37 +68,38 @@ def make_plan(
     item_bytes: Mapping[str, int],
     piece_bytes: int = PIECE_BYTES,
 ) -> TransferPlan:
-    """The plan for ``targets``, by what ``holders`` have; both by rank of the new group.
+    """Returns the plan that fills ``targets`` from ``holders``. Both are indexed by rank of the new
+    group.
 
     Args:
-        holders: boxes that each process holds of the old state; they may overlap between processes
-            (replicas).
-        targets: boxes that each process is to hold.
+        holders: boxes of the old state that each process has. Those of different processes may
+            overlap (replicas).
+        targets: boxes that each process needs.
         item_bytes: bytes of one element, by key.
-        piece_bytes: the most that one piece has, unless an element is larger.
+        piece_bytes: maximum size of a piece, bytes, unless one element is larger.
 
     Raises:
-        IncompleteStateError: somebody wants what nobody holds.
+        IncompleteStateError: a process needs elements that no process has.
     """
     copies: list[Piece] = []
     moves: list[tuple[tuple[int, int, int], Piece]] = []
     routes_of: dict[object, list[tuple[int, int, Chunk]]] = {}
-    of_pair: dict[tuple[int, int], int] = {}
+    last_turn: dict[tuple[int, int], int] = {}
     for key in sorted({key for layout in targets for key in layout}):
         had = tuple(tuple(layout.get(key, ())) for layout in holders)
         want = tuple(tuple(layout.get(key, ())) for layout in targets)
-        routes = routes_of.get((had, want))  # most tensors of a model are laid out like others
+        routes = routes_of.get((had, want))  # many tensors of a model have the same layout
         if routes is None:
             routes = routes_of[had, want] = _routes(key, had, want)
-        most = max(1, piece_bytes // item_bytes[key])
+        max_elements = max(1, piece_bytes // item_bytes[key])
         for source, target, chunk in routes:
             if source == target:
                 copies.append(Piece(source, target, key, chunk))
                 continue
-            for part in chunk.split(most):
-                turn = of_pair[source, target] = of_pair.get((source, target), -1) + 1
-                apart = (target - source) % len(targets)
-                moves.append(((turn, apart, source), Piece(source, target, key, part)))
+            for part in chunk.split(max_elements):
+                turn = last_turn[source, target] = last_turn.get((source, target), -1) + 1
+                distance = (target - source) % len(targets)
+                moves.append(((turn, distance, source), Piece(source, target, key, part)))
     moves.sort(key=lambda item: item[0])
     return TransferPlan(tuple(copies), tuple(piece for _, piece in moves))
 
@@ -114,7 +117,7 @@ def _routes(
     for target, chunks in enumerate(want):
         for chunk in chunks:
             remaining = [chunk] if chunk.elements else []
-            own = [(mine, [target]) for mine in (had[target] if target < len(had) else ())]
+            own = [(box, [target]) for box in (had[target] if target < len(had) else ())]
             for offer, ranks in (*own, *owners.items()):
                 rest: list[Chunk] = []
                 for box in remaining:

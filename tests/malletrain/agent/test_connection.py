@@ -27,7 +27,9 @@ def test_training_goes_on_without_the_daemon_and_the_next_one_learns_everything(
     daemon.expect("n0", messages.Metric)
     before = agent.left()
     daemon.close()
-    eventually(lambda: "is silent; training goes on" in agent.log.read_text(), "the agent notices")
+    eventually(
+        lambda: "is silent; training continues" in agent.log.read_text(), "the agent notices"
+    )
     assert agent.left() == before
     (tmp_path / "succeed").touch()
     eventually(lambda: not (tmp_path / "succeed").exists(), "the workers end meanwhile")

@@ -5,19 +5,19 @@ from dataclasses import replace
 import pytest
 
 from malletrain.agent.containers import (
-    PATH_INSIDE,
+    CONTAINER_PATH,
     RUNTIMES,
-    Containment,
+    ContainerSpec,
     container_command,
     runtime_environment,
 )
 
-CONTAINED = Containment(
+CONTAINED = ContainerSpec(
     image="/images/my torch.sif",
     workdir="/users/me/a job",
     binds=(("/users/me", "/users/me"), ("/scratch/d", "/data")),
     variables=("HOME", "MALLETRAIN_JOB_KEY", "MINE"),
-    host_only=("PATH", "LD_*"),
+    unset_variables=("PATH", "LD_*"),
     options=("--of-the-site",),
     command_script="/run/j/rc",
 )
@@ -46,7 +46,7 @@ ROWS = {
     # ch-run [OPTION...] IMAGE -- CMD [ARG...]; GPUs are in /dev, their libraries in the image
     "charliecloud": [
         *("ch-run", "--cd=/users/me/a job", "--unset-env=PATH", "--unset-env=LD_*"),
-        f"--set-env=PATH={PATH_INSIDE}",
+        f"--set-env=PATH={CONTAINER_PATH}",
         *("--bind=/users/me:/users/me", "--bind=/scratch/d:/data"),
         *("--of-the-site", "/images/my torch.sif", "--"),
     ],
@@ -85,8 +85,8 @@ def test_values_of_variables_are_in_no_command_line(name):
     assert "secret" not in " ".join(made)
     around = runtime_environment(runtime, CONTAINED, outside)
     assert outside.items() <= around.items()
-    given = {runtime.prefix + k: v for k, v in INSIDE.items() if k != "HOME"}
-    assert around == {**outside, **(given if runtime.prefix else {})}
+    given = {runtime.variable_prefix + k: v for k, v in INSIDE.items() if k != "HOME"}
+    assert around == {**outside, **(given if runtime.variable_prefix else {})}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,13 @@ real ones are in test_checks.
 
 from __future__ import annotations
 
-from malletrain.agent.health import AGAIN_S, MOST_UNKNOWN, Check, HealthWatch, checks_of
+from malletrain.agent.health import (
+    MAX_UNKNOWN_RESULTS,
+    RETRY_DELAY_S,
+    Check,
+    HealthWatch,
+    checks_of,
+)
 from malletrain.protocol.health import HealthPlan, read, written
 
 EVERY, LIMIT = 100.0, 10.0
@@ -55,8 +61,8 @@ class Node:
 def test_nothing_is_to_look_at_where_there_are_no_checks():
     watch = Node("").watch
     watch.step(0.0)
-    assert watch.looked
-    assert not watch.looking
+    assert watch.first_checks_done
+    assert not watch.is_checking
     assert not watch.sick
 
 
@@ -64,10 +70,10 @@ def test_all_checks_are_passed_before_the_first_look_is_over():
     node = Node("ab")
     assert node.step(0.0) == "a"
     assert node.step(1.0, 0) == "a"
-    assert not node.watch.looked
+    assert not node.watch.first_checks_done
     assert node.step(1.1) == "ab"
     node.step(2.0, 0)
-    assert node.watch.looked
+    assert node.watch.first_checks_done
     assert not node.watch.sick
 
 
@@ -84,7 +90,7 @@ def test_one_failure_is_enough_and_nothing_is_looked_at_any_more():
     node.step(0.0)
     node.step(1.0, 3, "no scratch")
     assert node.watch.sick == "bad: 3 no scratch"
-    assert node.watch.looked
+    assert node.watch.first_checks_done
     assert node.step(500.0) == "a"
 
 
@@ -104,7 +110,7 @@ def test_a_check_that_was_swept_away_with_a_job_is_begun_anew():
     node.runs[0].done = True  # and nobody knows its exit code
     node.step(1.0)
     assert not node.watch.sick
-    assert node.step(1.0 + AGAIN_S) == "aa"
+    assert node.step(1.0 + RETRY_DELAY_S) == "aa"
     node.step(3.0, 0)
     assert node.step(3.1) == "aab"
 
@@ -112,12 +118,12 @@ def test_a_check_that_was_swept_away_with_a_job_is_begun_anew():
 def test_a_check_whose_result_is_always_lost_is_not_begun_anew_for_ever():
     node = Node("ab")
     now = 0.0
-    while node.watch.looking and len(node.runs) < 20:
+    while node.watch.is_checking and len(node.runs) < 20:
         if node.step(now):
             node.runs[-1].done = True  # and nobody knows its exit code
-        now += AGAIN_S
-    assert [run.command for run in node.runs] == ["a"] * MOST_UNKNOWN
-    assert node.watch.looked
+        now += RETRY_DELAY_S
+    assert [run.command for run in node.runs] == ["a"] * MAX_UNKNOWN_RESULTS
+    assert node.watch.first_checks_done
     assert "The health check a ran 3 times and its result cannot be written" in node.watch.sick
 
 
@@ -128,9 +134,9 @@ def test_lost_results_count_anew_after_one_that_is_known():
         node.step(now)
         node.runs[-1].end(0 if known else None)
         node.step(now)
-        now += AGAIN_S
+        now += RETRY_DELAY_S
     assert "".join(run.command for run in node.runs) == "aaabbb"
-    assert node.watch.looked
+    assert node.watch.first_checks_done
     assert not node.watch.sick
 
 
@@ -139,16 +145,16 @@ def test_a_failure_of_workers_is_looked_into_at_once_and_from_the_beginning():
     node.step(0.0)
     node.step(1.0, 0)
     node.step(1.1)
-    node.watch.look_soon()
+    node.watch.check_soon()
     node.step(2.0, 0)  # what had begun before says nothing of it
-    assert node.watch.looking
+    assert node.watch.is_checking
     assert node.step(2.1) == "aba"
     node.step(3.0, 0)
     node.step(3.1)
     node.step(4.0, 0)
-    assert not node.watch.looking
-    node.watch.look_soon()
-    assert node.watch.looking
+    assert not node.watch.is_checking
+    node.watch.check_soon()
+    assert node.watch.is_checking
     assert node.step(4.1) == "ababa"
 
 

@@ -77,15 +77,19 @@ def test_the_network_of_an_earlier_round_is_not_kept(monkeypatch, interface, own
     )
     assert told.address == "10.77.0.1"
     restarted = dict(earlier)
-    fabric.put(restarted, told.interface)
+    fabric.set_network(restarted, told.interface)
     monkeypatch.setattr(os, "environ", live := dict(earlier))
-    Place(2, 0, 2, network=tuple(fabric.for_all(told.interface).items())).go_by_network()
+    Place(
+        2, 0, 2, network=tuple(fabric.network_variables(told.interface).items())
+    ).set_network_variables()
     assert restarted == live == network
 
 
 def test_where_no_network_is_wanted_the_sites_own_stays():
     environment = {"GLOO_SOCKET_IFNAME": "hsn0"}
-    fabric.put(environment, fabric.round_for_launcher(messages.Round("j1", 2, 0, 2), {}).interface)
+    fabric.set_network(
+        environment, fabric.round_for_launcher(messages.Round("j1", 2, 0, 2), {}).interface
+    )
     assert environment == {"GLOO_SOCKET_IFNAME": "hsn0"}
 
 

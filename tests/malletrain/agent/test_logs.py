@@ -48,17 +48,17 @@ def forwarder(sink, tmp_path):
 def test_a_log_is_sent_in_pieces_and_deleted_when_it_is_over(forwarder, sink, tmp_path):
     data = os.urandom(CHUNK_BYTES + 1000)
     (tmp_path / "log").write_bytes(data)
-    forwarder.step()
-    forwarder.step()  # nothing new before the answer
+    forwarder.send_due()
+    forwarder.send_due()  # nothing new before the answer
     assert [len(c.data) for c in sink.chunks] == [CHUNK_BYTES]
     forwarder.acknowledged(sink.ack())
-    forwarder.step()
+    forwarder.send_due()
     forwarder.acknowledged(sink.ack())
     assert sink.data == data
-    forwarder.step()
+    forwarder.send_due()
     assert (tmp_path / "log").exists()  # something may still be written
-    forwarder.close("j1", before=2)
-    forwarder.step()
+    forwarder.mark_complete("j1", before_generation=2)
+    forwarder.send_due()
     assert not (tmp_path / "log").exists()
     assert not forwarder.files
     assert sink.said == [LogsShipped("j1")]
@@ -67,52 +67,52 @@ def test_a_log_is_sent_in_pieces_and_deleted_when_it_is_over(forwarder, sink, tm
 def test_what_was_not_acknowledged_is_sent_again_after_a_reconnection(forwarder, sink, tmp_path):
     (tmp_path / "log").write_bytes(b"one\n")
     sink.there = False
-    forwarder.step()
+    forwarder.send_due()
     sink.there = True
-    forwarder.step()
+    forwarder.send_due()
     (tmp_path / "log").write_bytes(b"one\ntwo\n")
-    forwarder.step()
+    forwarder.send_due()
     forwarder.reconnected()
-    forwarder.step()
+    forwarder.send_due()
     assert [c.data for c in sink.chunks] == [b"one\n", b"one\ntwo\n"]
     assert sink.data == b"one\ntwo\n"
 
 
 def test_no_answer_means_again(forwarder, sink, tmp_path, monkeypatch):
     (tmp_path / "log").write_bytes(b"one\n")
-    forwarder.step()
-    monkeypatch.setattr(logs, "_ANSWER_S", 0.0)
-    forwarder.step()
+    forwarder.send_due()
+    monkeypatch.setattr(logs, "_ACK_TIMEOUT_S", 0.0)
+    forwarder.send_due()
     assert [c.offset for c in sink.chunks] == [0, 0]
 
 
 def test_a_daemon_that_lost_its_copy_gets_it_again(forwarder, sink, tmp_path):
     (tmp_path / "log").write_bytes(b"one\ntwo\n")
-    forwarder.step()
+    forwarder.send_due()
     forwarder.acknowledged(sink.ack())
     forwarder.acknowledged(LogAck("j1", 1, "rank0", "n0", 4))
-    forwarder.step()
+    forwarder.send_due()
     assert (sink.chunks[-1].offset, sink.chunks[-1].data) == (4, b"two\n")
 
 
 def test_a_log_at_its_limit_is_not_sent_any_further(forwarder, sink, tmp_path):
     forwarder.limit_bytes = 10
     (tmp_path / "log").write_bytes(b"x" * 20)
-    forwarder.step()
+    forwarder.send_due()
     forwarder.acknowledged(sink.ack())
     (tmp_path / "log").write_bytes(b"x" * 2000)
-    forwarder.step()
+    forwarder.send_due()
     assert len(sink.chunks) == 1
-    forwarder.close("j1")
-    forwarder.step()
+    forwarder.mark_complete("j1")
+    forwarder.send_due()
     assert sink.said == [LogEnd("j1", 1, "rank0", "n0", 2000), LogsShipped("j1")]
 
 
 def test_a_log_that_is_over_goes_as_fast_as_the_daemon_takes_it(forwarder, sink, tmp_path):
     data = os.urandom(9 * CHUNK_BYTES + 1)
     (tmp_path / "log").write_bytes(data)
-    forwarder.close("j1")
-    forwarder.step()
+    forwarder.mark_complete("j1")
+    forwarder.send_due()
     while forwarder.files:
         forwarder.acknowledged(sink.ack())
     assert sink.data == data
@@ -123,7 +123,7 @@ def test_what_could_not_be_sent_is_named(forwarder, sink, tmp_path):
     (tmp_path / "log").write_bytes(b"x" * 5000)
     forwarder.add("j2", 1, "rank1", tmp_path / "other")
     (tmp_path / "other").write_bytes(b"y" * 70)
-    forwarder.step()
+    forwarder.send_due()
     forwarder.abandon()
     assert sink.said == [
         LogEnd("j1", 1, "rank0", "n0", 5000),
@@ -131,17 +131,17 @@ def test_what_could_not_be_sent_is_named(forwarder, sink, tmp_path):
         LogEnd("j2", 1, "rank1", "n0", 70),
         LogsShipped("j2"),
     ]
-    assert forwarder.jobs() == ()
+    assert forwarder.unfinished_jobs() == ()
 
 
 def test_a_launcher_started_again_takes_the_place_of_the_first(forwarder, sink, tmp_path):
     (tmp_path / "log").write_bytes(b"first launcher\n")
-    forwarder.step()
+    forwarder.send_due()
     late = sink.ack()
     (tmp_path / "second").write_bytes(b"2nd\n")
     forwarder.add("j1", 1, "rank0", tmp_path / "second")
     forwarder.acknowledged(late)  # of the log that had the name before
-    forwarder.step()
+    forwarder.send_due()
     assert (sink.chunks[-1].offset, sink.chunks[-1].data) == (0, b"2nd\n")
 
 
@@ -150,7 +150,7 @@ def test_the_disk_is_given_back_while_a_log_grows(forwarder, sink, tmp_path):
     (tmp_path / "log").write_bytes(os.urandom(size))
     before = (tmp_path / "log").stat().st_blocks
     for _ in range(size // CHUNK_BYTES):
-        forwarder.step()
+        forwarder.send_due()
         forwarder.acknowledged(sink.ack())
     after = (tmp_path / "log").stat()
     assert len(sink.data) == after.st_size == size
@@ -163,11 +163,11 @@ def test_the_disk_is_given_back_while_a_log_grows(forwarder, sink, tmp_path):
 def test_logs_of_later_rounds_and_the_launchers_go_on(forwarder, tmp_path):
     forwarder.add("j1", 2, "rank0", tmp_path / "second")
     forwarder.add("j1", 0, "launcher", tmp_path / "launcher")
-    forwarder.close("j1", before=2)
-    forwarder.step()
+    forwarder.mark_complete("j1", before_generation=2)
+    forwarder.send_due()
     assert sorted(forwarder.files) == [("j1", 0, "launcher"), ("j1", 2, "rank0")]
-    forwarder.close("j1")
-    forwarder.step()
+    forwarder.mark_complete("j1")
+    forwarder.send_due()
     assert not forwarder.files
 
 

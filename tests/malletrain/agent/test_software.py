@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.agent.software import binds, entered, handed_in, missing_mount_points
+from malletrain.agent.software import binds, enter_command, missing_mount_points, passed_variables
 from malletrain.protocol.messages import SoftwareEnvironment
 
 # As Lmod's and Tcl modules' own: a function that evaluates what a command prints.
@@ -79,7 +79,7 @@ def enter(tmp_path):
     }
 
     def run(*arguments, python=sys.executable, environment=None, **fields):
-        command = entered(SoftwareEnvironment(**fields), [python, "-c", SHOW, *arguments])
+        command = enter_command(SoftwareEnvironment(**fields), [python, "-c", SHOW, *arguments])
         done = subprocess.run(
             command,
             env={**base, **(environment or {})},
@@ -186,9 +186,13 @@ def test_a_virtual_environment_that_is_not_there(enter, tmp_path):
 
 
 def test_without_an_environment_no_shell_is_between():
-    assert entered(None, ["python"]) == entered(SoftwareEnvironment(), ["python"]) == ["python"]
+    assert (
+        enter_command(None, ["python"])
+        == enter_command(SoftwareEnvironment(), ["python"])
+        == ["python"]
+    )
     contained = SoftwareEnvironment(container="/x.sif", venv="/v")
-    assert entered(contained, ["apptainer"]) == ["apptainer"]
+    assert enter_command(contained, ["apptainer"]) == ["apptainer"]
 
 
 # --- what a container is shown ---
@@ -240,9 +244,9 @@ def test_variables_of_the_node_stay_outside_unless_the_job_sets_them():
         "SLURM_JOB_ID": "7",
         "HOME": "/users/me",
     }
-    names, globs = handed_in(around, ())
+    names, globs = passed_variables(around, ())
     assert names == ("HOME", "PYTHONUNBUFFERED", "SLURM_JOB_ID")
     assert {"PATH", "LD_*", "TMPDIR"} <= set(globs)
-    names, globs = handed_in(around, {"LD_PRELOAD", "PATH"})
+    names, globs = passed_variables(around, {"LD_PRELOAD", "PATH"})
     assert names == ("HOME", "LD_PRELOAD", "PATH", "PYTHONUNBUFFERED", "SLURM_JOB_ID")
     assert not {"PATH", "LD_*"} & set(globs)

@@ -32,7 +32,7 @@ def test_small_tensors_are_numbers_and_come_back_bit_for_bit(tensor):
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.zeros(pickled.SMALL + 1),
+        torch.zeros(pickled.MAX_LISTED_ELEMENTS + 1),
         torch.zeros(0, 3),
         torch.zeros(2, dtype=torch.bfloat16),
         torch.nn.Parameter(torch.ones(2)),

@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 
 from malletrain.elastic import rooms, transfer
-from malletrain.elastic.rooms import LEAST_BYTES, Rooms, described, keep_freed
+from malletrain.elastic.rooms import MIN_BYTES, Rooms, describe_tensors, keep_freed
 from malletrain.elastic.state import Holder
 from tests import waiting
 from tests.waiting import PATIENCE_S
@@ -90,7 +90,7 @@ def test_every_rank_of_a_chain_holds_what_the_first_sent(shapes, chain):
         moved(mail, chain, got)
     for rank in chain:
         assert all(torch.equal(a, b) for a, b in zip(sent, got[rank], strict=True))
-    assert all(most <= transfer.ON_THE_WAY + 1 for most in mail.most.values())
+    assert all(most <= transfer.MAX_PIECES_IN_FLIGHT + 1 for most in mail.most.values())
     assert not any(mail.under_way.values()), "all that was begun was waited for"
 
 
@@ -98,14 +98,15 @@ def test_a_receiver_is_ready_for_many_pieces_before_the_first_is_sent(monkeypatc
     """Known answer: with one at a time each piece waits for an answer of the peer."""
     mail = Mail()
     monkeypatch.setattr(transfer.dist, "irecv", mail.irecv)
-    tensors = [torch.zeros(4) for _ in range(2 * transfer.ON_THE_WAY)]
+    tensors = [torch.zeros(4) for _ in range(2 * transfer.MAX_PIECES_IN_FLIGHT)]
     receiver = threading.Thread(
         target=lambda: (setattr(mail.mine, "rank", 1), transfer.pass_along(1, [0, 1], tensors))
     )
     receiver.start()
     box = mail.boxes[0, 1]
     waiting.until(
-        lambda: mail.under_way[1, "receive"] == transfer.ON_THE_WAY + 1, "it is ready for many"
+        lambda: mail.under_way[1, "receive"] == transfer.MAX_PIECES_IN_FLIGHT + 1,
+        "it is ready for many",
     )
     for k in range(len(tensors)):
         box.put(torch.full((4,), float(k)).view(torch.uint8))
@@ -128,8 +129,8 @@ def test_a_joiner_takes_the_state_into_memory_that_was_made_ready(monkeypatch):
 
     mine, its = a_training()
     joiner = Holder({"model": mine, "optimizer": its}, torch.device("cpu"))
-    joiner.rooms.make(described([optimizer]))
-    joiner.rooms.make(described([optimizer]))  # the next round: nothing is made twice
+    joiner.rooms.make(describe_tensors([optimizer]))
+    joiner.rooms.make(describe_tensors([optimizer]))  # the next round: nothing is made twice
     ready, take = set(), joiner.rooms.take
 
     def seen(*kind):
@@ -150,7 +151,7 @@ def test_a_joiner_takes_the_state_into_memory_that_was_made_ready(monkeypatch):
 
 def test_memory_for_what_does_not_come_is_given_back():
     one = Rooms(torch.device("cpu"))
-    side = LEAST_BYTES // 4
+    side = MIN_BYTES // 4
     one.make(f'[[[{side}], "float32", false]]')
     assert one.take((side,), torch.float64, False) is None
     assert one.take((side,), torch.float32, False).shape == (side,)
@@ -162,7 +163,7 @@ def test_memory_for_what_does_not_come_is_given_back():
 
 def test_an_optimizer_before_its_first_step_needs_no_memory():
     _, optimizer = a_training()
-    assert described([optimizer]) == "[]"
+    assert describe_tensors([optimizer]) == "[]"
 
 
 FAULTS = """

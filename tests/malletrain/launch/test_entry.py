@@ -88,7 +88,7 @@ def test_a_file_of_the_job_takes_no_modules_place(library, bare, tmp_path):
 
 
 def test_a_python_that_is_too_old_is_told(monkeypatch):
-    monkeypatch.setattr(entry, "LEAST", (3, 99))
+    monkeypatch.setattr(entry, "MIN_PYTHON", (3, 99))
     assert "malletrain needs 3.99 or newer." in entry.lacking("service", "The image", "")
 
 

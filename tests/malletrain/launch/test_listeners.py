@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from malletrain.launch.callers import Callers, in_table
+from malletrain.launch.callers import Callers, owner_in_table
 from malletrain.launch.listeners import (
     SIGNED_ADDRESS,
     USER_ADDRESS,
@@ -64,9 +64,9 @@ def accepted(listener, patience_s=PATIENCE_S):
 def owner_of(caller, called):
     """Both ways of asking say the same."""
     callers = Callers(called)
-    assert callers.quick, "the kernels of the tests have sock_diag"
+    assert callers.has_sock_diag, "the kernels of the tests have sock_diag"
     found = callers.owner(caller, called)
-    assert in_table(caller, called) == found
+    assert owner_in_table(caller, called) == found
     callers.close()
     return found
 

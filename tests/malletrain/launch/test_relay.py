@@ -63,7 +63,7 @@ def test_while_descriptors_lack_the_relay_rests_and_then_lets_in_who_waited(serv
 
 def test_no_more_connections_than_any_job_has(serving, monkeypatch):
     one, inside = serving
-    monkeypatch.setattr(relay, "MOST_ENDS", 6)  # two for each caller
+    monkeypatch.setattr(relay, "MAX_CONNECTIONS", 6)  # two for each caller
     calls = [socket.create_connection((USER_ADDRESS, one.local_port)) for _ in range(5)]
     try:
         own = [inside.accept()[0] for _ in range(3)]

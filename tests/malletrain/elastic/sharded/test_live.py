@@ -231,11 +231,11 @@ def test_fsdp_goes_on_after_a_loss_without_notice(tmp_path, every):
     after = min(r["step"] for r in records(tmp_path) if r["generation"] == 2)
     if every:
         assert 0 <= before + 1 - after <= 3 + 1, said
-        assert "The run goes on from the copies of step" in said
+        assert "The run continues from the copies of step" in said
     else:
         assert after == 0
         assert "no copies of them are left" in said
-        assert "goes on from its snapshot, step 0." in said
+        assert "continues from its snapshot, step 0." in said
 
 
 def test_one_that_is_an_update_behind_has_the_only_copies_of_what_was_lost(tmp_path):
@@ -261,7 +261,7 @@ def test_one_that_is_an_update_behind_has_the_only_copies_of_what_was_lost(tmp_p
         said = members[0].output.read_text() + members[2].output.read_text()
     counts_as_if_undisturbed(tmp_path, options)
     assert min(r["step"] for r in records(tmp_path) if r["generation"] == 2) == 6
-    assert "The run goes on from the copies of step 6, 1 steps back" in said
+    assert "The run continues from the copies of step 6, 1 steps back" in said
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from malletrain.elastic.checkin import CheckIn
 from malletrain.elastic.link import Place
 from malletrain.elastic.sharded import rehearsal
-from malletrain.elastic.sharded.meshes import Meshes
+from malletrain.elastic.sharded.meshes import MeshCache
 from malletrain.elastic.sharded.setup import Shards, sharded_training
 from malletrain.elastic.sharded.training import ShardedTraining
 from malletrain.training import rng
@@ -136,8 +136,8 @@ def test_a_rehearsal_leaves_nothing_behind(capsys, over):
     rehearsal.rehearse(training, "gloo")
     if over == "all":
         rehearsal.rehearse_at(training, Place(3, 1, 4))
-        assert training.meshes.has(Place(9, 1, 4))
-        assert not training.meshes.has(Place(9, 2, 4))
+        assert training.meshes.is_cached(Place(9, 1, 4))
+        assert not training.meshes.is_cached(Place(9, 2, 4))
     assert not dist.is_initialized()
     after = rng.state(), optimizer.state_dict(), training.others["scheduler"].state_dict()
     assert torch.equal(before[0].pop("torch"), after[0].pop("torch"))
@@ -148,11 +148,11 @@ def test_a_rehearsal_leaves_nothing_behind(capsys, over):
 
 
 def test_a_mesh_comes_again_with_the_group_of_the_new_round():
-    meshes_, before = Meshes("cpu", in_nodes=False), None
+    mesh_cache, before = MeshCache("cpu", is_hsdp=False), None
     for generation in (1, 2):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         try:
-            mesh = meshes_.of(Place(generation, 0, 1), 1)
+            mesh = mesh_cache.mesh_for(Place(generation, 0, 1), 1)
             assert mesh.get_group() is dist.group.WORLD
             assert before in (None, mesh)
             before = mesh

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-SHOWN = 3
+MAX_SHOWN = 3
 
 
 def left_out(members: Sequence[str], blocked: Iterable[tuple[str, str]]) -> tuple[str, ...]:
@@ -27,6 +27,8 @@ def left_out(members: Sequence[str], blocked: Iterable[tuple[str, str]]) -> tupl
 
 def sentence(blocked: Sequence[tuple[str, str, str]]) -> str:
     """Return a description for users of the blocked connections, (from, to, reason) of each."""
-    ways = [f"{a} cannot connect to {b} ({why})" for a, b, why in blocked[:SHOWN]]
-    more = f", and {len(blocked) - SHOWN} more such ways" if len(blocked) > SHOWN else ""
-    return f"{'; '.join(ways)}{more}. Are ports between the nodes blocked by a firewall?"
+    ways = [f"{a} cannot connect to {b} ({why})" for a, b, why in blocked[:MAX_SHOWN]]
+    remainder = (
+        f", and {len(blocked) - MAX_SHOWN} more such ways" if len(blocked) > MAX_SHOWN else ""
+    )
+    return f"{'; '.join(ways)}{remainder}. Are ports between the nodes blocked by a firewall?"

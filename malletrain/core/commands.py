@@ -67,6 +67,7 @@ class Suspend:
 
     job: str
     within_s: float | None = None
+    """Seconds until the first of its nodes is gone; None for no time limit."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Stop:
     job: str
     state: JobState
     reason: str = ""
+    """Reason as a sentence; empty if there is none."""
 
 
 @dataclass(frozen=True)

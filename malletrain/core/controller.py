@@ -185,8 +185,8 @@ class Controller:
         if (profile := self.profiles.next_wakeup()) is not None:
             due.append(profile)
         due += [*self.queue.wakeups(), self.shares.plan_at()]
-        times = [*(max(at, self._hold_until) for at in due), *self.goals.wakeups()]
-        return min(times) if times and min(times) < math.inf else None
+        wakeup_times = [*(max(at, self._hold_until) for at in due), *self.goals.wakeups()]
+        return min(wakeup_times) if wakeup_times and min(wakeup_times) < math.inf else None
 
     # --- events in, commands out ---
 
@@ -236,9 +236,9 @@ class Controller:
         self.gaps.joined(event.node, event.owner)
         self._leases.joined(event.node, event.owner, now)
         self.state.node_joined(event, now)
-        others = self.gaps.comes(self.nodes, event.owner)
-        others = others and not self.queue.all_awaited(event.owner)
-        wait = max(self.settings.debounce_s, self.settings.arrival_s if others else 0.0)
+        others_coming = self.gaps.comes(self.nodes, event.owner)
+        others_coming = others_coming and not self.queue.all_awaited(event.owner)
+        wait = max(self.settings.debounce_s, self.settings.arrival_s if others_coming else 0.0)
         self.state.plan_soon(now + wait)
         return ()
 

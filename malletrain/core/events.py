@@ -61,7 +61,9 @@ class NodeJoined:
     node: str
     node_class: str = "default"
     horizon_s: float | None = None
+    """Expected remaining time of its gap, seconds; None if unknown."""
     group: str | None = None
+    """Its topology group; None if unknown."""
     job: str | None = None
     owner: str = ""
     leased_s: float = 0.0
@@ -144,6 +146,11 @@ class JobSubmitted:
     """A new malleable job, or a stored one after a restart; ``state``: its stored state.
 
     Attributes:
+        min_nodes: minimum number of nodes.
+        max_nodes: maximum number of nodes.
+        weight: weight in plans.
+        goal: throughput, or throughput relative to one node (efficiency).
+        curve: scaling curve that the owner states; None if there is none.
         sizes: allowed numbers of nodes; None for every number from min to max.
         tries: number of failures of its workers.
         last_broke: time of the last such failure; None if there was none.
@@ -198,6 +205,7 @@ class WorkersFailed:
 
     job: str
     reason: str
+    """Reason as a sentence."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +214,7 @@ class SoftwareLacking:
 
     job: str
     reason: str
+    """Reason as a sentence."""
 
 
 @dataclass(frozen=True)

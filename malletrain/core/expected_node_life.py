@@ -93,32 +93,34 @@ class ExpectedNodeLife:
         ) + cohort_of
         self._keys, self._own_counts = np.unique(keys, return_counts=True)
         shape = len(pools), len(all_cohorts)
-        taken = np.bincount(at, minlength=len(counts))
-        self._taken, self._free = taken.reshape(shape), (counts - taken).reshape(shape)
+        in_use = np.bincount(at, minlength=len(counts))
+        self._taken, self._free = in_use.reshape(shape), (counts - in_use).reshape(shape)
         self._shape = len(nodes_of_jobs), len(all_cohorts)
 
-    def in_pool(self, pool: str, jobs: Sequence[int], most: Sequence[int]) -> list[LossForecast]:
+    def in_pool(
+        self, pool: str, jobs: Sequence[int], max_nodes: Sequence[int]
+    ) -> list[LossForecast]:
         """Return the loss forecast of each of these jobs in one pool.
 
         Args:
             pool: name of the pool.
             jobs: numbers of the jobs, ascending.
-            most: maximum number of nodes of each of these jobs.
+            max_nodes: maximum number of nodes of each of these jobs.
         """
         number = self._pools.get(pool)
         if number is None:
             return [LossForecast([], self._window_s, self._work_s) for _ in jobs]
         job, cohort, count = self._own_nodes(number, jobs)
         own_nodes = np.bincount(job, count, len(jobs)).astype(np.int64)
-        room = np.array(most, dtype=np.int64) - own_nodes
+        room = np.array(max_nodes, dtype=np.int64) - own_nodes
         max_room = max(0, int(room.max(initial=0)))
-        free, taken = self._free[number], self._taken[number]
+        free, in_use = self._free[number], self._taken[number]
         first = _first(free, free.nonzero()[0], max_room)
-        last = _first(taken, taken.nonzero()[0][::-1], max_room + int(own_nodes.max(initial=0)))
+        last = _first(in_use, in_use.nonzero()[0][::-1], max_room + int(own_nodes.max(initial=0)))
         # The other jobs' nodes are those of all jobs without the job's own.
-        place = np.full(len(taken), -1)
+        place = np.full(len(in_use), -1)
         place[last] = np.arange(len(last))
-        others = np.tile(taken[last], (len(jobs), 1))
+        others = np.tile(in_use[last], (len(jobs), 1))
         has_place = place[cohort] >= 0
         others[job[has_place], place[cohort[has_place]]] -= count[has_place]
         offered = np.hstack((np.tile(free[first], (len(jobs), 1)), others))
@@ -139,12 +141,14 @@ class ExpectedNodeLife:
         """Return the nodes of these jobs in one pool as three arrays: position in ``jobs``, cohort,
         number of nodes. One entry per job and cohort.
         """
-        every, cohorts = self._shape
-        low, high = self._keys.searchsorted((pool * every * cohorts, (pool + 1) * every * cohorts))
-        job, cohort = np.divmod(self._keys[low:high] - pool * every * cohorts, cohorts)
+        job_count, cohorts = self._shape
+        low, high = self._keys.searchsorted(
+            (pool * job_count * cohorts, (pool + 1) * job_count * cohorts)
+        )
+        job, cohort = np.divmod(self._keys[low:high] - pool * job_count * cohorts, cohorts)
         count = self._own_counts[low:high]
-        if len(jobs) < every:
-            place = np.full(every, -1)
+        if len(jobs) < job_count:
+            place = np.full(job_count, -1)
             place[list(jobs)] = np.arange(len(jobs))
             job = place[job]
             job, cohort, count = job[job >= 0], cohort[job >= 0], count[job >= 0]

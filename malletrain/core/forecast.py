@@ -20,9 +20,9 @@ from malletrain.core.node_history import SPAN_S
 
 Floats = npt.NDArray[np.float64]
 
-LIKE = 96
+SIMILAR_MOMENTS = 96
 """Number of past moments that are used: those most like the present."""
-SPREAD = (0.85, 1.0, 1.15)
+THROUGHPUT_FACTORS = (0.85, 1.0, 1.15)
 """Factors on the job's throughput, for its uncertainty. Each moment counts with each factor."""
 
 
@@ -33,9 +33,11 @@ class Forecast:
     """
 
     end: float
+    """Median."""
     low: float
+    """Low end of the 80 % interval."""
     high: float
-    """The ends of the 80 % interval."""
+    """High end of the 80 % interval."""
     hours: float = 0.0
     """Length of the past that it is based on, hours; 0 if it is based only on the present number of
     nodes.
@@ -74,11 +76,11 @@ class Claim:
         return np.where(np.ceil(nodes - 1e-9) >= self.least, throughput, 0.0)
 
 
-def fair_share(most: Iterable[int], nodes: float) -> float:
+def fair_share(max_sizes: Iterable[int], nodes: float) -> float:
     """Return the fraction of ``nodes`` that a job gets if jobs with these maximum sizes share them
     evenly, and each leaves what it cannot use to the others.
     """
-    sizes = sorted(most)
+    sizes = sorted(max_sizes)
     remaining = nodes
     for index, size in enumerate(sizes):
         level = remaining / (len(sizes) - index)
@@ -90,9 +92,9 @@ def fair_share(most: Iterable[int], nodes: float) -> float:
 
 def like_now(past: Floats, now: float) -> npt.NDArray[np.int64]:
     """Return the indices of the past moments whose number of nodes is closest to ``now``."""
-    if len(past) <= LIKE:
+    if len(past) <= SIMILAR_MOMENTS:
         return np.arange(len(past))
-    return np.argpartition(np.abs(past - now), LIKE)[:LIKE]
+    return np.argpartition(np.abs(past - now), SIMILAR_MOMENTS)[:SIMILAR_MOMENTS]
 
 
 def speeds(rates: Floats, nodes: Floats) -> Floats:
@@ -120,9 +122,9 @@ def seconds_for(work: Floats, speed: Floats, starts: npt.NDArray[np.int64]) -> F
     if period_samples <= 0:
         return np.full((len(work), len(starts)), math.inf)
     target = sums[starts] + work[:, None]
-    rounds, rest = np.divmod(target, period_samples)
-    at = np.minimum(np.searchsorted(sums, rest, side="right"), len(speed)) - 1
-    within = np.clip((rest - sums[at]) / np.maximum(speed[at] * SPAN_S, 1e-300), 0.0, 1.0)
+    rounds, remaining = np.divmod(target, period_samples)
+    at = np.minimum(np.searchsorted(sums, remaining, side="right"), len(speed)) - 1
+    within = np.clip((remaining - sums[at]) / np.maximum(speed[at] * SPAN_S, 1e-300), 0.0, 1.0)
     seconds: Floats = (rounds * len(speed) + at + within - starts) * SPAN_S
     return seconds
 
@@ -142,7 +144,7 @@ def forecast(
     """
     starts = like_now(past, nodes)
     speed = claim.speed(rates, past)
-    ends = seconds_for(work / np.array(SPREAD), speed, starts)
+    ends = seconds_for(work / np.array(THROUGHPUT_FACTORS), speed, starts)
     low, end, high = np.quantile(ends, (0.1, 0.5, 0.9), method="higher")
     hours = len(past) * SPAN_S / 3600.0 if len(past) > 1 else 0.0
     return Forecast(now + float(end), now + float(low), now + float(high), hours)

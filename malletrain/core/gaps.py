@@ -45,16 +45,25 @@ class Gaps:
     """
 
     min_horizon_s: float = 0.0
+    """Minimum horizon of a gap that is requested."""
     lease_wait_s: float = 120.0
+    """Time after which a request without a lease is forgotten."""
     rejected_s: float = 300.0
+    """Time for which a rejected node is not requested."""
     _seen: dict[str, NodeInfo] = field(default_factory=dict)
     _requests: dict[str, tuple[float, NodeInfo, str]] = field(default_factory=dict)
+    """Requested node → (time of the request, information, owner)."""
     _promised: dict[str, tuple[float, NodeInfo, str]] = field(default_factory=dict)
+    """Reclaimed node → (time until which it is expected, information, future owner)."""
     _rejected_until: dict[tuple[str, str], float] = field(default_factory=dict)
+    """(node, owner) → time until which it is not requested."""
     _refusals: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(node, owner) → number of requests in a row that were not granted."""
     _failing: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Owner → (number of failures in a row, time until which nothing is requested)."""
     _by_class: Counter[str] | None = None
     _room: float = math.inf
+    """Number of leases that may still be requested until the next poll."""
 
     def seen(
         self,

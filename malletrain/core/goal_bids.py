@@ -5,9 +5,10 @@ is a curve and a list of sizes, as in any bid, so the allocator does not know ab
 
 **Deadline.** A job's *need* is the speed that meets the deadline and the fewest nodes that reach it
 (:mod:`malletrain.core.goal_keeper`). Up to the need, the value of a node is the most that it would
-bring any job, times the site's weight. The weight is lower for later deadlines (:data:`LATER`). The
-value is never less than in an ordinary bid. Beyond the need a sample counts a little less than
-another job's: a job ahead of its deadline comes after jobs without one, but uses free nodes.
+bring any job, times the site's weight. The weight is lower for later deadlines
+(:data:`NEXT_DEADLINE_FACTOR`). The value is never less than in an ordinary bid. Beyond the need a
+sample counts a little less than another job's: a job ahead of its deadline comes after jobs without
+one, but uses free nodes.
 
 **Budget.** The job offers all sizes at which the remaining work costs no more than the remaining
 budget; the fastest of them ends earliest and wins. If there is none, or the amount of work is
@@ -28,21 +29,21 @@ import numpy.typing as npt
 from allocator import Goal, ScalingCurve
 from malletrain.core.planning import Candidate
 
-UNKNOWN_WORK = 0.8
+YIELD_FACTOR_UNKNOWN_WORK = 0.8
 """Minimum samples per node-second of the sizes that a job with a budget and unknown work offers,
 relative to the best size.
 """
-NO_WORSE = 0.95
+YIELD_FACTOR_OVER_BUDGET = 0.95
 """The same for a job whose budget does not suffice."""
-HELD = 0.9
+CURRENT_SIZE_FACTOR = 0.9
 """Factor on the required samples per node-second for the job's current size, because measured
 throughputs are no more accurate than this.
 """
-LATER = 0.8
+NEXT_DEADLINE_FACTOR = 0.8
 """Weight of a deadline relative to the previous one, so that the earliest is served first."""
-EASY = 0.3
+MIN_DEADLINE_FACTOR = 0.3
 """Minimum of this weight."""
-STEPS = 8
+STEPS_PER_DOUBLING = 8
 """Number of rounding steps between two powers of two, so that small changes do not change bids."""
 
 
@@ -77,7 +78,9 @@ class GoalTerms:
     curve: ScalingCurve | None = None
     """Known or assumed scaling curve, as for a plan."""
     need: Need | None = None
+    """Need of an admitted deadline; None if there is none."""
     purse: Purse | None = None
+    """Limits of the budget; None without a budget."""
     before: int = 0
     """Number of admitted deadlines before its own."""
 
@@ -99,13 +102,13 @@ def _unit(candidate: Candidate, curve: ScalingCurve) -> float:
 
 
 def rounded(value: float, *, up: bool = False) -> float:
-    """Return the value, rounded to the nearest of :data:`STEPS` steps between two powers of two
-    (``up``: rounded up).
+    """Return the value, rounded to the nearest of :data:`STEPS_PER_DOUBLING` steps between two
+    powers of two (``up``: rounded up).
     """
     if not (value > 0 and math.isfinite(value)):
         return value
-    steps = math.log2(value) * STEPS
-    return float(2.0 ** ((math.ceil(steps - 1e-9) if up else round(steps)) / STEPS))
+    steps = math.log2(value) * STEPS_PER_DOUBLING
+    return float(2.0 ** ((math.ceil(steps - 1e-9) if up else round(steps)) / STEPS_PER_DOUBLING))
 
 
 @lru_cache(maxsize=4096)
@@ -125,13 +128,13 @@ def worth(
         node_worth: value of a node up to the minimum, and of a further useful node.
         ahead: weight of samples beyond that, relative to those of other jobs.
     """
-    least, useful = need[0], max(need)
+    min_nodes, useful = need[0], max(need)
     sizes, rates = curve.arrays
-    if least not in sizes or useful not in sizes:
-        sizes = np.union1d(sizes, (least, useful))
+    if min_nodes not in sizes or useful not in sizes:
+        sizes = np.union1d(sizes, (min_nodes, useful))
         rates = curve.rates(sizes)
     plain = unit * rates
-    early = np.maximum(0, sizes - least)
+    early = np.maximum(0, sizes - min_nodes)
     within_need = np.maximum(plain, node_worth[0] * (sizes - early) + node_worth[1] * early)
     position = int(sizes.searchsorted(useful))
     beyond_need = within_need[position] + ahead * (plain - plain[position])
@@ -149,12 +152,16 @@ def payable(candidate: Candidate, curve: ScalingCurve | None, purse: Purse) -> t
         yields = curve.rates(sizes) / sizes
         best_yield = float(yields.max())
         if purse.least_yield is None:
-            min_yield = UNKNOWN_WORK * best_yield
+            min_yield = YIELD_FACTOR_UNKNOWN_WORK * best_yield
         else:
             min_yield = (
-                purse.least_yield if purse.least_yield <= best_yield else NO_WORSE * best_yield
+                purse.least_yield
+                if purse.least_yield <= best_yield
+                else YIELD_FACTOR_OVER_BUDGET * best_yield
             )
-        sizes = sizes[yields >= np.where(sizes == current_size, HELD * min_yield, min_yield)]
+        sizes = sizes[
+            yields >= np.where(sizes == current_size, CURRENT_SIZE_FACTOR * min_yield, min_yield)
+        ]
     return tuple(sizes.tolist())
 
 
@@ -212,7 +219,7 @@ def _in_time(
     unit = _unit(c, curve)
     # If no throughput is known, the value of a node is the job's own best throughput per node.
     price = price or unit * curve.best_rate_per_node
-    urgent = deadline_weight * max(EASY, LATER**before)
+    urgent = deadline_weight * max(MIN_DEADLINE_FACTOR, NEXT_DEADLINE_FACTOR**before)
     node_worth = rounded(price * urgent), rounded(price * min(1.0, urgent) * ahead)
     in_plan = worth(curve, unit, (need.nodes, need.useful), node_worth, ahead)
     return c.but(curve=in_plan, weight=1.0, goal=Goal.THROUGHPUT)

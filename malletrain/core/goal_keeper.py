@@ -41,19 +41,19 @@ from malletrain.core.state import ControllerState
 from malletrain.core.trainers import Trainers
 from malletrain.protocol.event_kinds import EventKind
 
-REVIEW_S = (60.0, 1800.0)
+REVIEW_INTERVAL_S = (60.0, 1800.0)
 """Minimum and maximum time between two reviews of a job, seconds."""
-REVIEW_PART = 0.05
+REVIEW_FRACTION = 0.05
 """Time between two reviews, as a fraction of the time to the deadline."""
-AT_ONCE = 4
+MAX_REVIEWS = 4
 """Maximum number of jobs reviewed in one decision step; those that waited longest come first."""
-IN_TIME = 0.95
+NEED_TIME_FRACTION = 0.95
 """Fraction of the time to the deadline within which a job must end at its need."""
-NO_SLACK, NARROW = 0.8, 0.25
+FIRST_MIN_TIGHTNESS, FIRST_MAX_NODE_FRACTION = 0.8, 0.25
 """A deadline at least this tight is served first if it needs at most this fraction of the nodes:
 later would be too late, and it costs the others little.
 """
-OF_LATE = 0.2
+NEWEST_SHARE_WEIGHT = 0.2
 """Weight of the newest value in the moving average of a job's fraction of the nodes."""
 
 
@@ -153,7 +153,7 @@ class GoalKeeper:
             if now >= at:
                 commands += self._budget_spent(self.records[name], now)
         due = [r for r in self.records.values() if now >= r.review_at]
-        due = sorted(due, key=lambda r: r.review_at)[:AT_ONCE]
+        due = sorted(due, key=lambda r: r.review_at)[:MAX_REVIEWS]
         for record in due:
             self._review(record, now)
         if due or len(self.records) != self._admitted_of:
@@ -193,8 +193,8 @@ class GoalKeeper:
             account.leaves(node, now)
         for node in [n for n in account.owed if n not in nodes]:
             account.gone(node)
-        others = [n for n in account.owed if nodes[n].job not in (None, name)]
-        account.taken_over(others, now)
+        taken_nodes = [n for n in account.owed if nodes[n].job not in (None, name)]
+        account.taken_over(taken_nodes, now)
         for node in record.job.nodes:
             if node not in account.holds and node in nodes:
                 leased = nodes[node].due_until - self._settings.due_s
@@ -248,10 +248,12 @@ class GoalKeeper:
 
     def _review(self, record: GoalRecord, now: float) -> None:
         """Update the record and the need of its deadline."""
-        least, most = REVIEW_S
+        min_interval_s, max_interval_s = REVIEW_INTERVAL_S
         due = record.goals.deadline
-        part = most if due is None else REVIEW_PART * (due - now) if due > now else most
-        record.review_at = now + min(most, max(least, part))
+        interval_s = max_interval_s
+        if due is not None and due > now:
+            interval_s = REVIEW_FRACTION * (due - now)
+        record.review_at = now + min(max_interval_s, max(min_interval_s, interval_s))
         record.look(now)
         self._charge(record, now)
         rates, deadline, remaining_work = (
@@ -276,12 +278,12 @@ class GoalKeeper:
         past, nodes = self.history.nodes(node_class), self.history.now(node_class)
         best_case = forecast(remaining_work, rates, past, nodes, Claim(), now)
         if best_case.low <= now + within:
-            least = least_floor(
-                remaining_work, IN_TIME * within, rates, past, nodes, record.sizes()
+            min_nodes = least_floor(
+                remaining_work, NEED_TIME_FRACTION * within, rates, past, nodes, record.sizes()
             )
             tight = min(1.0, (best_case.high - now) / within)
-            record.need = Need(least, tight, record.useful())
-            record.node_s = remaining_work / max(1e-300, float(rates[least])) * least
+            record.need = Need(min_nodes, tight, record.useful())
+            record.node_s = remaining_work / max(1e-300, float(rates[min_nodes])) * min_nodes
 
     def _update_forecast(
         self, record: GoalRecord, rivals: dict[str, list[int]], now: float
@@ -300,7 +302,7 @@ class GoalKeeper:
         current_nodes, sizes = len(record.job.nodes), record.sizes()
         if nodes > 0 and (current_nodes or record.share is not None):
             share = record.share if record.share is not None else current_nodes / nodes
-            record.share = share + OF_LATE * (min(1.0, current_nodes / nodes) - share)
+            record.share = share + NEWEST_SHARE_WEIGHT * (min(1.0, current_nodes / nodes) - share)
         floor = 0.0
         if record.admitted and record.need is not None:
             floor = max(record.need.nodes, self._room.get(node_class, 1.0) * record.need.useful)
@@ -334,7 +336,11 @@ class GoalKeeper:
             ranks.update(admitted)
         for name, record in self.records.items():
             need, nodes = record.need, self.history.now(self._places.class_of(record.job))
-            narrow = need is not None and need.tight >= NO_SLACK and need.nodes <= NARROW * nodes
+            narrow = (
+                need is not None
+                and need.tight >= FIRST_MIN_TIGHTNESS
+                and need.nodes <= FIRST_MAX_NODE_FRACTION * nodes
+            )
             record.before = 0 if narrow else ranks.get(name, 0)
             self._set_admitted(record, name in ranks, now)
 
@@ -359,18 +365,22 @@ class GoalKeeper:
         if standing is record.standing:
             return []
         record.standing = standing
-        name, seen = record.job.submitted.job, record.forecast
+        name, job_forecast = record.job.submitted.job, record.forecast
         data: dict[str, Any] = {
             "standing": standing.value,
             "deadline": record.goals.deadline,
             "ends": [
                 None if at is None or math.isinf(at) else round(at, 1)
-                for at in ((seen.low, seen.end, seen.high) if seen else (None, None, None))
+                for at in (
+                    (job_forecast.low, job_forecast.end, job_forecast.high)
+                    if job_forecast
+                    else (None, None, None)
+                )
             ],
             "charged_nh": record.account.charged(now) / 3600,
         }
-        if (made := self.past.of(name)) is not None:
-            data["first"] = [round(at, 1) for at in made]
+        if (first_forecast := self.past.of(name)) is not None:
+            data["first"] = [round(at, 1) for at in first_forecast]
         return [Announce(name, EventKind.GOAL_STANDING, SENTENCES[standing], data)]
 
     # --- bids ---

@@ -21,12 +21,12 @@ from malletrain.core.ledger import JobAccount
 from malletrain.core.planning import neutral_curve
 from malletrain.core.records import JobRecord
 
-USUAL_PACE = 0.85
+ASSUMED_PACE = 0.85
 """Assumed pace of a job until it is measured."""
-USEFUL = 0.8
+USEFUL_RATE_FRACTION = 0.8
 """Minimum throughput per node of useful nodes, relative to the best throughput per node."""
-KNOWN_AFTER_S = 1200.0
-"""Seconds of measured work that weigh as much as :data:`USUAL_PACE`."""
+ASSUMED_PACE_WEIGHT_S = 1200.0
+"""Seconds of measured work that weigh as much as :data:`ASSUMED_PACE`."""
 
 
 @dataclass
@@ -93,9 +93,9 @@ class GoalRecord:
         if self.job.curve is None:
             return measured_pace or None
         if measured_pace is None:
-            return USUAL_PACE
-        weight = self.counted_s / (KNOWN_AFTER_S + self.counted_s)
-        return max(0.05, USUAL_PACE + weight * (min(measured_pace, 1.5) - USUAL_PACE))
+            return ASSUMED_PACE
+        weight = self.counted_s / (ASSUMED_PACE_WEIGHT_S + self.counted_s)
+        return max(0.05, ASSUMED_PACE + weight * (min(measured_pace, 1.5) - ASSUMED_PACE))
 
     @property
     def bid_curve(self) -> ScalingCurve | None:
@@ -103,7 +103,7 @@ class GoalRecord:
         if self.job.curve is not None:
             return self.job.curve
         pace = self.pace
-        return None if pace is None else _times(self.curve, rounded(pace))
+        return None if pace is None else _scaled(self.curve, rounded(pace))
 
     def rates(self) -> Floats | None:
         """Return the real throughput at 0, 1, 2, … nodes, samples/s; None without data."""
@@ -120,9 +120,9 @@ class GoalRecord:
         return sorted(k for k in allowed if spec.min_nodes <= k <= spec.max_nodes)
 
     def useful(self) -> int:
-        """Return the maximum number of useful nodes (see :data:`USEFUL`)."""
+        """Return the maximum number of useful nodes (see :data:`USEFUL_RATE_FRACTION`)."""
         sizes = self.sizes()
-        min_rate_per_node = USEFUL * self.curve.best_rate_per_node
+        min_rate_per_node = USEFUL_RATE_FRACTION * self.curve.best_rate_per_node
         return next(
             (k for k in reversed(sizes) if self.curve.at(k) >= min_rate_per_node * k), sizes[0]
         )
@@ -154,7 +154,7 @@ def _neutral(largest: int, exponent: float) -> ScalingCurve:
 
 
 @lru_cache(maxsize=1024)
-def _times(curve: ScalingCurve, factor: float) -> ScalingCurve:
+def _scaled(curve: ScalingCurve, factor: float) -> ScalingCurve:
     return ScalingCurve(tuple((nodes, factor * rate) for nodes, rate in curve.points))
 
 
@@ -163,10 +163,10 @@ def _rates(curve: ScalingCurve, low: int, high: int, sizes: tuple[int, ...] | No
     """Return samples/s by number of available nodes 0 … ``high``, at the best size that they
     allow.
     """
-    every = np.arange(high + 1)
-    usable: npt.NDArray[np.bool_] = every >= low
+    all_sizes = np.arange(high + 1)
+    usable: npt.NDArray[np.bool_] = all_sizes >= low
     if sizes is not None:
-        usable &= np.isin(every, sizes)
-    best_rates: Floats = np.maximum.accumulate(np.where(usable, curve.rates(every), 0.0))
+        usable &= np.isin(all_sizes, sizes)
+    best_rates: Floats = np.maximum.accumulate(np.where(usable, curve.rates(all_sizes), 0.0))
     best_rates.flags.writeable = False
     return best_rates

@@ -11,11 +11,11 @@ import math
 from malletrain.core.goal_record import GoalRecord
 from malletrain.core.goals import GoalStanding
 
-BACK_ON_TRACK = 0.05
+RECOVERY_SLACK = 0.05
 """A job at risk is on track again when 90 % of its forecast ends leave at least this fraction of
 the remaining time.
 """
-UNSURE = 1.15
+AT_RISK_FACTOR = 1.15
 """A budget is at risk if it would not suffice for a job that is slower than expected by this
 factor.
 """
@@ -33,13 +33,13 @@ SENTENCES = {
 
 def judged(record: GoalRecord, charge_factor: float, now: float) -> GoalStanding | None:
     """Return the standing of a job; None without goals or without enough data."""
-    deadline, seen = record.goals.deadline, record.forecast
+    deadline, forecast = record.goals.deadline, record.forecast
     if deadline is not None and now > deadline:
         return GoalStanding.MISSED
     standings = [_by_budget(record, charge_factor, now)]
-    if deadline is not None and seen is not None:
-        slack = BACK_ON_TRACK if record.standing is GoalStanding.AT_RISK else 0.0
-        late = seen.high > deadline - slack * (deadline - now)
+    if deadline is not None and forecast is not None:
+        slack = RECOVERY_SLACK if record.standing is GoalStanding.AT_RISK else 0.0
+        late = forecast.high > deadline - slack * (deadline - now)
         if record.need is None:
             standings.append(GoalStanding.INFEASIBLE)
         else:
@@ -59,7 +59,7 @@ def _by_budget(record: GoalRecord, charge_factor: float, now: float) -> GoalStan
     best = record.curve.best_rate_per_node * pace
     if best < required_yield:
         return GoalStanding.INFEASIBLE
-    return GoalStanding.AT_RISK if best < UNSURE * required_yield else GoalStanding.ON_TRACK
+    return GoalStanding.AT_RISK if best < AT_RISK_FACTOR * required_yield else GoalStanding.ON_TRACK
 
 
 def more_nodes_help(record: GoalRecord, now: float) -> bool:

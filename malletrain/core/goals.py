@@ -50,7 +50,7 @@ class OwnerGoals:
 
 
 NO_GOALS = OwnerGoals()
-SAME_WORK = 0.01
+WORK_TOLERANCE = 0.01
 """Relative difference up to which two amounts of work count as the same."""
 
 
@@ -58,7 +58,7 @@ def same_work(one: float | None, other: float | None) -> bool:
     """Return whether both amounts are the same for the purpose of a forecast."""
     if one is None or other is None:
         return one is other
-    return abs(one - other) <= SAME_WORK * max(one, other)
+    return abs(one - other) <= WORK_TOLERANCE * max(one, other)
 
 
 @dataclass(frozen=True)

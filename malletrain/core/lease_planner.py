@@ -21,7 +21,7 @@ from malletrain.core.records import NodeRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.state import ControllerState
 
-PAUSE_S_A_JOB = 0.001
+PLAN_PAUSE_S_PER_JOB = 0.001
 """Minimum time between two hypothetical plans, seconds per unfinished job. Without it, with
 thousands of jobs, every start of one would cause another plan for all of them.
 """
@@ -79,7 +79,7 @@ class LeasePlanner:
         )
         everything = {**usable, **{name: info for name, (info, _) in coming.items()}, **offers}
         imagined = self._imagine(everything, coming, now)
-        self.again_at = now + PAUSE_S_A_JOB * len(state.unfinished)
+        self.again_at = now + PLAN_PAUSE_S_PER_JOB * len(state.unfinished)
         used: Counter[str] = Counter()
         for job, nodes in imagined.nodes.items():
             if nodes:  # all of one class

@@ -19,9 +19,9 @@ from malletrain.core.state import ControllerState
 
 _COHORT = attrgetter("cohort")
 
-CHANGE = 1.25
+MIN_CHANGE_RATIO = 1.25
 """Minimum ratio of a change that is reported."""
-CALM_S = 86400.0
+MAX_LOSS_S = 86400.0
 """A loss expected later than this counts as none, seconds."""
 
 
@@ -48,7 +48,9 @@ class Losses:
         for job in jobs:
             in_s = self._expected_s(cohorts[job.submitted.job], survival)
             before = self._forecasts.get(job.submitted.job, math.inf)
-            changed = in_s != before and not before / CHANGE < in_s < before * CHANGE
+            changed = (
+                in_s != before and not before / MIN_CHANGE_RATIO < in_s < before * MIN_CHANGE_RATIO
+            )
             if changed and not job.rescaling:
                 commands.append(self._record(job, in_s))
         return commands
@@ -87,9 +89,9 @@ class Losses:
         self, cohorts: Iterable[Cohort | None], survival: Mapping[Cohort | None, float]
     ) -> float:
         """Return the mean time to a loss, seconds, at the rate of the time that plans look ahead;
-        infinite if it is longer than :data:`CALM_S`.
+        infinite if it is longer than :data:`MAX_LOSS_S`.
         """
         ahead_s = self._ahead_s or 0.0
         loss_probability = 1.0 - math.prod(map(survival.__getitem__, cohorts))
         rate = -math.log(max(1e-9, 1.0 - loss_probability)) / ahead_s
-        return 1.0 / rate if rate * CALM_S > 1.0 else math.inf
+        return 1.0 / rate if rate * MAX_LOSS_S > 1.0 else math.inf

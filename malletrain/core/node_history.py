@@ -16,7 +16,7 @@ import numpy.typing as npt
 from allocator import NodeInfo
 
 SPAN_S = 300.0
-KEPT = 2016
+MAX_SPANS = 2016
 """Number of spans that are kept: a week."""
 _DEFAULT = NodeInfo().node_class
 
@@ -68,7 +68,7 @@ class NodeHistory:
         self._began = began + SPAN_S
 
     def _keep(self, span: NodeSpan) -> None:
-        self._spans.setdefault(span.node_class, deque(maxlen=KEPT)).append(span.nodes)
+        self._spans.setdefault(span.node_class, deque(maxlen=MAX_SPANS)).append(span.nodes)
         self._arrays.pop(span.node_class, None)
 
     def restore(self, spans: Iterable[NodeSpan]) -> None:

@@ -24,17 +24,17 @@ import numpy.typing as npt
 
 from malletrain.core.forecast import Floats, Forecast
 
-LATEST = 200
+MAX_ENDED_JOBS = 200
 """Maximum number of ended jobs that are remembered."""
-PARTS = (0.1, 0.5, 0.9)
+BOUND_FRACTIONS = (0.1, 0.5, 0.9)
 """Fractions of all ends that should lie below the low end of an interval, the forecast itself, and
 the high end.
 """
-UNSEEN = (0.8, 1.0, 2.0)
+INITIAL_FACTORS = (0.8, 1.0, 2.0)
 """Factors on a model's times to the low end, the forecast and the high end, until a job has ended.
 """
-TRUSTED = 10
-"""Number of ended jobs that weigh as much as :data:`UNSEEN`."""
+INITIAL_FACTORS_WEIGHT = 10
+"""Number of ended jobs that weigh as much as :data:`INITIAL_FACTORS`."""
 
 
 class Made(NamedTuple):
@@ -60,7 +60,7 @@ class PastForecasts:
 
     def __init__(self) -> None:
         self._open: dict[str, Made] = {}
-        self._over: deque[Ended] = deque(maxlen=LATEST)
+        self._over: deque[Ended] = deque(maxlen=MAX_ENDED_JOBS)
 
     def note(self, job: str, forecast: Forecast, now: float) -> None:
         """Record a model's forecast, if it is the first one of its job."""
@@ -77,9 +77,9 @@ class PastForecasts:
 
     def ended(self, job: str, now: float, *, done: bool) -> None:
         """Record the end of a job; ``done``: whether it completed."""
-        made = self._open.pop(job, None)
-        if made is not None:
-            self._over.append(Ended(made, now, done))
+        first_forecast = self._open.pop(job, None)
+        if first_forecast is not None:
+            self._over.append(Ended(first_forecast, now, done))
 
     def restore(self, over: Sequence[Ended], unfinished: dict[str, Made]) -> None:
         """Restore stored forecasts: ``over`` of ended jobs, the oldest first, and ``unfinished`` by
@@ -104,12 +104,14 @@ class PastForecasts:
         observations = [*self._over, *(Ended(made, now, False) for made in self._open.values())]
         ended = sum(each.done for each in observations)
         if not ended:
-            return UNSEEN
+            return INITIAL_FACTORS
         elapsed_log = np.log([max(1.0, each.at - each.made.at) for each in observations])
         done = np.array([each.done for each in observations])
-        trust = ended / (ended + TRUSTED)
+        trust = ended / (ended + INITIAL_FACTORS_WEIGHT)
         factors = []
-        for bound, (part, unseen) in enumerate(zip(PARTS, UNSEEN, strict=True), start=1):
+        for bound, (part, unseen) in enumerate(
+            zip(BOUND_FRACTIONS, INITIAL_FACTORS, strict=True), start=1
+        ):
             forecast_s = np.log(
                 [max(1.0, each.made[bound] - each.made.at) for each in observations]
             )

@@ -45,8 +45,11 @@ class Candidate:
     weight: float = 1.0
     goal: Goal = Goal.THROUGHPUT
     curve: ScalingCurve | None = None
+    """Scaling curve of its bids; None for the neutral prior."""
     sizes: tuple[int, ...] | None = None
+    """Allowed numbers of nodes; None for every number from min to max."""
     cost: RescaleCost | None = None
+    """Rescale cost of its bids; None for that of the settings."""
     fixed: bool = False
     """Whether it must keep its nodes, because it is rescaling or was rescaled recently."""
     must_run: bool = False
@@ -64,9 +67,9 @@ class Candidate:
         """Return a copy with these fields changed. It is several times faster than
         :func:`dataclasses.replace`, which matters in plans of hundreds of jobs.
         """
-        made = object.__new__(Candidate)
-        made.__dict__.update(self.__dict__, **changes)
-        return made
+        copy = object.__new__(Candidate)
+        copy.__dict__.update(self.__dict__, **changes)
+        return copy
 
     def may_use(self, pool: str) -> bool:
         """Return whether it may run on nodes of this pool."""
@@ -275,17 +278,17 @@ def _requests(
             nodes, nodes_of_bidders, settings.look_ahead_s, settings.lost_work_s
         )
         for name in capacity:
-            jobs = [number for number, mine in enumerate(pools) if name in mine]
-            most = [bidders[number].max_nodes for number in jobs]
-            for number, outlook in zip(jobs, node_life.in_pool(name, jobs, most), strict=True):
+            jobs = [number for number, usable_pools in enumerate(pools) if name in usable_pools]
+            max_nodes = [bidders[number].max_nodes for number in jobs]
+            for number, outlook in zip(jobs, node_life.in_pool(name, jobs, max_nodes), strict=True):
                 outlooks[number][name] = outlook
     requests = []
-    for c, mine, loss_forecasts in zip(bidders, pools, outlooks, strict=True):
+    for c, usable_pools, loss_forecasts in zip(bidders, pools, outlooks, strict=True):
         curve = c.curve or neutral_curve(c.max_nodes, settings.prior_exponent, rate_one)
         current = current_nodes[c.job]
         curves = {
             name: _raised(curve) if name in favoured and len(capacity) > 1 else curve
-            for name in mine
+            for name in usable_pools
         }
         requests.append(
             BidRequest(

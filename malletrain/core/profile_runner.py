@@ -41,7 +41,7 @@ SPARED = "spared"
 """Result of a job whose profile would not pay. It is measured only by its progress outside a
 profile.
 """
-WORTH_A_PLAN = 0.1
+MIN_REPLAN_CHANGE = 0.1
 """Minimum relative change of an estimate by progress outside a profile that causes a new plan."""
 
 
@@ -88,10 +88,10 @@ class ProfileRunner:
             return []
         state = self._state
         for other in jobs:
-            spec, own = other.submitted, other.scaling.curve
+            spec, own_curve = other.submitted, other.scaling.curve
             if spec.profile and not self.holds(other):
-                curve = self.profiler.shared.tell(spec.job, spec.kind, own)
-                if curve is not own:
+                curve = self.profiler.shared.tell(spec.job, spec.kind, own_curve)
+                if curve is not own_curve:
                     self._learn(other, replace(other.scaling, curve=curve))
         machine = Machine(state.usable, state.idle, coming, self._settings.min_interval_s)
         for spared in self.profiler.spared(jobs, now):
@@ -349,7 +349,7 @@ class ProfileRunner:
                 "phase": change.phase,
             }
             commands.append(Announce(seen.job, EventKind.CURVE_CHANGED, change.sentence, data))
-        if seen.change is not None or seen.surprise > WORTH_A_PLAN:
+        if seen.change is not None or seen.surprise > MIN_REPLAN_CHANGE:
             self._state.plan_soon(now + self._settings.debounce_s)
         return commands
 

@@ -24,7 +24,7 @@ from malletrain.core.scaling_model import named
 from malletrain.core.settings import ProfilingSettings
 from scavenger.horizon import SurvivalEstimator
 
-USUAL_S = 4 * 3600.0
+ASSUMED_DURATION_S = 4 * 3600.0
 """Assumed training time of a job until jobs of the site have ended, seconds."""
 _MAX_ESTIMATES = 10
 """Maximum number of estimates at one moment: each takes half a millisecond, and a plan waits for
@@ -88,7 +88,9 @@ class ProfileWorth:
 
     def __init__(self, settings: ProfilingSettings) -> None:
         self._settings = settings
-        self._lengths = SurvivalEstimator(prior_mean_s=USUAL_S, prior_weight=1.0, half_life=200.0)
+        self._lengths = SurvivalEstimator(
+            prior_mean_s=ASSUMED_DURATION_S, prior_weight=1.0, half_life=200.0
+        )
         self._began: dict[str, float] = {}
         self._at: dict[str, tuple[int, float]] = {}
         self._rounds: Counter[str] = Counter()
@@ -141,7 +143,7 @@ class ProfileWorth:
         stays without an observed end count with their lower bound.
         """
         stayed = sum(seconds for seconds, _ in self._stays)
-        return (USUAL_S + stayed) / (1 + sum(moved for _, moved in self._stays))
+        return (ASSUMED_DURATION_S + stayed) / (1 + sum(moved for _, moved in self._stays))
 
     def seen(self, curve: MeasuredCurve, nodes: int, rate: float) -> None:
         """Compare a throughput at a new size with the job's ``curve`` before it, and record the

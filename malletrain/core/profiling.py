@@ -61,7 +61,9 @@ class Observed:
 
     job: str
     scaling: ScalingModel
+    """The new scaling model."""
     change: CurveChange | None
+    """Significant change of the curve; None if there is none."""
     surprise: float
     """Relative change of the estimate at the job's current scale."""
 
@@ -142,8 +144,15 @@ class Profiler:
     def review(
         self, jobs: Sequence[JobRecord], machine: Machine, now: float
     ) -> list[AdvisorAnswer]:
-        """Send the current nodes and the profile requests to the advisor. ``jobs``: the admitted
-        jobs in queue order.
+        """Send the current nodes and the profile requests to the advisor.
+
+        Args:
+            jobs: the admitted jobs in queue order.
+            machine: the current nodes.
+            now: time on the shell's clock.
+
+        Returns:
+            The advisor's answers.
         """
         requesting = {job.submitted.job: job for job in jobs if self.wishes(job, jobs, now)}
         self._waiting_since = {

@@ -104,7 +104,9 @@ class AdmissionQueue:
             self._cache.clear()
             self._enough_nodes = self._largest_minimum()
         max_nodes = {
-            (owner, trainer): min(self._most(nodes, owner, trainer, shared), self._enough_nodes)
+            (owner, trainer): min(
+                self._max_nodes(nodes, owner, trainer, shared), self._enough_nodes
+            )
             for owner in self._state.owners
             for trainer in self._trainers
         }
@@ -143,7 +145,7 @@ class AdmissionQueue:
                 entries[job.place] = jobs_of_entry + 1
                 yield job
 
-    def _most(
+    def _max_nodes(
         self, nodes: Mapping[str, int], owner: str, trainer: Trainer | None, shared: bool
     ) -> int:
         """Return the maximum number of nodes that a job of this owner and trainer could have."""
@@ -151,24 +153,24 @@ class AdmissionQueue:
         return max(usable.values(), default=0) if shared else largest(usable, owner)
 
     def _jobs_of_trainer(
-        self, trainer: Trainer | None, most: Mapping[tuple[str, Trainer | None], float]
+        self, trainer: Trainer | None, max_nodes: Mapping[tuple[str, Trainer | None], float]
     ) -> Iterable[JobRecord]:
         """Return the admitted jobs of one trainer."""
         fitting: Iterable[JobRecord] = (
             job
             for job in self._in_order()
             if self._trainers.of(job.submitted.trainer) is trainer
-            and job.smallest <= most[job.submitted.owner, trainer]
+            and job.smallest <= max_nodes[job.submitted.owner, trainer]
         )
         if self._turns is not None or len(self._state.owners) > 1:
-            fitting = self._in_turn(list(fitting), max(most.values(), default=0))
+            fitting = self._in_turn(list(fitting), max(max_nodes.values(), default=0))
         if any(job.pressing for job in self._state.unfinished.values()):
             fitting = sorted(fitting, key=lambda job: not job.pressing)
         return self._placed(fitting)
 
-    def _in_turn(self, jobs: list[JobRecord], most: float) -> list[JobRecord]:
-        """Return the jobs in the order of admission. ``jobs``: in order of their places; ``most``:
-        maximum number of nodes that any of them could have.
+    def _in_turn(self, jobs: list[JobRecord], max_nodes: float) -> list[JobRecord]:
+        """Return the jobs in the order of admission. ``jobs``: in order of their places;
+        ``max_nodes``: maximum number of nodes that any of them could have.
         """
         parties: dict[str, list[JobRecord]] = {}
         for job in jobs:
@@ -190,7 +192,7 @@ class AdmissionQueue:
                 for job in entry:
                     keys[job.submitted.job] = (*turn, place)
                     usable_nodes += job.submitted.max_nodes
-                before += 1.0 if self._turns is None else min(usable_nodes, most)
+                before += 1.0 if self._turns is None else min(usable_nodes, max_nodes)
         return sorted(jobs, key=lambda job: keys[job.submitted.job])
 
     def all_awaited(self, owner: str) -> bool:

@@ -22,7 +22,7 @@ from allocator import NodeInfo
 from malletrain.core.planning import Candidate, Plan
 from malletrain.core.pools import owner_of, pool
 
-REMEMBERED = 5
+MAX_MEASUREMENTS = 5
 """Number of last measurements whose median is the expected time."""
 
 Imagine = Callable[[Sequence[Candidate]], Plan]
@@ -39,7 +39,7 @@ class LeaseWay:
     """
 
     def __init__(self, expected_s: float, longest_s: float) -> None:
-        self._seen: deque[float] = deque(maxlen=REMEMBERED)
+        self._seen: deque[float] = deque(maxlen=MAX_MEASUREMENTS)
         self._expected_s = expected_s
         self._longest_s = longest_s
         self._began: dict[str, tuple[float, str]] = {}

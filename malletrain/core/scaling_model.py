@@ -12,7 +12,7 @@ from typing import Any
 from allocator import RescaleCost, ScalingCurve
 from jpa import MeasuredCurve, RescaleCosts
 
-MOST_POINTS = 64
+MAX_POINTS = 64
 """Maximum number of sizes of a curve for the planner, which interpolates linearly between them."""
 
 
@@ -85,14 +85,14 @@ class ScalingModel:
 
 
 def named(sizes: Iterable[int], measured: Iterable[int]) -> list[int]:
-    """Return at most about MOST_POINTS of ``sizes``, evenly spaced in their logarithm, and those
+    """Return at most about MAX_POINTS of ``sizes``, evenly spaced in their logarithm, and those
     that are ``measured``.
     """
     all_sizes = sizes if isinstance(sizes, range) else sorted(set(sizes))
-    if len(all_sizes) <= MOST_POINTS:
+    if len(all_sizes) <= MAX_POINTS:
         return list(all_sizes)
     low, high = all_sizes[0], all_sizes[-1]
-    marks = {round(low * (high / low) ** (i / (MOST_POINTS - 1))) for i in range(MOST_POINTS)}
+    marks = {round(low * (high / low) ** (i / (MAX_POINTS - 1))) for i in range(MAX_POINTS)}
     if isinstance(all_sizes, range):
         return sorted({k for k in (*marks, *measured) if k in all_sizes})
     near = {min(all_sizes, key=lambda k, m=mark: (abs(math.log(k / m)), k)) for mark in marks}  # type: ignore[misc]

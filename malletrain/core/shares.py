@@ -31,17 +31,17 @@ from malletrain.core.records import JobRecord
 from malletrain.core.settings import ShareSettings
 from malletrain.core.state import ControllerState
 
-MOST_DOUBLINGS = 4.0
+MAX_DOUBLINGS = 4.0
 """Maximum of the factor's base-2 logarithm, so it lies between 1/16 and 16. Beyond that, the plan's
 arithmetic would lose small bids.
 """
-EVEN = 1e-9
+EPSILON = 1e-9
 """Weights and counters (node-seconds) up to this value count as 0."""
-FORGOTTEN = 1.0
+MIN_COUNTER = 1.0
 """Counters of a party without jobs are dropped below this value, node-seconds."""
-LEAST_DOUBLINGS = 0.25
+MIN_DOUBLINGS_CHANGE = 0.25
 """Minimum change of a factor's base-2 logarithm that justifies a plan."""
-LEAST_S = 1.0
+MIN_INTERVAL_S = 1.0
 """Minimum time between two counts, seconds, because many reports arrive per second. A count uses
 the state at the end of its interval.
 """
@@ -60,7 +60,7 @@ class PartyService(NamedTuple):
     @property
     def behind_s(self) -> float:
         """Due service that it lacks, in seconds at the rate due to it; negative if it is ahead."""
-        return self.seconds * (1.0 - self.served / self.due) if self.due > EVEN else 0.0
+        return self.seconds * (1.0 - self.served / self.due) if self.due > EPSILON else 0.0
 
     def later(self, factor: float) -> PartyService:
         """Return the counters, decayed by ``factor``."""
@@ -74,6 +74,7 @@ class PartyStanding:
     party: str
     weight: float
     service: PartyService
+    """Its counters."""
     factor: float
     """Factor on its bids."""
 
@@ -105,7 +106,7 @@ def fair_parts(
     for party in sorted(demands, key=lambda p: (demands[p] / weights[p], p)):
         party_weight = weights[party]
         parts[party] = min(
-            demands[party], remaining * party_weight / weight if weight > EVEN else remaining
+            demands[party], remaining * party_weight / weight if weight > EPSILON else remaining
         )
         remaining, weight = remaining - parts[party], weight - party_weight
     return parts
@@ -138,7 +139,7 @@ class Shares:
         if self._at is None:
             self._at = now
         seconds = now - self._at
-        if seconds < LEAST_S:
+        if seconds < MIN_INTERVAL_S:
             return
         self._at = now
         served, demands = self._rates(admitted())
@@ -148,14 +149,14 @@ class Shares:
         factor = 0.5 ** (seconds / self.settings.half_life_s)
         for party in {*self._service, *demands}:
             before = self._service.get(party, PartyService()).later(factor)
-            if party not in demands and before.served + before.due < FORGOTTEN:
+            if party not in demands and before.served + before.due < MIN_COUNTER:
                 del self._service[party]
                 continue
             part = due.get(party, 0.0)
             self._service[party] = PartyService(
                 before.served + served.get(party, 0.0) * seconds,
                 before.due + part * seconds,
-                before.seconds + (seconds if part > EVEN else 0.0),
+                before.seconds + (seconds if part > EPSILON else 0.0),
             )
 
     def _rates(self, admitted: Iterable[JobRecord]) -> tuple[dict[str, float], dict[str, float]]:
@@ -195,7 +196,7 @@ class Shares:
         """
         if self.settings is None or self._wanting < 2:
             return math.inf
-        return self._planned_at + self.settings.double_after_s * LEAST_DOUBLINGS
+        return self._planned_at + self.settings.double_after_s * MIN_DOUBLINGS_CHANGE
 
     def weight(self, party: str) -> float:
         """Return the weight of a party."""
@@ -213,7 +214,7 @@ class Shares:
         if self.settings is None or party not in self._service:
             return 1.0
         doublings = self._service[party].behind_s / self.settings.double_after_s
-        return float(2.0 ** min(MOST_DOUBLINGS, max(-MOST_DOUBLINGS, doublings)))
+        return float(2.0 ** min(MAX_DOUBLINGS, max(-MAX_DOUBLINGS, doublings)))
 
     def patience(self, party: str) -> float:
         """Return the factor on the time until the party's jobs starve, at least 1. Without it,

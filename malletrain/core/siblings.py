@@ -15,7 +15,7 @@ from jpa import MeasuredCurve, ModelSize, RescaleCosts, StoredCurve, inherit_cur
 from jpa.curve import DEFAULT_PHASE
 from malletrain.core.scaling_model import ScalingModel
 
-KINDS_KEPT = 1000
+MAX_KINDS = 1000
 """Maximum number of kinds whose curve is remembered for jobs that are already submitted."""
 
 
@@ -107,7 +107,7 @@ class SharedCurves:
         if kind and curve.has_data:
             before = self._kinds.pop(kind, MeasuredCurve())
             self._kinds[kind] = inherit_curve(curve).with_points_of(before)
-            if len(self._kinds) > KINDS_KEPT:
+            if len(self._kinds) > MAX_KINDS:
                 del self._kinds[next(iter(self._kinds))]
 
     def tell(self, job: str, kind: str, own: MeasuredCurve) -> MeasuredCurve:

@@ -35,7 +35,7 @@ class SizedJob:
 
 def suggestions(
     unfinished: Iterable[JobRecord],
-    most: int,
+    max_jobs: int,
     sized: Callable[[str], SizedJob | None],
 ) -> list[PriorSuggested]:
     """Return suggestions for waiting jobs without data. Call it when a curve was stored or a job
@@ -43,11 +43,11 @@ def suggestions(
 
     Args:
         unfinished: the jobs in order of submission.
-        most: maximum number of waiting jobs considered per owner.
+        max_jobs: maximum number of waiting jobs considered per owner.
         sized: returns what is known about a job before it runs; None if its owner stated no size.
     """
     suggestions_ = []
-    for name in _next_ones(unfinished, most):
+    for name in _next_ones(unfinished, max_jobs):
         job = sized(name)
         if job is not None:
             model = siblings.suggested(job.storage, job.key, job.size, job.costs)
@@ -56,12 +56,12 @@ def suggestions(
     return suggestions_
 
 
-def _next_ones(unfinished: Iterable[JobRecord], most: int) -> Iterator[str]:
-    """Yield those of the first ``most`` waiting jobs of each owner that have no data."""
+def _next_ones(unfinished: Iterable[JobRecord], max_jobs: int) -> Iterator[str]:
+    """Yield those of the first ``max_jobs`` waiting jobs of each owner that have no data."""
     considered: Counter[str] = Counter()
     for record in unfinished:
         owner = record.submitted.owner
-        if not record.nodes and considered[owner] < most:
+        if not record.nodes and considered[owner] < max_jobs:
             considered[owner] += 1
             if not record.scaling.has_data and record.submitted.curve is None:
                 yield record.submitted.job

@@ -45,9 +45,13 @@ class LinkRate:
     """Throughput of one connection between two nodes."""
 
     partner: str
+    """The other node."""
     group: str
+    """Job of both nodes, or the group of nodes without a job."""
     mbit: float
+    """Throughput, Mbit/s."""
     at: float
+    """Time of the measurement."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class SlowLink:
     usual: float
     """Median of the best measurements of the nodes in its group, Mbit/s."""
     partners: int
+    """Number of partners with normal links with which it was measured."""
 
     @property
     def times(self) -> float:

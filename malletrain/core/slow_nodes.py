@@ -41,6 +41,7 @@ class StepShare:
     busy_s: float
     """Busy time without waits for other ranks, seconds."""
     samples: float
+    """Number of samples per step."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,15 @@ class StepWindow:
         """Return the ratio of the node's busy time to the median of its peers: the smaller of the
         ratios per step and per sample. 1 for a node without peers.
         """
-        own = self.shares[node]
-        others = [share for name, share in self.shares.items() if name != node]
-        if not others or own.samples <= 0 or min(o.samples for o in others) <= 0:
+        node_time = self.shares[node]
+        peer_times = [share for name, share in self.shares.items() if name != node]
+        if not peer_times or node_time.samples <= 0 or min(o.samples for o in peer_times) <= 0:
             return 1.0
-        step = median_high(o.busy_s for o in others)
-        sample = median_high(o.busy_s / o.samples for o in others)
+        step = median_high(o.busy_s for o in peer_times)
+        sample = median_high(o.busy_s / o.samples for o in peer_times)
         if step <= 0:
             return 1.0
-        return min(own.busy_s / step, own.busy_s / own.samples / sample)
+        return min(node_time.busy_s / step, node_time.busy_s / node_time.samples / sample)
 
     def saved_s(self, nodes: frozenset[str], link_times: float = 1.0) -> float:
         """Return the seconds by which a step would be shorter without these nodes.
@@ -76,9 +77,11 @@ class StepWindow:
                 transfer time.
         """
         slow = max((s.busy_s for name, s in self.shares.items() if name in nodes), default=0.0)
-        rest = max((s.busy_s for name, s in self.shares.items() if name not in nodes), default=slow)
-        waited = max(0.0, self.step_s - max(slow, rest)) * (1.0 - 1.0 / link_times)
-        return min(max(0.0, slow - rest) + waited, MAX_LOST_FRACTION * self.step_s)
+        others = max(
+            (s.busy_s for name, s in self.shares.items() if name not in nodes), default=slow
+        )
+        waited = max(0.0, self.step_s - max(slow, others)) * (1.0 - 1.0 / link_times)
+        return min(max(0.0, slow - others) + waited, MAX_LOST_FRACTION * self.step_s)
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,9 @@ class SlowNode:
         age = max(0.0, now - self.since)
         return 1.0 + (self.slowdown - 1.0) * math.pow(0.5, age / half_life_s)
 
-    def until(self, least: float, half_life_s: float) -> float:
-        """Return the time at which the slowdown has decayed to ``least``."""
-        halves = math.log2(max(1.0, (self.slowdown - 1.0) / (least - 1.0)))
+    def until(self, min_slowdown: float, half_life_s: float) -> float:
+        """Return the time at which the slowdown has decayed to ``min_slowdown``."""
+        halves = math.log2(max(1.0, (self.slowdown - 1.0) / (min_slowdown - 1.0)))
         return self.since + halves * half_life_s
 
 
@@ -116,7 +119,7 @@ class Compared:
     fresh: tuple[str, ...] = ()
     """Those of them that did not count as slow before."""
     uneven: bool = False
-    """Return whether the job's ranks have unequal work. True once per job."""
+    """Whether the job's ranks have unequal work. True once per job."""
     cleared: tuple[str, ...] = ()
     """Nodes that no longer count as slow, because the job's ranks have unequal work."""
 
@@ -125,13 +128,13 @@ class SlowNodes:
     """The slow nodes of one machine. All times are in seconds.
 
     Args:
-        least: minimum slowdown of a slow node, greater than 1.
+        min_slowdown: minimum slowdown of a slow node, greater than 1.
         half_life_s: time in which the recorded slowdown (its part above 1) decays to half.
         after_s: duration of :data:`WINDOWS_PER_NODE` windows.
     """
 
-    def __init__(self, least: float, half_life_s: float, after_s: float = 0.0) -> None:
-        self._least = least
+    def __init__(self, min_slowdown: float, half_life_s: float, after_s: float = 0.0) -> None:
+        self._min_slowdown = min_slowdown
         self._half_life_s = half_life_s
         self._within_s = max(MAX_WINDOW_AGE_S, 2.0 * after_s)
         self._windows: dict[str, deque[tuple[float, float]]] = {}
@@ -187,7 +190,7 @@ class SlowNodes:
             for records_by_node in (self._nodes, self._links)
             if node in records_by_node
         ]
-        return max(record.until(self._least, self._half_life_s) for record in records)
+        return max(record.until(self._min_slowdown, self._half_life_s) for record in records)
 
     def ended(self, job: str) -> None:
         """Forget a job that has ended."""
@@ -196,7 +199,7 @@ class SlowNodes:
 
     def _persistent_slowdown(self, node: str, now: float) -> float | None:
         recent = [slowdown for at, slowdown in self._windows[node] if now - at <= self._within_s]
-        above = [slowdown for slowdown in recent if slowdown >= self._least]
+        above = [slowdown for slowdown in recent if slowdown >= self._min_slowdown]
         return median(above) if len(above) >= MIN_SLOW_WINDOWS else None
 
     def _withdraw_job(self, job: str) -> tuple[str, ...]:
@@ -208,8 +211,8 @@ class SlowNodes:
         return nodes
 
     def _still_slow(self, nodes: dict[str, SlowNode], now: float) -> dict[str, SlowNode]:
-        least = self._least * (1 - 1e-9)
-        return {n: s for n, s in nodes.items() if s.now(now, self._half_life_s) >= least}
+        threshold = self._min_slowdown * (1 - 1e-9)
+        return {n: s for n, s in nodes.items() if s.now(now, self._half_life_s) >= threshold}
 
     def _prune(self, now: float) -> None:
         self._nodes, self._links = self._still_slow(self._nodes, now), self.links(now)
@@ -223,10 +226,10 @@ class SlowNodes:
 
 
 def _sentence(node: str, slowdown: float, window: StepWindow) -> str:
-    own = window.shares[node].busy_s
+    busy_s = window.shares[node].busy_s
     return (
         f"{node} takes {slowdown:.2f} times as long as the other nodes of its job for its part of "
-        f"a step, {own:.3g} s of a step of {window.step_s:.3g} s."
+        f"a step, {busy_s:.3g} s of a step of {window.step_s:.3g} s."
     )
 
 
@@ -237,9 +240,11 @@ class Swap:
     size: int
     """Number of nodes it has, including the slow ones."""
     slow: int
+    """Number of slow nodes."""
     spare: int
     """Number of idle nodes that could replace them."""
     step_s: float
+    """Duration of a step, seconds."""
     saved_s: float
     """Time by which a step is shorter without the slow nodes, seconds."""
     up_s: float

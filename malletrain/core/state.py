@@ -19,7 +19,7 @@ from malletrain.core.events import JobState, JobSubmitted, NodeJoined
 from malletrain.core.records import JobRecord, NodeRecord
 from malletrain.core.scaling_model import ScalingModel
 
-SWEEP_KEPT_S = 600.0
+SWEEP_END_S = 600.0
 """Time after which a sweep without unfinished jobs has ended, seconds."""
 
 
@@ -36,7 +36,7 @@ class ControllerState:
         """Jobs that have nodes, or were not in a plan since their submission."""
         self.sweeps: dict[str, int] = {}
         """Sweep → its place in the queue: the number of its first job. It is kept for
-        :data:`SWEEP_KEPT_S` after its last job has ended, for sweeps that submit one job after
+        :data:`SWEEP_END_S` after its last job has ended, for sweeps that submit one job after
         another.
         """
         self._sweeps_over: dict[str, float] = {}
@@ -160,8 +160,8 @@ class ControllerState:
         if self.none_leaves(names):
             return None
         ends = [self.nodes[n].gone_at for n in names]
-        times = [end - now for end in ends if end is not None]
-        return max(0.0, min(times)) if times else None
+        remaining_times = [end - now for end in ends if end is not None]
+        return max(0.0, min(remaining_times)) if remaining_times else None
 
     def none_leaves(self, names: Iterable[str]) -> bool:
         """Return whether none of these present nodes is leaving."""
@@ -226,7 +226,7 @@ class ControllerState:
     def _forget_sweeps(self, sweep: str, now: float) -> None:
         if sweep and all(j.submitted.sweep != sweep for j in self.unfinished.values()):
             self._sweeps_over[sweep] = now
-        for over in [s for s, at in self._sweeps_over.items() if now - at >= SWEEP_KEPT_S]:
+        for over in [s for s, at in self._sweeps_over.items() if now - at >= SWEEP_END_S]:
             del self._sweeps_over[over]
             self.sweeps.pop(over, None)
 

@@ -32,30 +32,31 @@ class Numbered(Protocol):
 PointT = TypeVar("PointT", bound=Numbered)
 
 
-def width(count: int, most: int = MAX_POINTS) -> int:
+def width(count: int, max_points: int = MAX_POINTS) -> int:
     """Return the bucket width for a series of ``count`` values: the smallest power of two with
-    which at most ``most`` values are kept. ``most`` is at least 4.
+    which at most ``max_points`` values are kept. A ``max_points`` below 4 counts as 4.
     """
     bucket_width = 1
     # One bucket of width w keeps min(w, 2) values; the first and the newest value are kept in
     # addition.
     while (
-        -(-count // bucket_width) * min(bucket_width, 2) + 2 > max(most, 4) and bucket_width < count
+        -(-count // bucket_width) * min(bucket_width, 2) + 2 > max(max_points, 4)
+        and bucket_width < count
     ):
         bucket_width *= 2
     return bucket_width
 
 
-def thinned(points: Sequence[PointT], count: int, most: int = MAX_POINTS) -> list[PointT]:
+def thinned(points: Sequence[PointT], count: int, max_points: int = MAX_POINTS) -> list[PointT]:
     """Return the values to keep, in order: the smallest and the largest of each bucket, the first
     and the newest. One call and many calls on growing series give the same result.
 
     Args:
         points: values in order of index. Values that an earlier call removed are missing.
         count: total number of values of the series. It determines the bucket width.
-        most: maximum number of values to keep.
+        max_points: maximum number of values to keep.
     """
-    bucket_width = width(count, most)
+    bucket_width = width(count, max_points)
     buckets: dict[int, list[PointT]] = {}
     for point in points:
         buckets.setdefault(point.number // bucket_width, []).append(point)

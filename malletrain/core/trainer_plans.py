@@ -58,9 +58,9 @@ class TrainerPlanner:
             usable = _usable(group, plans[name], unused, nodes)
             if usable <= division[name].keys():
                 continue
-            own = usable.union(_nodes_in_use(plans[name]))
+            own_nodes = usable.union(_nodes_in_use(plans[name]))
             plan = self._planner(
-                group, {n: info for n, info in nodes.items() if n in own}, settings, favoured
+                group, {n: info for n, info in nodes.items() if n in own_nodes}, settings, favoured
             )
             solve_s += plan.solve_s
             unused = unused.union(_nodes_in_use(plans[name])).difference(_nodes_in_use(plan))

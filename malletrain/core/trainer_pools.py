@@ -105,8 +105,8 @@ class _Assignment:
         sharing: dict[frozenset[str], dict[str, TrainerDemand]] = {}
         for name, group in groups.items():
             pools = frozenset(pool for pool in self._sizes for c in group if c.may_use(pool))
-            most = sum(len(c.nodes) if c.fixed else c.max_nodes for c in group)
-            sharing.setdefault(pools, {})[name] = TrainerDemand(part_of(group), most=most)
+            max_nodes = sum(len(c.nodes) if c.fixed else c.max_nodes for c in group)
+            sharing.setdefault(pools, {})[name] = TrainerDemand(part_of(group), most=max_nodes)
         shares = {}
         for pools, demands in sharing.items():
             shares.update(split(demands, sum(self._sizes[pool] for pool in pools)))
@@ -186,11 +186,14 @@ class _Assignment:
         """Return the number of additional nodes in use if the job moves to the pool; 0 if it must
         not move.
         """
-        before, most = self.pool_of[job.candidate.job], job.candidate.max_nodes
+        before, max_nodes = self.pool_of[job.candidate.job], job.candidate.max_nodes
         excess, room = -self._room(before), self._room(pool)
         if excess <= 0 or room < max(1, job.candidate.smallest or 1):
             return 0
-        gain, others = min(room, most), self._demands[before][job.trainer].most - most
-        if gain < self._split(before)[job.trainer] - others:
+        gain, other_demand = (
+            min(room, max_nodes),
+            self._demands[before][job.trainer].most - max_nodes,
+        )
+        if gain < self._split(before)[job.trainer] - other_demand:
             return 0  # its trainer would have fewer nodes
-        return gain - max(0, most - excess)
+        return gain - max(0, max_nodes - excess)

@@ -80,13 +80,13 @@ def split(demands: Mapping[str, TrainerDemand], nodes: int) -> dict[str, int]:
     Returns:
         Trainer → number of nodes.
     """
-    least, room = {}, nodes - sum(demand.fixed for demand in demands.values())
+    minimums, room = {}, nodes - sum(demand.fixed for demand in demands.values())
     for name, demand in demands.items():
         guaranteed = min(demand.guaranteed, room)
-        least[name], room = demand.fixed + guaranteed, room - guaranteed
-    level = _level(demands, least, nodes)
+        minimums[name], room = demand.fixed + guaranteed, room - guaranteed
+    level = _level(demands, minimums, nodes)
     counts = {
-        name: max(least[name], min(demand.most, math.floor(demand.part * level + 1e-9)))
+        name: max(minimums[name], min(demand.most, math.floor(demand.part * level + 1e-9)))
         for name, demand in demands.items()
     }
     remaining = nodes - sum(counts.values())
@@ -103,12 +103,12 @@ def split(demands: Mapping[str, TrainerDemand], nodes: int) -> dict[str, int]:
     return counts
 
 
-def _level(demands: Mapping[str, TrainerDemand], least: Mapping[str, int], nodes: int) -> float:
+def _level(demands: Mapping[str, TrainerDemand], minimums: Mapping[str, int], nodes: int) -> float:
     """Return the nodes per unit of part at which the trainers together have ``nodes`` nodes, or all
-    that they could use (water-filling between ``least`` and ``most``).
+    that they could use (water-filling between ``minimums`` and ``most``).
     """
-    spans = [(least[n] / d.part, d.most / d.part, d.part) for n, d in demands.items()]
-    below, used = 0.0, float(sum(least.values()))
+    spans = [(minimums[n] / d.part, d.most / d.part, d.part) for n, d in demands.items()]
+    below, used = 0.0, float(sum(minimums.values()))
     for end in sorted({end for low, high, _ in spans for end in (low, high)} - {0.0}):
         rising = sum(part for low, high, part in spans if low <= below < high)
         if used + rising * (end - below) >= nodes:

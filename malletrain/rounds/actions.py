@@ -30,6 +30,7 @@ class SendDrain:
     node: str
     generation: int
     number: int
+    """Number of the drain request; 0 cancels it."""
     heirs: tuple[str, ...] = ()
     """Addresses of the keepers of the next round's members that can hold it in memory, in rank
     order.
@@ -102,6 +103,7 @@ class Broke:
 
     failures: tuple[Failure, ...]
     sentence: str
+    """Reason for users."""
     expected: bool = False
     """Whether the failure does not count: the workers hung, which was reported, or restart after a
     loss.
@@ -121,6 +123,7 @@ class NodesRejected:
 
     nodes: tuple[str, ...]
     sentence: str
+    """Reason for users."""
     unfit: bool = False
     """Whether the job's software is available neither there nor on any other node of the plan."""
 

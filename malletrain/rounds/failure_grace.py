@@ -12,7 +12,7 @@ from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import BROKEN, AssignmentPhase
 from malletrain.rounds.actions import Action, Broke
 
-PATIENCE_WITH_PEERS = 3.0
+LOST_PEER_GRACE_FACTOR = 3.0
 """Factor on the failure grace if the errors of all workers are of a lost peer that is not known
 yet.
 """
@@ -118,7 +118,7 @@ class FailureGrace:
         if news_to_come:
             self.due = now + grace_s
             return None
-        limit = self.first_at + PATIENCE_WITH_PEERS * grace_s
+        limit = self.first_at + LOST_PEER_GRACE_FACTOR * grace_s
         if failures and secondary(failures[0]) and now < limit:
             self.due = limit
             return None

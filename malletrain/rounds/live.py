@@ -23,13 +23,13 @@ from malletrain.rounds.interface import RoundStage, View
 from malletrain.rounds.restart import JobRounds
 from malletrain.rounds.settings import RoundSettings
 
-MOST_EXTENSIONS = 20
+MAX_EXTENSIONS = 20
 """Maximum time, in units of ``join_s``, that a round waits for members to reach the end of a step.
 Then they must abort it.
 """
-MOST_JOINS = 3
+MAX_FAILED_JOINS = 3
 """Number of consecutive failed joins after which a node is rejected."""
-CHANGE_S = 2.0
+ROUND_ENTRY_S = 2.0
 """Usual time to enter a round whose members have all started, seconds."""
 
 
@@ -161,7 +161,7 @@ class LiveRounds:
             return False
         until = now + (self.job.settings.join_s if within_s is None else within_s / 3)
         if self.survivors():
-            until = min(until, now + CHANGE_S)
+            until = min(until, now + ROUND_ENTRY_S)
         self._complete_by = min(until, self._complete_by or until)
         if within_s is not None:
             self._gone_at = min(now + within_s, self._gone_at or now + within_s)
@@ -293,7 +293,7 @@ class LiveRounds:
                 self.job.failure.clear()  # else the remaining members cannot continue without it
             if joining:
                 self._failed_joins[node] = self._failed_joins.get(node, 0) + 1
-                if self._failed_joins[node] >= MOST_JOINS:
+                if self._failed_joins[node] >= MAX_FAILED_JOINS:
                     actions += self.job.reject(
                         [node],
                         "its worker failed again and again while it joined; see `malletrain logs`",
@@ -308,8 +308,8 @@ class LiveRounds:
         if generation != self.generation or node not in self.members:
             return []
         # The loss is probable but not confirmed yet.
-        if gone := self._holdings.unreachable.intersection(self.members):
-            return self._continue_without(gone, now)
+        if lost := self._holdings.unreachable.intersection(self.members):
+            return self._continue_without(lost, now)
         if self._regroup_at is None:
             self._regroup_at = now + self.job.settings.failure_grace_s
         return []
@@ -362,7 +362,7 @@ class LiveRounds:
                 return self.job.reject(
                     late, f"its workers did not join within {self.job.settings.join_s:g} s"
                 ) + self.form(now)
-            if self._extension_count < MOST_EXTENSIONS:  # they are in a long step
+            if self._extension_count < MAX_EXTENSIONS:  # they are in a long step
                 self.job.deadline = now + self.job.settings.join_s
                 return []
             actions = self.job.tick(now)
@@ -388,8 +388,8 @@ class LiveRounds:
 
     def next_wakeup(self) -> float | None:
         """Return the time at which :meth:`tick` is due; None if no time limit runs."""
-        times = (self.job.next_wakeup(), self._regroup_at, self._complete_by)
-        return min((t for t in times if t is not None), default=None)
+        due_times = (self.job.next_wakeup(), self._regroup_at, self._complete_by)
+        return min((t for t in due_times if t is not None), default=None)
 
     def stop(self) -> list[Action]:
         """Release every node, because the job has ended."""

@@ -46,10 +46,12 @@ class JobRounds:
     min_nodes: int = 1
     """Minimum number of nodes on which the job trains."""
     generation: int = 0
+    """Number of the newest round."""
     policy: RoundPolicy | None = None
     """The steps in which another mode differs; None for restart mode."""
     stage: RoundStage = RoundStage.IDLE
     members: tuple[str, ...] = ()
+    """The nodes of the newest round, in rank order."""
     target: tuple[str, ...] = ()
     """The nodes of the newest plan."""
     holdings: Holdings = field(default_factory=Holdings)
@@ -58,13 +60,17 @@ class JobRounds:
     drains: int = 0
     """Number of the newest drain request."""
     drain_s: float = 10.0
+    """Current maximum time of a drain, seconds."""
     lost_member: bool = False
+    """Whether a member was lost since the newest round was formed."""
     interrupts: bool = True
     view: View = ()
     failure: FailureGrace = field(default_factory=FailureGrace)
     ends: ScriptEnds = field(default_factory=ScriptEnds)
     _store: tuple[str, int] | None = None
+    """Host and port of the newest round's store; None until rank 0 reports it."""
     _drain_heirs: tuple[str, ...] = ()
+    """Addresses of the keepers in the newest drain request."""
     _joiners_until: float | None = None
     """Time limit for joiners because a node is taken; None for the usual one."""
     _end_by: float | None = None
@@ -92,8 +98,8 @@ class JobRounds:
             return self._await_end()
         waited_until, self._joiners_until = self._joiners_until or 0.0, None
         if within_s is not None and not set(self.members) <= set(self.target):
-            enough = len(self._policy.survivors()) >= self.min_nodes
-            until = now + (0.0 if enough else self.settings.joiners_within(within_s))
+            survivors_suffice = len(self._policy.survivors()) >= self.min_nodes
+            until = now + (0.0 if survivors_suffice else self.settings.joiners_within(within_s))
             self._joiners_until = (
                 min(waited_until, until) if waited_until > now else until
             )  # and no longer
@@ -175,8 +181,8 @@ class JobRounds:
             if self.whole():
                 self.stage, self.deadline = RoundStage.RUNNING, None
                 formed: list[Action] = [Formed(self.generation, self.members)]
-                more = set(self.target) != set(self.members)
-                return formed + self._await_joiners(now) if more else formed
+                target_differs = set(self.target) != set(self.members)
+                return formed + self._await_joiners(now) if target_differs else formed
             failures = self._check_failures(now)
             return failures or ([] if self.failing() else self._invite(node))
         return self._check_failures(now) if self.stage is RoundStage.RUNNING else []
@@ -220,8 +226,8 @@ class JobRounds:
         if node in self.members and not self.ends.on(node, self.generation):
             self.lost_member = True
             self.failure.clear()
-            enough = len(self._policy.survivors()) >= self.min_nodes
-            if self.stage is RoundStage.WARMING and self.deadline is not None and enough:
+            survivors_suffice = len(self._policy.survivors()) >= self.min_nodes
+            if self.stage is RoundStage.WARMING and self.deadline is not None and survivors_suffice:
                 self.deadline = min(self.deadline or now, now + self.settings.warmup_broken_s)
         if self.stage is RoundStage.DRAINING and not self.whole():
             return self._policy.form(now)

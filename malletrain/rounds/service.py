@@ -54,16 +54,21 @@ class ServiceRounds:
     deadline: float | None = None
     """Time limit for nodes of the target whose process has not started."""
     drain_s: float = 10.0
+    """Maximum time for leavers to hand over their data, seconds."""
     lost_member: bool = False
     interrupts: bool = False
     finishing: bool = False
     between_epochs: bool = False
     _leaving: dict[str, float] = field(default_factory=dict)
+    """Leaver → time at which it is released at the latest."""
     _came_up: set[str] = field(default_factory=set)
+    """Nodes on which the process has started once."""
     _reported_failures: set[str] = field(default_factory=set)
     """Nodes whose failure has been reported, so that it is reported once."""
     _failures_due: dict[str, float] = field(default_factory=dict)
+    """Failed node → end of the failure grace."""
     _awaited: bool = False
+    """Whether the target is not complete yet."""
 
     # --- calls of the controller ---
 
@@ -219,8 +224,8 @@ class ServiceRounds:
         """Extend all running time limits by a time in which no agent could be reached."""
         if self.deadline is not None:
             self.deadline += by_s
-        for times in (self._leaving, self._failures_due):
-            times.update({node: at + by_s for node, at in times.items()})
+        for deadlines in (self._leaving, self._failures_due):
+            deadlines.update({node: at + by_s for node, at in deadlines.items()})
 
     def next_wakeup(self) -> float | None:
         """Return the time at which :meth:`tick` is due; None if no time limit runs."""
@@ -310,8 +315,10 @@ class ServiceRounds:
         del self._failures_due[node]
         if not self.holdings.is_in(node, *BROKEN):
             return []
-        others = [n for n in self.target if n != node and self._up(n)]
-        if others and node not in self._came_up:  # it runs elsewhere, so the job did not fail
+        running_nodes = [n for n in self.target if n != node and self._up(n)]
+        if (
+            running_nodes and node not in self._came_up
+        ):  # it runs elsewhere, so the job did not fail
             return self._reject([node], "the service's process ended there at once")
         failures = by_cause(self.holdings.phases[node].failures)
         if unfit(self.holdings.phases[node]):

@@ -52,11 +52,13 @@ class CostModel:
     MalleTrain's library (a snapshot per minute).
 
     Attributes:
+        semantics: ``freetrain`` or ``real``, see above.
         up_s: pause of a rescale to more nodes.
         down_s: pause of a rescale to fewer nodes.
         start_s: pause of a start.
         snapshot_every_s: time between two snapshots; the maximum of it if losses are forecast.
         notice_s: time between the notice and the end of a preempted node; 0 for no notice.
+        mode: ``restart`` or ``live``; for ``real``.
         step_s: time of a training step, which ``live`` mode loses.
         snapshot_s: time for which a snapshot stops the training.
     """

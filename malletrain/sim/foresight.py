@@ -33,8 +33,12 @@ class Foreteller(Protocol):
 
 
 def foreteller(kind: Foresight, trace: Trace, epoch_s: float) -> Foreteller | None:
-    """Return the source of this kind; None for "none". ``epoch_s``: start of the trace, seconds
-    since the epoch, for hours and weekdays.
+    """Return the source of this kind; None for "none".
+
+    Args:
+        kind: kind of source.
+        trace: trace of idle nodes.
+        epoch_s: start of the trace, seconds since the epoch, for hours and weekdays.
     """
     if kind == "age":
         return ByAge()

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from malletrain.sim.logged_jobs import JobLog, LogJob
-from malletrain.sim.observation import MISSING, Observation, observe
+from malletrain.sim.observation import MAX_MISSING_FRACTION, Observation, observe
 from malletrain.sim.workloads import WorkloadError
 from scavenger.trace.trace import Trace
 
@@ -69,7 +69,7 @@ def idle_nodes(
     named = [span for span in spans if span[2].names]
     used = _node_s(spans, begin, observed.end_s)
     unnamed = used - _node_s(named, begin, observed.end_s)
-    if named and unnamed <= MISSING * used:
+    if named and unnamed <= MAX_MISSING_FRACTION * used:
         if len(named) < len(spans):
             share = 100 * unnamed / max(used, 1.0)
             assumptions.append(

@@ -77,7 +77,7 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
     notes: list[str] = []
     if per_node is None:
         per_node = _processors_per_node(path, header, [max(row[4], row[7]) for row in rows], notes)
-        if header.get("MaxNodes", 0) > MOST_NODES:
+        if header.get("MaxNodes", 0) > MAX_NODES:
             del header["MaxNodes"]  # it counts processors
     jobs, skipped = [], 0
     for _, submit, wait, run, used, _, _, requested, _, _, _, user, *_ in rows:
@@ -107,13 +107,13 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
     )
 
 
-MOST_NODES = 16384
+MAX_NODES = 16384
 """A log with more nodes than this is assumed to count processors, unless ``per_node`` is given."""
 COMMON_SIZES = (256, 192, 128, 112, 104, 96, 80, 72, 64, 56, 52, 48, 40, 36, 32, 28, 24, 20, 16, 12)
 """Common numbers of processors per node. Smaller numbers have too many multiples to be
 recognised.
 """
-EVIDENT = 0.9
+MIN_MULTIPLE_FRACTION = 0.9
 """Minimum fraction of the requested processors in multiples of the inferred size."""
 
 
@@ -125,14 +125,18 @@ def _processors_per_node(
     if nodes and processors > nodes:
         return processors // nodes
     size = max(processors, nodes)
-    if size <= MOST_NODES:
+    if size <= MAX_NODES:
         return 1
     total = sum(requested)
     shares = {k: sum(n for n in requested if n > 0 and n % k == 0) / total for k in COMMON_SIZES}
     best = max(
-        shares, key=lambda k: (shares[k] >= EVIDENT, shares[k] if shares[k] < EVIDENT else k)
+        shares,
+        key=lambda k: (
+            shares[k] >= MIN_MULTIPLE_FRACTION,
+            shares[k] if shares[k] < MIN_MULTIPLE_FRACTION else k,
+        ),
     )
-    if shares[best] < EVIDENT:
+    if shares[best] < MIN_MULTIPLE_FRACTION:
         raise WorkloadError(
             f"{path}: The log counts {size:,} processors and does not say how many a node has. "
             f"Give --per-node N (1: they are nodes). {100 * shares[best]:.0f} % of what jobs asked "

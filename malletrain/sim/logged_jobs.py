@@ -17,6 +17,7 @@ class LogJob:
     """One job of a log. Times are in seconds since the first submission in the log."""
 
     submit_s: float
+    """Submission."""
     start_s: float | None
     """Start; None if the log does not contain it."""
     run_s: float | None

@@ -217,15 +217,15 @@ def _on_paths(vertices: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     """Return the vertices on paths from the first to the last, in order; empty if there is no
     path.
     """
-    ahead, back = {0}, {vertices - 1}
+    reachable, reaching = {0}, {vertices - 1}
     for a, b in sorted(edges):
-        if a in ahead:
-            ahead.add(b)
+        if a in reachable:
+            reachable.add(b)
     for a, b in sorted(edges, key=lambda edge: -edge[1]):
-        if b in back:
-            back.add(a)
-    both = sorted(ahead & back)
-    return both if vertices - 1 in ahead else []
+        if b in reaching:
+            reaching.add(a)
+    both = sorted(reachable & reaching)
+    return both if vertices - 1 in reachable else []
 
 
 def channels(cell: Cell, before: int, after: int) -> list[int]:

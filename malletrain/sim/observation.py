@@ -15,7 +15,7 @@ the jobs, and the nodes of a missing job would look idle:
   earlier than that end by the duration of the longest job.
 
 If the longest job is longer than a quarter of the log, the edge is where missing longer jobs have
-at most the fraction :data:`MISSING` of the node-seconds, and the report states this.
+at most the fraction :data:`MAX_MISSING_FRACTION` of the node-seconds, and the report states this.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from datetime import datetime
 from malletrain.sim.logged_jobs import JobLog, LogJob
 from malletrain.sim.workloads import WorkloadError
 
-MISSING = 0.01
+MAX_MISSING_FRACTION = 0.01
 """Maximum fraction of the node-seconds of jobs that may be missing at an edge."""
-MOST_CUT = 0.25
+MAX_CUT_FRACTION = 0.25
 """Maximum fraction of the log that is cut off for its longest job."""
 
 
@@ -88,7 +88,8 @@ def observe(log: JobLog, begin: float | None = None, end: float | None = None) -
     if inexact and sentences:
         sentences.append(
             f"The longest job lasts longer than a quarter of the log; at its edges up to "
-            f"{100 * MISSING:.0f} % of the node-hours may be those of jobs that are missing."
+            f"{100 * MAX_MISSING_FRACTION:.0f} % of the node-hours may be those of jobs that are "
+            "missing."
         )
     if last <= first:
         raise WorkloadError(
@@ -169,19 +170,19 @@ def _longest(jobs: Sequence[LogJob], duration: float) -> tuple[float, bool]:
     if not lengths:
         return 0.0, False
     longest = lengths[-1][0]
-    if longest <= MOST_CUT * duration:
+    if longest <= MAX_CUT_FRACTION * duration:
         return longest, False
     total = sum(run * nodes for run, nodes in lengths)
     # For each length: the part of the longer jobs beyond it can be missing.
-    beyond, nodes_above = 0.0, 0
+    total_missing, nodes_above = 0.0, 0
     for k in range(len(lengths) - 1, 0, -1):
         nodes_above += lengths[k][1]
-        more = nodes_above * (lengths[k][0] - lengths[k - 1][0])
-        if beyond + more > MISSING * total:
-            cut = lengths[k][0] - (MISSING * total - beyond) / nodes_above
-            return min(cut, MOST_CUT * duration), True
-        beyond += more
-    return min(lengths[0][0], MOST_CUT * duration), True
+        missing_node_s = nodes_above * (lengths[k][0] - lengths[k - 1][0])
+        if total_missing + missing_node_s > MAX_MISSING_FRACTION * total:
+            cut = lengths[k][0] - (MAX_MISSING_FRACTION * total - total_missing) / nodes_above
+            return min(cut, MAX_CUT_FRACTION * duration), True
+        total_missing += missing_node_s
+    return min(lengths[0][0], MAX_CUT_FRACTION * duration), True
 
 
 def _start(job: LogJob) -> float:

@@ -94,8 +94,12 @@ class Reports:
         """
 
     def due(self, run: SimRun, now: float, *, profiled: bool) -> float | None:
-        """Return the time of the next report of a job that processes samples from now on; None if
-        it has nothing new to report.
+        """Return the time of the next report; None if the job has nothing new to report.
+
+        Args:
+            run: a job that processes samples from now on.
+            now: time of the virtual clock, seconds.
+            profiled: whether the job is being profiled.
         """
         if profiled:
             return now + MEASURED_EVERY_S
@@ -157,8 +161,8 @@ class Reports:
             return SizedJob(kind_of(job), _size(job), self._curves, RescaleCosts())
 
         due, self.news = self.news and self._sized, False
-        unfinished, most = controller.state.unfinished.values(), controller.queue.max_running
-        return suggestions(unfinished, most, sized) if due else []
+        unfinished, max_jobs = controller.state.unfinished.values(), controller.queue.max_running
+        return suggestions(unfinished, max_jobs, sized) if due else []
 
     def described(self, job: SimJob) -> PriorSuggested | None:
         """Return a prior from jobs with similar models, once the job's workers have reported the

@@ -24,6 +24,7 @@ class SimSettings:
     max_running: int = defaults.MAX_RUNNING
     """Maximum number of admitted jobs."""
     t_fwd_s: float = defaults.T_FWD_S
+    """Forward-looking time."""
     starvation_s: float = defaults.STARVATION_S
     """Maximum time that a job waits for its minimum, the first time; infinite for no limit."""
     lease_delay_s: float = 0.0
@@ -43,6 +44,7 @@ class SimSettings:
     seed: int = 0
     """Seed of the noise in measurements."""
     time_limit_s: float = defaults.TIME_LIMIT_S
+    """Time limit of the solver."""
     sample_s: float | None = None
     """Interval at which the numbers of idle nodes and of nodes with a job are recorded; None for
     never.

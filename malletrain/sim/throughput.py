@@ -78,9 +78,9 @@ class Cluster:
             sizes: numbers of nodes.
             serial: Amdahl's serial fraction, 0 to 1.
         """
-        one = self.rate(flops, parameters, 1)
+        rate_one = self.rate(flops, parameters, 1)
         return ScalingCurve.of(
-            {n: min(self.rate(flops, parameters, n), amdahl(one, serial, n)) for n in sizes}
+            {n: min(self.rate(flops, parameters, n), amdahl(rate_one, serial, n)) for n in sizes}
         )
 
 

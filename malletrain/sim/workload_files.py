@@ -81,12 +81,12 @@ def read_workload(
         ]
     if not rows:
         raise WorkloadError(f"{path}: The workload has no job.")
-    jobs, seen = [], set()
+    jobs, names = [], set()
     for where, entry in rows:
         job = _job(entry, where, curves or {})
-        if job.name in seen:
+        if job.name in names:
             raise WorkloadError(f"{where}: There are two jobs named {job.name}.")
-        seen.add(job.name)
+        names.add(job.name)
         jobs.append(job)
     return jobs
 
@@ -253,20 +253,20 @@ def _rows(path: str | Path, needed: Sequence[str]) -> list[tuple[int, dict[str, 
     return rows
 
 
-def _whole(value: Any, where: str, what: str) -> int:
+def _whole(value: Any, where: str, key: str) -> int:
     try:
         if isinstance(value, bool) or float(value) != int(float(value)):
             raise ValueError
         return int(float(value))
     except (TypeError, ValueError, OverflowError):
-        raise WorkloadError(f"{where}: {what} must be a whole number; got '{value}'.") from None
+        raise WorkloadError(f"{where}: {key} must be a whole number; got '{value}'.") from None
 
 
-def _number(value: Any, where: str, what: str) -> float:
+def _number(value: Any, where: str, key: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise WorkloadError(f"{where}: {what} must be a number; got '{value}'.") from None
+        raise WorkloadError(f"{where}: {key} must be a number; got '{value}'.") from None
     if not math.isfinite(number) or number < 0:
-        raise WorkloadError(f"{where}: {what} must be a finite number, 0 or more; got {value}.")
+        raise WorkloadError(f"{where}: {key} must be a finite number, 0 or more; got {value}.")
     return number

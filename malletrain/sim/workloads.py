@@ -36,7 +36,7 @@ class SimJob:
     """One model job.
 
     Attributes:
-        samples: its work.
+        samples: its work, number of samples.
         curve: its real throughput, samples/s by number of nodes; linear between points.
         stated_curve: the curve that its owner states; None for none.
         submit_s: submission, seconds from the start.
@@ -225,8 +225,10 @@ def with_stated_curves(jobs: Sequence[SimJob], how: CurveStatement, seed: int = 
         if how == "none":
             stated_curve = None
         elif how == "linear":
-            one = job.curve.at(1)
-            stated_curve = ScalingCurve.of({1: one, job.curve.largest: one * job.curve.largest})
+            rate_one = job.curve.at(1)
+            stated_curve = ScalingCurve.of(
+                {1: rate_one, job.curve.largest: rate_one * job.curve.largest}
+            )
         elif how == "other":
             k = int(rng.integers(len(different) - 1))
             stated_curve = ScalingCurve(

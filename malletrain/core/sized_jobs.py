@@ -21,7 +21,7 @@ from malletrain.core.siblings import SiblingStorage
 
 @dataclass(frozen=True)
 class SizedJob:
-    """What is known about a job before it runs."""
+    """Key, model size and assumed costs of a job before it runs."""
 
     key: str
     """Profile key: jobs of one key scale alike."""

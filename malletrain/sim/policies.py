@@ -32,7 +32,7 @@ PRODUCT_SOLVER: Solver = partial(exact, clock=perf_counter)
 
 @dataclass(frozen=True)
 class Policy:
-    """How one policy uses the controller.
+    """One policy: a setup of the controller.
 
     Attributes:
         name: name on the command line.

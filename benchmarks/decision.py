@@ -44,7 +44,7 @@ from malletrain.core.goals import NO_GOALS, OwnerGoals, WorkReported
 from malletrain.core.node_history import SPAN_S, NodeSpan
 from malletrain.core.planning import exact, make_plan
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ShareSettings
-from malletrain.core.shares import MOST_DOUBLINGS, PartyService
+from malletrain.core.shares import MAX_DOUBLINGS, PartyService
 from scavenger.lifetimes import EDGES_S
 
 PARTIES = ("ada", "bob", "cyd", "dan", "eve")
@@ -157,7 +157,7 @@ class Machine:
         return taken if self.controller.plans > plans else None
 
     def _owe(self) -> None:
-        behind = self._rng.uniform(-MOST_DOUBLINGS, MOST_DOUBLINGS, len(PARTIES)) * 4 * HOUR_S
+        behind = self._rng.uniform(-MAX_DOUBLINGS, MAX_DOUBLINGS, len(PARTIES)) * 4 * HOUR_S
         due = 1000 * HOUR_S
         result = {
             party: PartyService(due - late, due, due)

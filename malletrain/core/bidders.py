@@ -1,7 +1,7 @@
-"""Selects the candidates of a plan from the state: which sizes each admitted job may bid for.
+"""Selects the candidates of a plan and the sizes that each admitted job may bid for.
 
-Decides which jobs keep their size whatever a plan prefers, and which ones a hypothetical plan
-leaves out. The queue decides who is admitted, the planner how many nodes each job gets.
+Decides which jobs keep their nodes in any plan, and which jobs a hypothetical plan excludes. The
+queue decides who is admitted, the planner how many nodes each job gets.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Bidders:
         self._prior_exponent = settings.planning.prior_exponent
 
     def now(self, now: float) -> list[Candidate]:
-        """The bidders for the nodes there are: each for those of its owner."""
+        """Return the candidates for the current nodes. Each job bids for its owner's nodes."""
         state = self._state
         free = +state.usable_by_pool
         candidates: dict[str, Candidate] = {}
@@ -64,34 +64,39 @@ class Bidders:
         holders = [
             c for name, c in candidates.items() if state.jobs[name].guaranteed_until and not c.fixed
         ]
-        return self._guaranteed(candidates, holders, free, state.usable, now)
+        return self._with_bids(candidates, holders, free, state.usable, now)
 
     def imagined(self, nodes: Mapping[str, NodeInfo], now: float) -> list[Candidate]:
-        """The bidders for a plan that is only asked how many nodes would be of use to whom: each
-        node may become any owner's, and nobody is left alone.
+        """Return the candidates for a hypothetical plan, which shows how many nodes each job could
+        use. Any owner can get any node, and no job is fixed.
 
-        Guarantees do not count: else the nodes for the next one in the queue would never be asked
-        for. A job bids for no more than what it has and the nodes that its owner may ask
-        for: none where the owner's leases come to nothing.
+        Guarantees are ignored, because otherwise no nodes would be leased for the next job in the
+        queue. A job bids for at most its own nodes and those that its owner can lease. While leases
+        of the owner fail (it is backing off), it can lease none.
         """
         free = class_counts(nodes)
         candidates: dict[str, Candidate] = {}
-        fitting: dict[str, int | None] = {}
+        obtainable_nodes: dict[str, int | None] = {}
         for job in self._queue.admitted(free, shared=True):
             spec, current_nodes = job.submitted, len(job.nodes)
-            if spec.owner not in fitting:
-                fitting[spec.owner] = self._fitting(nodes, spec.owner, now)
-            more, c = fitting[spec.owner], _candidate(job, self._trainer(job), shared=True)
-            if more is None:
-                candidates[spec.job] = c
-            elif current_nodes or more >= spec.min_nodes:
-                most = min(spec.max_nodes, max(spec.min_nodes, current_nodes + more))
-                candidates[spec.job] = c.but(max_nodes=most)
-        return self._guaranteed(candidates, [], free, nodes, now)
+            if spec.owner not in obtainable_nodes:
+                obtainable_nodes[spec.owner] = self._obtainable_nodes(nodes, spec.owner, now)
+            obtainable, candidate = (
+                obtainable_nodes[spec.owner],
+                _candidate(job, self._trainer(job), shared=True),
+            )
+            if obtainable is None:
+                candidates[spec.job] = candidate
+            elif current_nodes or obtainable >= spec.min_nodes:
+                max_nodes = min(spec.max_nodes, max(spec.min_nodes, current_nodes + obtainable))
+                candidates[spec.job] = candidate.but(max_nodes=max_nodes)
+        return self._with_bids(candidates, [], free, nodes, now)
 
-    def _fitting(self, nodes: Mapping[str, NodeInfo], owner: str, now: float) -> int | None:
-        """How many of the nodes that no job of ``owner`` has could become that owner's; None: all
-        of them.
+    def _obtainable_nodes(
+        self, nodes: Mapping[str, NodeInfo], owner: str, now: float
+    ) -> int | None:
+        """Return how many of the nodes outside the owner's jobs the owner could lease; None for
+        all.
         """
         if self._gaps.backing_off(owner, now):
             return 0
@@ -108,7 +113,7 @@ class Bidders:
             )
         )
 
-    def _guaranteed(
+    def _with_bids(
         self,
         candidates: dict[str, Candidate],
         holders: list[Candidate],
@@ -118,31 +123,31 @@ class Bidders:
     ) -> list[Candidate]:
         starving = self._queue.starving(candidates, now)
         remaining_nodes = self._goals.left_for_turns(candidates.values(), free, nodes)
-        newcomers = self._newcomers(candidates, nodes)
+        newcomers = self._unmeasured_jobs(candidates, nodes)
         chosen = guarantees(holders, [*starving, *newcomers], remaining_nodes, nodes)
         bidders = [c.but(must_run=True) if name in chosen else c for name, c in candidates.items()]
-        # A goal goes by the weight that its job has in the end, beside jobs of its trainer only.
-        weighed = self._shares.weigh(self._sweeps_as_one(bidders, len(nodes)))
+        # Goals use the final weights of the jobs, relative to jobs of the same trainer.
+        weighted = self._shares.weigh(self._merge_sweeps(bidders, len(nodes)))
         bids = []
         for trainer in self._trainers:
-            mine = [c for c in weighed if c.trainer is trainer]
-            bids += self._goals.bids(mine, now, trainer.deadline_weight if trainer else None)
+            of_trainer = [c for c in weighted if c.trainer is trainer]
+            bids += self._goals.bids(of_trainer, now, trainer.deadline_weight if trainer else None)
         return self._quotas.within(bids)
 
-    def _newcomers(
+    def _unmeasured_jobs(
         self, candidates: Mapping[str, Candidate], nodes: Mapping[str, NodeInfo]
     ) -> list[Candidate]:
-        """Those of whose speed nothing is known before they have run: they run at once, where their
-        smallest size is no more than an even share of the nodes.
+        """Return the jobs without nodes whose throughput is unknown until they run. They must run
+        if their smallest size is at most an even share of the nodes.
         """
-        jobs, even = self._state.jobs, len(nodes) / max(1, len(candidates))
+        jobs, even_share = self._state.jobs, len(nodes) / max(1, len(candidates))
         return [
             c
             for name, c in candidates.items()
-            if not c.nodes and (c.smallest or 0) <= even and self._profiles.unseen(jobs[name])
+            if not c.nodes and (c.smallest or 0) <= even_share and self._profiles.unseen(jobs[name])
         ]
 
-    def _sweeps_as_one(self, bidders: list[Candidate], nodes: int) -> list[Candidate]:
+    def _merge_sweeps(self, bidders: list[Candidate], nodes: int) -> list[Candidate]:
         state = self._state
         if not state.sweeps:
             return bidders
@@ -154,19 +159,19 @@ class Bidders:
         return self._trainers.of(job.submitted.trainer)
 
     def stays(self, job: JobRecord, now: float) -> bool:
-        """Whether the job keeps its nodes whatever a plan would like: nothing forces it, and it is
-        profiled, is rescaling or was a moment ago. In the last case a plan is due when it has
-        rested.
+        """Return whether the job keeps its nodes in any plan: no rescale is forced, and the job is
+        being profiled, is rescaling, or was rescaled recently. In the last case it also schedules a
+        plan for the end of the minimum interval.
         """
         state = self._state
         if job.broken or not job.accepts(len(job.nodes)) or not state.none_leaves(job.nodes):
             return False
         if self._profiles.holds(job):
             return True
-        rested = job.rescaled_at + self._min_interval_s
-        if not job.rescaling and now < rested:
-            state.plan_soon(rested)
-        return job.rescaling or now < rested
+        rest_until = job.rescaled_at + self._min_interval_s
+        if not job.rescaling and now < rest_until:
+            state.plan_soon(rest_until)
+        return job.rescaling or now < rest_until
 
 
 def _candidate(

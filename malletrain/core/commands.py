@@ -18,7 +18,7 @@ from malletrain.protocol.event_kinds import EventKind
 
 @dataclass(frozen=True)
 class TakeLeases:
-    """Ask the main scheduler for a lease on each of these nodes, as ``owner``."""
+    """Request a lease on each of these nodes from the main scheduler, as ``owner``."""
 
     nodes: tuple[str, ...]
     owner: str = ""
@@ -26,15 +26,15 @@ class TakeLeases:
 
 @dataclass(frozen=True)
 class ReleaseLeases:
-    """End the leases of these nodes; nothing runs on them."""
+    """End the leases of these nodes, on which nothing runs."""
 
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class ReclaimNodes:
-    """Another owner's jobs have more use for these nodes: end their leases once their jobs have
-    moved off, in ``within_s`` seconds.
+    """End the leases of these nodes once their jobs have left them, at most ``within_s`` seconds
+    from now. Another owner's jobs have more use for the nodes.
     """
 
     nodes: tuple[str, ...]
@@ -43,7 +43,7 @@ class ReclaimNodes:
 
 @dataclass(frozen=True)
 class Start:
-    """Run the job, which has no nodes, on these."""
+    """Start the job, which has no nodes, on these nodes."""
 
     job: str
     nodes: tuple[str, ...]
@@ -51,12 +51,14 @@ class Start:
 
 @dataclass(frozen=True)
 class Rescale:
-    """Move the running job to exactly these nodes (the same ones again: restart its workers)."""
+    """Move the running job to exactly these nodes. If they are its current nodes, restart its
+    workers.
+    """
 
     job: str
     nodes: tuple[str, ...]
     within_s: float | None = None
-    """A node of the old set is gone after this many seconds; None: take the time it needs."""
+    """Seconds until the first node of the old set is gone; None for no time limit."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Suspend:
 
     job: str
     within_s: float | None = None
+    """Seconds until the first of its nodes is gone; None for no time limit."""
 
 
 @dataclass(frozen=True)
@@ -74,24 +77,25 @@ class Stop:
     job: str
     state: JobState
     reason: str = ""
+    """Reason as a sentence; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class Announce:
-    """Something for the audit log, and for whoever follows it."""
+    """An event for the audit log and its readers."""
 
     job: str
     kind: EventKind
     sentence: str
-    """For people."""
+    """The event as a sentence for users."""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """For programs."""
+    """The event's values for programs."""
 
 
 @dataclass(frozen=True)
 class LossExpected:
-    """On average the job is expected to lose a node after ``in_s`` seconds: it may save the more
-    often. Said when it has changed.
+    """The job is expected to lose a node after ``in_s`` seconds on average, so that it can adapt
+    how often it saves. Sent when this has changed.
     """
 
     job: str
@@ -100,7 +104,7 @@ class LossExpected:
 
 @dataclass(frozen=True)
 class KeepScalingModel:
-    """Store what is now known of the job's scaling."""
+    """Store the job's scaling model."""
 
     job: str
     scaling: ScalingModel

@@ -1,25 +1,25 @@
-"""The decision core: a plain state machine, ``handle(event, now) -> [command]``. No I/O, no clock,
-no threads.
+"""The decision core: a state machine, ``handle(event, now) -> [command]``. No I/O, no clock, no
+threads.
 
-Decides when to plan (near-simultaneous node events are one plan), what follows from a plan, how
-many leases to take and which to release, and when a job has failed for good. It does not decide how
-many nodes a job gets (:mod:`malletrain.core.planning`, :mod:`allocator`) nor how a rescale is
-carried out (:mod:`malletrain.rounds`). The daemon and the simulator are its two shells.
+Decides when to plan (node events close together lead to one plan), which commands follow from a
+plan, how many leases to take, which to release, and when a job has finally failed. It does not
+decide how many nodes a job gets (:mod:`malletrain.core.planning`, :mod:`allocator`) nor how a
+rescale is carried out (:mod:`malletrain.rounds`). The daemon and the simulator are its two shells.
 
 Invariants, tested with random sequences of events:
 
 * A node belongs to at most one job, and no job has more nodes than its maximum.
-* A job with fewer nodes than its minimum is suspended by the next plan and keeps its place; it does
-  not fail for that.
+* A job with fewer nodes than its minimum is suspended by the next plan and keeps its place in the
+  queue. It does not fail.
 * A node that is leaving or gone is in no new plan.
 * A job has nodes of its owner's leases only.
-* Jobs are admitted in order of submission, those of several owners in turn; jobs that could not run
-  on the present nodes are passed over.
-* An admitted job without nodes for long gets its minimum guaranteed for a while.
+* Jobs are admitted in order of submission, the owners in rotation. Jobs that could not run on the
+  present nodes are skipped.
+* An admitted job that has had no nodes for long has its minimum guaranteed for a while.
 
-If a daemon serves several owners (:mod:`malletrain.core.pools`), it plans twice. The first plan
-lets every node be anybody's; it decides for which owners leases are taken and reclaimed. The second
-plan, in which each job can have only its owner's nodes, decides what runs now.
+If a daemon serves several owners (:mod:`malletrain.core.pools`), it plans twice. In the first plan
+every job can get every node; it decides for which owners leases are taken and reclaimed. In the
+second plan each job can get only its owner's nodes; it decides what runs now.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ _AT_WORK = (JobState.RUNNING, JobState.PROFILING)
 
 
 class Controller:
-    """The state machine. Every public method but :meth:`handle`, :meth:`handle_all` and
-    :meth:`hold` only reads.
+    """The state machine. Only :meth:`handle`, :meth:`handle_all` and :meth:`hold` change it; the
+    other public methods read it.
     """
 
     def __init__(
@@ -160,21 +160,21 @@ class Controller:
 
     @property
     def jobs(self) -> dict[str, JobRecord]:
-        """Every job that was ever submitted."""
+        """All jobs ever submitted, by name."""
         return self.state.jobs
 
     @property
     def nodes(self) -> dict[str, NodeRecord]:
-        """The leased nodes."""
+        """The leased nodes, by name."""
         return self.state.nodes
 
     @property
     def plans(self) -> int:
-        """How many plans were made."""
+        """Number of plans made so far."""
         return self.state.plans
 
     def next_wakeup(self) -> float | None:
-        """When a Tick is due although nothing happens, or ``None``."""
+        """Return the time at which to send a Tick if no event occurs before; None for never."""
         state = self.state
         again_at = self._leases.again_at
         due = [again_at] if state.leases_due else []
@@ -185,24 +185,27 @@ class Controller:
         if (profile := self.profiles.next_wakeup()) is not None:
             due.append(profile)
         due += [*self.queue.wakeups(), self.shares.plan_at()]
-        times = [*(max(at, self._hold_until) for at in due), *self.goals.wakeups()]
-        return min(times) if times and min(times) < math.inf else None
+        wakeup_times = [*(max(at, self._hold_until) for at in due), *self.goals.wakeups()]
+        return min(wakeup_times) if wakeup_times and min(wakeup_times) < math.inf else None
 
-    # --- the two doors ---
+    # --- events in, commands out ---
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take one event at time ``now`` (never before the last one) and return what is to be done,
-        in order.
+        """Handle one event and return the commands that follow, in order.
 
-        Raises KeyError for an event about a job that was never submitted; events about unknown
-        nodes are ignored (they may be late).
+        Events about unknown nodes are ignored, because they may be late.
+
+        Args:
+            event: what happened.
+            now: time on the shell's clock, not before that of the previous call.
+
+        Raises:
+            KeyError: the event is about a job that was never submitted.
         """
         return self.handle_all((event,), now)
 
     def handle_all(self, events: Iterable[Event], now: float) -> list[Command]:
-        """Take events of one instant; as :meth:`handle`, with one look at what follows from
-        them.
-        """
+        """Handle events of one instant like :meth:`handle`, with at most one plan for all."""
         self.shares.count(self.queue.in_reach, now)
         commands = [command for event in events for command in self._table[type(event)](event, now)]
         commands += self.goals.notice(now)
@@ -220,8 +223,8 @@ class Controller:
         return commands
 
     def hold(self, until: float) -> None:
-        """Plan nothing before ``until``, and look for nobody who waits: after a restart, leases and
-        jobs come back one by one, and each would have all jobs looked through.
+        """Make no plan and check no waiting job before ``until``. After a restart, leases and jobs
+        return one by one, and each would cause a scan of all jobs.
         """
         self._hold_until = until
         self.state.plan_soon(until)
@@ -233,9 +236,9 @@ class Controller:
         self.gaps.joined(event.node, event.owner)
         self._leases.joined(event.node, event.owner, now)
         self.state.node_joined(event, now)
-        others = self.gaps.comes(self.nodes, event.owner)
-        others = others and not self.queue.all_awaited(event.owner)
-        wait = max(self.settings.debounce_s, self.settings.arrival_s if others else 0.0)
+        others_coming = self.gaps.comes(self.nodes, event.owner)
+        others_coming = others_coming and not self.queue.all_awaited(event.owner)
+        wait = max(self.settings.debounce_s, self.settings.arrival_s if others_coming else 0.0)
         self.state.plan_soon(now + wait)
         return ()
 
@@ -253,7 +256,7 @@ class Controller:
         node = self.nodes.get(event.node)
         if node is None:
             return ()
-        self._node_gone(event.node, now, breaks=False)  # the job's rounds go on without it
+        self._node_gone(event.node, now, breaks=False)  # the job's rounds continue without it
         self.gaps.rejected(event.node, node.owner, now)
         return [ReleaseLeases((event.node,))]
 
@@ -336,7 +339,7 @@ class Controller:
         job = self.jobs[event.job]
         if not self.state.rescaled(job, now):
             return ()
-        if job.planned != self.plans:  # a plan was made that had to leave it as it was
+        if job.planned != self.plans:  # a plan made meanwhile could not change it
             wait = max(self.settings.debounce_s, self.settings.min_interval_s)
             self.state.plan_soon(now + wait)
         return [*self.profiles.rescaled(job, now), *self._losses.resumed(job)]
@@ -344,30 +347,32 @@ class Controller:
     def _end(self, name: str, state: JobState, reason: str, now: float) -> Iterable[Command]:
         job = self.jobs[name]
         if job.state.ended:
-            return []  # late news
-        # The advisor first: what it answers is about a job that is still there.
-        news = self.profiles.ended(job, now, done=state is JobState.COMPLETED)
-        news = [*news, *self.goals.ended(job, state, now)]
+            return []  # a late event
+        # The advisor first: its answers refer to a job that must still exist.
+        commands = self.profiles.ended(job, now, done=state is JobState.COMPLETED)
+        commands = [*commands, *self.goals.ended(job, state, now)]
         self.state.end(name, state, now)
         self._bids_changed(now)
         if self.queue.all_awaited(job.submitted.owner):
             self._plan_at_once(now)
-        return [*news, Stop(name, state, reason)]
+        return [*commands, Stop(name, state, reason)]
 
     # --- planning ---
 
     def _bids_changed(self, now: float) -> None:
-        """Other nodes than before may be of use."""
+        """Schedule a plan and a review of the leases, because the jobs may need other nodes now."""
         self.state.plan_soon(now + self.settings.debounce_s)
         self.state.leases_due = True
 
     def _plan_at_once(self, now: float) -> None:
-        """Nodes are idle that are of use now."""
+        """Schedule a plan with a shorter delay, because jobs can use idle nodes now."""
         settings = self.settings
         self.state.plan_soon(now + min(settings.debounce_s, settings.idle_debounce_s))
 
     def _review_profiles(self, now: float) -> list[Command]:
-        """Let the advisor know how things are, and begin, go on with or give up a profile."""
+        """Report the current jobs and nodes to the advisor, which starts, continues or ends a
+        profile.
+        """
         admitted = self.queue.admitted(+self.state.usable_by_pool, shared=False)
         jobs = [job for job in admitted if self.profiles.holds(job) or self.quotas.may_profile(job)]
         return self.profiles.review(jobs, self.gaps.comes(self.nodes), now)

@@ -1,11 +1,10 @@
-"""Which deadlines can be met together when the nodes do not suffice for all of them. Pure.
+"""Decides which deadlines are admitted when the nodes do not suffice for all of them. Pure.
 
-Decides which deadlines are admitted. Jobs are served in the order of their deadlines (earliest
-deadline first). A set of jobs is feasible if, at each deadline, the node-time that the jobs up to
-it need is no more than the node-time available by then. While it is not, the job that needs the
-most node-time is dropped, which drops the fewest jobs (Moore, Management Science 15(1), 1968). A
-deadline that was admitted earlier is dropped less readily, because a plan that changes its mind
-meets no deadline.
+Jobs are served in the order of their deadlines (earliest deadline first). A set of jobs is feasible
+if, at each deadline, the node-time that the jobs up to it need is no more than the node-time
+available by then. While it is not, the job that needs the most node-time is dropped, which drops
+the fewest jobs (Moore, Management Science 15(1), 1968). A deadline that was admitted earlier is
+dropped less readily, because a plan that changes its mind meets no deadline.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ADMITTED_DEADLINE_WEIGHT = 0.6
 readily than a new one.
 """
 SUPPLY_QUANTILE = 0.3
-"""The node-time that is counted on: in the past, this fraction of the time had less."""
+"""Quantile of the past node-time that is used as supply."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,12 @@ class DeadlineDemand:
 
 
 def node_time(past: Floats, nodes: float, within_s: Sequence[float]) -> Floats:
-    """A careful estimate of the node-time that will be available.
+    """Return a conservative estimate of the available node-time.
 
     Args:
         past: number of nodes in each past span of ``SPAN_S`` seconds; the past is taken to repeat.
         nodes: number of nodes now.
-        within_s: seconds from now, any number of them.
+        within_s: durations from now, seconds.
 
     Returns:
         Node-seconds available within each of ``within_s``.
@@ -65,7 +64,7 @@ def node_time(past: Floats, nodes: float, within_s: Sequence[float]) -> Floats:
 
 
 def admit(demands: Sequence[DeadlineDemand], past: Floats, nodes: float) -> dict[str, int]:
-    """The jobs whose deadlines are admitted.
+    """Return the jobs whose deadlines are admitted.
 
     Args:
         demands: one for each job with a deadline.
@@ -73,7 +72,7 @@ def admit(demands: Sequence[DeadlineDemand], past: Floats, nodes: float) -> dict
         nodes: number of nodes now.
 
     Returns:
-        Job → how many admitted jobs have an earlier deadline.
+        Job → number of admitted jobs with an earlier deadline.
     """
     if not demands:
         return {}

@@ -6,7 +6,7 @@ T_FWD_S = 120.0
 RESCALE_UP_S = 18.0
 RESCALE_DOWN_S = 12.0
 START_S = 18.0
-"""Costs of a change of scale until it was measured: what Summit showed."""
+"""Costs of a rescale before one is measured, from measurements on Summit."""
 MAX_RUNNING = 20
 TIME_LIMIT_S = 2.0
 LOST_WORK_S = 30.0
@@ -15,15 +15,15 @@ PRIOR_EXPONENT = 0.9
 
 DEBOUNCE_S = 1.0
 ARRIVAL_S = 2.0
-"""Leases taken together come up within a second or two of each other."""
+"""Leases taken together start within one or two seconds of each other."""
 NOTICE_DEBOUNCE_S = 0.3
 IDLE_DEBOUNCE_S = 0.1
 """Notices of one preemption come within some tenths of a second (measured on 64 nodes)."""
 MIN_INTERVAL_S = 30.0
 STARVATION_S = 600.0
 TURNS_APART = 12.0
-"""As a turn lasts as long as the first wait, a job has at most one thirteenth of the time from
-turns. What they cost and buy is in docs/allocation.md.
+"""A turn lasts as long as the first wait, so a job gets at most one thirteenth of the time from
+turns. Their costs and benefits are in docs/allocation.md.
 """
 MAX_TRIES = 3
 RETRY_WINDOW_S = 3600.0
@@ -34,7 +34,8 @@ REJECTED_S = 300.0
 RECLAIM_S = 25.0
 RECLAIM_EVERY_S = 60.0
 RECLAIM_WAY_S = 5.0
-"""Beside the main scheduler's turn; what it takes here is seen at the first node that goes it."""
+"""Assumed without the main scheduler's cycle, until the first reclaimed node shows the real time.
+"""
 MIN_CHARGE_S = 0.0
 MIN_LEASE_S = 0.0
 CHARGE_FACTOR = 1.0
@@ -57,5 +58,5 @@ LEASE_PATIENCE_S = 5.0
 SILENCE_S = 60.0
 
 SHARES_HALF_LIFE_S = 7 * 86400.0
-"""What Slurm's fair share forgets in by default."""
+"""Default half-life of Slurm's fair share."""
 SHARES_DOUBLE_AFTER_S = 4 * 3600.0

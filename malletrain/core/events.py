@@ -1,6 +1,6 @@
 """The events that a shell passes to the controller.
 
-Times are seconds on the shell's clock; nodes and jobs are named by text.
+Times are seconds on the shell's clock. Nodes and jobs are identified by name.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class JobState(str, Enum):
 
 
 class Quota(NamedTuple):
-    """The most nodes at once for all jobs that are under it. ``name``: for people."""
+    """Maximum number of nodes at once for all jobs under it. ``name``: for users."""
 
     name: str
     nodes: int
@@ -54,18 +54,20 @@ class Quota(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeJoined:
-    """A leased node is ready for work. ``job``: what it already runs (adoption after a restart of
-    the daemon).
+    """A leased node is ready for work. ``job``: the job that it already runs, after a restart of
+    the daemon.
     """
 
     node: str
     node_class: str = "default"
     horizon_s: float | None = None
+    """Expected remaining time of its gap, seconds; None if unknown."""
     group: str | None = None
+    """Its topology group; None if unknown."""
     job: str | None = None
     owner: str = ""
     leased_s: float = 0.0
-    """How long its lease runs already."""
+    """Time since the start of its lease, seconds."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ class NodeLost:
 
 @dataclass(frozen=True)
 class NodeRejected:
-    """The node is alive, but a job's launcher does not come up on it: release it and leave it
-    alone for a while.
+    """The node is alive, but a job's launcher does not start on it. It is released, and not leased
+    again for a while.
     """
 
     node: str
@@ -94,18 +96,18 @@ class NodeRejected:
 
 @dataclass(frozen=True)
 class GapsSeen:
-    """All gaps of the latest poll: node → (horizon in seconds or None, node class). Replaces the
-    poll before. ``room``: leases that may be asked for until the next one, None: any number.
-    """
+    """All gaps of the latest poll, which replaces the previous one."""
 
     gaps: Mapping[str, tuple[float | None, str]]
+    """Node → (horizon in seconds or None, node class)."""
     room: int | None = None
+    """Maximum number of leases that may be requested until the next poll; None for no limit."""
 
 
 @dataclass(frozen=True)
 class Foretold:
-    """How long nodes in a gap, leased or not, are expected to last still: node → (horizon in
-    seconds, its cohort). Those that are not named stay as they were.
+    """New forecasts for nodes in a gap, leased or not: node → (horizon in seconds, cohort).
+    Forecasts of other nodes stay unchanged.
     """
 
     nodes: Mapping[str, tuple[float, Cohort]]
@@ -113,7 +115,7 @@ class Foretold:
 
 @dataclass(frozen=True)
 class LeaseNotTaken:
-    """A lease asked for on ``node`` as ``owner`` did not come about."""
+    """A lease requested on ``node`` as ``owner`` was not granted."""
 
     node: str
     owner: str = ""
@@ -121,8 +123,8 @@ class LeaseNotTaken:
 
 @dataclass(frozen=True)
 class LeaseNotYet:
-    """The lease on ``node`` as ``owner`` was not asked for: the site's pace allows no more before
-    the next poll.
+    """The lease on ``node`` as ``owner`` was not requested, because the site's limit on the rate of
+    requests allows no more before the next poll.
     """
 
     node: str
@@ -131,8 +133,8 @@ class LeaseNotYet:
 
 @dataclass(frozen=True)
 class LeaseUnheard:
-    """The lease on ``node`` runs as ``owner``, and its agent never reported: leave the node alone
-    for a while.
+    """The lease on ``node`` runs as ``owner``, but its agent has never reported. The node is not
+    leased for a while.
     """
 
     node: str
@@ -141,19 +143,29 @@ class LeaseUnheard:
 
 @dataclass(frozen=True)
 class JobSubmitted:
-    """A new malleable job, or after a restart one that the store knows (``state`` says where it
-    stood).
+    """A new malleable job, or a stored one after a restart; ``state``: its stored state.
 
-    ``sizes``: allowed numbers of nodes, ``None`` for every one in [min, max]. ``tries`` and
-    ``last_broke``: how often its workers broke, and when they last did. ``profile``: measure how it
-    scales, at ``profile_sizes`` where the user names them. ``scaling``: what is known of its
-    scaling from before a restart or from other jobs. ``kind``: jobs of one kind scale alike, so
-    that what the profile of one finds the others need not measure; empty: it is the only one.
-    ``owner``: on whose nodes alone it may run; empty where there is one user only. ``party``: whose
-    share it is served from. ``sweep``: jobs of one sweep are one entry of the queue; empty: it is
-    in none. ``whole``: shares do not cut it once it has nodes. ``quotas``: the
-    limits it is under. ``goals``: what its owner wants beyond speed; ``so_far``: how far it had
-    come before a restart. ``trainer``: in whose plan it is; empty where there is one only.
+    Attributes:
+        min_nodes: minimum number of nodes.
+        max_nodes: maximum number of nodes.
+        weight: weight in plans.
+        goal: throughput, or throughput relative to one node (efficiency).
+        curve: scaling curve that the owner states; None if there is none.
+        sizes: allowed numbers of nodes; None for every number from min to max.
+        tries: number of failures of its workers.
+        last_broke: time of the last such failure; None if there was none.
+        profile: whether to measure its scaling.
+        profile_sizes: sizes to measure; None if the user states none.
+        scaling: scaling model from before a restart or from other jobs.
+        kind: jobs of one kind scale alike and share their profiles; empty if it is the only one.
+        owner: user on whose nodes it may run; empty if there is only one user.
+        goals: deadline, budget and amount of work.
+        so_far: progress before a restart.
+        party: party whose share it uses.
+        sweep: its sweep, whose jobs are one entry of the queue; empty if none.
+        whole: whether shares never reduce its nodes.
+        quotas: its limits.
+        trainer: trainer whose plan it is in; empty if there is only one plan.
     """
 
     job: str
@@ -182,32 +194,32 @@ class JobSubmitted:
 
 @dataclass(frozen=True)
 class JobCompleted:
-    """Every worker of the job ended well."""
+    """All workers of the job have ended without error."""
 
     job: str
 
 
 @dataclass(frozen=True)
 class WorkersFailed:
-    """The job's workers failed by themselves (no node was lost): one try is used up."""
+    """The job's workers failed by themselves (no node was lost), which uses up a try."""
 
     job: str
     reason: str
+    """Reason as a sentence."""
 
 
 @dataclass(frozen=True)
 class SoftwareLacking:
-    """The job's software cannot be had on any node that was tried: no further try is of use."""
+    """The job's software is not available on any node that was tried, so another try is useless."""
 
     job: str
     reason: str
+    """Reason as a sentence."""
 
 
 @dataclass(frozen=True)
 class RoundInterrupted:
-    """The job's workers are not one whole round any more and it is not the job's fault: form a new
-    one.
-    """
+    """The job's round is no longer complete, and not because of the job. A new round is needed."""
 
     job: str
 
@@ -217,7 +229,7 @@ BY_ITS_OWNER = "cancelled by its owner"
 
 @dataclass(frozen=True)
 class JobCancelled:
-    """It is not to go on, whatever it has reached."""
+    """The job is cancelled."""
 
     job: str
     reason: str = BY_ITS_OWNER
@@ -225,7 +237,7 @@ class JobCancelled:
 
 @dataclass(frozen=True)
 class JobWeighed:
-    """Its owner says anew how much it counts beside the others."""
+    """The owner has changed the weight of the job."""
 
     job: str
     weight: float
@@ -233,7 +245,7 @@ class JobWeighed:
 
 @dataclass(frozen=True)
 class LimitsChanged:
-    """Its owner wants other limits of its scale. Not of a job that is being profiled."""
+    """The owner has changed the node limits of the job. Ignored while it is being profiled."""
 
     job: str
     min_nodes: int
@@ -242,7 +254,7 @@ class LimitsChanged:
 
 @dataclass(frozen=True)
 class CurveLearned:
-    """What is now known of the job's scaling and rescale cost."""
+    """The job's scaling curve and rescale cost have changed."""
 
     job: str
     curve: ScalingCurve
@@ -251,21 +263,22 @@ class CurveLearned:
 
 @dataclass(frozen=True)
 class Progressed:
-    """Samples were processed on ``nodes`` nodes: ``samples`` since the round began, up to ``time``
-    (the workers' own time of the last of them, on the clock of ``now``), in steps of ``batch`` over
-    all ranks.
-    """
+    """The job has processed samples."""
 
     job: str
     nodes: int
+    """Number of nodes of the round."""
     time: float
+    """Time of the last step as reported by the workers, on the shell's clock."""
     samples: float
+    """Samples since the round began."""
     batch: float = 0.0
+    """Global batch size; 0 if unknown."""
 
 
 @dataclass(frozen=True)
 class RescaleCosted:
-    """A rescale of ``kind`` (``up``, ``down`` or ``start``) cost the job ``seconds`` without a
+    """A rescale of ``kind`` (``up``, ``down`` or ``start``) has cost the job ``seconds`` without a
     sample.
     """
 
@@ -276,18 +289,14 @@ class RescaleCosted:
 
 @dataclass(frozen=True)
 class RoundFormed:
-    """All workers of the job's newest round have been started; whether they process samples is not
-    known yet.
-    """
+    """All workers of the job's newest round have been started. They may not process samples yet."""
 
     job: str
 
 
 @dataclass(frozen=True)
 class PriorSuggested:
-    """What other jobs suggest of this job's scaling, found out late; it does not take the place of
-    anything measured.
-    """
+    """A scaling model from other jobs is available for this job. It replaces no measurements."""
 
     job: str
     scaling: ScalingModel
@@ -295,8 +304,8 @@ class PriorSuggested:
 
 @dataclass(frozen=True)
 class ModelChanged:
-    """The job's script says that it trains another model than before, of this ``name``: a phase of
-    its own.
+    """The job's script reports that it now trains another model, named ``name``. This starts a new
+    phase.
     """
 
     job: str
@@ -312,7 +321,7 @@ class RescaleFinished:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passed."""
+    """Time has passed."""
 
 
 Event = (

@@ -1,4 +1,4 @@
-"""Which of its members' networks a round uses.
+"""Chooses which of its members' networks a round uses.
 
 Pure: names, addresses and speeds in, an address for each member out.
 :mod:`malletrain.agent.networks` finds a member's networks; the launcher uses the answer.
@@ -17,15 +17,15 @@ AUTO = "auto"
 _OF_THE_NODE_ALONE = (
     *("lo", "docker", "podman", "br-", "virbr", "veth", "cni", "flannel", "cali", "lxc", "tun"),
 )
-"""Beginnings of names of interfaces that lead to nobody else."""
+"""Name prefixes of interfaces that reach no other node."""
 _INTERCONNECTS = ("ib", "hsn", "opa", "mlx", "bond-ib")
-"""Of those that are meant for this, where speeds say nothing."""
+"""Name prefixes of interconnects. They decide between networks of equal speed."""
 
 _Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class NetworkNameError(ValueError):
-    """What is to name a network names none; the message says what does."""
+    """A text does not name a network. The message says what does."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,14 @@ class Fabric:
     """The network of one round."""
 
     sentence: str
-    """Which it is and why, for people."""
+    """Network and reason, as a sentence for users."""
     places: Mapping[str, NodeNetwork] = field(default_factory=dict)
-    """Member → its interface and address there; empty: every node's usual one is taken."""
+    """Member → its interface and address in the network; empty if every node uses its default one.
+    """
 
 
 def checked(name: str) -> str:
-    """``name``, if it is the name of an interface, a network, ``auto`` or nothing.
+    """Return ``name`` if it is the name of an interface, a network, ``auto`` or empty.
 
     Raises:
         NetworkNameError: It is not.
@@ -60,12 +61,12 @@ def checked(name: str) -> str:
 
 
 def subnet(network: NodeNetwork) -> _Subnet:
-    """The network that an interface is in."""
+    """Return the network of an interface."""
     return ipaddress.ip_interface(f"{network.address}/{network.bits}").network
 
 
 def with_addresses(networks: Sequence[NodeNetwork]) -> tuple[NodeNetwork, ...]:
-    """Those of ``networks`` whose address is one: agents say what they like."""
+    """Return the ``networks`` with a valid address. Agents' reports are not trusted."""
     return tuple(network for network in networks if _has_address(network))
 
 
@@ -79,7 +80,7 @@ def _has_address(network: NodeNetwork) -> bool:
 
 
 def choose(name: str, members: Mapping[str, Sequence[NodeNetwork]]) -> Fabric | None:
-    """The network for a round; None where none is wanted.
+    """Return the network for a round; None if ``name`` is empty.
 
     Args:
         name: an interface, a network in CIDR form, ``auto``, or empty.
@@ -89,22 +90,22 @@ def choose(name: str, members: Mapping[str, Sequence[NodeNetwork]]) -> Fabric | 
         return None
     if name == AUTO:
         return _fastest(members)
-    places = {node: _named(name, has) for node, has in members.items()}
-    lacks = sorted(node for node, place in places.items() if place is None)
-    if lacks:
+    places = {node: _named(name, networks) for node, networks in members.items()}
+    missing = sorted(node for node, place in places.items() if place is None)
+    if missing:
         return Fabric(
-            f"{named(lacks)} {'has' if len(lacks) == 1 else 'have'} no {name}: the round goes by "
-            "the network on which the nodes reach the daemon."
+            f"{named(missing)} {'has' if len(missing) == 1 else 'have'} no {name}: the round goes "
+            "by the network on which the nodes reach the daemon."
         )
     chosen = {node: place for node, place in places.items() if place is not None}
     return Fabric(f"The round goes by {name}, as configured.", chosen)
 
 
-def _named(name: str, has: Sequence[NodeNetwork]) -> NodeNetwork | None:
+def _named(name: str, networks: Sequence[NodeNetwork]) -> NodeNetwork | None:
     if "/" not in name:
-        return next((n for n in has if n.interface == name), None)
+        return next((n for n in networks if n.interface == name), None)
     inside = ipaddress.ip_network(name)
-    return next((n for n in has if ipaddress.ip_address(n.address) in inside), None)
+    return next((n for n in networks if ipaddress.ip_address(n.address) in inside), None)
 
 
 def _fastest(members: Mapping[str, Sequence[NodeNetwork]]) -> Fabric:
@@ -115,13 +116,13 @@ def _fastest(members: Mapping[str, Sequence[NodeNetwork]]) -> Fabric:
             "on which they reach the daemon."
         )
 
-    def worth(places: Mapping[str, NodeNetwork]) -> tuple[int, int]:
+    def score(places: Mapping[str, NodeNetwork]) -> tuple[int, int]:
         slowest = min(n.mbit for n in places.values())
-        meant = all(n.interface.startswith(_INTERCONNECTS) for n in places.values())
-        return slowest, int(meant)
+        is_interconnect = all(n.interface.startswith(_INTERCONNECTS) for n in places.values())
+        return slowest, int(is_interconnect)
 
-    best = max(shared, key=worth)  # of equals the first: as the nodes list them
-    first, (slowest, _) = next(iter(best.values())), worth(best)
+    best = max(shared, key=score)  # the first of equals, in the nodes' order
+    first, (slowest, _) = next(iter(best.values())), score(best)
     speed = f", {slowest / 1000:g} Gbit/s" if slowest else ""
     count = f"all {len(members)} members share" if len(members) > 1 else "the member has"
     return Fabric(
@@ -132,16 +133,16 @@ def _fastest(members: Mapping[str, Sequence[NodeNetwork]]) -> Fabric:
 
 
 def _shared(members: Mapping[str, Sequence[NodeNetwork]]) -> Iterator[dict[str, NodeNetwork]]:
-    """The networks that every member is in, each under an address of its own."""
+    """Yield the networks that all members share, with distinct addresses."""
     if not members:
         return
     networks = {
         node: {subnet(place): place for place in reversed(has) if _leads_out(place)}
         for node, has in members.items()
     }
-    for where in reversed(next(iter(networks.values()))):
-        places = {node: has[where] for node, has in networks.items() if where in has}
-        # who has the same address as another is in a network of that name, not in the same one
+    for network in reversed(next(iter(networks.values()))):
+        places = {node: has[network] for node, has in networks.items() if network in has}
+        # members with equal addresses are in different networks with the same prefix
         distinct = len({p.address for p in places.values()}) == len(members)
         if len(places) == len(members) and distinct:
             yield places

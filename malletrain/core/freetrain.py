@@ -1,11 +1,11 @@
-"""FreeTrain's planning (arXiv 2106.12091, there BFTrainer), as an alternative to the product's.
+"""FreeTrain's planning (arXiv 2106.12091, there called BFTrainer), an alternative to MalleTrain's.
 Pure.
 
 Owners state how their jobs scale; nothing is measured during training. A plan maximises the same
-objective with the same exact solver, and bids differ in three ways: a start from no nodes is free,
-a job that lost a node is valued as if its workers did not have to restart, and no job gets its
-minimum for waiting. Used by the daemon (``[allocation] policy``) and by the simulator. A job
-without a stated curve is assumed to scale as the site's configuration says.
+objective with the same exact solver. Bids differ in three ways: a start from no nodes is free, a
+job that lost a node is valued as if its workers did not have to restart, and waiting guarantees no
+job its minimum. Used by the daemon (``[allocation] policy``) and by the simulator. A job without a
+stated curve is assumed to scale as the site's configuration says.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from malletrain.core.settings import ControllerSettings, PlanningSettings
 
 
 def freetrain_settings(settings: ControllerSettings) -> ControllerSettings:
-    """The same settings as FreeTrain has them: starts are free, nobody is profiled, nobody is
-    served for having waited, and a job is rescaled as often as a plan says.
+    """Return the settings with FreeTrain's changes: starts are free, no job is profiled, no job
+    gets nodes because it has waited, and there is no minimum time between rescales.
     """
     cost = replace(settings.planning.cost, start_s=0.0)
     planning = replace(settings.planning, cost=cost, look_ahead_s=None, heed_lifetimes=False)
@@ -38,6 +38,14 @@ def freetrain_plan(
     *,
     solver: Solver,
 ) -> Plan:
-    """A plan whose bids charge nothing for staying at the size that a loss left."""
+    """Return a plan in which a job that lost a node can keep its remaining size at no cost.
+
+    Args:
+        candidates: jobs that bid.
+        nodes: usable nodes by name.
+        settings: from :func:`freetrain_settings`.
+        favoured: node classes that win a tie.
+        solver: decides the sizes.
+    """
     bids = [c.but(broken=False) for c in candidates]
     return make_plan(bids, nodes, settings, favoured, solver=solver)

@@ -1,9 +1,9 @@
-"""The gaps that the main scheduler offers, and which of them to request. Pure.
+"""Decides which gaps of the main scheduler to request. Pure.
 
-Decides which gaps may be requested (long enough, not requested already, not rejected recently), in
-which order, for which user if several want them, and that a user whose leases keep failing requests
-none for a while. The lease planner decides how many are useful, the poll how many may be requested
-at once.
+A gap may be requested if it is long enough, not requested already and not rejected recently.
+Decides the order, the user if several want a gap, and that a user whose leases keep failing
+requests none for a while. The lease planner decides how many are useful, the poll how many may be
+requested at once.
 
 A failure on a node counts for one owner only: a user without an account, or whose jobs start
 nowhere, costs the others nothing.
@@ -23,38 +23,47 @@ from malletrain.core.settings import ControllerSettings
 
 
 def least_horizon_s(settings: ControllerSettings) -> float:
-    """Gaps expected to last less are not asked for: they are not worth a lease, or its charge, or
-    the site wants no lease as short.
+    """Return the minimum horizon of a gap that is requested, seconds. Shorter gaps are not worth a
+    lease or its minimum charge, or the site wants longer leases.
     """
     return max(settings.min_horizon_s, settings.due_s)
 
 
 class Asked(NamedTuple):
-    """What was chosen of the gaps."""
+    """The chosen gaps."""
 
     now: dict[str, tuple[str, ...]]
-    """Owner → nodes that are asked for."""
+    """Owner → nodes to request."""
     later: Counter[str]
-    """Pool → how many there is no room for before the next poll."""
+    """Pool → number of nodes that cannot be requested before the next poll."""
 
 
 @dataclass
 class Gaps:
-    """The latest poll, and what was asked for since; times in seconds (see the controller's
+    """The latest poll and the requests since then. Times in seconds (see the controller's
     settings).
     """
 
     min_horizon_s: float = 0.0
+    """Minimum horizon of a gap that is requested."""
     lease_wait_s: float = 120.0
+    """Time after which a request without a lease is forgotten."""
     rejected_s: float = 300.0
+    """Time for which a rejected node is not requested."""
     _seen: dict[str, NodeInfo] = field(default_factory=dict)
     _requests: dict[str, tuple[float, NodeInfo, str]] = field(default_factory=dict)
+    """Requested node → (time of the request, information, owner)."""
     _promised: dict[str, tuple[float, NodeInfo, str]] = field(default_factory=dict)
+    """Reclaimed node → (time until which it is expected, information, future owner)."""
     _rejected_until: dict[tuple[str, str], float] = field(default_factory=dict)
+    """(node, owner) → time until which it is not requested."""
     _refusals: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(node, owner) → number of requests in a row that were not granted."""
     _failing: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Owner → (number of failures in a row, time until which nothing is requested)."""
     _by_class: Counter[str] | None = None
     _room: float = math.inf
+    """Number of leases that may still be requested until the next poll."""
 
     def seen(
         self,
@@ -62,8 +71,8 @@ class Gaps:
         now: float,
         room: int | None = None,
     ) -> None:
-        """A new poll replaces the one before; leases asked for too long ago are forgotten.
-        ``room``: how many may be asked for until the next one.
+        """Store a new poll, and forget requests that are older than ``lease_wait_s``. ``room``:
+        maximum number of requests until the next poll; None for no limit.
         """
         self._room = math.inf if room is None else room
         self._seen = {
@@ -76,8 +85,7 @@ class Gaps:
             for name, request in self._requests.items()
             if now < request[0] + self.lease_wait_s
         }
-        # A node that was reclaimed is the main scheduler's now. As soon as it is a gap it is asked
-        # for like any other.
+        # A reclaimed node belongs to the main scheduler. It is requested when it is a gap again.
         self._promised = {
             name: p for name, p in self._promised.items() if name not in self._seen and now < p[0]
         }
@@ -87,7 +95,7 @@ class Gaps:
         self._by_class = None
 
     def foretold(self, nodes: Mapping[str, tuple[float, Cohort]]) -> None:
-        """How long nodes are expected to last still. A gap that is too short now is none."""
+        """Update the horizons. Gaps that are now too short are dropped."""
         for name in nodes.keys() & self._seen.keys():
             horizon_s, cohort = nodes[name]
             if horizon_s < self.min_horizon_s:
@@ -96,7 +104,7 @@ class Gaps:
             self._seen[name] = self._seen[name].with_forecast(horizon_s, cohort)
 
     def over(self, node: str) -> None:
-        """``node`` is leased, or cannot be: until the next poll it is no gap."""
+        """Drop ``node`` as a gap until the next poll, because it is leased or cannot be."""
         before = self._class(node)
         self._seen.pop(node, None)
         self._requests.pop(node, None)
@@ -108,31 +116,31 @@ class Gaps:
             self._by_class.pop("", None)
 
     def _class(self, node: str) -> str:
-        """The class of a node that is open or coming; empty: it is neither."""
+        """Return the class of a node that is a gap or on its way; empty if it is neither."""
         for requests in (self._requests, self._promised):
             if node in requests:
                 return requests[node][1].node_class
         return self._seen[node].node_class if node in self._seen else ""
 
     def joined(self, node: str, owner: str) -> None:
-        """The lease on ``node`` is up."""
+        """Note that the lease on ``node`` has started."""
         self.over(node)
         self._refusals.pop((node, owner), None)
         self._failing.pop(owner, None)
         self._promised.pop(node, None)
 
     def refused(self, node: str, owner: str, now: float) -> None:
-        """A lease asked for came to nothing: ask more and more rarely."""
+        """Note that a requested lease was not granted. The time until the next request grows."""
         if node in self._requests and self._requests[node][2] != owner:
             return
         if node in self._requests:
-            self._refusals[node, owner] = times = self._refusals.get((node, owner), 0) + 1
-            if times > 1:
+            self._refusals[node, owner] = refusals = self._refusals.get((node, owner), 0) + 1
+            if refusals > 1:
                 self._rejected_until[node, owner] = now + min(
-                    self.rejected_s, 2.0 ** min(times, 20)
+                    self.rejected_s, 2.0 ** min(refusals, 20)
                 )
             rounds, until = self._failing.get(owner, (0, now))
-            if owner and now >= until:  # many at once are one failure
+            if owner and now >= until:  # failures close together count once
                 self._failing[owner] = (
                     rounds + 1,
                     now + (min(self.rejected_s, 10.0 * 2.0**rounds) if rounds else 1.0),
@@ -140,8 +148,8 @@ class Gaps:
         self.over(node)
 
     def put_off(self, node: str, owner: str) -> None:
-        """The lease on ``node`` was not asked for yet. The node is a gap still, and nobody has
-        refused anything; more is asked for after the next poll.
+        """Withdraw a request that was not sent. The node is still a gap. Further requests wait for
+        the next poll.
         """
         if node in self._requests and self._requests[node][2] == owner:
             del self._requests[node]
@@ -149,26 +157,26 @@ class Gaps:
             self._by_class = None
 
     def backing_off(self, owner: str, now: float) -> bool:
-        """Whether the owner's leases came to nothing again and again, so that nothing is asked for
-        as that owner for a while.
+        """Return whether no leases are requested for the owner for a while, because they failed
+        repeatedly.
         """
         rounds, until = self._failing.get(owner, (0, now))
         return rounds > 1 and now < until
 
     def backing_off_s(self, now: float) -> float:
-        """Seconds until every owner's leases are asked for again."""
+        """Return the seconds until leases are requested again for every owner."""
         return max((u - now for n, u in self._failing.values() if n > 1 and u > now), default=0.0)
 
     def rejected(self, node: str, owner: str, now: float) -> None:
-        """Leave ``node`` alone for a while."""
+        """Do not request ``node`` as ``owner`` for ``rejected_s``."""
         self.over(node)
         self._rejected_until[node, owner] = now + self.rejected_s
 
     def open(
         self, leased: Collection[str], owners: Collection[str], now: float
     ) -> dict[str, NodeInfo]:
-        """The gaps that may be requested now for one of ``owners``; ``leased`` nodes are left
-        out.
+        """Return the gaps that may be requested now for one of ``owners``, without ``leased``
+        nodes.
         """
         gaps = {
             name: info
@@ -185,37 +193,35 @@ class Gaps:
 
     @property
     def choosy(self) -> bool:
-        """Whether some node is left alone for some owner."""
+        """Whether any node must not be requested for some owner."""
         return bool(self._rejected_until)
 
     def fits(self, node: str, owner: str, now: float) -> bool:
-        """Whether ``node`` may be asked for as ``owner``."""
+        """Return whether ``node`` may be requested as ``owner``."""
         return now >= self._rejected_until.get((node, owner), now)
 
     def may_have(self, node: str, owner: str, now: float) -> bool:
-        """Whether a lease on ``node`` would be asked for as ``owner`` now, were it idle."""
+        """Return whether ``node`` would be requested as ``owner`` now if it were idle."""
         return self.fits(node, owner, now) and not self.backing_off(owner, now)
 
     def left_alone(self, owner: str, now: float) -> dict[str, float]:
-        """Seconds for which each idle node is not asked for as ``owner``, because a lease or a
-        job's processes came to nothing there.
+        """Return gap → seconds until it is requested again as ``owner``, for nodes on which a lease
+        or a job's processes failed.
         """
         return {
             node: until - now
-            for (node, whose), until in sorted(self._rejected_until.items())
-            if whose == owner and node in self._seen and now < until
+            for (node, requester), until in sorted(self._rejected_until.items())
+            if requester == owner and node in self._seen and now < until
         }
 
     def promise(self, node: str, info: NodeInfo, owner: str, until: float) -> None:
-        """``node`` is reclaimed for a job of ``owner``: count on it for a while, although another
-        holds it still.
-        """
+        """Expect ``node``, which is reclaimed for a job of ``owner``, until ``until``."""
         self._promised[node] = (until, info, owner)
         self._by_class = None
 
     def coming(self, leased: Collection[str]) -> dict[str, tuple[NodeInfo, str]]:
-        """The nodes on their way, each with the user it will be of: leases asked for that are not
-        up yet (a poll need not show them: the node is being given to us), and nodes reclaimed.
+        """Return node → (information, future owner) of the nodes on their way: requested leases
+        that have not started (polls may omit their nodes), and reclaimed nodes.
         """
         requested = {
             name: (info, owner)
@@ -228,15 +234,17 @@ class Gaps:
         }
 
     def comes(self, leased: Collection[str], owner: str | None = None) -> bool:
-        """Whether a node is on its way, as :meth:`coming` tells; one of this owner's, if given."""
-        reclaimed = any(owner in (None, mine) for _, _, mine in self._promised.values())
+        """Return whether a node is on its way (see :meth:`coming`), for this owner if one is
+        given.
+        """
+        reclaimed = any(owner in (None, node_owner) for _, _, node_owner in self._promised.values())
         return reclaimed or any(
-            owner in (None, mine) and name not in leased
-            for name, (_, _, mine) in self._requests.items()
+            owner in (None, node_owner) and name not in leased
+            for name, (_, _, node_owner) in self._requests.items()
         )
 
     def by_class(self) -> Counter[str]:
-        """How many nodes of each class are open or coming, at most."""
+        """Return class → maximum number of nodes that are gaps or on their way."""
         if self._by_class is None:
             nodes = {
                 **self._seen,
@@ -249,9 +257,13 @@ class Gaps:
         return self._by_class
 
     def ask(self, counts: Mapping[str, int], offers: Mapping[str, NodeInfo], now: float) -> Asked:
-        """Choose ``counts`` (pool → how many) of ``offers``, the longest horizons first, and
-        remember those that are asked for. Where several owners want nodes of one class, they take
-        one each in turn.
+        """Choose nodes, those with the longest horizons first, and store the requests. Several
+        owners of one class take turns.
+
+        Args:
+            counts: pool → number of nodes.
+            offers: the gaps that may be requested.
+            now: time on the shell's clock.
         """
         waiting: dict[str, dict[str, int]] = {}
         for name, count in sorted(counts.items()):
@@ -262,18 +274,18 @@ class Gaps:
             offers.items(),
             key=lambda o: (o[1].horizon_s is not None, -(o[1].horizon_s or 0.0), o[0]),
         ):
-            wishes = waiting.get(info.node_class, {})
+            owner_counts = waiting.get(info.node_class, {})
             owner = next(
                 (
                     each
-                    for each, count in wishes.items()
+                    for each, count in owner_counts.items()
                     if count > 0 and self.fits(name, each, now)
                 ),
                 None,
             )
             if owner is None:
                 continue
-            wishes[owner] = wishes.pop(owner) - 1  # the others first
+            owner_counts[owner] = owner_counts.pop(owner) - 1  # move the owner to the end
             if self._room < 1:
                 later[pool(info.node_class, owner)] += 1
                 continue

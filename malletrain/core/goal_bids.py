@@ -1,19 +1,18 @@
-"""How a deadline or a budget changes a job's bid. Pure.
+"""Changes the bids of jobs with a deadline or a budget. Pure.
 
-Decides the values of the job's sizes relative to other jobs, and which sizes it offers. It
-expresses that as a curve and a list of sizes, as in any bid, so the allocator knows nothing of
-goals.
+Decides the values of the job's sizes relative to other jobs, and which sizes it offers. The result
+is a curve and a list of sizes, as in any bid, so the allocator does not know about goals.
 
 **Deadline.** A job's *need* is the speed that meets the deadline and the fewest nodes that reach it
-(:mod:`malletrain.core.goal_keeper`). Up to the need, a node is worth what it would bring the job
-that makes the most of it, times the site's weight, times how tight the deadline is (0: any time
-will do, 1: no slack): never less than in an ordinary bid, never more than the weight times what
-others lose. Beyond the need a sample counts a little less than another job's: a job ahead of its
-deadline comes after jobs without one, but uses what is free.
+(:mod:`malletrain.core.goal_keeper`). Up to the need, the value of a node is the most that it would
+bring any job, times the site's weight. The weight is lower for later deadlines
+(:data:`NEXT_DEADLINE_FACTOR`). The value is never less than in an ordinary bid. Beyond the need a
+sample counts a little less than another job's: a job ahead of its deadline comes after jobs without
+one, but uses free nodes.
 
-**Budget.** All sizes are offered at which the remaining work costs no more than the remaining
-budget; the fastest of them wins, which ends earliest. If there is none, or the amount of work is
-unknown, the sizes with the most samples per node-second are offered. No size is offered that the
+**Budget.** The job offers all sizes at which the remaining work costs no more than the remaining
+budget; the fastest of them ends earliest and wins. If there is none, or the amount of work is
+unknown, it offers the sizes with the most samples per node-second. It offers no size that the
 budget cannot pay for the forward-looking time.
 """
 
@@ -30,78 +29,86 @@ import numpy.typing as npt
 from allocator import Goal, ScalingCurve
 from malletrain.core.planning import Candidate
 
-UNKNOWN_WORK = 0.8
-"""A job with a budget and unknown work offers sizes that bring so much of the most a node-second
-can bring."""
-NO_WORSE = 0.95
-"""The same for one whose budget is not enough."""
-HELD = 0.9
-"""The size it has is still offered when its node-time brings so much of what is needed: the
-measured speed is not known better.
+YIELD_FACTOR_UNKNOWN_WORK = 0.8
+"""Minimum samples per node-second of the sizes that a job with a budget and unknown work offers,
+relative to the best size.
 """
-LATER = 0.8
-"""What a deadline counts of the one before it: the earliest is served first."""
-EASY = 0.3
-"""What it counts at least."""
-STEPS = 8
-"""Steps of a worth between two powers of two: bids that hardly change stay the same bids."""
+YIELD_FACTOR_OVER_BUDGET = 0.95
+"""The same for a job whose budget does not suffice."""
+CURRENT_SIZE_FACTOR = 0.9
+"""Factor on the required samples per node-second for the job's current size, because measured
+throughputs are no more accurate than this.
+"""
+NEXT_DEADLINE_FACTOR = 0.8
+"""Weight of a deadline relative to the previous one, so that the earliest is served first."""
+MIN_DEADLINE_FACTOR = 0.3
+"""Minimum of this weight."""
+STEPS_PER_DOUBLING = 8
+"""Number of rounding steps between two powers of two, so that small changes do not change bids."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a deadline asks for."""
+    """The nodes that a deadline needs."""
 
     nodes: int
-    """The fewest that hold it."""
+    """Minimum number of nodes that meets it."""
     tight: float
-    """From 0, any time will do, to 1, there is no slack left."""
+    """Fraction from 0 (any amount of slack) to 1 (no slack)."""
     useful: int = 0
-    """As many as bring nearly as much each as they ever do: work done early costs little more."""
+    """Maximum number of nodes with nearly the best throughput per node, on which early work costs
+    little more.
+    """
 
 
 @dataclass(frozen=True)
 class Purse:
-    """What a budget allows."""
+    """The limits that a budget sets."""
 
     least_yield: float | None
-    """Samples that a node-second has to bring; None: nobody knows how much work there is."""
+    """Minimum samples per node-second; None if the amount of work is unknown."""
     most_nodes: float
-    """More than these cannot be paid for the time a plan looks ahead."""
+    """Maximum number of nodes that the budget can pay for the forward-looking time."""
 
 
 @dataclass(frozen=True)
 class GoalTerms:
-    """What the goals of one job say to its bid. ``curve``: what is known or assumed of its speed,
-    as the plan would have it.
-    """
+    """The effect of one job's goals on its bid."""
 
     curve: ScalingCurve | None = None
+    """Known or assumed scaling curve, as for a plan."""
     need: Need | None = None
+    """Need of an admitted deadline; None if there is none."""
     purse: Purse | None = None
+    """Limits of the budget; None without a budget."""
     before: int = 0
-    """Deadlines that are held and come before its own."""
+    """Number of admitted deadlines before its own."""
 
 
 def price_of_a_node(candidates: Iterable[Candidate]) -> float:
-    """The most that a node brings any of these jobs, in the unit of bids a second."""
+    """Return the maximum, over these jobs, of the best throughput per node, in units of bids per
+    second.
+    """
     return max(
         (_unit(c, c.curve) * c.curve.best_rate_per_node for c in candidates if c.curve), default=0.0
     )
 
 
 def _unit(candidate: Candidate, curve: ScalingCurve) -> float:
-    """What a sample of the job counts in a plan."""
+    """Return the value of a sample of the job in a plan."""
     if candidate.goal is Goal.EFFICIENCY and curve.at(1) > 0:
         return candidate.weight / curve.at(1)
     return candidate.weight
 
 
 def rounded(value: float, *, up: bool = False) -> float:
-    """The value, to the next of :data:`STEPS` between two powers of two (``up``: not below it)."""
+    """Return the value, rounded to the nearest of :data:`STEPS_PER_DOUBLING` steps between two
+    powers of two (``up``: rounded up).
+    """
     if not (value > 0 and math.isfinite(value)):
         return value
-    steps = math.log2(value) * STEPS
-    return float(2.0 ** ((math.ceil(steps - 1e-9) if up else round(steps)) / STEPS))
+    steps = math.log2(value) * STEPS_PER_DOUBLING
+    return float(2.0 ** ((math.ceil(steps - 1e-9) if up else round(steps)) / STEPS_PER_DOUBLING))
 
 
 @lru_cache(maxsize=4096)
@@ -112,43 +119,49 @@ def worth(
     node_worth: tuple[float, float],
     ahead: float,
 ) -> ScalingCurve:
-    """The curve of a job with a deadline, in the unit of bids a second.
+    """Return the curve of a job with a deadline, in units of bids per second.
 
     Args:
-        curve: samples/s by nodes.
-        unit: what a sample counts in a plan.
-        need: the fewest nodes that hold the deadline, and as many as are of good use.
-        node_worth: what one of the former is worth, and one of the others.
-        ahead: what samples beyond that count, beside those of other jobs.
+        curve: samples/s by number of nodes.
+        unit: value of a sample in a plan.
+        need: minimum number of nodes that meets the deadline, and maximum number of useful nodes.
+        node_worth: value of a node up to the minimum, and of a further useful node.
+        ahead: weight of samples beyond that, relative to those of other jobs.
     """
-    least, useful = need[0], max(need)
+    min_nodes, useful = need[0], max(need)
     sizes, rates = curve.arrays
-    if least not in sizes or useful not in sizes:
-        sizes = np.union1d(sizes, (least, useful))
+    if min_nodes not in sizes or useful not in sizes:
+        sizes = np.union1d(sizes, (min_nodes, useful))
         rates = curve.rates(sizes)
     plain = unit * rates
-    early = np.maximum(0, sizes - least)
-    within = np.maximum(plain, node_worth[0] * (sizes - early) + node_worth[1] * early)
-    place = int(sizes.searchsorted(useful))
-    beyond = within[place] + ahead * (plain - plain[place])
+    early = np.maximum(0, sizes - min_nodes)
+    within_need = np.maximum(plain, node_worth[0] * (sizes - early) + node_worth[1] * early)
+    position = int(sizes.searchsorted(useful))
+    beyond_need = within_need[position] + ahead * (plain - plain[position])
     return ScalingCurve.from_arrays(
-        sizes, np.where(sizes <= useful, within, np.maximum(0.0, beyond))
+        sizes, np.where(sizes <= useful, within_need, np.maximum(0.0, beyond_need))
     )
 
 
 def payable(candidate: Candidate, curve: ScalingCurve | None, purse: Purse) -> tuple[int, ...]:
-    """The sizes that a job with a budget offers."""
+    """Return the sizes that a job with a budget offers."""
     current_size = len(candidate.nodes)
     sizes = _allowed(candidate.min_nodes, candidate.max_nodes, candidate.sizes)
     sizes = sizes[(sizes <= purse.most_nodes) | (sizes == current_size)]
     if curve is not None and len(sizes):
-        brings = curve.rates(sizes) / sizes
-        most = float(brings.max())
+        yields = curve.rates(sizes) / sizes
+        best_yield = float(yields.max())
         if purse.least_yield is None:
-            least = UNKNOWN_WORK * most
+            min_yield = YIELD_FACTOR_UNKNOWN_WORK * best_yield
         else:
-            least = purse.least_yield if purse.least_yield <= most else NO_WORSE * most
-        sizes = sizes[brings >= np.where(sizes == current_size, HELD * least, least)]
+            min_yield = (
+                purse.least_yield
+                if purse.least_yield <= best_yield
+                else YIELD_FACTOR_OVER_BUDGET * best_yield
+            )
+        sizes = sizes[
+            yields >= np.where(sizes == current_size, CURRENT_SIZE_FACTOR * min_yield, min_yield)
+        ]
     return tuple(sizes.tolist())
 
 
@@ -165,14 +178,14 @@ def with_goals(
     deadline_weight: float,
     ahead: float,
 ) -> list[Candidate]:
-    """The same candidates, those with goals bidding as their goals say.
+    """Return the candidates, with bids that follow their goals.
 
     Args:
-        candidates: of one plan.
-        terms: job → what its goals say; jobs without goals are not in it.
-        deadline_weight: a node that a deadline needs counts at most so many times what it would
-            bring another job.
-        ahead: what samples beyond a deadline's need count, beside those of other jobs.
+        candidates: candidates of one plan.
+        terms: job → the effect of its goals; jobs without goals are absent.
+        deadline_weight: maximum ratio of the value of a node that a deadline needs to its value for
+            another job.
+        ahead: weight of samples beyond a deadline's need, relative to those of other jobs.
     """
     if not terms:
         return list(candidates)
@@ -181,7 +194,7 @@ def with_goals(
     for c in candidates:
         term = terms.get(c.job)
         if term is not None and term.purse is not None:
-            # A job that may stay may stay: that it can pay no more is the keeper's to see.
+            # A running job keeps offering its size. The keeper halts it once its budget is spent.
             sizes = payable(c, term.curve, term.purse)
             if not sizes:
                 continue
@@ -204,9 +217,9 @@ def _in_time(
     ahead: float,
 ) -> Candidate:
     unit = _unit(c, curve)
-    # Where no speed is known of anybody, what it makes of them itself is what nodes are worth.
+    # If no throughput is known, the value of a node is the job's own best throughput per node.
     price = price or unit * curve.best_rate_per_node
-    urgent = deadline_weight * max(EASY, LATER**before)
+    urgent = deadline_weight * max(MIN_DEADLINE_FACTOR, NEXT_DEADLINE_FACTOR**before)
     node_worth = rounded(price * urgent), rounded(price * min(1.0, urgent) * ahead)
     in_plan = worth(curve, unit, (need.nodes, need.useful), node_worth, ahead)
     return c.but(curve=in_plan, weight=1.0, goal=Goal.THROUGHPUT)

@@ -1,4 +1,4 @@
-"""Tracks the goals of one controller's jobs: charges, real speed, standing, and bids.
+"""Tracks the goals of one controller's jobs: charges, real throughput, standing, and bids.
 
 Decides when a job has spent its budget and stops, when its deadline is so tight that it moves ahead
 in the admission queue, and when that makes a plan due. :mod:`malletrain.core.forecast` makes
@@ -41,20 +41,20 @@ from malletrain.core.state import ControllerState
 from malletrain.core.trainers import Trainers
 from malletrain.protocol.event_kinds import EventKind
 
-REVIEW_S = (60.0, 1800.0)
-"""It is looked how a job stands no more often and no more rarely than this."""
-REVIEW_PART = 0.05
-"""In between, whenever so much of the time left to its deadline is over."""
-AT_ONCE = 4
-"""Jobs that are looked at in one step at most, those that waited longest first."""
-IN_TIME = 0.95
-"""A need is reckoned to end when so much of the time left is over."""
-NO_SLACK, NARROW = 0.8, 0.25
-"""A deadline this tight is served first where it needs no more than such a part of the nodes: it
-could not be caught up with later, and costs the others little.
+REVIEW_INTERVAL_S = (60.0, 1800.0)
+"""Minimum and maximum time between two reviews of a job, seconds."""
+REVIEW_FRACTION = 0.05
+"""Time between two reviews, as a fraction of the time to the deadline."""
+MAX_REVIEWS = 4
+"""Maximum number of jobs reviewed in one decision step; those that waited longest come first."""
+NEED_TIME_FRACTION = 0.95
+"""Fraction of the time to the deadline within which a job must end at its need."""
+FIRST_MIN_TIGHTNESS, FIRST_MAX_NODE_FRACTION = 0.8, 0.25
+"""A deadline at least this tight is served first if it needs at most this fraction of the nodes:
+later would be too late, and it costs the others little.
 """
-OF_LATE = 0.2
-"""How much the newest look counts in the share of the nodes that a job has of late."""
+NEWEST_SHARE_WEIGHT = 0.2
+"""Weight of the newest value in the moving average of a job's fraction of the nodes."""
 
 
 class GoalKeeper:
@@ -68,19 +68,19 @@ class GoalKeeper:
         self._places = GoalPlaces(state, self.history, Trainers(settings.trainers))
         self.past = PastForecasts()
         self.records: dict[str, GoalRecord] = {}
-        """The unfinished jobs whose goals or work are known."""
+        """Records of the unfinished jobs whose goals or work are known."""
         self._moves = -1
         self._spends_at: dict[str, float] = {}
         self._admitted_of = 0
         self._room: dict[str, float] = {}
-        """The part of the nodes of each class useful to the deadlines held together that there
-        is.
+        """Class → available fraction of the nodes that are useful to the admitted deadlines
+        together.
         """
 
     # --- events ---
 
     def submitted(self, job: JobRecord, event: JobSubmitted, now: float) -> None:
-        """A new job."""
+        """Start to track a new job, if it has goals or known work."""
         if event.goals.bind or event.goals.work is not None:
             self._begin(job, event.goals, event.so_far, now)
 
@@ -99,7 +99,7 @@ class GoalKeeper:
         self._moves = -1
 
     def changed(self, event: GoalsChanged, now: float) -> list[Command]:
-        """The owner wants something else, or it became known how much work there is."""
+        """Store new goals of the owner, or the amount of work that became known."""
         job = self._state.unfinished.get(event.job)
         if job is None:
             return []
@@ -122,14 +122,14 @@ class GoalKeeper:
         return []
 
     def reported(self, event: WorkReported, now: float) -> list[Command]:
-        """So much is done."""
+        """Record the reported number of processed samples."""
         record = self.records.get(event.job)
         if record is not None and math.isfinite(event.done) and event.done >= 0:
             record.report(event.done, now)
         return []
 
     def ended(self, job: JobRecord, state: JobState, now: float) -> list[Command]:
-        """The job ends."""
+        """Record the end of a job and its final standing."""
         name = job.submitted.job
         record = self.records.pop(name, None)
         self._spends_at.pop(name, None)
@@ -138,12 +138,12 @@ class GoalKeeper:
             return []
         deadline = record.goals.deadline
         good = state is JobState.COMPLETED and (deadline is None or now <= deadline)
-        return self._stands(record, GoalStanding.MET if good else GoalStanding.MISSED, now)
+        return self._set_standing(record, GoalStanding.MET if good else GoalStanding.MISSED, now)
 
-    # --- looking ---
+    # --- reviews ---
 
     def notice(self, now: float) -> list[Command]:
-        """Look what is spent, and how it stands; call it after every event."""
+        """Check budgets and standings. Call it after every event."""
         self.history.feed(by_class(self._state.usable_by_pool) + self._gaps.by_class(), now)
         if not self.records:
             return []
@@ -151,21 +151,21 @@ class GoalKeeper:
         commands: list[Command] = []
         for name, at in list(self._spends_at.items()):
             if now >= at:
-                commands += self._spent(self.records[name], now)
+                commands += self._budget_spent(self.records[name], now)
         due = [r for r in self.records.values() if now >= r.review_at]
-        due = sorted(due, key=lambda r: r.review_at)[:AT_ONCE]
+        due = sorted(due, key=lambda r: r.review_at)[:MAX_REVIEWS]
         for record in due:
             self._review(record, now)
         if due or len(self.records) != self._admitted_of:
             self._admit(now)
         rivals: dict[str, list[int]] = {}
         for record in due:
-            self._foresee(record, rivals, now)
+            self._update_forecast(record, rivals, now)
             commands += self._judge(record, now)
         return commands
 
     def settle(self, now: float) -> None:
-        """Charge the jobs for the nodes that they had until now; call it when nodes have moved."""
+        """Charge the jobs for the nodes that they had until now, if nodes have changed jobs."""
         if self._moves == self._state.moves:
             return
         self._moves = self._state.moves
@@ -174,60 +174,64 @@ class GoalKeeper:
             self._charge(record, now)
 
     def wakeups(self) -> list[float]:
-        """When :meth:`notice` has something to notice although nothing happens."""
+        """Return the times at which :meth:`notice` is due even if no event occurs."""
         reviews = (r.review_at for r in self.records.values() if r.goals.bind)
         return [*self._spends_at.values(), *(at for at in reviews if at > -math.inf)]
 
     # --- budgets ---
 
     def _charge(self, record: GoalRecord, now: float) -> None:
-        """Bring what it is charged for up to the nodes it has."""
+        """Update the account to the nodes that the job has."""
         if record.goals.budget_s is None:
             return
         name, nodes, account = record.job.submitted.job, self._state.nodes, record.account
         if record.charged_for is record.job.nodes and not account.owed:
             return
         record.charged_for = record.job.nodes
-        mine = set(record.job.nodes)
-        for node in account.holds.keys() - mine:
+        job_nodes = set(record.job.nodes)
+        for node in account.holds.keys() - job_nodes:
             account.leaves(node, now)
         for node in [n for n in account.owed if n not in nodes]:
             account.gone(node)
-        others = [n for n in account.owed if nodes[n].job not in (None, name)]
-        account.taken_over(others, now)
+        taken_nodes = [n for n in account.owed if nodes[n].job not in (None, name)]
+        account.taken_over(taken_nodes, now)
         for node in record.job.nodes:
             if node not in account.holds and node in nodes:
                 leased = nodes[node].due_until - self._settings.due_s
                 since = now
                 if record.charged_until is not None and not self._state.plans:
-                    since = min(now, max(record.charged_until, leased))  # it ran on meanwhile
+                    since = min(
+                        now, max(record.charged_until, leased)
+                    )  # it continued to run meanwhile
                 account.takes(node, since, leased + self._settings.min_charge_s)
         self._spends_at[name] = account.costs_more_at(record.goals.budget_s, now)
         if not account.holds:
-            self._halt(record, self._broke(record, now))
+            self._halt(record, self._cannot_pay(record, now))
 
     def _halt(self, record: GoalRecord, halted: bool) -> None:
         self._state.goals_say(record.job, halted=halted, pressing=record.job.pressing)
 
-    def _broke(self, record: GoalRecord, now: float) -> bool:
-        """Whether it cannot pay its smallest size for the time that a plan looks ahead."""
+    def _cannot_pay(self, record: GoalRecord, now: float) -> bool:
+        """Return whether it cannot pay its smallest size for the forward-looking time."""
         return self._most_payable(record, now) < min(record.sizes(), default=1)
 
     def least_budget_s(self, nodes: int) -> float:
-        """The charged node-seconds without which a job of so many nodes gets none."""
+        """Return the minimum remaining budget with which a job gets ``nodes`` nodes, charged
+        node-seconds.
+        """
         s = self._settings
         return nodes * s.charge_factor * max(s.planning.t_fwd_s, s.min_charge_s)
 
     def _most_payable(self, record: GoalRecord, now: float) -> float:
-        """The most nodes that it can pay for that time."""
+        """Return the maximum number of nodes that it can pay for the forward-looking time."""
         if record.goals.budget_s is None:
             return math.inf
         ahead_s = self.least_budget_s(1)
         remaining_s = record.goals.budget_s - record.account.charged(now)
         return math.inf if ahead_s <= 0 else math.floor(remaining_s / ahead_s * (1 + 1e-9))
 
-    def _spent(self, record: GoalRecord, now: float) -> list[Command]:
-        """It can stay no longer on the nodes it has: the next plan suspends it."""
+    def _budget_spent(self, record: GoalRecord, now: float) -> list[Command]:
+        """Halt a job whose budget is spent. The next plan suspends it."""
         name = record.job.submitted.job
         self._spends_at.pop(name)
         self._halt(record, True)
@@ -235,19 +239,21 @@ class GoalKeeper:
         charged, budget_s = record.account.charged(now), record.goals.budget_s or 0.0
         sentence = (
             f"The budget of {budget_s / 3600:.4g} node-hours is spent; the job is suspended and "
-            f"keeps its place. It goes on after: malletrain extend {name} --budget +N nh"
+            f"keeps its place. To continue it: malletrain extend {name} --budget +N nh"
         )
         data = {"charged_nh": charged / 3600, "budget_nh": budget_s / 3600}
         return [Announce(name, EventKind.BUDGET_SPENT, sentence, data)]
 
-    # --- how it stands ---
+    # --- standing ---
 
     def _review(self, record: GoalRecord, now: float) -> None:
-        """Count, and look what its deadline needs."""
-        least, most = REVIEW_S
+        """Update the record and the need of its deadline."""
+        min_interval_s, max_interval_s = REVIEW_INTERVAL_S
         due = record.goals.deadline
-        part = most if due is None else REVIEW_PART * (due - now) if due > now else most
-        record.review_at = now + min(most, max(least, part))
+        interval_s = max_interval_s
+        if due is not None and due > now:
+            interval_s = REVIEW_FRACTION * (due - now)
+        record.review_at = now + min(max_interval_s, max(min_interval_s, interval_s))
         record.look(now)
         self._charge(record, now)
         rates, deadline, remaining_work = (
@@ -259,29 +265,31 @@ class GoalKeeper:
         if deadline is None or deadline <= now:
             return
         if remaining_work is not None and rates is not None:
-            self._look_ahead(record, remaining_work, rates, now)
+            self._set_need(record, remaining_work, rates, now)
         elif rates is None:
-            # Its speed has still to be seen: it has to run for that.
+            # It must run so that its throughput can be measured.
             record.need, record.node_s = Need(min(record.sizes(), default=1), 1.0), 0.0
 
-    def _look_ahead(
+    def _set_need(
         self, record: GoalRecord, remaining_work: float, rates: Floats, now: float
     ) -> None:
-        """Say what its deadline needs."""
+        """Set the need of its deadline, if the deadline can be met."""
         node_class, within = self._places.class_of(record.job), (record.goals.deadline or now) - now
         past, nodes = self.history.nodes(node_class), self.history.now(node_class)
-        reach = forecast(remaining_work, rates, past, nodes, Claim(), now)
-        if reach.low <= now + within:
-            least = least_floor(
-                remaining_work, IN_TIME * within, rates, past, nodes, record.sizes()
+        best_case = forecast(remaining_work, rates, past, nodes, Claim(), now)
+        if best_case.low <= now + within:
+            min_nodes = least_floor(
+                remaining_work, NEED_TIME_FRACTION * within, rates, past, nodes, record.sizes()
             )
-            tight = min(1.0, (reach.high - now) / within)
-            record.need = Need(least, tight, record.useful())
-            record.node_s = remaining_work / max(1e-300, float(rates[least])) * least
+            tight = min(1.0, (best_case.high - now) / within)
+            record.need = Need(min_nodes, tight, record.useful())
+            record.node_s = remaining_work / max(1e-300, float(rates[min_nodes])) * min_nodes
 
-    def _foresee(self, record: GoalRecord, rivals: dict[str, list[int]], now: float) -> None:
+    def _update_forecast(
+        self, record: GoalRecord, rivals: dict[str, list[int]], now: float
+    ) -> None:
         """Make the job's forecast; the admitted deadlines must be known. ``rivals``: node class →
-        the most nodes of each unfinished job that may use it; classes are added when needed.
+        maximum size of each unfinished job that may use it; missing classes are added.
         """
         node_class, remaining_work, rates = (
             self._places.class_of(record.job),
@@ -294,7 +302,7 @@ class GoalKeeper:
         current_nodes, sizes = len(record.job.nodes), record.sizes()
         if nodes > 0 and (current_nodes or record.share is not None):
             share = record.share if record.share is not None else current_nodes / nodes
-            record.share = share + OF_LATE * (min(1.0, current_nodes / nodes) - share)
+            record.share = share + NEWEST_SHARE_WEIGHT * (min(1.0, current_nodes / nodes) - share)
         floor = 0.0
         if record.admitted and record.need is not None:
             floor = max(record.need.nodes, self._room.get(node_class, 1.0) * record.need.useful)
@@ -302,13 +310,13 @@ class GoalKeeper:
             rivals[node_class] = self._places.rivals(node_class)
         share = max(fair_share(rivals[node_class], nodes), record.share or 0.0)
         claim = Claim(share, floor, min(sizes, default=1))
-        by_model = forecast(remaining_work, rates, past, nodes, claim, now)
+        uncorrected = forecast(remaining_work, rates, past, nodes, claim, now)
         if record.goals.budget_s is None:  # else the budget may end it
-            self.past.note(record.job.submitted.job, by_model, now)
-        record.forecast = self.past.corrected(by_model, now)
+            self.past.note(record.job.submitted.job, uncorrected, now)
+        record.forecast = self.past.corrected(uncorrected, now)
 
     def _admit(self, now: float) -> None:
-        """Decide which deadlines are admitted, and tell the queue and the next plan."""
+        """Decide which deadlines are admitted, for the queue and the next plan."""
         self._admitted_of = len(self.records)
         groups: dict[str, list[DeadlineDemand]] = {}
         for name, record in self.records.items():
@@ -328,12 +336,16 @@ class GoalKeeper:
             ranks.update(admitted)
         for name, record in self.records.items():
             need, nodes = record.need, self.history.now(self._places.class_of(record.job))
-            narrow = need is not None and need.tight >= NO_SLACK and need.nodes <= NARROW * nodes
+            narrow = (
+                need is not None
+                and need.tight >= FIRST_MIN_TIGHTNESS
+                and need.nodes <= FIRST_MAX_NODE_FRACTION * nodes
+            )
             record.before = 0 if narrow else ranks.get(name, 0)
-            self._press(record, name in ranks, now)
+            self._set_admitted(record, name in ranks, now)
 
-    def _press(self, record: GoalRecord, admitted: bool, now: float) -> None:
-        """Note whether the record's deadline is admitted."""
+    def _set_admitted(self, record: GoalRecord, admitted: bool, now: float) -> None:
+        """Set whether the record's deadline is admitted."""
         need, changed = record.need, admitted != record.admitted
         record.admitted = admitted
         self._state.goals_say(record.job, halted=record.job.halted, pressing=admitted)
@@ -342,27 +354,33 @@ class GoalKeeper:
             self._state.leases_due = True
 
     def _judge(self, record: GoalRecord, now: float) -> list[Command]:
-        """Say how it stands, where that is news."""
+        """Evaluate the standing and announce it if it has changed."""
         standing = judged(record, self._settings.charge_factor, now)
-        return [] if standing is None else self._stands(record, standing, now)
+        return [] if standing is None else self._set_standing(record, standing, now)
 
-    def _stands(self, record: GoalRecord, standing: GoalStanding, now: float) -> list[Command]:
-        """It stands so now; said when that is news."""
+    def _set_standing(
+        self, record: GoalRecord, standing: GoalStanding, now: float
+    ) -> list[Command]:
+        """Set the standing and announce it if it has changed."""
         if standing is record.standing:
             return []
         record.standing = standing
-        name, seen = record.job.submitted.job, record.forecast
+        name, job_forecast = record.job.submitted.job, record.forecast
         data: dict[str, Any] = {
             "standing": standing.value,
             "deadline": record.goals.deadline,
             "ends": [
                 None if at is None or math.isinf(at) else round(at, 1)
-                for at in ((seen.low, seen.end, seen.high) if seen else (None, None, None))
+                for at in (
+                    (job_forecast.low, job_forecast.end, job_forecast.high)
+                    if job_forecast
+                    else (None, None, None)
+                )
             ],
             "charged_nh": record.account.charged(now) / 3600,
         }
-        if (made := self.past.of(name)) is not None:
-            data["first"] = [round(at, 1) for at in made]
+        if (first_forecast := self.past.of(name)) is not None:
+            data["first"] = [round(at, 1) for at in first_forecast]
         return [Announce(name, EventKind.GOAL_STANDING, SENTENCES[standing], data)]
 
     # --- bids ---
@@ -370,8 +388,8 @@ class GoalKeeper:
     def bids(
         self, candidates: Sequence[Candidate], now: float, deadline_weight: float | None = None
     ) -> list[Candidate]:
-        """The candidates of a plan, those with goals bidding as their goals say.
-        ``deadline_weight``: None for the site's.
+        """Return the candidates of a plan, with bids that follow their goals. ``deadline_weight``:
+        None for the site's weight.
         """
         if not self.records:
             return list(candidates)
@@ -392,23 +410,23 @@ class GoalKeeper:
         free: Mapping[str, int],
         nodes: Mapping[str, NodeInfo],
     ) -> dict[str, int]:
-        """Of the nodes of each pool, those that no pressing deadline needs: of these, jobs that
-        starve are guaranteed their minimum.
+        """Return pool → number of nodes that no pressing deadline needs. Starving jobs get their
+        guaranteed minimum from these.
         """
         remaining_nodes = dict(free)
         for c in candidates:
             record = self.records.get(c.job)
             if record is None or record.need is None or not record.job.pressing or c.fixed:
                 continue
-            mine = next((nodes[n].node_class for n in c.nodes if n in nodes), "")
-            if mine not in remaining_nodes:
-                mine = max(
+            own_pool = next((nodes[n].node_class for n in c.nodes if n in nodes), "")
+            if own_pool not in remaining_nodes:
+                own_pool = max(
                     filter(c.may_use, remaining_nodes),
                     key=lambda name: remaining_nodes[name],
                     default="",
                 )
-            if mine in remaining_nodes:
-                remaining_nodes[mine] = max(0, remaining_nodes[mine] - record.need.nodes)
+            if own_pool in remaining_nodes:
+                remaining_nodes[own_pool] = max(0, remaining_nodes[own_pool] - record.need.nodes)
         return remaining_nodes
 
     def _purse(self, record: GoalRecord, now: float) -> Purse | None:

@@ -1,7 +1,8 @@
-"""For which class of nodes a job's forecasts are made, and which other jobs are assumed to compete.
+"""Decides for which class of nodes a job's forecasts are made, and which jobs are assumed to
+compete.
 
-A job without nodes is forecast on the most usual class among those that its trainer may use. The
-proportions in which trainers share a class are left out, because each plan divides it anew.
+A job without nodes is forecast on the most frequent class that its trainer may use. The parts of
+trainers are ignored, because each plan divides the nodes again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class GoalPlaces:
         self._trainers = trainers
 
     def class_of(self, job: JobRecord) -> str:
-        """That of its nodes, else the one it is likely to have."""
+        """Return the class of its nodes, or the class that it is likely to get."""
         nodes = self._state.nodes
         own_classes = (nodes[n].info.node_class for n in job.nodes if n in nodes)
         trainer = self._trainers.of(job.submitted.trainer)
@@ -30,14 +31,15 @@ class GoalPlaces:
         )
 
     def rivals(self, node_class: str) -> list[int]:
-        """The most nodes of every unfinished job that may use the class, ascending."""
-        able = {}
+        """Return the maximum size of every unfinished job that may use the class, ascending."""
+        may_use = {}
         for trainer in self._trainers:
             if trainer is not None:
-                able[trainer.name] = trainer.may_use(node_class)
+                may_use[trainer.name] = trainer.may_use(node_class)
         jobs = self._state.unfinished.values()
         return sorted(
             job.submitted.max_nodes
             for job in jobs
-            if (trainer := self._trainers.of(job.submitted.trainer)) is None or able[trainer.name]
+            if (trainer := self._trainers.of(job.submitted.trainer)) is None
+            or may_use[trainer.name]
         )

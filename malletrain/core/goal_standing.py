@@ -1,7 +1,7 @@
-"""Whether a job meets its deadline and budget. Pure.
+"""Evaluates whether a job meets its deadline and budget. Pure.
 
-Decides which forecasts are good enough and whether an operator can improve a bad one.
-:mod:`malletrain.core.goal_keeper` decides when this is evaluated and what follows.
+Decides which forecasts are good enough, and whether more nodes can improve a bad one.
+:mod:`malletrain.core.goal_keeper` decides when to evaluate and what follows.
 """
 
 from __future__ import annotations
@@ -11,31 +11,35 @@ import math
 from malletrain.core.goal_record import GoalRecord
 from malletrain.core.goals import GoalStanding
 
-BACK_ON_TRACK = 0.05
-"""A job at risk is on track again when so much of the time left is left in nine of ten cases."""
-UNSURE = 1.15
-"""A budget that is not enough where the job does so much worse than expected is at risk."""
+RECOVERY_SLACK = 0.05
+"""A job at risk is on track again when 90 % of its forecast ends leave at least this fraction of
+the remaining time.
+"""
+AT_RISK_FACTOR = 1.15
+"""A budget is at risk if it would not suffice for a job that is slower than expected by this
+factor.
+"""
 
 SENTENCES = {
     GoalStanding.ON_TRACK: "Nine of ten forecasts hold the job's deadline and budget.",
     GoalStanding.AT_RISK: "More than one of ten forecasts breaks the job's deadline or budget.",
-    GoalStanding.INFEASIBLE: "The deadline, or the budget, cannot be held any more with the nodes "
-    "that there were of late.",
+    GoalStanding.INFEASIBLE: "The deadline or the budget can no longer be met with as many nodes "
+    "as in the last days.",
     GoalStanding.MET: "The job is done in time and within its budget.",
     GoalStanding.MISSED: "The job was not done by its deadline, or ended before it was done.",
 }
-"""What is said of each."""
+"""Standing → sentence for users."""
 
 
 def judged(record: GoalRecord, charge_factor: float, now: float) -> GoalStanding | None:
-    """How it stands; None: there is nothing to stand by, or not enough is known."""
-    deadline, seen = record.goals.deadline, record.forecast
+    """Return the standing of a job; None without goals or without enough data."""
+    deadline, forecast = record.goals.deadline, record.forecast
     if deadline is not None and now > deadline:
         return GoalStanding.MISSED
     standings = [_by_budget(record, charge_factor, now)]
-    if deadline is not None and seen is not None:
-        slack = BACK_ON_TRACK if record.standing is GoalStanding.AT_RISK else 0.0
-        late = seen.high > deadline - slack * (deadline - now)
+    if deadline is not None and forecast is not None:
+        slack = RECOVERY_SLACK if record.standing is GoalStanding.AT_RISK else 0.0
+        late = forecast.high > deadline - slack * (deadline - now)
         if record.need is None:
             standings.append(GoalStanding.INFEASIBLE)
         else:
@@ -55,13 +59,12 @@ def _by_budget(record: GoalRecord, charge_factor: float, now: float) -> GoalStan
     best = record.curve.best_rate_per_node * pace
     if best < required_yield:
         return GoalStanding.INFEASIBLE
-    return GoalStanding.AT_RISK if best < UNSURE * required_yield else GoalStanding.ON_TRACK
+    return GoalStanding.AT_RISK if best < AT_RISK_FACTOR * required_yield else GoalStanding.ON_TRACK
 
 
 def more_nodes_help(record: GoalRecord, now: float) -> bool:
-    """Whether a deadline in danger can still be met by more nodes than the job has. Not where it
-    has as many as it can use, where its largest size would be too slow, and where its owner has to
-    extend its budget first.
+    """Return whether more nodes can still save a deadline that is in danger. False if the job has
+    as many nodes as it can use, if its largest size is too slow, or if its budget is spent.
     """
     deadline, sizes = record.goals.deadline, record.sizes()
     in_danger = record.standing in (GoalStanding.AT_RISK, GoalStanding.INFEASIBLE)
@@ -78,7 +81,9 @@ def more_nodes_help(record: GoalRecord, now: float) -> bool:
 
 
 def least_yield(record: GoalRecord, charge_factor: float, now: float) -> float | None:
-    """Samples that a node-second has to bring for the budget to be enough; None: not known."""
+    """Return the minimum samples per node-second with which the budget suffices; None if not
+    known.
+    """
     remaining_work, budget_s = record.remaining_work, record.goals.budget_s
     if remaining_work is None or budget_s is None or charge_factor <= 0:
         return None

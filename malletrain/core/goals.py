@@ -1,4 +1,4 @@
-"""What a job's owner wants beyond speed: a deadline, a budget of node-time, and the amount of work.
+"""A job's goals beyond throughput: a deadline, a budget of node-time, and the amount of work.
 
 Defines the goals, their possible standings, and the two events that carry them to the controller.
 :mod:`malletrain.core.goal_keeper` decides what follows.
@@ -11,14 +11,16 @@ from enum import Enum
 
 
 class GoalStanding(str, Enum):
-    """How it stands with a job's deadline and budget."""
+    """Standing of a job with respect to its deadline and budget."""
 
     ON_TRACK = "on_track"
-    """Nine of ten forecasts end in time and within the budget."""
+    """At least 90 % of the forecast ends are in time and within the budget."""
     AT_RISK = "at_risk"
-    """It can be done, but more than one of ten forecasts is too late or costs too much."""
+    """The goals can be met, but more than 10 % of the forecasts are too late or cost too much."""
     INFEASIBLE = "infeasible"
-    """With every node it could use it would end too late, or the budget is not enough."""
+    """The job would end too late even with every node that it could use, or the budget does not
+    suffice.
+    """
     MET = "met"
     """The job completed in time and within its budget."""
     MISSED = "missed"
@@ -26,20 +28,20 @@ class GoalStanding(str, Enum):
 
     @property
     def final(self) -> bool:
-        """Whether nothing changes it any more but what the owner asks for."""
+        """Whether only new goals of the owner can change it."""
         return self in (GoalStanding.MET, GoalStanding.MISSED)
 
 
 @dataclass(frozen=True)
 class OwnerGoals:
-    """What the owner of one job wants."""
+    """Goals of the owner of one job."""
 
     deadline: float | None = None
-    """When it is to be done, on the shell's clock; None: whenever."""
+    """Time by which it is to complete, on the shell's clock; None for no deadline."""
     budget_s: float | None = None
-    """Charged node-seconds that it may cost in all; None: any number."""
+    """Maximum charge in total, node-seconds; None for no limit."""
     work: float | None = None
-    """Samples in all; None: not known (yet)."""
+    """Total number of samples; None if not known (yet)."""
 
     @property
     def bind(self) -> bool:
@@ -48,27 +50,27 @@ class OwnerGoals:
 
 
 NO_GOALS = OwnerGoals()
-SAME_WORK = 0.01
-"""Work that is known otherwise by such a part is other work."""
+WORK_TOLERANCE = 0.01
+"""Relative difference up to which two amounts of work count as the same."""
 
 
 def same_work(one: float | None, other: float | None) -> bool:
-    """Whether both are the same work, as far as a forecast goes."""
+    """Return whether both amounts are the same for the purpose of a forecast."""
     if one is None or other is None:
         return one is other
-    return abs(one - other) <= SAME_WORK * max(one, other)
+    return abs(one - other) <= WORK_TOLERANCE * max(one, other)
 
 
 @dataclass(frozen=True)
 class GoalsSoFar:
-    """How far a job had come before the controller was made."""
+    """Progress and charge of a job before the controller was created."""
 
     done: float = 0.0
-    """Samples."""
+    """Processed samples."""
     charged_s: float = 0.0
-    """Node-seconds."""
+    """Charge, node-seconds."""
     charged_until: float | None = None
-    """When they were counted; None: never."""
+    """Time up to which the charge is counted; None if it never was."""
     standing: GoalStanding | None = None
 
 
@@ -77,7 +79,7 @@ NOTHING_SO_FAR = GoalsSoFar()
 
 @dataclass(frozen=True)
 class GoalsChanged:
-    """The owner wants something else, or it became known how much work there is."""
+    """The owner has changed the goals, or the amount of work became known."""
 
     job: str
     goals: OwnerGoals
@@ -85,7 +87,7 @@ class GoalsChanged:
 
 @dataclass(frozen=True)
 class WorkReported:
-    """The job has processed so many samples so far, over all its restarts."""
+    """The job has processed ``done`` samples so far, over all its restarts."""
 
     job: str
     done: float

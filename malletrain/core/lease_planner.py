@@ -1,6 +1,7 @@
-"""Which leases to take, and for whom; which to release; which to reclaim for another owner.
+"""Decides which leases to take and for which owner, which to release, and which to reclaim for
+another owner.
 
-The answer follows from a hypothetical plan that has every gap and lets every node become anybody's.
+It follows a hypothetical plan that includes every gap and in which every job can get every node.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from malletrain.core.records import NodeRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.state import ControllerState
 
-PAUSE_S_A_JOB = 0.001
-"""After an imagined plan, how long none is made for each unfinished job there is, seconds: with
-thousands of jobs every start of one would be a reason for another plan of all.
+PLAN_PAUSE_S_PER_JOB = 0.001
+"""Minimum time between two hypothetical plans, seconds per unfinished job. Without it, with
+thousands of jobs, every start of one would cause another plan for all of them.
 """
 
 
@@ -44,17 +45,17 @@ class LeasePlanner:
         self._settings = settings
         self._reclaim_at = -math.inf
         self.again_at = -math.inf
-        """Nothing is reviewed before."""
+        """Time of the next review at the earliest."""
         self._longest_way_s = settings.reclaim_s + settings.lease_wait_s
         self._way = LeaseWay(settings.reclaim_way_s, self._longest_way_s)
 
     def joined(self, node: str, owner: str, now: float) -> None:
-        """A lease of ``owner`` on ``node`` is up."""
+        """Note that a lease of ``owner`` on ``node`` has started."""
         self._way.joined(node, owner, now)
 
     def review(self, now: float) -> list[Command]:
-        """Release what is of no use any more, ask for as many gaps as a plan that had them all
-        would use, reclaim what others need.
+        """Release unneeded nodes, request as many gaps as the hypothetical plan uses, and reclaim
+        nodes that other owners need.
         """
         state, gaps = self._state, self._gaps
         due: list[str] = []
@@ -70,15 +71,15 @@ class LeasePlanner:
         if not due and not offers and not may_reclaim:
             return []
         coming = gaps.coming(state.nodes)
-        # With one owner the pools are the classes, and nothing need be looked up node by node.
-        mine = (
+        # With one owner the pools are the classes, so no lookup by node is needed.
+        usable = (
             state.usable
             if state.owners.keys() <= {""}
             else {name: state.nodes[name].info for name in state.usable}
         )
-        everything = {**mine, **{name: info for name, (info, _) in coming.items()}, **offers}
+        everything = {**usable, **{name: info for name, (info, _) in coming.items()}, **offers}
         imagined = self._imagine(everything, coming, now)
-        self.again_at = now + PAUSE_S_A_JOB * len(state.unfinished)
+        self.again_at = now + PLAN_PAUSE_S_PER_JOB * len(state.unfinished)
         used: Counter[str] = Counter()
         for job, nodes in imagined.nodes.items():
             if nodes:  # all of one class
@@ -90,8 +91,8 @@ class LeasePlanner:
             used - leased - Counter(pool(i.node_class, owner) for i, owner in coming.values())
         )
         commands: list[Command] = []
-        if back := self._release(due, spare, now):
-            commands.append(ReleaseLeases(back))
+        if released := self._release(due, spare, now):
+            commands.append(ReleaseLeases(released))
         shortage = self._allowed(shortage, Counter(owner for _, owner in coming.values()))
         requests = gaps.ask(shortage, offers, now)
         shortage -= requests.later
@@ -104,24 +105,26 @@ class LeasePlanner:
         return commands
 
     def _allowed(self, shortage: Counter[str], coming: Counter[str]) -> Counter[str]:
-        """As much of ``shortage`` (pool → nodes) as each owner may have beside its present leases
-        and those ``coming`` (owner → nodes).
+        """Return ``shortage`` (pool → nodes), limited so that no owner has too many leases.
+        ``coming``: owner → nodes on their way.
         """
-        most = self._settings.max_leases_per_owner
-        if not most:
+        max_leases = self._settings.max_leases_per_owner
+        if not max_leases:
             return shortage
-        room = {owner: most - count for owner, count in coming.items()}
+        room = {owner: max_leases - count for owner, count in coming.items()}
         for node in self._state.nodes.values():
-            room[node.owner] = room.get(node.owner, most) - 1
+            room[node.owner] = room.get(node.owner, max_leases) - 1
         allowed: Counter[str] = Counter()
         for name, count in sorted(shortage.items()):
             owner = owner_of(name)
-            allowed[name] = min(count, max(0, room.get(owner, most)))
-            room[owner] = room.get(owner, most) - allowed[name]
+            allowed[name] = min(count, max(0, room.get(owner, max_leases)))
+            room[owner] = room.get(owner, max_leases) - allowed[name]
         return +allowed
 
-    def _keeps(self, node: NodeRecord, now: float) -> bool:
-        """Whether its lease is kept because it is due to last still, and its owner has work."""
+    def _must_keep(self, node: NodeRecord, now: float) -> bool:
+        """Return whether to keep the node's lease, because it has not lasted its minimum time and
+        its owner has work.
+        """
         if now >= node.due_until:
             return False
         return node.job is not None or any(
@@ -135,15 +138,17 @@ class LeasePlanner:
         coming: Mapping[str, tuple[NodeInfo, str]],
         now: float,
     ) -> Plan:
-        ours = (info.node_class for info, _ in coming.values())
-        favoured = {*by_class(self._state.usable_by_pool), *ours}
+        classes_on_their_way = (info.node_class for info, _ in coming.values())
+        favoured = {*by_class(self._state.usable_by_pool), *classes_on_their_way}
         candidates = self._bidders.imagined(everything, now)
         return self._planner(candidates, everything, self._settings.planning, favoured)
 
     def _worth_taking(
         self, lacking: Counter[str], everything: Mapping[str, NodeInfo], now: float
     ) -> Counter[str]:
-        """As many of the nodes ``lacking`` (pool → how many) as are worth taking from others."""
+        """Return how many of the nodes ``lacking`` (pool → number) are worth taking from other
+        owners.
+        """
         state, coming = self._state, self._gaps.coming(self._state.nodes)
         had = state.usable_by_pool + Counter(
             pool(info.node_class, owner) for info, owner in coming.values()
@@ -153,16 +158,16 @@ class LeasePlanner:
             lacking,
             candidates,
             {c.job: state.jobs[c.job].submitted.owner for c in candidates},
-            self._tried,
+            self._largest_measured,
             self._way.seconds,
             lambda changed: self._planner(changed, everything, self._settings.planning),
             everything,
             had,
         )
 
-    def _tried(self, job: str) -> int | None:
-        """The largest size at which the job's throughput was seen (0: none); ``None`` where all of
-        them are known, from a profile or from a sibling, or never will be.
+    def _largest_measured(self, job: str) -> int | None:
+        """Return the largest measured size of the job (0 for none); None if its curve comes from a
+        profile, a sibling or its owner, or will never be measured.
         """
         record = self._state.jobs[job]
         scaling = record.scaling
@@ -170,33 +175,33 @@ class LeasePlanner:
         if not profile_due or scaling.profiled or scaling.curve.current.prior is not None:
             return None
         if record.curve is not None and not scaling.has_data:
-            return None  # its owner states it
+            return None  # stated by its owner
         return max(scaling.curve.measured_sizes, default=0)
 
     def _release(self, due: list[str], spare: Counter[str], now: float) -> tuple[str, ...]:
-        """The nodes among those ``due`` that are spare (pool → how many); they are forgotten."""
-        back = []
+        """Remove those of the ``due`` nodes that are ``spare`` (pool → number), and return them."""
+        released = []
         for name in due:
             node = self._state.nodes[name]
-            again = now + max(1.0, self._settings.release_after_s)
+            next_review = now + max(1.0, self._settings.release_after_s)
             if spare[node.pool] <= 0:
-                self._state.keep_idle(name, again)
-            elif self._keeps(node, now):
-                self._state.keep_idle(name, min(again, node.due_until))
+                self._state.keep_idle(name, next_review)
+            elif self._must_keep(node, now):
+                self._state.keep_idle(name, min(next_review, node.due_until))
             else:
                 spare[node.pool] -= 1
-                back.append(name)
+                released.append(name)
                 self._state.node_gone(name)
-        return tuple(back)
+        return tuple(released)
 
     def _reclaim(
         self, lacking: Counter[str], spare: Counter[str], imagined: Plan, now: float
     ) -> list[Command]:
         """Take nodes from owners whose jobs have less use for them; ``lacking`` and ``spare``: pool
-        → how many.
+        → number.
 
-        A node that is reclaimed goes back to the main scheduler. The lease of its next owner is one
-        like any other.
+        A reclaimed node goes back to the main scheduler. Its next owner requests a lease like any
+        other.
         """
         state, settings = self._state, self._settings
         reclaimed = []
@@ -213,7 +218,7 @@ class LeasePlanner:
                 ),
                 None,
             )
-            if needy is None or spare[node.pool] <= 0 or self._keeps(node, now):
+            if needy is None or spare[node.pool] <= 0 or self._must_keep(node, now):
                 continue
             if job and (
                 job.guaranteed_until > now

@@ -1,7 +1,8 @@
-"""Forecasts the number of nodes from that of the last days. Pure.
+"""Forecasts the number of nodes from the numbers of the last days. Pure.
 
-The model is that the past repeats: the forecast is the median, with the tenth and the ninetieth
-percentile, of what followed the past moments with a number of nodes most like the present one.
+The model is that the past repeats. It takes the past moments whose number of nodes was closest to
+the present one. The forecast is the median of the numbers that followed them, with the 10th and the
+90th percentile.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 
 def nodes_ahead(past: Floats, now: float, spans: int) -> Floats:
-    """The quantiles of the nodes in each of the next ``spans`` spans: a row for each span, a column
-    for each of :data:`QUANTILES`.
+    """Return the quantiles of the number of nodes in each of the next ``spans`` spans.
 
     Args:
-        past: nodes there were, a span each, the oldest first; it comes again and again.
-        now: how many there are now.
-        spans: how far to look.
+        past: number of nodes in each past span, the oldest first. It is repeated periodically.
+        now: current number of nodes.
+        spans: number of spans to forecast.
+
+    Returns:
+        Array of shape (spans, 3): a column for each of :data:`QUANTILES`.
     """
     starts = like_now(past, now)
     later = (starts[None, :] + np.arange(1, spans + 1)[:, None]) % len(past)

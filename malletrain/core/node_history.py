@@ -1,6 +1,6 @@
-"""The number of nodes for jobs over the last days, from which forecasts are made. Pure.
+"""History of the number of nodes over the last days, the basis of forecasts. Pure.
 
-For each class of nodes it keeps the mean of each span of :data:`SPAN_S`.
+It keeps the mean number of nodes of each class for each span of :data:`SPAN_S` seconds.
 :mod:`malletrain.core.forecast` uses it.
 """
 
@@ -16,13 +16,13 @@ import numpy.typing as npt
 from allocator import NodeInfo
 
 SPAN_S = 300.0
-KEPT = 2016
-"""A week."""
+MAX_SPANS = 2016
+"""Number of spans that are kept: a week."""
 _DEFAULT = NodeInfo().node_class
 
 
 class NodeSpan(NamedTuple):
-    """How many nodes of a class there were over one span, on average."""
+    """Mean number of nodes of a class over one span."""
 
     began: float
     node_class: str
@@ -43,7 +43,7 @@ class NodeHistory:
         self._arrays: dict[str, npt.NDArray[np.float64]] = {}
 
     def feed(self, nodes: Mapping[str, int], now: float) -> None:
-        """From ``now`` on there are so many nodes of each class."""
+        """Set the number of nodes of each class from ``now`` on."""
         if self._began is None:
             self._began = self._at = now
         while now >= self._began + SPAN_S:
@@ -52,11 +52,11 @@ class NodeHistory:
         self._pass(now)
         self._now = Counter(nodes)
 
-    def _pass(self, to: float) -> None:
-        seconds = max(0.0, to - self._at)
+    def _pass(self, end: float) -> None:
+        seconds = max(0.0, end - self._at)
         for name, count in self._now.items():
             self._sums[name] += count * seconds
-        self._at = max(self._at, to)
+        self._at = max(self._at, end)
 
     def _close(self) -> None:
         began = self._began or 0.0
@@ -68,41 +68,44 @@ class NodeHistory:
         self._began = began + SPAN_S
 
     def _keep(self, span: NodeSpan) -> None:
-        self._spans.setdefault(span.node_class, deque(maxlen=KEPT)).append(span.nodes)
+        self._spans.setdefault(span.node_class, deque(maxlen=MAX_SPANS)).append(span.nodes)
         self._arrays.pop(span.node_class, None)
 
     def restore(self, spans: Iterable[NodeSpan]) -> None:
-        """Begin with what was known before; the oldest first. What lies between is not known and
-        left out.
+        """Restore stored spans, the oldest first. The time since the last one is left out, because
+        it is unknown.
         """
         for span in spans:
             self._keep(span)
 
     def fresh(self) -> list[NodeSpan]:
-        """The spans that ended since the last call."""
+        """Return the spans that have ended since the last call."""
         closed, self._closed = self._closed, []
         return closed
 
     def now(self, node_class: str) -> float:
-        """How many nodes of the class there are."""
+        """Return the current number of nodes of the class."""
         return float(self._now[node_class])
 
     def classes(self) -> list[str]:
-        """All classes of which there are nodes, or were."""
+        """Return all classes that have or had nodes."""
         return sorted({*self._spans, *(name for name, count in self._now.items() if count)})
 
     def usual_class(self, may_use: Callable[[str], bool] | None = None) -> str:
-        """The class that most nodes are of, among those that may be used (None: all); no class's
-        name, where no such node was ever seen.
+        """Return the class with the most nodes on average, among those for which ``may_use`` is
+        true (None: all). If no such node was ever present, return the default class, or "" if it
+        may not be used.
         """
         means = {name: sum(spans) / len(spans) for name, spans in self._spans.items() if spans}
         counts: Mapping[str, float] = means or self._now
-        able = counts if may_use is None else filter(may_use, counts)
-        none = _DEFAULT if may_use is None or may_use(_DEFAULT) else ""
-        return max(able, key=lambda name: (counts[name], name), default=none)
+        usable = counts if may_use is None else filter(may_use, counts)
+        fallback = _DEFAULT if may_use is None or may_use(_DEFAULT) else ""
+        return max(usable, key=lambda name: (counts[name], name), default=fallback)
 
     def nodes(self, node_class: str) -> npt.NDArray[np.float64]:
-        """The spans of a class, the oldest first; the present number alone where there are none."""
+        """Return the means of a class, the oldest first; only the current number if there are
+        none.
+        """
         if node_class not in self._arrays:
             spans = self._spans.get(node_class)
             if not spans:

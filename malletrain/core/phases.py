@@ -1,11 +1,11 @@
-"""Which phase of its training a job is in, from the global batch size in its reports and the model
-size that its script states. Pure.
+"""Detects the phase of a job's training, from the global batch size in its reports and the model
+that its script states. Pure.
 
-A phase ends when the batch size changes for good while the number of nodes stays. The shorter last
-step of an epoch ends none, nor does another batch size at another scale, because a job may keep its
-batch per node. A phase is named after its batch size relative to the first phase (``batch x2``), so
-its name is the same at every scale. A change of the model ends a phase too and is added to the name
-(``batch x2, model 3e+06``).
+A phase ends when the batch size changes permanently at the same number of nodes. The smaller last
+batch of an epoch does not end it, nor does another batch size at another scale, because a job may
+keep its batch size per node. A phase is named after its batch size relative to the first phase
+(``batch x2``), so its name is the same at every scale. A change of the model ends a phase too and
+is added to the name (``batch x2, model 3e+06``).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from statistics import median
 from jpa.curve import DEFAULT_PHASE
 
 WINDOW = 15
-"""Reports whose median is the batch size."""
+"""Number of reports whose median is the batch size."""
 _TOLERANCE = 0.02
 _MODEL = ", model "
 
 
 class PhaseTracker:
-    """The phase of one job. ``phase``: where it stood when this tracker was made (after a restart
-    of the daemon).
+    """Tracks the phase of one job. ``phase``: the phase at the start, such as after a restart of
+    the daemon.
     """
 
     def __init__(self, phase: str = DEFAULT_PHASE) -> None:
@@ -35,15 +35,15 @@ class PhaseTracker:
 
     @property
     def phase(self) -> str:
-        """The phase the job is in."""
+        """The job's current phase."""
         return f"{self._batch}{_MODEL}{self._model}" if self._model else self._batch
 
     def another_model(self, name: str) -> None:
-        """The script says that it trains this model now, which is not the one before."""
+        """Start a phase with another model, as the script reports."""
         self._model = name
 
     def feed(self, nodes: int, batch: float) -> str:
-        """One report at a scale of ``nodes``; the phase the job is in."""
+        """Add the batch size of one report at a scale of ``nodes``. Returns the job's phase."""
         if nodes != self._nodes:
             self._nodes = nodes
             self._recent.clear()
@@ -54,7 +54,7 @@ class PhaseTracker:
         return self.phase
 
     def _decide(self, nodes: int, batch: float) -> None:
-        # What the batch of the first phase is at this scale is only known from having been there.
+        # The batch size of the first phase at this scale is known only if the job ran here before.
         ratio = batch / self._reference.setdefault(nodes, batch / self._ratio)
         if abs(ratio / self._ratio - 1) > _TOLERANCE:
             self._ratio = 1.0 if abs(ratio - 1) <= _TOLERANCE else ratio

@@ -1,9 +1,8 @@
-"""From the controller's state to a plan: builds bids, calls the allocator, and chooses the nodes.
-Pure.
+"""Makes a plan from candidates: builds bids, calls the allocator, and chooses the nodes. Pure.
 
-Decides for which jobs there is room to guarantee their minimum, and what a job with an unknown
-curve is worth. The queue decides which jobs may bid and in which order they wait, the allocator how
-many nodes each gets and which ones.
+Decides which jobs' minimums can be guaranteed, and the assumed curve of an unmeasured job. The
+queue decides which jobs may bid and in which order they wait. The allocator decides how many nodes
+each gets and which ones.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from malletrain.core.trainers import Trainer
 
 @dataclass(frozen=True)
 class Candidate:
-    """One job as the plan sees it."""
+    """A job in a plan."""
 
     job: str
     min_nodes: int
@@ -46,65 +45,69 @@ class Candidate:
     weight: float = 1.0
     goal: Goal = Goal.THROUGHPUT
     curve: ScalingCurve | None = None
+    """Scaling curve of its bids; None for the neutral prior."""
     sizes: tuple[int, ...] | None = None
+    """Allowed numbers of nodes; None for every number from min to max."""
     cost: RescaleCost | None = None
+    """Rescale cost of its bids; None for that of the settings."""
     fixed: bool = False
-    """Leave it at its size: a rescale is under way, or was a moment ago."""
+    """Whether it must keep its nodes, because it is rescaling or was rescaled recently."""
     must_run: bool = False
-    """Its minimum is guaranteed."""
+    """Whether its minimum is guaranteed."""
     broken: bool = False
-    """Its workers have to be started again at whatever size."""
+    """Whether its workers must be restarted at any size."""
     owner: str | None = None
-    """It may only have nodes of pools of this owner; None: of all."""
+    """Owner whose pools it may use; None for all pools."""
     late_s: float = 0.0
-    """What it would do on its nodes comes so much later than a plan takes it to, seconds."""
+    """Additional time before it can use its nodes, seconds."""
     trainer: Trainer | None = None
-    """Whose plan it is in; None: there is one only."""
+    """Trainer whose plan it is in; None if there is only one plan."""
 
     def but(self, **changes: Any) -> Candidate:
-        """The same but for these fields: :func:`dataclasses.replace` for plans of hundreds of jobs,
-        several times as fast.
+        """Return a copy with these fields changed. It is several times faster than
+        :func:`dataclasses.replace`, which matters in plans of hundreds of jobs.
         """
-        made = object.__new__(Candidate)
-        made.__dict__.update(self.__dict__, **changes)
-        return made
+        copy = object.__new__(Candidate)
+        copy.__dict__.update(self.__dict__, **changes)
+        return copy
 
     def may_use(self, pool: str) -> bool:
-        """Whether it may run on nodes of this pool."""
+        """Return whether it may run on nodes of this pool."""
         if self.trainer is not None and not self.trainer.may_use(pool):
             return False
         return self.owner is None or owner_of(pool) == self.owner
 
     @property
     def smallest(self) -> int | None:
-        """The smallest size it accepts, ``None`` when its sizes and limits leave none."""
+        """The smallest size that it accepts; None if its sizes and limits allow none."""
         return smallest_size(self.min_nodes, self.max_nodes, self.sizes)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The jobs-to-nodes map with the proof of its quality (``gap`` relative, ``solve_s``
-    seconds). ``objective`` is not a number where it was planned for several trainers.
-    """
+    """Map from jobs to nodes, with the quality of the solution."""
 
     nodes: Mapping[str, tuple[str, ...]]
     objective: float
+    """Value of the objective; NaN with several trainers."""
     gap: float
+    """Relative duality gap."""
     solve_s: float
+    """Time of the solver, seconds."""
 
 
 class Solver(Protocol):
-    """Who decides the sizes: bids and nodes of each class in, a size for each job out."""
+    """Decides a size for each job, from bids and the number of nodes of each class."""
 
     def __call__(
         self, bids: Sequence[Bid], capacity: Mapping[str, int], settings: PlanningSettings, /
     ) -> Allocation:
-        """The allocation."""
+        """Return the allocation."""
         ...
 
 
 class Planner(Protocol):
-    """Who makes plans, see :func:`make_plan`."""
+    """Makes plans, see :func:`make_plan`."""
 
     def __call__(
         self,
@@ -114,7 +117,7 @@ class Planner(Protocol):
         favoured: Collection[str] = (),
         /,
     ) -> Plan:
-        """The plan."""
+        """Return the plan."""
         ...
 
 
@@ -124,13 +127,13 @@ def exact(
     settings: PlanningSettings,
     clock: MonotonicClock = no_clock,
 ) -> Allocation:
-    """The product's solver, its time limit kept on ``clock``."""
+    """Solve with the allocator's exact solver; its time limit is measured on ``clock``."""
     return solve(bids, capacity, clock=clock, time_limit_s=settings.time_limit_s)
 
 
 @lru_cache(maxsize=4096)
 def smallest_size(min_nodes: int, max_nodes: int, sizes: tuple[int, ...] | None) -> int | None:
-    """The smallest allowed size within the limits, ``None`` when there is none."""
+    """Return the smallest allowed size within the limits; None if there is none."""
     if sizes is None:
         return min_nodes
     return min((k for k in sizes if min_nodes <= k <= max_nodes), default=None)
@@ -142,23 +145,28 @@ def guarantees(
     free: Mapping[str, int],
     nodes: Mapping[str, NodeInfo],
 ) -> set[str]:
-    """Which of the jobs whose minimum is guaranteed now (``holders``) and of those that starve
-    (``queue``, the first first) get to run.
+    """Return the jobs that get their smallest size guaranteed.
 
-    ``free``: pool → nodes to share out. Each needs its smallest size; it stays in its pool if it
-    can, else goes where most nodes are left. Nobody overtakes in the queue of its trainer: else
-    small jobs, one after the other, would keep a large one out for ever.
+    A job stays in its pool if possible; otherwise it gets the pool with the most remaining nodes.
+    No job overtakes another of its trainer in the queue. Otherwise a series of small jobs could
+    delay a large one forever.
+
+    Args:
+        holders: jobs whose minimum is already guaranteed.
+        queue: starving jobs, the next one first.
+        free: pool → number of available nodes.
+        nodes: all nodes of the plan.
     """
     remaining_nodes = dict(free)
     chosen = set()
 
     def granted(c: Candidate) -> bool:
         need = c.smallest
-        mine = next((nodes[n].node_class for n in c.nodes if n in nodes), "")
+        own_pool = next((nodes[n].node_class for n in c.nodes if n in nodes), "")
         best = max(
             filter(c.may_use, remaining_nodes),
             key=lambda name: (
-                remaining_nodes[name] >= (need or 0) and name == mine,
+                remaining_nodes[name] >= (need or 0) and name == own_pool,
                 remaining_nodes[name],
             ),
             default=None,
@@ -171,15 +179,15 @@ def guarantees(
 
     for c in holders:
         granted(c)
-    behind: set[Trainer | None] = set()
+    blocked_trainers: set[Trainer | None] = set()
     for c in queue:
-        if c.job not in chosen and c.trainer not in behind and not granted(c):
-            behind.add(c.trainer)
+        if c.job not in chosen and c.trainer not in blocked_trainers and not granted(c):
+            blocked_trainers.add(c.trainer)
     return chosen
 
 
 def neutral_curve(largest: int, exponent: float, rate_one: float) -> ScalingCurve:
-    """The prior of a job nobody has measured: ``rate_one * nodes**exponent`` at 1, 2, 4, … and
+    """Return the prior of an unmeasured job: ``rate_one * nodes**exponent`` at 1, 2, 4, … and
     ``largest``.
     """
     sizes = {1, largest}
@@ -200,22 +208,32 @@ def make_plan(
 ) -> Plan:
     """Give each candidate its nodes.
 
-    ``nodes``: every usable node, its pool as its class; the candidates' own nodes that are not in
-    it count as lost. Jobs that are ``fixed`` keep theirs and take no part. Every candidate is a key
-    of the result, with ``()`` where it gets none. ``favoured``: classes that win a tie. ``solver``:
-    who decides the sizes.
+    Fixed candidates keep their nodes and do not bid.
+
+    Args:
+        candidates: jobs of the plan.
+        nodes: all usable nodes, with their pool as their class. Nodes of candidates that are absent
+            count as lost.
+        settings: settings of the planner.
+        favoured: classes that win a tie.
+        solver: decides the sizes.
+
+    Returns:
+        A plan with every candidate as a key, with ``()`` if it gets no nodes.
     """
     current_nodes = {c.job: tuple(filter(nodes.__contains__, c.nodes)) for c in candidates}
     staying = {c.job: current_nodes[c.job] for c in candidates if c.fixed}
-    taken = {n for names in staying.values() for n in names}
+    fixed_nodes = {n for names in staying.values() for n in names}
     open_nodes = (
-        {name: info for name, info in nodes.items() if name not in taken} if taken else nodes
+        {name: info for name, info in nodes.items() if name not in fixed_nodes}
+        if fixed_nodes
+        else nodes
     )
     capacity = class_counts(open_nodes)
-    nothing: dict[str, tuple[str, ...]] = {c.job: () for c in candidates if not c.fixed}
+    without_nodes: dict[str, tuple[str, ...]] = {c.job: () for c in candidates if not c.fixed}
     bidders = [c for c in candidates if not c.fixed and _fits(c, capacity)]
     if not bidders:
-        return Plan({**nothing, **staying}, 0.0, 0.0, 0.0)
+        return Plan({**without_nodes, **staying}, 0.0, 0.0, 0.0)
     single_node_rates = [
         c.curve.at(1) for c in bidders if c.curve is not None and c.curve.at(1) > 0
     ]
@@ -231,7 +249,10 @@ def make_plan(
     )
     result = {c.job: tuple(placed.get(c.job, ())) for c in bidders}
     return Plan(
-        {**nothing, **result, **staying}, allocation.objective, allocation.gap, allocation.solve_s
+        {**without_nodes, **result, **staying},
+        allocation.objective,
+        allocation.gap,
+        allocation.solve_s,
     )
 
 
@@ -244,10 +265,10 @@ def _requests(
     favoured: Collection[str],
     rate_one: float,
 ) -> list[BidRequest]:
-    """The request of each bidder, with the forecast losses of nodes if plans use them.
+    """Return the request of each bidder, with the forecast losses of nodes if plans use them.
 
-    ``current_nodes``: job → the nodes that it still has; ``rate_one``: throughput that an
-    unmeasured job is taken to have on one node, samples/s.
+    ``current_nodes``: job → the nodes that it still has; ``rate_one``: assumed throughput of an
+    unmeasured job on one node, samples/s.
     """
     pools = [[name for name in capacity if c.may_use(name)] for c in bidders]
     outlooks: list[dict[str, LossForecast]] = [{} for _ in bidders]
@@ -257,17 +278,17 @@ def _requests(
             nodes, nodes_of_bidders, settings.look_ahead_s, settings.lost_work_s
         )
         for name in capacity:
-            jobs = [number for number, mine in enumerate(pools) if name in mine]
-            most = [bidders[number].max_nodes for number in jobs]
-            for number, outlook in zip(jobs, node_life.in_pool(name, jobs, most), strict=True):
+            jobs = [number for number, usable_pools in enumerate(pools) if name in usable_pools]
+            max_nodes = [bidders[number].max_nodes for number in jobs]
+            for number, outlook in zip(jobs, node_life.in_pool(name, jobs, max_nodes), strict=True):
                 outlooks[number][name] = outlook
     requests = []
-    for c, mine, foretold in zip(bidders, pools, outlooks, strict=True):
+    for c, usable_pools, loss_forecasts in zip(bidders, pools, outlooks, strict=True):
         curve = c.curve or neutral_curve(c.max_nodes, settings.prior_exponent, rate_one)
         current = current_nodes[c.job]
         curves = {
-            name: _better(curve) if name in favoured and len(capacity) > 1 else curve
-            for name in mine
+            name: _raised(curve) if name in favoured and len(capacity) > 1 else curve
+            for name in usable_pools
         }
         requests.append(
             BidRequest(
@@ -284,18 +305,18 @@ def _requests(
                 c.cost or settings.cost,
                 must_run=c.must_run,
                 restarting=c.broken,
-                loss_forecasts=foretold,
+                loss_forecasts=loss_forecasts,
             )
         )
     return requests
 
 
-def _better(curve: ScalingCurve) -> ScalingCurve:
-    """The curve, a little better: enough to win a tie."""
+def _raised(curve: ScalingCurve) -> ScalingCurve:
+    """Return the curve, raised just enough to win a tie."""
     return ScalingCurve(tuple((nodes, rate * (1 + 1e-4)) for nodes, rate in curve.points))
 
 
 def _fits(candidate: Candidate, capacity: Mapping[str, int]) -> bool:
-    """Whether some size that the job accepts is there at all."""
+    """Return whether a pool is large enough for the smallest size of the job."""
     largest = max((count for pool, count in capacity.items() if candidate.may_use(pool)), default=0)
     return candidate.smallest is not None and candidate.smallest <= largest

@@ -1,8 +1,8 @@
-"""Applies the profiling advisor's answers to the controller's state.
+"""Applies the answers of the profiling advisor to the controller's state.
 
-Decides which nodes the steps of a profile take and release, what a crash at one size means, and
-what is announced and stored. :mod:`malletrain.core.profiling` and the advisor decide what is
-measured and when. If ``ControllerSettings.profiling`` is None, it does nothing.
+Decides which nodes each step of a profile takes and releases, whether a crash counts against a
+size, and what is announced and stored. :mod:`malletrain.core.profiling` and the advisor decide what
+is measured and when. If ``ControllerSettings.profiling`` is None, it does nothing.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from malletrain.core.state import ControllerState
 from malletrain.protocol.event_kinds import EventKind
 
 SPARED = "spared"
-"""Result of a job whose profile would not pay; what it shows in passing is learned."""
-WORTH_A_PLAN = 0.1
-"""An ordinary observation that moves the estimate by more than this, relative, is a reason to plan
-anew.
+"""Result of a job whose profile would not pay. It is measured only by its progress outside a
+profile.
 """
+MIN_REPLAN_CHANGE = 0.1
+"""Minimum relative change of an estimate by progress outside a profile that causes a new plan."""
 
 
 class ProfileRunner:
@@ -58,54 +58,55 @@ class ProfileRunner:
     # --- reading ---
 
     def holds(self, job: JobRecord) -> bool:
-        """Whether the job is being profiled: it stays at the size asked for."""
+        """Return whether the job is being profiled, so that only its profile changes its size."""
         return self.profiler.profiling == job.submitted.job
 
     def unseen(self, job: JobRecord) -> bool:
-        """Whether nothing at all is known of its speed, and nothing will be before it runs: where
-        profiles have to be worth their cost, no profile begins with such a job.
+        """Return whether nothing is known of the job's throughput, and nothing will be before it
+        runs. If profiles must be worth their cost, no profile starts with such a job.
         """
         careful = self._on and self.profiler.settings.when_worth
         return careful and job.curve is None and self.profiler.worth.rounds(job.submitted.job) < 3
 
     def next_wakeup(self) -> float | None:
-        """When :meth:`review` is due."""
+        """Return the time at which :meth:`review` is due; None if it is not."""
         return self.profiler.tick_at
 
-    # --- what the controller tells ---
+    # --- calls of the controller ---
 
     def submitted(self, job: JobRecord, scaling: ScalingModel | None) -> None:
-        """A new job."""
+        """Initialise the scaling model of a new job."""
         if self._on:
             self._learn(job, self.profiler.begin(scaling))
 
     def review(self, jobs: list[JobRecord], coming: bool, now: float) -> list[Command]:
-        """Bring the advisor up to date; ``jobs``: those that may run. Call it before every plan and
-        when :meth:`next_wakeup` says so.
+        """Send the current state to the advisor and apply its answers. Call it before every plan
+        and at :meth:`next_wakeup`. ``jobs``: the admitted jobs that may be profiled; ``coming``:
+        whether more nodes are expected.
         """
         if not self._on:
             return []
         state = self._state
         for other in jobs:
-            spec, own = other.submitted, other.scaling.curve
+            spec, own_curve = other.submitted, other.scaling.curve
             if spec.profile and not self.holds(other):
-                curve = self.profiler.shared.tell(spec.job, spec.kind, own)
-                if curve is not own:
+                curve = self.profiler.shared.tell(spec.job, spec.kind, own_curve)
+                if curve is not own_curve:
                     self._learn(other, replace(other.scaling, curve=curve))
         machine = Machine(state.usable, state.idle, coming, self._settings.min_interval_s)
         for spared in self.profiler.spared(jobs, now):
-            reason = "A profile would cost more than what it tells is worth over what is left."
+            reason = "A profile would cost more than its result is worth in the remaining time."
             self._learn(spared, replace(spared.scaling, result=SPARED, reason=reason))
         commands = self._obey(self.profiler.review(jobs, machine, now), now)
         job = state.unfinished.get(self.profiler.profiling or "")
         if job is not None and job.broken and job.nodes and state.none_leaves(job.nodes):
-            # Its workers are to be started again, where they were.
+            # Restart its workers on the same nodes.
             commands += self._move({job.submitted.job: job.nodes}, now)
         return commands
 
     def limited(self, job: JobRecord, now: float) -> list[Command]:
-        """The limits of the job's scale changed: it bids for other sizes, and wants to be measured
-        at others where it still waits for that.
+        """Update the bids of a job whose node limits have changed, and renew its profile request if
+        it has one.
         """
         if not self._on:
             return []
@@ -113,14 +114,14 @@ class ProfileRunner:
         return [*commands, *self._learn(job, job.scaling)]
 
     def ended(self, job: JobRecord, now: float, *, done: bool) -> list[Command]:
-        """The job ends; ``done``: its work is."""
+        """Record the end of a job; ``done``: whether it completed."""
         self.profiler.worth.ended(job.submitted.job, now, done=done)
-        if self.holds(job):  # what was measured of it so far is of use to others
+        if self.holds(job):  # other jobs can use what is measured so far
             self.profiler.shared.remember(job.submitted.kind, job.scaling.curve)
         return self._obey(self.profiler.gone(job.submitted.job, now), now)
 
     def rescaled(self, job: JobRecord, now: float) -> list[Command]:
-        """The job processes samples at its newest scale."""
+        """Note that the job processes samples at its newest scale."""
         name, visit = job.submitted.job, self.holds(job)
         self.profiler.worth.trains(name, len(job.nodes), now, visit=visit)
         if job.broken:
@@ -128,17 +129,15 @@ class ProfileRunner:
         return self._obey(self.profiler.scaled(name, len(job.nodes), now), now)
 
     def crashed(self, job: JobRecord, now: float) -> list[Command]:
-        """The job's script failed: while it is profiled, the size counts as the cause once another
-        size has worked.
-        """
+        """Report a failure of the job's script to the advisor, if the job is being profiled."""
         if not self.holds(job):
             return []
         crashed = self.profiler.crashed(job.submitted.job, len(job.nodes), now)
         return self._obey(crashed, now)
 
     def blames_size(self, job: JobRecord) -> bool:
-        """Whether a failure of the job's script is its size's: it is being profiled, and the script
-        is known to run at another size.
+        """Return whether a failure of the job's script is attributed to its size: it is being
+        profiled, and its script has run at another size.
         """
         points = job.scaling.curve.current.points
         return self.holds(job) and any(p.rate > 0 and p.nodes != len(job.nodes) for p in points)
@@ -146,7 +145,7 @@ class ProfileRunner:
     # --- events ---
 
     def progressed(self, event: Progressed, now: float) -> list[Command]:
-        """Ordinary progress: the profile's measurement, or a window more of the running job."""
+        """Pass progress to the profile, or to the observation of the running job."""
         job = self._state.unfinished.get(event.job)
         if not self._on or job is None or job.rescaling or job.broken:
             return []
@@ -157,19 +156,19 @@ class ProfileRunner:
         return self._obey(self.profiler.progressed(job, event, now), now)
 
     def model_changed(self, event: ModelChanged, now: float) -> list[Command]:
-        """The job trains another model: a phase of its own, as its next report shows."""
+        """Start a new phase, because the job trains another model. Its next report shows it."""
         job = self._state.unfinished.get(event.job)
         if self._on and job is not None:
             self.profiler.another_model(job, event.name)
         return []
 
     def formed(self, event: RoundFormed, now: float) -> list[Command]:
-        """All workers have been started."""
+        """Note that all workers of the newest round have been started."""
         self.profiler.formed(event.job, now)
         return []
 
     def costed(self, event: RescaleCosted, now: float) -> list[Command]:
-        """What a rescale cost, for the next plans."""
+        """Add the measured cost of a rescale to the job's scaling model."""
         job = self._state.unfinished.get(event.job)
         if not self._on or job is None or event.kind not in RESCALE_KINDS:
             return []
@@ -179,7 +178,7 @@ class ProfileRunner:
         return self._learn(job, replace(job.scaling, costs=costs))
 
     def prior_suggested(self, event: PriorSuggested, now: float) -> list[Command]:
-        """Other jobs suggest something of this one's scaling."""
+        """Add a prior from other jobs to the job's scaling model."""
         job = self._state.unfinished.get(event.job)
         prior = event.scaling.curve.current.prior
         if not self._on or job is None or prior is None or job.scaling.profiled:
@@ -201,9 +200,9 @@ class ProfileRunner:
             answer = todo.popleft()
             job = self._state.jobs[answer.job]
             if isinstance(answer, SetSize):
-                moves, more = self._resize(job, answer, now)
+                moves, later_answers = self._resize(job, answer, now)
                 commands += moves
-                todo.extend(more)
+                todo.extend(later_answers)
             elif isinstance(answer, PointMeasured):
                 commands += self._measured(job, answer)
             elif isinstance(answer, ProfileFinished):
@@ -221,8 +220,8 @@ class ProfileRunner:
     def _resize(
         self, job: JobRecord, answer: SetSize, now: float
     ) -> tuple[list[Command], list[AdvisorAnswer]]:
-        """Move the profiled job, its donor first. What cannot be carried out any more is told the
-        advisor as a loss.
+        """Resize the profiled job, its donor first. A resize that is no longer possible is reported
+        to the advisor as a loss of nodes.
         """
         state = self._state
         old = tuple(n for n in job.nodes if n in state.usable)
@@ -265,7 +264,9 @@ class ProfileRunner:
         return commands + self._move({**changes, answer.job: new}, now), []
 
     def _gift(self, donor: JobRecord, take: int) -> tuple[str, ...]:
-        """The nodes that the donor can still give: all that it is asked for, or none."""
+        """Return the nodes that the donor gives: ``take`` nodes, or none if it can no longer give
+        them.
+        """
         if donor.rescaling or donor.broken or not self._state.none_leaves(donor.nodes):
             return ()
         return donor.nodes[-take:] if donor.accepts(len(donor.nodes) - take) else ()
@@ -275,7 +276,7 @@ class ProfileRunner:
         return horizon is not None, -(horizon or 0.0), node
 
     def _move(self, nodes: dict[str, tuple[str, ...]], now: float) -> list[Command]:
-        """Move the profiled job, the last of ``nodes``, to exactly these nodes, its donor first."""
+        """Move jobs to exactly these nodes: the donor first, the profiled job last."""
         *_, name = nodes
         leaves = bool(set(self._state.jobs[name].nodes).difference(nodes[name]))
         commands = self._state.assign(nodes, now)
@@ -290,8 +291,8 @@ class ProfileRunner:
         self._state.forgive(job)
         has_interval = math.isfinite(m.half_width)
         spread = f"± {m.half_width:.2g}" if has_interval else "± unknown"
-        many = f"{m.nodes} node{'s' if m.nodes != 1 else ''}"
-        sentence = f"{many}: {m.rate:.4g} {spread} samples/s, from {m.seconds:.1f} s."
+        size = f"{m.nodes} node{'s' if m.nodes != 1 else ''}"
+        sentence = f"{size}: {m.rate:.4g} {spread} samples/s, from {m.seconds:.1f} s."
         data = {
             "nodes": m.nodes,
             "rate": m.rate,
@@ -335,7 +336,7 @@ class ProfileRunner:
         ]
 
     def _observed(self, job: JobRecord, seen: Observed, now: float) -> list[Command]:
-        if not job.scaling.has_data:  # others of its kind that wait know nothing either
+        if not job.scaling.has_data:  # waiting jobs of its kind have no data either
             self.profiler.shared.remember(job.submitted.kind, seen.scaling.curve)
         commands = self._learn(job, seen.scaling)
         if seen.change is not None:
@@ -348,12 +349,12 @@ class ProfileRunner:
                 "phase": change.phase,
             }
             commands.append(Announce(seen.job, EventKind.CURVE_CHANGED, change.sentence, data))
-        if seen.change is not None or seen.surprise > WORTH_A_PLAN:
+        if seen.change is not None or seen.surprise > MIN_REPLAN_CHANGE:
             self._state.plan_soon(now + self._settings.debounce_s)
         return commands
 
     def _learn(self, job: JobRecord, scaling: ScalingModel) -> list[Command]:
-        """The bids are made from what is known now; a curve that the user gave stays."""
+        """Store a new scaling model and bid with it. A curve that the user stated stays."""
         self._state.learn(job, scaling)
         spec, curve = job.submitted, job.curve
         if spec.curve is None:

@@ -1,8 +1,9 @@
-"""Between the controller and the profiling advisor: which jobs ask for a profile, and what is
-learnt. Pure.
+"""Connects the controller to the profiling advisor: decides which jobs request a profile, and
+updates their scaling models. Pure.
 
-Decides when a job is proposed for a profile and how its ordinary progress corrects its curve. The
-advisor (:mod:`jpa.advisor`) decides sizes, order and donors; the controller moves the nodes.
+Decides when a job requests a profile, and how its progress outside a profile corrects its scaling
+curve. The advisor (:mod:`jpa.advisor`) decides sizes, order and donors; the controller moves the
+nodes.
 """
 
 from __future__ import annotations
@@ -42,64 +43,66 @@ from malletrain.core.siblings import SharedCurves
 
 @dataclass(frozen=True)
 class Machine:
-    """The nodes as they are now. ``usable``: every one that can be planned with; ``idle``: those
-    without a job; ``coming``: more are on their way. ``rest_s``: a job is left alone for so long
-    after a rescale.
-    """
+    """The current nodes."""
 
     usable: Mapping[str, NodeInfo]
+    """The nodes that plans can use."""
     idle: Iterable[str]
+    """The usable nodes without a job."""
     coming: bool = False
+    """Whether more nodes are expected."""
     rest_s: float = 0.0
+    """Minimum time between two rescales of a job, seconds."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """The ordinary progress of a running job corrected its curve. ``surprise``: by so much,
-    relative, at the size it was seen at.
-    """
+    """Progress outside a profile has changed a job's scaling curve."""
 
     job: str
     scaling: ScalingModel
+    """The new scaling model."""
     change: CurveChange | None
+    """Significant change of the curve; None if there is none."""
     surprise: float
+    """Relative change of the estimate at the job's current scale."""
 
 
 @dataclass
-class _Watch:
-    """What is remembered of one job's progress."""
+class _JobProgress:
+    """Progress of one job."""
 
     monitor: Monitor
     phases: PhaseTracker
 
 
 class Profiler:
-    """The advisor, and what the controller has told it."""
+    """Wraps the advisor and tracks the profile request of each job."""
 
     def __init__(self, settings: ProfilingSettings, cost: RescaleCost) -> None:
         self.settings = settings
         self.advisor = Advisor(settings.advisor)
         self._costs = RescaleCosts(cost.up_s, cost.down_s, cost.start_s)
-        self._wish_classes: dict[str, str] = {}
-        self._since: dict[str, float] = {}
-        self._formed: dict[str, float] = {}
-        self._watches: dict[str, _Watch] = {}
+        self._requested_class: dict[str, str] = {}
+        self._waiting_since: dict[str, float] = {}
+        self._workers_started_at: dict[str, float] = {}
+        self._progress: dict[str, _JobProgress] = {}
         self.shared = SharedCurves()
         self.worth = ProfileWorth(settings)
         self.tick_at: float | None = None
-        """When :meth:`review` is due although nothing happens."""
+        """Time at which to call :meth:`review` even if no event occurs."""
 
     @property
     def profiling(self) -> str | None:
-        """The job being profiled."""
+        """The job that is being profiled, or None."""
         return self.advisor.profiling
 
     def begin(self, scaling: ScalingModel | None) -> ScalingModel:
-        """What a new job starts with."""
+        """Return the scaling model of a new job."""
         return scaling or ScalingModel(costs=self._costs)
 
     def wants(self, job: JobRecord) -> bool:
-        """Whether the job is to be profiled (again)."""
+        """Return whether the job needs a first or another profile."""
         spec = job.submitted
         if (
             not spec.profile
@@ -111,7 +114,9 @@ class Profiler:
         return not job.scaling.profiled or self._incomplete(job)
 
     def wishes(self, job: JobRecord, others: Sequence[JobRecord], now: float) -> bool:
-        """Whether it is to be profiled now: it wants it, and that is worth what it costs."""
+        """Return whether to profile the job now: it needs a profile, and the profile is worth its
+        cost.
+        """
         if not self.wants(job):
             return False
         if not self.settings.when_worth or job.submitted.job == self.profiling:
@@ -119,7 +124,9 @@ class Profiler:
         return self.worth.ready(job) and self.worth.pays(job, others, now)
 
     def spared(self, jobs: Sequence[JobRecord], now: float) -> list[JobRecord]:
-        """Those that would be profiled if that were worth it, and of which this was not said."""
+        """Return the jobs whose profile is not worth its cost and for which this is not yet
+        reported.
+        """
         if not self.settings.when_worth:
             return []
         return [
@@ -137,33 +144,43 @@ class Profiler:
     def review(
         self, jobs: Sequence[JobRecord], machine: Machine, now: float
     ) -> list[AdvisorAnswer]:
-        """Tell the advisor of the nodes and of the jobs that want a profile; ``jobs``: those that
-        may run.
+        """Send the current nodes and the profile requests to the advisor.
+
+        Args:
+            jobs: the admitted jobs in queue order.
+            machine: the current nodes.
+            now: time on the shell's clock.
+
+        Returns:
+            The advisor's answers.
         """
-        wishing = {job.submitted.job: job for job in jobs if self.wishes(job, jobs, now)}
-        self._since = {
-            name: self._since.get(name, now)
-            for name, job in wishing.items()
+        requesting = {job.submitted.job: job for job in jobs if self.wishes(job, jobs, now)}
+        self._waiting_since = {
+            name: self._waiting_since.get(name, now)
+            for name, job in requesting.items()
             if not job.scaling.profiled
         }
         answers: list[AdvisorAnswer] = []
         free = Counter(machine.usable[n].node_class for n in machine.idle)
-        for name, node_class in list(self._wish_classes.items()):
-            job = wishing.get(name)
+        for name, node_class in list(self._requested_class.items()):
+            job = requesting.get(name)
             if name != self.profiling and (
                 job is None or self._class_of(job, machine, free) != node_class
             ):
-                answers += self._withdraw(name, now)
-        if self.profiling is None and not wishing:
+                answers += self._withdraw_request(name, now)
+        if self.profiling is None and not requesting:
             self.tick_at = None
             return answers
-        answers += self.advisor.handle(self._nodes(jobs, machine, free, now), now)
-        for name, job in wishing.items():
-            if name not in self._wish_classes and self._ready(job, machine, free, now):
-                answers += self._ask(job, self._class_of(job, machine, free), now)
+        answers += self.advisor.handle(self._advisor_view(jobs, machine, free, now), now)
+        for name, job in requesting.items():
+            if name not in self._requested_class and self._can_request(job, machine, free, now):
+                answers += self._request_profile(job, self._class_of(job, machine, free), now)
         active = self.profiling
-        if active is not None and now - self._formed.get(active, now) >= self.settings.silence_s:
-            del self._formed[active]  # said once
+        if (
+            active is not None
+            and now - self._workers_started_at.get(active, now) >= self.settings.silence_s
+        ):
+            del self._workers_started_at[active]  # send it once
             answers += self.advisor.handle(ScaleReached(active, self.advisor.target or 0), now)
         answers += self.advisor.handle(AdvisorTick(), now)
         self.tick_at = self._next_tick(now)
@@ -172,8 +189,10 @@ class Profiler:
     def progressed(
         self, job: JobRecord, event: Progressed, now: float
     ) -> list[AdvisorAnswer | Observed]:
-        """One report of a job that runs undisturbed on ``event.nodes`` nodes."""
-        watch = self._watch(job)
+        """Handle a progress report of a job that runs on ``event.nodes`` nodes and is not
+        rescaling.
+        """
+        watch = self._progress_of(job)
         phase = watch.phases.feed(event.nodes, event.batch)
         if event.job == self.profiling:
             return list(
@@ -184,13 +203,17 @@ class Profiler:
         if job.submitted.curve is not None:
             return []
         curve, change = job.scaling.curve.with_phase(phase, self.settings.advisor.curve)
-        seen = watch.monitor.feed(event.time, event.samples, event.nodes, phase)
+        measurement = watch.monitor.feed(event.time, event.samples, event.nodes, phase)
         surprise = 0.0
-        if seen is not None:
+        if measurement is not None:
             before = curve.estimate(event.nodes)[0] if curve.has_data else 0.0
-            self.worth.seen(curve, event.nodes, seen.rate)
+            self.worth.seen(curve, event.nodes, measurement.rate)
             curve, drift = curve.observe(
-                event.nodes, seen.rate, seen.half_width, now, self.settings.advisor.curve
+                event.nodes,
+                measurement.rate,
+                measurement.half_width,
+                now,
+                self.settings.advisor.curve,
             )
             change = drift or change
             surprise = abs(curve.estimate(event.nodes)[0] / before - 1) if before > 0 else 1.0
@@ -202,62 +225,71 @@ class Profiler:
         return [Observed(event.job, scaling, change, surprise)]
 
     def another_model(self, job: JobRecord, name: str) -> None:
-        """The job's script trains this model from now on."""
-        self._watch(job).phases.another_model(name)
+        """Note that the job's script trains this model from now on."""
+        self._progress_of(job).phases.another_model(name)
 
-    def _watch(self, job: JobRecord) -> _Watch:
+    def _progress_of(self, job: JobRecord) -> _JobProgress:
         name = job.submitted.job
-        if name not in self._watches:
+        if name not in self._progress:
             phases = PhaseTracker(job.scaling.curve.phase)
-            self._watches[name] = _Watch(Monitor(self.settings.window_s), phases)
-        return self._watches[name]
+            self._progress[name] = _JobProgress(Monitor(self.settings.window_s), phases)
+        return self._progress[name]
 
     def scaled(self, job: str, nodes: int, now: float) -> list[AdvisorAnswer]:
-        """The job processes samples at this scale."""
-        self._formed.pop(job, None)
+        """Report that the job processes samples at this scale."""
+        self._workers_started_at.pop(job, None)
         return self.advisor.handle(ScaleReached(job, nodes), now) if job == self.profiling else []
 
     def formed(self, job: str, now: float) -> None:
-        """All workers of the job's newest round have been started."""
+        """Note that all workers of the job's newest round have been started."""
         if job == self.profiling:
-            self._formed[job] = now
+            self._workers_started_at[job] = now
 
     def crashed(self, job: str, nodes: int, now: float) -> list[AdvisorAnswer]:
-        """The script failed by itself at this scale."""
-        self._formed.pop(job, None)
+        """Report that the script failed by itself at this scale."""
+        self._workers_started_at.pop(job, None)
         return self.advisor.handle(ScriptCrashed(job, nodes), now)
 
     def moved(self, job: str) -> None:
-        """A rescale of the job began: nothing of before counts."""
-        self._formed.pop(job, None)
+        """A rescale of the job has begun. Discard the start time of its workers."""
+        self._workers_started_at.pop(job, None)
 
     def gone(self, job: str, now: float) -> list[AdvisorAnswer]:
-        """The job has ended."""
-        for forgotten in (self._wish_classes, self._since, self._formed, self._watches):
-            forgotten.pop(job, None)
+        """Forget a job that has ended."""
+        for by_job in (
+            self._requested_class,
+            self._waiting_since,
+            self._workers_started_at,
+            self._progress,
+        ):
+            by_job.pop(job, None)
         self.shared.forget(job)
         return self.advisor.handle(JobEnded(job), now)
 
     def limited(self, job: str, now: float) -> list[AdvisorAnswer]:
-        """The limits of the job's scale changed: what was asked for it counts no more."""
-        return self._withdraw(job, now) if job in self._wish_classes else []
+        """Withdraw the profile request of a job whose node limits have changed."""
+        return self._withdraw_request(job, now) if job in self._requested_class else []
 
     def forget_wish(self, job: str) -> None:
-        """The job's profile is over, or it waits anew: it may be put forward again."""
-        self._wish_classes.pop(job, None)
-        self._since.pop(job, None)
+        """Allow a new profile request, because the job's profile has ended or the job waits
+        again.
+        """
+        self._requested_class.pop(job, None)
+        self._waiting_since.pop(job, None)
 
     def lacks(self, job: str, current_nodes: int, now: float) -> list[AdvisorAnswer]:
-        """The nodes asked for are not there any more: the job holds only ``current_nodes``."""
+        """Report that the requested nodes are no longer available. The job holds only
+        ``current_nodes``.
+        """
         return self.advisor.handle(NodesChanged({}, (), {job: current_nodes}), now)
 
     def class_of(self, job: str) -> str:
-        """The class of nodes that the job was put forward for."""
-        return self._wish_classes.get(job, "default")
+        """Return the node class in the job's profile request."""
+        return self._requested_class.get(job, "default")
 
     def prior_suggested(self, job: JobRecord, prior: Prior, now: float) -> list[AdvisorAnswer]:
-        """What other jobs suggest has become known: a profile that waits begins from there, one
-        under way goes on from there.
+        """A prior from other jobs is available. A pending profile starts from it; a running one
+        continues from it.
         """
         return self.advisor.handle(
             PriorReceived(job.submitted.job, prior, job.submitted.profile_sizes), now
@@ -265,41 +297,43 @@ class Profiler:
 
     # --- inside ---
 
-    def _withdraw(self, name: str, now: float) -> list[AdvisorAnswer]:
-        del self._wish_classes[name]
+    def _withdraw_request(self, name: str, now: float) -> list[AdvisorAnswer]:
+        del self._requested_class[name]
         return self.advisor.handle(JobEnded(name), now)
 
-    def _ready(self, job: JobRecord, machine: Machine, free: Mapping[str, int], now: float) -> bool:
-        """Whether the job is put forward now: all its nodes can be had at once, or it has waited
-        for more.
+    def _can_request(
+        self, job: JobRecord, machine: Machine, free: Mapping[str, int], now: float
+    ) -> bool:
+        """Return whether to request the job's profile now: the nodes of its largest size are
+        available, or it has waited long enough for them.
         """
         largest = max(job.sizes or (job.submitted.max_nodes,))
         current_nodes = self._usable_count(job, machine)
-        enough = current_nodes + free.get(self._class_of(job, machine, free), 0) >= largest
+        suffices = current_nodes + free.get(self._class_of(job, machine, free), 0) >= largest
         if self._incomplete(job):
-            return enough and now - (job.scaling.ended or 0.0) >= self.settings.again_s
-        if enough:
+            return suffices and now - (job.scaling.ended or 0.0) >= self.settings.again_s
+        if suffices:
             return True
-        patience = self.settings.lease_patience_s * (3 if machine.coming else 1)
-        return now >= self._since[job.submitted.job] + patience
+        max_wait_s = self.settings.lease_patience_s * (3 if machine.coming else 1)
+        return now >= self._waiting_since[job.submitted.job] + max_wait_s
 
     @staticmethod
     def _incomplete(job: JobRecord) -> bool:
-        """Whether its profile lacks the largest sizes because their nodes could not be had."""
+        """Return whether its profile lacks the largest size for want of nodes."""
         if not job.scaling.profiled or job.scaling.result != ProfileResult.PARTIAL.value:
             return False
         largest = max(job.sizes or (job.submitted.max_nodes,))
         return max(job.scaling.curve.measured_sizes, default=0) < largest
 
-    def _ask(self, job: JobRecord, node_class: str, now: float) -> list[AdvisorAnswer]:
+    def _request_profile(self, job: JobRecord, node_class: str, now: float) -> list[AdvisorAnswer]:
         spec = job.submitted
-        self._wish_classes[spec.job] = node_class
+        self._requested_class[spec.job] = node_class
         sizes = job.sizes or range(spec.min_nodes, spec.max_nodes + 1)
         chosen = spec.profile_sizes
-        fresh = not job.scaling.profiled and job.scaling.curve.current.prior is None
-        if chosen is None and fresh and len(sizes) <= self.settings.every_size_up_to:
+        unmeasured = not job.scaling.profiled and job.scaling.curve.current.prior is None
+        if chosen is None and unmeasured and len(sizes) <= self.settings.every_size_up_to:
             chosen = tuple(sizes)
-        wish = ProfileRequested(
+        request = ProfileRequested(
             spec.job,
             spec.min_nodes,
             spec.max_nodes,
@@ -310,20 +344,20 @@ class Profiler:
             node_class,
             spec.kind,
         )
-        return self.advisor.handle(wish, now)
+        return self.advisor.handle(request, now)
 
-    def _nodes(
+    def _advisor_view(
         self, jobs: Sequence[JobRecord], machine: Machine, free: Counter[str], now: float
     ) -> NodesChanged:
-        """Who has what. A profile takes no node that a job before it in the queue, or a starving
-        one, needs to run at all; and while one starves nobody is interrupted.
+        """Build the advisor's view of the nodes. A profile takes no node that an earlier job in the
+        queue, or a starving job, needs for its minimum. While a job starves, no job donates nodes.
         """
         remaining = Counter(free)
-        ahead = True
+        before_first_request = True
         for job in jobs:
-            waits = self.wants(job) and not self.settings.when_worth
-            ahead = ahead and not waits
-            if not job.nodes and (ahead or job.starving) and not waits:
+            awaits_profile = self.wants(job) and not self.settings.when_worth
+            before_first_request = before_first_request and not awaits_profile
+            if not job.nodes and (before_first_request or job.starving) and not awaits_profile:
                 node_class = self._class_of(job, machine, free)
                 remaining[node_class] = max(0, remaining[node_class] - int(job.smallest))
         starving = any(job.starving and not job.nodes for job in jobs)
@@ -334,12 +368,12 @@ class Profiler:
             ()
             if starving
             else tuple(
-                self._donor(job, machine) for job in jobs if self._may_give(job, machine, now)
+                self._donor(job, machine) for job in jobs if self._can_donate(job, machine, now)
             )
         )
         return NodesChanged(dict(remaining), donors, nodes_of_jobs)
 
-    def _may_give(self, job: JobRecord, machine: Machine, now: float) -> bool:
+    def _can_donate(self, job: JobRecord, machine: Machine, now: float) -> bool:
         return (
             bool(job.nodes)
             and not (job.rescaling or job.broken or job.guaranteed_until)
@@ -365,28 +399,30 @@ class Profiler:
         return sum(n in machine.usable for n in job.nodes)
 
     def _class_of(self, job: JobRecord, machine: Machine, free: Mapping[str, int]) -> str:
-        """The pool the job is, or would be, profiled in: its own, the one it waits for, or that of
-        which most nodes are free.
+        """Return the node class for the job's profile: that of its nodes, else that of its request,
+        else its owner's class with the most free nodes.
         """
         own_class = next(
             (machine.usable[n].node_class for n in job.nodes if n in machine.usable), None
         )
         owner = job.submitted.owner
-        mine = (name for name in free if owner_of(name) == owner)
+        owner_classes = (name for name in free if owner_of(name) == owner)
         return (
             own_class
-            or self._wish_classes.get(job.submitted.job)
-            or max(mine, key=lambda c: (free[c], c), default=pool("default", owner))
+            or self._requested_class.get(job.submitted.job)
+            or max(owner_classes, key=lambda c: (free[c], c), default=pool("default", owner))
         )
 
     def _next_tick(self, now: float) -> float | None:
         if self.profiling is not None:
             return now + 1.0
-        if self._wish_classes:
+        if self._requested_class:
             return now + 10.0
-        waits = [
+        retry_times = [
             since + self.settings.lease_patience_s * n
-            for since in self._since.values()
+            for since in self._waiting_since.values()
             for n in (1, 3)
         ]
-        return min((t for t in waits if t > now), default=now + 10.0 if self._since else None)
+        return min(
+            (t for t in retry_times if t > now), default=now + 10.0 if self._waiting_since else None
+        )

@@ -1,8 +1,9 @@
-"""The admission queue: which jobs may bid, and which one is next to have its minimum guaranteed.
+"""The admission queue: decides which jobs may bid, and which one is next to get its minimum
+guaranteed.
 
-An entry of the queue is a job, or all jobs of one sweep, which share the place of the first of them
-and wait as one. Decides who is admitted (in order of places, the owners in rotation; where shares
-are counted, the parties by weight), who starves, and who of those is next.
+An entry of the queue is a job or a sweep. The jobs of a sweep share the place of the first one and
+wait as one. Decides which jobs are admitted (in order of places, with the owners in rotation or,
+with shares, the parties by weight), which starve, and which of those is next.
 :func:`malletrain.core.planning.guarantees` decides whether there are nodes for a guarantee.
 """
 
@@ -25,29 +26,42 @@ from malletrain.core.trainers import Trainer, Trainers
 
 
 class Turns(Protocol):
-    """In which proportion the places of the queue go to those who want them."""
+    """Proportions in which parties get places of the queue."""
 
     def weight(self, party: str) -> float:
-        """For how many nodes it has jobs admitted for each one of a party of weight 1."""
+        """Return the number of nodes for which it has jobs admitted per node of a party of weight
+        1.
+        """
         ...
 
     def load(self, party: str, begun: bool) -> float:
-        """Who has least comes first where all want one place. ``begun``: it has nodes."""
+        """Return the sort key of a party for a place; the lowest comes first. ``begun``: it has
+        nodes.
+        """
         ...
 
     def patience(self, party: str) -> float:
-        """How much longer than others' its jobs wait until they starve, 1 or more."""
+        """Return the factor on the time until its jobs starve, at least 1."""
         ...
 
 
 class AdmissionQueue:
-    """The unfinished jobs, in order. ``max_running``: entries that may run at once, and how many
-    jobs of one sweep may; ``starvation_s``: how long an admitted job waits for its first nodes
-    before it starves, seconds; who had nodes before waits ``turns_apart`` times as long, less as
-    far as its last turn was cut short, if it may get some otherwise: if its ``start_pays`` within
-    the time that plans look ahead.
-    ``turns``: whose turn it is; None: the owners take one place each in turn. Each of the
-    ``trainers`` has a queue of its own, and as many places.
+    """The unfinished jobs, in order.
+
+    Args:
+        state: jobs and nodes.
+        gaps: gaps that may become nodes.
+        max_running: maximum number of entries that run at once, for each trainer, and of running
+            jobs of one sweep.
+        starvation_s: time that an admitted job waits for its first nodes before it starves,
+            seconds.
+        turns: proportions of the parties; None for the owners in rotation.
+        trainers: each has its own queue.
+        turns_apart: factor on ``starvation_s`` for a job that had nodes before. It is lower if the
+            job's last turn was cut short. It applies only if ``start_pays``, because otherwise the
+            job gets no nodes without starving.
+        start_pays: returns whether a start with these costs (None: unknown) pays within the
+            forward-looking time.
     """
 
     def __init__(
@@ -71,39 +85,43 @@ class AdmissionQueue:
         self._starvation_s = starvation_s
         self._cache: dict[tuple[float, ...], list[JobRecord]] = {}
         self._cache_at = -1
-        self._enough = math.inf
+        self._enough_nodes = math.inf
 
     def allow(self, max_running: int) -> None:
-        """So many jobs may run at once from now on."""
+        """Change the maximum number of entries that run at once."""
         self.max_running = max_running
         self._cache.clear()
 
     def admitted(self, nodes: Mapping[str, int], *, shared: bool) -> list[JobRecord]:
-        """The first unfinished jobs, as many as may run at once, that could run if all these nodes
-        (of each pool) were theirs.
+        """Return the admitted jobs: the first unfinished ones, up to the limits, that could run if
+        they had all ``nodes`` (pool → number) of a pool.
 
-        ``shared``: every node may become any owner's. Where there are several owners or parties,
-        the first job of each comes before the second of any, and those follow by weight.
+        ``shared``: any owner can get any node. With several owners or parties, the first job of
+        each comes before the second of any; the further ones follow by weight.
         """
         if self._cache_at != self._state.admissions:
             self._cache_at = self._state.admissions
             self._cache.clear()
-            self._enough = self._all_fit_on()
-        most = {
-            (owner, trainer): min(self._most(nodes, owner, trainer, shared), self._enough)
+            self._enough_nodes = self._largest_minimum()
+        max_nodes = {
+            (owner, trainer): min(
+                self._max_nodes(nodes, owner, trainer, shared), self._enough_nodes
+            )
             for owner in self._state.owners
             for trainer in self._trainers
         }
-        key = tuple(most.values())
+        key = tuple(max_nodes.values())
         if key not in self._cache:
             self._cache[key] = [
-                job for trainer in self._trainers for job in self._of_one(trainer, most)
+                job
+                for trainer in self._trainers
+                for job in self._jobs_of_trainer(trainer, max_nodes)
             ]
         return self._cache[key]
 
-    def _all_fit_on(self) -> float:
-        """Nodes beyond which some more change nothing: of thousands that join one by one each would
-        have the jobs looked through anew.
+    def _largest_minimum(self) -> float:
+        """Return the number of nodes beyond which further ones change nothing. Without it, each of
+        thousands of joining nodes would cause a scan of all jobs.
         """
         if self._turns is not None:
             return math.inf
@@ -111,48 +129,48 @@ class AdmissionQueue:
         return max((size for size in sizes if size < math.inf), default=0)
 
     def _in_order(self) -> Iterable[JobRecord]:
-        """The unfinished jobs in order of their places."""
+        """Return the unfinished jobs in order of their places."""
         jobs = self._state.unfinished.values()
         return sorted(jobs, key=lambda job: job.place) if self._state.sweeps else jobs
 
     def _placed(self, jobs: Iterable[JobRecord]) -> Iterator[JobRecord]:
-        """Those for whose entries there is room."""
+        """Yield the jobs whose entries are within the limits."""
         entries: dict[int, int] = {}
         for job in jobs:
-            of_entry = entries.get(job.place, 0)
-            if not of_entry and len(entries) == self.max_running:
+            jobs_of_entry = entries.get(job.place, 0)
+            if not jobs_of_entry and len(entries) == self.max_running:
                 if not self._state.sweeps:
-                    return  # no later one is of an entry that has its place
-            elif of_entry < self.max_running:
-                entries[job.place] = of_entry + 1
+                    return  # without sweeps each job is its own entry
+            elif jobs_of_entry < self.max_running:
+                entries[job.place] = jobs_of_entry + 1
                 yield job
 
-    def _most(
+    def _max_nodes(
         self, nodes: Mapping[str, int], owner: str, trainer: Trainer | None, shared: bool
     ) -> int:
-        """The most nodes that a job of this owner and trainer could have."""
+        """Return the maximum number of nodes that a job of this owner and trainer could have."""
         usable = self._trainers.usable(nodes, trainer)
         return max(usable.values(), default=0) if shared else largest(usable, owner)
 
-    def _of_one(
-        self, trainer: Trainer | None, most: Mapping[tuple[str, Trainer | None], float]
+    def _jobs_of_trainer(
+        self, trainer: Trainer | None, max_nodes: Mapping[tuple[str, Trainer | None], float]
     ) -> Iterable[JobRecord]:
-        """The jobs of one trainer that are admitted."""
+        """Return the admitted jobs of one trainer."""
         fitting: Iterable[JobRecord] = (
             job
             for job in self._in_order()
             if self._trainers.of(job.submitted.trainer) is trainer
-            and job.smallest <= most[job.submitted.owner, trainer]
+            and job.smallest <= max_nodes[job.submitted.owner, trainer]
         )
         if self._turns is not None or len(self._state.owners) > 1:
-            fitting = self._in_turn(list(fitting), max(most.values(), default=0))
+            fitting = self._in_turn(list(fitting), max(max_nodes.values(), default=0))
         if any(job.pressing for job in self._state.unfinished.values()):
             fitting = sorted(fitting, key=lambda job: not job.pressing)
         return self._placed(fitting)
 
-    def _in_turn(self, jobs: list[JobRecord], most: float) -> list[JobRecord]:
-        """The jobs, which are in order of their places, in the order in which they get them.
-        ``most``: nodes that any of them could have.
+    def _in_turn(self, jobs: list[JobRecord], max_nodes: float) -> list[JobRecord]:
+        """Return the jobs in the order of admission. ``jobs``: in order of their places;
+        ``max_nodes``: maximum number of nodes that any of them could have.
         """
         parties: dict[str, list[JobRecord]] = {}
         for job in jobs:
@@ -160,24 +178,26 @@ class AdmissionQueue:
         if len(parties) < 2:
             return jobs
         keys: dict[str, tuple[float, float, int]] = {}
-        for party, mine in parties.items():
+        for party, party_jobs in parties.items():
             weight, load = 1.0, 0.0
             if self._turns is not None:
                 weight = self._turns.weight(party)
-                load = self._turns.load(party, any(job.nodes for job in mine))
-            before = 0.0  # places, or where shares are counted the nodes that they could use
-            for place, entry in groupby(mine, lambda job: job.place):
+                load = self._turns.load(party, any(job.nodes for job in party_jobs))
+            before = (
+                0.0  # number of earlier places, or with shares the nodes that their jobs could use
+            )
+            for place, entry in groupby(party_jobs, lambda job: job.place):
                 turn = (1.0, before / weight) if before else (0.0, load)
                 usable_nodes = 0
                 for job in entry:
                     keys[job.submitted.job] = (*turn, place)
                     usable_nodes += job.submitted.max_nodes
-                before += 1.0 if self._turns is None else min(usable_nodes, most)
+                before += 1.0 if self._turns is None else min(usable_nodes, max_nodes)
         return sorted(jobs, key=lambda job: keys[job.submitted.job])
 
     def all_awaited(self, owner: str) -> bool:
-        """Whether jobs of ``owner`` that have no nodes, and could begin now, need all nodes that
-        are idle or may come: a plan a moment later would not put any of them to other use.
+        """Return whether waiting jobs of ``owner`` that could start now need all nodes that are
+        idle or may come. Then a later plan would not use any of the nodes otherwise.
         """
         idle = len(self._state.idle)
         if not idle:
@@ -190,12 +210,12 @@ class AdmissionQueue:
         return idle + sum(self._gaps.by_class().values()) <= waited_for
 
     def in_reach(self) -> list[JobRecord]:
-        """The jobs admitted if every node there is, or could be, were anybody's."""
-        reach = by_class(self._state.usable_by_pool) + self._gaps.by_class()
-        return self.admitted(reach, shared=True)
+        """Return the jobs that are admitted if any job can get any node or gap."""
+        reachable_nodes = by_class(self._state.usable_by_pool) + self._gaps.by_class()
+        return self.admitted(reachable_nodes, shared=True)
 
     def notice(self, now: float) -> None:
-        """Look who has waited for too long, and whose guarantee is over."""
+        """Find the jobs that starve now and those whose guarantee ends."""
         state, placed = self._state, self.in_reach()
         served = self._served()
         for job in placed:
@@ -210,12 +230,12 @@ class AdmissionQueue:
         for job in state.at_work.values():
             if 0 < job.guaranteed_until <= now and job.nodes:
                 state.guarantee(job, 0.0)
-                state.plan_soon(now)  # its nodes may be worth more elsewhere now
+                state.plan_soon(now)  # other jobs may have more use for its nodes now
                 if any(other.starving for other in placed):
                     state.leases_due = True
 
     def wakeups(self) -> list[float]:
-        """When :meth:`notice` has something to notice although nothing happens."""
+        """Return the times at which :meth:`notice` is due even if no event occurs."""
         placed = self.in_reach()
         served = self._served()
         return [
@@ -233,7 +253,7 @@ class AdmissionQueue:
         ]
 
     def _served(self) -> set[int]:
-        """The places of the sweeps of which a job has nodes."""
+        """Return the places of the sweeps with a job that has nodes."""
         if not self._state.sweeps:
             return set()
         return {j.place for j in self._state.at_work.values() if j.nodes and j.submitted.sweep}
@@ -250,10 +270,10 @@ class AdmissionQueue:
         return (job.idle_since or 0.0) + self._starvation_s * patience
 
     def starving(self, candidates: Mapping[str, Candidate], now: float) -> list[Candidate]:
-        """The starving among the candidates, the longest first; of each sweep one.
+        """Return the starving candidates, the longest-waiting first; one of each sweep.
 
-        None of them is ahead of a job of its trainer, and another owner's, that has waited for
-        longer and for which nodes are still being gathered.
+        None of them overtakes a job of another owner with the same trainer that has waited longer
+        and for which nodes are still being leased.
         """
         jobs = self._state.jobs
         waiting = {job.submitted.job: job for job in self.in_reach() if job.starving}
@@ -265,11 +285,11 @@ class AdmissionQueue:
             waiting.items(), key=lambda item: (item[1].idle_since or 0.0, item[1].order)
         ):
             owner = job.submitted.owner
-            ahead = gathering.setdefault(self._trainers.of(job.submitted.trainer), set())
+            gathering_owners = gathering.setdefault(self._trainers.of(job.submitted.trainer), set())
             if name not in candidates:
                 if not self._gaps.backing_off(owner, now):
-                    ahead.add(owner)
-            elif ahead <= {owner} and job.place not in entries:
+                    gathering_owners.add(owner)
+            elif gathering_owners <= {owner} and job.place not in entries:
                 entries.add(job.place)
                 queue.append(candidates[name])
         return queue

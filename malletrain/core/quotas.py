@@ -1,10 +1,10 @@
-"""Quotas: the most nodes that the jobs under one limit (a user's, an account's) have at once. Pure.
+"""Quotas: limits on the number of nodes that the jobs of a user or an account have at once. Pure.
 
 The bid of one job cannot express a limit over several jobs. So the limit is divided before the bids
-are made, and each job bids for at most its part. The smallest size of each job comes first: of jobs
-that a plan has to serve, then of jobs with nodes, then in order of admission. The rest is divided
-equally. A job that keeps its size counts with it, one that is profiled with its largest. The shell
-says who is under which limit.
+are made, and each job bids for at most its part. First each job gets its smallest size: jobs that
+must run, then jobs with nodes, then the others in order of admission. The rest is divided equally.
+A job with fixed nodes counts with its current size, a profiled job with its largest. The shell
+decides which job is under which limit.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Quotas:
         self._state = state
 
     def within(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """The candidates, each with no more nodes to bid for than its part; those left out for
-        which there is no room.
+        """Return the candidates, each limited to its part. Those without room for their smallest
+        size are left out.
         """
         jobs = self._state.jobs
         limited = [c for c in candidates if jobs[c.job].submitted.quotas]
@@ -40,8 +40,8 @@ class Quotas:
         ]
 
     def may_profile(self, job: JobRecord) -> bool:
-        """Whether the job could have its largest size beside what the others under its limits
-        have.
+        """Return whether its quotas allow the job its largest size, given the nodes of the other
+        jobs under them.
         """
         for quota in job.submitted.quotas:
             used_nodes = sum(
@@ -54,7 +54,7 @@ class Quotas:
         return True
 
     def full(self, job: JobRecord) -> Quota | None:
-        """The limit that keeps a job without nodes from running; None: none does."""
+        """Return the quota that prevents a job without nodes from running; None if none does."""
         for quota in job.submitted.quotas:
             used_nodes = sum(
                 len(other.nodes)
@@ -67,9 +67,11 @@ class Quotas:
 
 
 def _parts(candidates: Sequence[Candidate], jobs: Sequence[JobRecord]) -> dict[str, int]:
-    """Job → the most nodes that it may bid for; 0 where there is no room for its smallest size."""
+    """Return job → maximum number of nodes that it may bid for; 0 if there is no room for its
+    smallest size.
+    """
     quotas = {c.job: job.submitted.quotas for c, job in zip(candidates, jobs, strict=True)}
-    room = {quota: quota.nodes for mine in quotas.values() for quota in mine}
+    room = {quota: quota.nodes for job_quotas in quotas.values() for quota in job_quotas}
     parts: dict[str, int] = {}
 
     def give(name: str, more: int) -> None:
@@ -88,15 +90,17 @@ def _parts(candidates: Sequence[Candidate], jobs: Sequence[JobRecord]) -> dict[s
         (c for c in candidates if not c.fixed), key=lambda c: (not c.must_run, not c.nodes)
     )
     for c in rest:
-        least = c.smallest
-        give(c.job, least if least is not None and least <= remaining(c.job) else 0)
+        smallest = c.smallest
+        give(c.job, smallest if smallest is not None and smallest <= remaining(c.job) else 0)
     growing = [c for c in rest if parts[c.job]]
     while growing := [c for c in growing if parts[c.job] < c.max_nodes and remaining(c.job) > 0]:
         sharing = Counter(quota for c in growing for quota in quotas[c.job])
         for c in growing:
-            beside = max(sharing[quota] for quota in quotas[c.job])
+            sharing_jobs = max(sharing[quota] for quota in quotas[c.job])
             more = min(
-                c.max_nodes - parts[c.job], remaining(c.job), max(1, remaining(c.job) // beside)
+                c.max_nodes - parts[c.job],
+                remaining(c.job),
+                max(1, remaining(c.job) // sharing_jobs),
             )
             give(c.job, max(0, more))
     return parts

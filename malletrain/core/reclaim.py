@@ -1,13 +1,13 @@
-"""How many nodes to take from one owner for another owner's jobs. Pure.
+"""Decides how many nodes to take from one owner for another owner's jobs. Pure.
 
-While a node goes from lease to lease nobody has it: the old lease ends, the main scheduler finds
-the node idle and gets its turn, the new lease starts. Two rules follow:
+Between two leases no job has the node: the old lease ends, the main scheduler finds the node idle
+and runs a backfill cycle, then the new lease starts. Two rules follow:
 
-* That time is subtracted from what a node brings within the forward-looking time, and no node is
-  taken for which nothing remains. The rule does not apply to an owner without a node: its first one
-  costs that time whenever it comes.
-* Of a job that has not been measured only a general assumption is known. For it only its smallest
-  size is taken, and afterwards at most twice the largest size that it has run on.
+* That time is subtracted from the forward-looking time in which a node is useful. A node is not
+  taken if nothing remains. The rule does not apply to an owner without nodes, because its first
+  node costs that time whenever it comes.
+* The curve of an unmeasured job is only an assumption. Such a job first gets only its smallest
+  size, and later at most twice the largest size at which it has run.
 
 :mod:`malletrain.core.lease_planner` decides which nodes are taken.
 """
@@ -22,38 +22,39 @@ from allocator import NodeInfo
 from malletrain.core.planning import Candidate, Plan
 from malletrain.core.pools import owner_of, pool
 
-REMEMBERED = 5
-"""The way is taken to last as long as the median of so many that were seen."""
+MAX_MEASUREMENTS = 5
+"""Number of last measurements whose median is the expected time."""
 
 Imagine = Callable[[Sequence[Candidate]], Plan]
-"""A plan of these candidates in which every node may become anybody's."""
+"""Makes a hypothetical plan of these candidates, in which every job can get every node."""
 
 
 class LeaseWay:
-    """How long a node is on its way from one owner's lease to another's.
+    """Measures the time of a node between the leases of two owners.
 
     Args:
-        expected_s: until one was seen, seconds.
-        longest_s: one that took longer went elsewhere in between, and says nothing of the way.
+        expected_s: assumed time until one is measured, seconds.
+        longest_s: longer times are ignored, because the node was used otherwise in between,
+            seconds.
     """
 
     def __init__(self, expected_s: float, longest_s: float) -> None:
-        self._seen: deque[float] = deque(maxlen=REMEMBERED)
+        self._seen: deque[float] = deque(maxlen=MAX_MEASUREMENTS)
         self._expected_s = expected_s
         self._longest_s = longest_s
         self._began: dict[str, tuple[float, str]] = {}
 
     @property
     def seconds(self) -> float:
-        """How long it takes."""
+        """Expected time between the leases, seconds."""
         return median(self._seen) if self._seen else self._expected_s
 
     def begins(self, node: str, owner: str, now: float) -> None:
-        """``node`` is taken from its owner for ``owner``."""
+        """Note that ``node`` is taken from its owner for ``owner``."""
         self._began[node] = (now, owner)
 
     def joined(self, node: str, owner: str, now: float) -> None:
-        """A lease of ``owner`` on ``node`` is up."""
+        """Note that a lease of ``owner`` on ``node`` has started."""
         began, requester = self._began.pop(node, (now, ""))
         if requester and requester == owner and now - began <= self._longest_s:
             self._seen.append(now - began)
@@ -69,43 +70,50 @@ def worth_taking(
     everything: Mapping[str, NodeInfo],
     had: Mapping[str, int],
 ) -> Counter[str]:
-    """How many of the nodes that each pool lacks are worth taking from others.
+    """Return how many of the nodes that each pool lacks are worth taking from other owners.
 
     Args:
-        lacking: pool → how many more nodes it would have in the best plan.
-        candidates: of that plan.
-        owners: job → whose it is.
-        tried: the largest size at which it was seen what a job does (0: none); None where nothing
-            has to be seen.
-        way_s: how long a node is on its way.
-        imagine: makes a plan.
-        everything: the nodes of that plan.
-        had: pool → nodes that are its own, or on their way to it.
+        lacking: pool → number of additional nodes in the best plan.
+        candidates: candidates of that plan.
+        owners: job → its owner.
+        tried: returns the largest measured size of a job (0 for none); None if no measurement is
+            required.
+        way_s: time of a node between two leases, seconds.
+        imagine: makes a hypothetical plan.
+        everything: nodes of that plan.
+        had: pool → number of nodes that it has or that are on their way to it.
+
+    Returns:
+        Pool → number of nodes.
     """
     needy = {owner_of(name) for name, count in lacking.items() if count > 0}
     if not needy:
         return Counter()
     careful = [_carefully(c, tried(c.job)) if owners[c.job] in needy else c for c in candidates]
-    landed = {owner_of(name) for name, count in had.items() if count > 0}
-    grow = needy & landed
-    late = [c.but(late_s=way_s) if owners[c.job] in grow else c for c in careful]
+    has_nodes = {owner_of(name) for name, count in had.items() if count > 0}
+    growing = needy & has_nodes
+    late = [c.but(late_s=way_s) if owners[c.job] in growing else c for c in careful]
     pays = _lacking(imagine(late), everything, owners, had)
     if careful == list(candidates):
-        lack = Counter(lacking)
+        shortage = Counter(lacking)
     else:
-        lack = _lacking(imagine(careful), everything, owners, had)
+        shortage = _lacking(imagine(careful), everything, owners, had)
     return Counter(
-        {name: min(lacking[name], lack[name]) for name in lacking if min(pays[name], lack[name])}
+        {
+            name: min(lacking[name], shortage[name])
+            for name in lacking
+            if min(pays[name], shortage[name])
+        }
     )
 
 
 def _carefully(candidate: Candidate, tried: int | None) -> Candidate:
-    """The job, bidding for no more than what it may have before larger sizes were seen."""
+    """Return the job, limited to the sizes that it can have before larger ones are measured."""
     if tried is None:
         return candidate
     smallest = candidate.smallest or candidate.min_nodes
-    enough = max(smallest, 2 * tried, len(candidate.nodes))
-    return candidate.but(max_nodes=min(candidate.max_nodes, enough))
+    max_size = max(smallest, 2 * tried, len(candidate.nodes))
+    return candidate.but(max_nodes=min(candidate.max_nodes, max_size))
 
 
 def _lacking(
@@ -114,7 +122,7 @@ def _lacking(
     owners: Mapping[str, str],
     had: Mapping[str, int],
 ) -> Counter[str]:
-    """Pool → how many nodes the plan gives it beyond those it has."""
+    """Return pool → number of nodes that the plan gives it in addition to those in ``had``."""
     used: Counter[str] = Counter()
     for job, nodes in plan.nodes.items():
         if nodes:  # all of one class

@@ -1,6 +1,6 @@
-"""What the core stores of each job and node.
+"""The core's records of jobs and nodes.
 
-Only :class:`malletrain.core.state.ControllerState` writes a record; everybody else reads it.
+Only :class:`malletrain.core.state.ControllerState` writes a record; other modules read it.
 """
 
 from __future__ import annotations
@@ -17,56 +17,56 @@ from malletrain.core.scaling_model import ScalingModel
 
 @dataclass
 class JobRecord:
-    """What the controller remembers of a job. Only :class:`ControllerState` writes it."""
+    """The controller's record of a job. Only :class:`ControllerState` writes it."""
 
     submitted: JobSubmitted
     order: int
     """Its number in order of submission."""
     place: int
-    """The number of its entry in the queue: of a sweep's jobs that of the first."""
+    """Number of its entry in the queue. The jobs of a sweep share the number of the first one."""
     state: JobState
     nodes: tuple[str, ...] = ()
     tries: int = 0
-    """How often its workers failed by themselves."""
+    """Number of its tries: times that its workers failed by themselves."""
     last_broke: float | None = None
-    """When they last did."""
+    """Time of the last such failure; None if there was none."""
     rescaling: bool = False
-    """Its newest round has not processed a sample yet."""
+    """Whether its newest round has not processed a sample yet."""
     forced: bool = False
-    """Nobody chose that round: a node was lost or leaves, or workers failed."""
+    """Whether no plan chose that round: a node was lost or leaves, or workers failed."""
     rescaled_at: float = -math.inf
-    """When the last round that was chosen began to process samples."""
+    """Time at which the last round that a plan chose began to process samples."""
     planned: int = 0
-    """The number of the plan that its newest round is from."""
+    """Number of the plan that chose its newest round."""
     broken: bool = False
-    """Its workers must be started again."""
+    """Whether its workers must be restarted."""
     idle_since: float | None = None
-    """Since when it has had a place but no nodes; None: it never had a place."""
+    """Time since which it is admitted without nodes; None if it was never admitted."""
     starving: bool = False
-    """It has had a place and no nodes for too long."""
+    """Whether it has been admitted without nodes for too long."""
     sweep_served: bool = False
-    """Another job of its sweep has had nodes while it waited."""
+    """Whether another job of its sweep had nodes while it waited."""
     guaranteed_until: float = 0.0
-    """It keeps its minimum until then; 0: it has no guarantee."""
+    """Time until which it keeps its minimum of nodes; 0 if it has no guarantee."""
     turn_left_s: float = 0.0
-    """What it had not had yet of its last turn when it lost its nodes."""
+    """Remaining time of its last turn when it lost its nodes, seconds."""
     curve: ScalingCurve | None = None
-    """What its bids are made from; None: the neutral prior."""
+    """Curve of its bids; None for the neutral prior."""
     cost: RescaleCost | None = None
-    """What its bids take a change of scale to cost; None: what the settings say."""
+    """Rescale cost in its bids; None for that of the settings."""
     scaling: ScalingModel = field(default_factory=ScalingModel)
-    """What was measured of its scaling."""
+    """Measurements of its scaling."""
     interrupted_at: float | None = None
-    """When it last gave nodes to a profile."""
+    """Time at which it last gave nodes to a profile; None if never."""
     halted: bool = False
-    """Its budget is spent: it gets no nodes."""
+    """Whether its budget is spent, so that it gets no nodes."""
     pressing: bool = False
-    """Its deadline sends it to the head of the queue."""
+    """Whether its deadline moves it to the head of the queue."""
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
-        """The sizes it can use: those it accepts, without those at which its script crashed; None
-        for every one within its limits.
+        """The sizes that it can use: those that it accepts, without those at which its script
+        crashed. None for every size within its limits.
         """
         spec, unusable = self.submitted, self.scaling.curve.unusable
         if not unusable:
@@ -77,33 +77,35 @@ class JobRecord:
 
     @property
     def smallest(self) -> float:
-        """The fewest nodes it can run on; infinite when its sizes, limits or budget leave none."""
+        """Minimum number of nodes on which it can run; infinite if its sizes, limits or budget
+        allow none.
+        """
         smallest_ = smallest_size(self.submitted.min_nodes, self.submitted.max_nodes, self.sizes)
         return math.inf if smallest_ is None or self.halted else smallest_
 
     def accepts(self, size: int) -> bool:
-        """Whether it may run on ``size`` nodes."""
+        """Return whether it may run on ``size`` nodes."""
         spec, sizes = self.submitted, self.sizes
-        within = spec.min_nodes <= size <= spec.max_nodes and not self.halted
-        return within and (sizes is None or size in sizes)
+        within_limits = spec.min_nodes <= size <= spec.max_nodes and not self.halted
+        return within_limits and (sizes is None or size in sizes)
 
 
 @dataclass
 class NodeRecord:
-    """What the controller remembers of a leased node. Only :class:`ControllerState` writes it."""
+    """The controller's record of a leased node. Only :class:`ControllerState` writes it."""
 
     info: NodeInfo
     owner: str = ""
-    """Whose lease it is."""
+    """User whose lease it is."""
     job: str | None = None
     gone_at: float | None = None
-    """When the main scheduler takes it; None: it is not leaving."""
+    """Time at which the main scheduler takes it; None if it is not leaving."""
     review_at: float = 0.0
-    """When to ask whether it is still of use, while no job has it."""
+    """Time at which to check whether it is still needed, while no job has it."""
     due_until: float = -math.inf
-    """Until then its lease costs no less if it is given back."""
+    """Time before which releasing its lease saves no charge."""
 
     @property
     def pool(self) -> str:
-        """The pool it is in."""
+        """Its pool."""
         return pool(self.info.node_class, self.owner)

@@ -1,7 +1,7 @@
-"""Which nodes operators have excluded from leasing: all for a while, or some. Pure.
+"""Nodes that operators have excluded from leasing: all nodes for a while, or some. Pure.
 
-Decides which nodes may be leased and for how long. The terms are Slurm's: a *drained* node is
-released and left alone until a time, or until it is resumed.
+Decides which nodes may be leased. The terms are Slurm's: a *drained* node is released and not
+leased again until a time, or until it is resumed.
 """
 
 from __future__ import annotations
@@ -14,35 +14,38 @@ import msgspec
 from scavenger.hostlist import named
 
 EVERY_NODE = "*"
-"""Stands for all nodes, those that nobody has seen yet included."""
+"""Stands for all nodes, including those that appear later."""
 
 
 class Restriction(msgspec.Struct, frozen=True):
-    """Something is left alone. ``by``: who said so; ``since``, ``until``: seconds since the epoch;
-    until None it holds until somebody ends it. ``why``: in the words of who said so.
-    """
+    """A pause, drain or exclusion."""
 
     by: str
+    """Operator who ordered it."""
     since: float
+    """Start, seconds since the epoch."""
     until: float | None = None
+    """End, seconds since the epoch; None if it lasts until an operator ends it."""
     why: str = ""
+    """Reason in the operator's words."""
 
     def over(self, now: float) -> bool:
-        """Whether its time is up."""
+        """Return whether its time is over."""
         return self.until is not None and now >= self.until
 
 
 class Restraint(msgspec.Struct, frozen=True):
-    """All that is left alone. ``paused``: nothing new is leased."""
+    """All restrictions."""
 
     paused: Restriction | None = None
+    """Pause of new leases; None if there is none."""
     drained: Mapping[str, Restriction] = {}
-    """By node, or for all of them."""
+    """Node, or :data:`EVERY_NODE`, → its drain."""
     excluded: Mapping[str, Restriction] = {}
-    """By node: no lease is taken there any more; one that is held stays."""
+    """Node → its exclusion: no new lease is taken there. An existing lease stays."""
 
     def refusal(self, node: str) -> str:
-        """Why the node is not leased, as a sentence; empty: nobody has said that it may not be."""
+        """Return why the node may not be leased, as a sentence; empty if it may."""
         if self.paused is not None:
             return f"Paused{_by(self.paused)}."
         for name in (node, EVERY_NODE):
@@ -51,7 +54,7 @@ class Restraint(msgspec.Struct, frozen=True):
         return f"Excluded{_by(self.excluded[node])}." if node in self.excluded else ""
 
     def sentence(self) -> str:
-        """All of it as a sentence; empty: nothing."""
+        """Return all restrictions as sentences; empty if there are none."""
         sentences = []
         if self.paused is not None:
             sentences.append(f"Paused{_by(self.paused)}: nothing new is leased.")
@@ -63,29 +66,29 @@ class Restraint(msgspec.Struct, frozen=True):
         return " ".join(sentences)
 
     def pausing(self, hold: Restriction | None) -> Restraint:
-        """With a pause, or without one."""
+        """Return a copy with this pause, or without a pause."""
         return msgspec.structs.replace(self, paused=hold)
 
     def draining(self, nodes: Iterable[str], hold: Restriction) -> Restraint:
-        """With these nodes drained."""
+        """Return a copy with these nodes drained."""
         return msgspec.structs.replace(self, drained={**self.drained, **dict.fromkeys(nodes, hold)})
 
     def excluding(self, nodes: Iterable[str], hold: Restriction) -> Restraint:
-        """With these nodes excluded."""
-        made = {**self.excluded, **dict.fromkeys(nodes, hold)}
-        return msgspec.structs.replace(self, excluded=made)
+        """Return a copy with these nodes excluded."""
+        excluded = {**self.excluded, **dict.fromkeys(nodes, hold)}
+        return msgspec.structs.replace(self, excluded=excluded)
 
     def resuming(self, nodes: Iterable[str]) -> Restraint:
-        """With these nodes neither drained nor excluded."""
-        gone = set(nodes)
+        """Return a copy with these nodes neither drained nor excluded."""
+        resumed = set(nodes)
         return msgspec.structs.replace(
             self,
-            drained={n: h for n, h in self.drained.items() if n not in gone},
-            excluded={n: h for n, h in self.excluded.items() if n not in gone},
+            drained={n: h for n, h in self.drained.items() if n not in resumed},
+            excluded={n: h for n, h in self.excluded.items() if n not in resumed},
         )
 
     def over(self, now: float) -> list[str]:
-        """The nodes whose drain ends by its time."""
+        """Return the nodes whose drain has reached its end."""
         return sorted(name for name, hold in self.drained.items() if hold.over(now))
 
 

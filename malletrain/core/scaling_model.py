@@ -1,4 +1,4 @@
-"""What is known of a job's scaling and of the costs of its rescales, for the planner and the store.
+"""The measured scaling of a job and the costs of its rescales, for the planner and the store.
 Decides nothing.
 """
 
@@ -12,38 +12,38 @@ from typing import Any
 from allocator import RescaleCost, ScalingCurve
 from jpa import MeasuredCurve, RescaleCosts
 
-MOST_POINTS = 64
-"""Sizes at which a curve is handed to the planner; between them it is read linearly."""
+MAX_POINTS = 64
+"""Maximum number of sizes of a curve for the planner, which interpolates linearly between them."""
 
 
 @dataclass(frozen=True)
 class ScalingModel:
-    """``profiled``: no profile is wanted any more; ``result``, ``reason``: how the last one ended,
-    the reason as a sentence.
-
-    ``ended``: when that was, seconds since the epoch (None: never).
-    """
+    """Scaling curve and rescale costs of a job, and the result of its last profile."""
 
     curve: MeasuredCurve = field(default_factory=MeasuredCurve)
     costs: RescaleCosts = field(default_factory=RescaleCosts)
     profiled: bool = False
+    """Whether no further profile is needed."""
     result: str = ""
+    """Result of the last profile; empty if there was none."""
     reason: str = ""
+    """Reason of that result, as a sentence."""
     ended: float | None = None
+    """End of the last profile, seconds since the epoch; None if there was none."""
 
     @property
     def has_data(self) -> bool:
-        """Whether a throughput is measured or suggested at any size; else the job runs with the
+        """Whether a throughput is measured or suggested at any size. If not, the job bids with the
         neutral prior.
         """
         return self.curve.has_data
 
     def bid_curve(self, sizes: Iterable[int], kappa: float) -> ScalingCurve | None:
-        """The curve to bid with, lowered by ``kappa`` standard deviations; None while nothing is
-        known.
+        """Return the curve to bid with, lowered by ``kappa`` standard deviations; None without
+        data.
 
-        ``kappa`` counts only after a profile: before it a job seen at one size only would be too
-        uncertain to ever be moved.
+        ``kappa`` applies only after a profile. Before it, a job measured at a single size would be
+        too uncertain to be rescaled ever.
         """
         if not self.has_data:
             return None
@@ -53,11 +53,11 @@ class ScalingModel:
 
     @property
     def cost(self) -> RescaleCost:
-        """Seconds of a growth, a shrinkage and a start, as the planner wants them."""
+        """Costs of a rescale up, a rescale down and a start, for the planner."""
         return RescaleCost(self.costs.up_s, self.costs.down_s, self.costs.start_s)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for the store."""
+        """Return plain values for the store."""
         return {
             "curve": self.curve.to_dict(),
             "costs": self.costs.to_dict(),
@@ -69,8 +69,10 @@ class ScalingModel:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], costs: RescaleCosts) -> ScalingModel:
-        """The inverse, with the site's configured ``costs``. Raises CurveError when the stored
-        curve is damaged.
+        """Restore a model from :meth:`to_dict`; ``costs``: the site's configured costs.
+
+        Raises:
+            CurveError: the stored curve is damaged.
         """
         return cls(
             MeasuredCurve.from_dict(data["curve"]),
@@ -83,15 +85,15 @@ class ScalingModel:
 
 
 def named(sizes: Iterable[int], measured: Iterable[int]) -> list[int]:
-    """At most about MOST_POINTS of ``sizes``, evenly spaced in their logarithm, and those
-    ``measured``.
+    """Return at most about MAX_POINTS of ``sizes``, evenly spaced in their logarithm, and those
+    that are ``measured``.
     """
-    every = sizes if isinstance(sizes, range) else sorted(set(sizes))
-    if len(every) <= MOST_POINTS:
-        return list(every)
-    low, high = every[0], every[-1]
-    marks = {round(low * (high / low) ** (i / (MOST_POINTS - 1))) for i in range(MOST_POINTS)}
-    if isinstance(every, range):
-        return sorted({k for k in (*marks, *measured) if k in every})
-    near = {min(every, key=lambda k, m=mark: (abs(math.log(k / m)), k)) for mark in marks}  # type: ignore[misc]
-    return sorted(near | (set(measured) & set(every)))
+    all_sizes = sizes if isinstance(sizes, range) else sorted(set(sizes))
+    if len(all_sizes) <= MAX_POINTS:
+        return list(all_sizes)
+    low, high = all_sizes[0], all_sizes[-1]
+    marks = {round(low * (high / low) ** (i / (MAX_POINTS - 1))) for i in range(MAX_POINTS)}
+    if isinstance(all_sizes, range):
+        return sorted({k for k in (*marks, *measured) if k in all_sizes})
+    near = {min(all_sizes, key=lambda k, m=mark: (abs(math.log(k / m)), k)) for mark in marks}  # type: ignore[misc]
+    return sorted(near | (set(measured) & set(all_sizes)))

@@ -15,37 +15,41 @@ from malletrain.core.trainers import Trainer
 
 @dataclass(frozen=True)
 class PlanningSettings:
-    """How plans are made."""
+    """Settings of the planner."""
 
     t_fwd_s: float = defaults.T_FWD_S
-    """Forward-looking time: a change of scale must pay within it."""
+    """Forward-looking time: a rescale must pay within it."""
     cost: RescaleCost = field(
         default_factory=lambda: RescaleCost(
             defaults.RESCALE_UP_S, defaults.RESCALE_DOWN_S, defaults.START_S
         )
     )
-    """What a change of scale is taken to cost until it was measured."""
+    """Assumed cost of a rescale until one is measured."""
     max_running: int = defaults.MAX_RUNNING
+    """Maximum number of admitted jobs."""
     time_limit_s: float = defaults.TIME_LIMIT_S
+    """Time limit of the solver."""
     prior_exponent: float = defaults.PRIOR_EXPONENT
-    """An unmeasured job is taken to speed up as nodes**exponent."""
+    """Assumed scaling of unmeasured jobs: nodes**exponent."""
 
     look_ahead_s: float | None = None
-    """So far ahead it is looked where it is foretold how long nodes last; None: nothing is."""
+    """Time over which forecasts of node lifetimes are used; None if there are none."""
     heed_lifetimes: bool = False
-    """Bids heed it, too; else only how often jobs save, and which nodes they get."""
+    """Whether bids use these forecasts. If not, they affect only how often jobs save and which
+    nodes they get.
+    """
     lost_work_s: float = defaults.LOST_WORK_S
-    """Work that is lost with a node that goes without notice, seconds."""
+    """Work lost with a node that disappears without notice, seconds."""
 
     def start_pays(self, cost: RescaleCost | None = None) -> bool:
-        """Whether a start can bring more than it costs within the time looked ahead; ``cost``: of
-        the job, None: nothing is known of it.
+        """Return whether a start can bring more than it costs within the forward-looking time.
+        ``cost``: measured costs of the job, or None.
         """
         return (cost or self.cost).start_s < self.t_fwd_s
 
     def caution(self, starvation_s: float) -> str | None:
-        """A sentence when a start is taken to cost more than it can bring within the
-        forward-looking time; else None.
+        """Return a warning if a start costs more than it can bring within the forward-looking time;
+        else None.
         """
         if self.start_pays():
             return None
@@ -68,7 +72,7 @@ def advisor_config(
     patience_s: float = defaults.PATIENCE_S,
     max_steps: int = defaults.MAX_SIZES,
 ) -> AdvisorConfig:
-    """The advisor's limits in the words of the site's configuration."""
+    """Return the advisor's configuration from the values of the site's configuration."""
     base = AdvisorConfig()
     measure = replace(
         base.measure,
@@ -92,118 +96,126 @@ def advisor_config(
 
 @dataclass(frozen=True)
 class ProfilingSettings:
-    """How jobs are profiled."""
+    """Settings of the profiler."""
 
     advisor: AdvisorConfig = field(default_factory=advisor_config)
     kappa: float = defaults.KAPPA
-    """The bids of a profiled job are lowered by this many standard deviations."""
+    """Number of standard deviations by which the bids of a profiled job are lowered."""
     when_worth: bool = True
-    """A job is profiled when what that tells is expected to be worth more than it costs; else
-    always.
+    """Whether a job is profiled only if the expected value of the result exceeds its cost. If not,
+    every job is profiled.
     """
     every_size_up_to: int = defaults.EVERY_SIZE_UP_TO
-    """A job with so few sizes is measured at each of them."""
+    """A job with at most this number of sizes is measured at each of them."""
     window_s: float = defaults.OBSERVE_EVERY_S
-    """Length of the windows in which a running job is observed."""
+    """Length of the windows in which a running job's throughput is measured."""
     lease_patience_s: float = defaults.LEASE_PATIENCE_S
-    """How long a profile waits for nodes before it begins on fewer than the job can use."""
+    """Maximum time that a profile waits for nodes before it starts on fewer than the job can
+    use.
+    """
     silence_s: float = defaults.SILENCE_S
-    """Workers that have been started and report nothing for so long are measured all the same."""
+    """Maximum time to wait for a report of workers that have been started. Then the measurement
+    starts without one.
+    """
     again_s: float = defaults.MAX_PROFILE_S
-    """A profile that could not have all sizes is repeated after so long at the earliest, once they
-    are there.
+    """Minimum time before a profile that lacked nodes for some sizes is repeated, once the nodes
+    are available.
     """
 
 
 @dataclass(frozen=True)
 class ShareSettings:
-    """How shares are counted (:mod:`malletrain.core.shares`)."""
+    """Settings of fair shares (:mod:`malletrain.core.shares`)."""
 
     weights: Mapping[str, float] = field(default_factory=dict)
     """Party → weight, above 0."""
     others: float = 1.0
-    """The weight of a party that is not named."""
+    """Weight of the other parties."""
     half_life_s: float = defaults.SHARES_HALF_LIFE_S
-    """What was counted so long ago counts half."""
+    """Half-life of the counters."""
     double_after_s: float = defaults.SHARES_DOUBLE_AFTER_S
-    """Bids count double when their party is behind by so many seconds of its due service."""
+    """Seconds of due service by which a party is behind when its bids count double."""
     classes: Mapping[str, float] = field(default_factory=dict)
-    """Class of nodes → what a second of one of its nodes counts; 1 for those not named."""
+    """Class of nodes → weight of one of its node-seconds; 1 for other classes."""
 
     def weight(self, party: str) -> float:
-        """The weight of a party."""
+        """Return the weight of a party."""
         return self.weights.get(party, self.others)
 
 
 @dataclass(frozen=True)
 class ControllerSettings:
-    """How patient the controller is."""
+    """Settings of the controller."""
 
     planning: PlanningSettings = field(default_factory=PlanningSettings)
     debounce_s: float = defaults.DEBOUNCE_S
-    """Node events this close together are one plan."""
+    """Time to wait for further node events before a plan."""
     arrival_s: float = defaults.ARRIVAL_S
-    """A plan for a node that joined waits so long for others of its owner that are on their way: a
-    job that begins without them would be rescaled at once.
+    """Time that a plan for a joined node waits for others of its owner that are on their way. A job
+    that starts without them would be rescaled at once.
     """
     notice_debounce_s: float = defaults.NOTICE_DEBOUNCE_S
-    """The same for notices of preemptions, for whose nodes the main scheduler's jobs wait."""
+    """Time to wait for further notices of preemption. It is short, because the main scheduler's
+    jobs wait for the nodes.
+    """
     idle_debounce_s: float = defaults.IDLE_DEBOUNCE_S
-    """The same where idle nodes are of use at once: those that are left of a job that lost one, or
-    all there are, since jobs wait for them.
+    """Time to wait if jobs can use idle nodes at once: the remaining nodes of a job that lost one,
+    or nodes for which jobs wait.
     """
     min_interval_s: float = defaults.MIN_INTERVAL_S
-    """A job that nothing forces is rescaled no more often than this."""
+    """Minimum time between two rescales of a job that are not forced."""
     starvation_s: float = defaults.STARVATION_S
-    """An admitted job that waits for its first nodes for so long gets its minimum, and keeps it for
-    as long.
+    """Time that an admitted job waits for its first nodes before it starves. Then it gets its
+    minimum and keeps it for the same time.
     """
     turns_apart: float = defaults.TURNS_APART
-    """The same for a job that had nodes before: so many times as long."""
+    """Factor on ``starvation_s`` for a job that had nodes before."""
     max_tries: int = defaults.MAX_TRIES
-    """The job has failed when its workers failed so many times."""
+    """Number of tries after which a job has failed."""
     retry_window_s: float = defaults.RETRY_WINDOW_S
-    """Failures further apart than this do not add up."""
+    """Time without a failure after which the count of tries restarts."""
     release_after_s: float = defaults.RELEASE_AFTER_S
-    """A lease nobody uses is released."""
+    """Time after which an unused lease is released."""
     min_horizon_s: float = defaults.MIN_HORIZON_S
-    """Shorter gaps are not worth a lease."""
+    """Minimum expected duration of a gap for a lease."""
     lease_wait_s: float = defaults.LEASE_WAIT_S
-    """A lease asked for that has not come up by then is forgotten."""
+    """Time after which a requested lease that has not started is forgotten."""
     rejected_s: float = defaults.REJECTED_S
-    """A node on which no launcher comes up is left alone for so long."""
+    """Time for which no lease is taken on a node after a launcher did not start there."""
     reclaim_s: float = defaults.RECLAIM_S
-    """A job may take so long to move off a node that another owner's job has more use for."""
+    """Maximum time for a job to leave a node that is reclaimed."""
     reclaim_every_s: float = defaults.RECLAIM_EVERY_S
-    """Nodes are taken from one owner for another no more often than this."""
+    """Minimum time between two reclaims."""
     reclaim_way_s: float = defaults.RECLAIM_WAY_S
-    """How long such a node is taken to be on its way from lease to lease, until it was seen."""
+    """Assumed time of a reclaimed node between two leases, until one is measured."""
     min_charge_s: float = defaults.MIN_CHARGE_S
-    """What the site charges for a lease at least, however short it was."""
+    """Minimum time that the site charges for a lease."""
     charge_factor: float = defaults.CHARGE_FACTOR
-    """What the site charges for a node-second of a lease."""
+    """Charged node-seconds per node-second of a lease."""
     deadline_weight: float = defaults.DEADLINE_WEIGHT
-    """A node that a deadline needs counts at most so many times what it would bring another job."""
+    """Maximum ratio of the value of a node that a deadline needs to its value for another job."""
     deadline_ahead: float = defaults.DEADLINE_AHEAD
-    """What samples beyond a deadline's need count, beside those of other jobs."""
+    """Weight of samples beyond a deadline's need, relative to those of other jobs."""
     min_lease_s: float = defaults.MIN_LEASE_S
-    """The site wants no shorter leases."""
+    """Minimum duration of a lease that the site wants."""
     max_leases_per_owner: int = defaults.MAX_LEASES_PER_OWNER
-    """Leases of one owner at once at most; 0: any number."""
+    """Maximum number of leases of one owner at once; 0 for no limit."""
     profiling: ProfilingSettings | None = None
-    """How jobs are profiled; None: they are not."""
+    """Settings of the profiler; None if jobs are not profiled."""
     shares: ShareSettings | None = None
-    """How much of the nodes is due to whom; None: nobody counts."""
+    """Settings of fair shares; None without shares."""
     trainers: tuple[Trainer, ...] = ()
-    """Each has a plan of its own; the last one takes the jobs of whom no other names. None: there
-    is one plan.
+    """Trainers, each with its own plan. The last one takes the jobs of users whom no other names.
+    If empty, there is one plan.
     """
 
     @property
     def due_s(self) -> float:
-        """How long a lease should last: what is charged for it anyway, or what the site wants."""
+        """Minimum useful duration of a lease, seconds: the minimum charge or the site's minimum,
+        whichever is longer.
+        """
         return max(self.min_charge_s, self.min_lease_s)
 
     def notice_wait(self, in_s: float) -> float:
-        """Seconds to wait for further notices when a node leaves in ``in_s`` seconds."""
+        """Return the seconds to wait for further notices if a node leaves in ``in_s`` seconds."""
         return min(self.debounce_s, self.notice_debounce_s, in_s / 4)

@@ -1,15 +1,15 @@
-"""Fair shares: raises the bids of parties that got less than was due to them. Pure.
+"""Fair shares: raises the bids of parties that were served less than was due to them. Pure.
 
 A *party* has a share: a user, a group or an account. Decides what is due to each party, what it was
-served, and the resulting factor for its bids. The factor is a weight of a bid: where there are
-nodes for everybody it changes no plan.
+served, and the resulting factor for its bids. The factor is a weight of a bid. If there are enough
+nodes for all jobs, it changes no plan.
 
 Each party has two counters of weighted node-seconds, as FairServe's weighted service counters
-(arXiv 2411.15997): *served* are the nodes that its jobs have. *Due* is its weighted part of the
-nodes in use, but never more than its jobs could use (weighted max-min fairness). So nothing is due
-to a party without jobs, and one that comes back cannot claim the past. Both decay with one
+(arXiv 2411.15997): *served* counts the nodes that its jobs have. *Due* counts its weighted part of
+the nodes in use, but never more than its jobs could use (weighted max-min fairness). So nothing is
+due to a party without jobs, and a returning party cannot claim the past. Both decay with the same
 half-life. A party that is behind by ``double_after_s`` seconds of its own due service bids twice as
-much, one that is ahead by as many half as much.
+much; a party that is ahead by the same time bids half as much.
 """
 
 from __future__ import annotations
@@ -31,52 +31,55 @@ from malletrain.core.records import JobRecord
 from malletrain.core.settings import ShareSettings
 from malletrain.core.state import ControllerState
 
-MOST_DOUBLINGS = 4.0
-"""A factor lies between 1/16 and 16: beyond, the plan's arithmetic would lose the small bids."""
-EVEN = 1e-9
-"""Weights, or counters in node-seconds, below this are none."""
-FORGOTTEN = 1.0
-"""Counters of a party without jobs that have decayed to so few node-seconds are dropped."""
-LEAST_DOUBLINGS = 0.25
-"""Factors that moved by less are worth no plan of their own."""
-LEAST_S = 1.0
-"""Shorter times are counted together, as what they end with: reports come many a second."""
+MAX_DOUBLINGS = 4.0
+"""Maximum of the factor's base-2 logarithm, so it lies between 1/16 and 16. Beyond that, the plan's
+arithmetic would lose small bids.
+"""
+EPSILON = 1e-9
+"""Weights and counters (node-seconds) up to this value count as 0."""
+MIN_COUNTER = 1.0
+"""Counters of a party without jobs are dropped below this value, node-seconds."""
+MIN_DOUBLINGS_CHANGE = 0.25
+"""Minimum change of a factor's base-2 logarithm that justifies a plan."""
+MIN_INTERVAL_S = 1.0
+"""Minimum time between two counts, seconds, because many reports arrive per second. A count uses
+the state at the end of its interval.
+"""
 
 
 class PartyService(NamedTuple):
-    """The counters of one party, as they have decayed."""
+    """The decayed counters of one party."""
 
     served: float = 0.0
-    """Weighted node-seconds that its jobs had."""
+    """Weighted node-seconds of its jobs."""
     due: float = 0.0
-    """Weighted node-seconds that were its part."""
+    """Weighted node-seconds that were due to it."""
     seconds: float = 0.0
-    """Time in which something was due to it."""
+    """Time in which something was due to it, seconds."""
 
     @property
     def behind_s(self) -> float:
-        """How long it would have to be served, at the rate due to it, to be level; negative: it is
-        ahead.
-        """
-        return self.seconds * (1.0 - self.served / self.due) if self.due > EVEN else 0.0
+        """Due service that it lacks, in seconds at the rate due to it; negative if it is ahead."""
+        return self.seconds * (1.0 - self.served / self.due) if self.due > EPSILON else 0.0
 
     def later(self, factor: float) -> PartyService:
-        """After some time, of which this much is ``factor``."""
+        """Return the counters, decayed by ``factor``."""
         return PartyService(self.served * factor, self.due * factor, self.seconds * factor)
 
 
 @dataclass(frozen=True)
 class PartyStanding:
-    """How a party stands."""
+    """The counters of a party and the resulting factor."""
 
     party: str
     weight: float
     service: PartyService
+    """Its counters."""
     factor: float
-    """Of its bids."""
+    """Factor on its bids."""
 
     def sentence(self) -> str:
-        """For people; empty when it got what was due to it."""
+        """Return a sentence for users; empty if its factor is close to 1."""
         if abs(self.factor - 1.0) < 0.05:
             return ""
         served, due = self.service.served / 3600.0, self.service.due / 3600.0
@@ -89,29 +92,29 @@ class PartyStanding:
 def fair_parts(
     demands: Mapping[str, float], weights: Mapping[str, float], total: float
 ) -> dict[str, float]:
-    """Weighted max-min fair parts of ``total``: in proportion to the weights, but nobody gets more
-    than its demand; what one does not want is the others'.
+    """Return the weighted max-min fair parts of ``total``. They are in proportion to the weights,
+    but no party gets more than its demand; the others get the rest.
 
     Args:
-        demands: party → the most that it can use.
+        demands: party → maximum that it can use.
         weights: party → weight, above 0.
-        total: what is there to share out; not more than the demands together is given.
+        total: amount to divide. At most the sum of the demands is assigned.
     """
     parts: dict[str, float] = {}
     remaining, weight = total, sum(weights[party] for party in demands)
-    # In the order in which their demands are met while the level of the water rises.
+    # Water-filling: parties in the order in which the rising level meets their demands.
     for party in sorted(demands, key=lambda p: (demands[p] / weights[p], p)):
-        mine = weights[party]
+        party_weight = weights[party]
         parts[party] = min(
-            demands[party], remaining * mine / weight if weight > EVEN else remaining
+            demands[party], remaining * party_weight / weight if weight > EPSILON else remaining
         )
-        remaining, weight = remaining - parts[party], weight - mine
+        remaining, weight = remaining - parts[party], weight - party_weight
     return parts
 
 
 class Shares:
-    """The counters of one controller's parties. ``settings``: None where there are no shares; then
-    every factor is 1.
+    """The counters of one controller's parties. ``settings``: None without shares; then every
+    factor is 1.
     """
 
     def __init__(self, state: ControllerState, settings: ShareSettings | None) -> None:
@@ -125,18 +128,18 @@ class Shares:
     # --- counting ---
 
     def count(self, admitted: Callable[[], Iterable[JobRecord]], now: float) -> None:
-        """Count the time since the last call. Call it before anything changes.
+        """Add the time since the last call to the counters. Call it before anything changes.
 
         Args:
-            admitted: the jobs that might have nodes.
-            now: seconds.
+            admitted: returns the jobs that might have nodes.
+            now: time on the shell's clock, seconds.
         """
         if self.settings is None:
             return
         if self._at is None:
             self._at = now
         seconds = now - self._at
-        if seconds < LEAST_S:
+        if seconds < MIN_INTERVAL_S:
             return
         self._at = now
         served, demands = self._rates(admitted())
@@ -146,29 +149,31 @@ class Shares:
         factor = 0.5 ** (seconds / self.settings.half_life_s)
         for party in {*self._service, *demands}:
             before = self._service.get(party, PartyService()).later(factor)
-            if party not in demands and before.served + before.due < FORGOTTEN:
+            if party not in demands and before.served + before.due < MIN_COUNTER:
                 del self._service[party]
                 continue
-            mine = due.get(party, 0.0)
+            part = due.get(party, 0.0)
             self._service[party] = PartyService(
                 before.served + served.get(party, 0.0) * seconds,
-                before.due + mine * seconds,
-                before.seconds + (seconds if mine > EVEN else 0.0),
+                before.due + part * seconds,
+                before.seconds + (seconds if part > EPSILON else 0.0),
             )
 
     def _rates(self, admitted: Iterable[JobRecord]) -> tuple[dict[str, float], dict[str, float]]:
-        """Weighted nodes of each party's jobs, and how many it could use."""
+        """Return two maps: party → weighted nodes of its jobs, and → weighted nodes it could
+        use.
+        """
         served: dict[str, float] = {}
         demands: dict[str, float] = {}
         jobs = {job.submitted.job: job for job in admitted}
         jobs.update((n, job) for n, job in self._state.at_work.items() if job.nodes)
         for job in jobs.values():
             spec = job.submitted
-            each = self._class_weight(job)
+            class_weight = self._class_weight(job)
             if job.nodes:
-                served[spec.party] = served.get(spec.party, 0.0) + each * len(job.nodes)
-            most = max(spec.max_nodes, len(job.nodes))
-            demands[spec.party] = demands.get(spec.party, 0.0) + each * most
+                served[spec.party] = served.get(spec.party, 0.0) + class_weight * len(job.nodes)
+            max_nodes = max(spec.max_nodes, len(job.nodes))
+            demands[spec.party] = demands.get(spec.party, 0.0) + class_weight * max_nodes
         return served, demands
 
     def _class_weight(self, job: JobRecord) -> float:
@@ -182,46 +187,47 @@ class Shares:
     # --- what follows ---
 
     def planned(self, now: float) -> None:
-        """A plan was made with the factors of now."""
+        """Note that a plan was made with the current factors."""
         self._planned_at = now
 
     def plan_at(self) -> float:
-        """When a plan is due although nothing happens, because factors have moved; infinite while
-        no two parties want nodes.
+        """Return the time at which changed factors require a plan even if no event occurs; infinite
+        while fewer than two parties want nodes.
         """
         if self.settings is None or self._wanting < 2:
             return math.inf
-        return self._planned_at + self.settings.double_after_s * LEAST_DOUBLINGS
+        return self._planned_at + self.settings.double_after_s * MIN_DOUBLINGS_CHANGE
 
     def weight(self, party: str) -> float:
-        """The weight of a party."""
+        """Return the weight of a party."""
         return self.settings.weight(party) if self.settings is not None else 1.0
 
     def load(self, party: str, begun: bool) -> float:
-        """Whose turn it is where there are more parties than places: what has begun goes on before
-        anything else begins, then who was served least for its weight.
+        """Return the sort key of a party for a place in the queue; the lowest comes first. Parties
+        with nodes (``begun``) come first, then those served least for their weight.
         """
         served = self._service.get(party, PartyService()).served
         return -1.0 if begun else served / self.weight(party)
 
     def factor(self, party: str) -> float:
-        """What the party's bids count."""
+        """Return the factor on the party's bids."""
         if self.settings is None or party not in self._service:
             return 1.0
         doublings = self._service[party].behind_s / self.settings.double_after_s
-        return float(2.0 ** min(MOST_DOUBLINGS, max(-MOST_DOUBLINGS, doublings)))
+        return float(2.0 ** min(MAX_DOUBLINGS, max(-MAX_DOUBLINGS, doublings)))
 
     def patience(self, party: str) -> float:
-        """How much longer than others' jobs those of the party wait until they starve: else turns
-        of waiting jobs would give it back what its bids lose.
+        """Return the factor on the time until the party's jobs starve, at least 1. Without it,
+        guaranteed turns would return to a party what its lower bids lose.
         """
         return 1.0 / min(1.0, self.factor(party))
 
     def weigh(self, candidates: Iterable[Candidate]) -> list[Candidate]:
-        """The candidates, their weights those of their parties too.
+        """Return the candidates, with weights multiplied by their parties' factors.
 
-        A job that is in the middle of something is not outbid for the sake of shares: on the nodes
-        it has it counts as much as the least served party's. More nodes are its party's as any.
+        Shares do not interrupt a job that must not be cut (see :func:`_midway`): its current nodes
+        count as much as those of the least served party. Additional nodes count with its own
+        party's factor.
         """
         candidates = list(candidates)
         if self.settings is None or not candidates:
@@ -246,20 +252,20 @@ class Shares:
     # --- for the shells ---
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """The weights are others from now on."""
+        """Replace the parties' weights."""
         if self.settings is not None:
             self.settings = replace(self.settings, weights=dict(weights))
 
     def restore(self, service: Mapping[str, PartyService], at: float) -> None:
-        """Go on from what was kept at the time ``at``."""
+        """Restore counters that were stored at the time ``at``."""
         self._service, self._at = dict(service), at
 
     def services(self) -> dict[str, PartyService]:
-        """What a restart needs, by party."""
+        """Return party → counters, which a restart needs."""
         return dict(self._service)
 
     def standing(self, party: str) -> PartyStanding | None:
-        """How a party stands; None where there are no shares."""
+        """Return the standing of a party; None without shares."""
         if self.settings is None:
             return None
         return PartyStanding(
@@ -270,23 +276,23 @@ class Shares:
         )
 
     def standings(self) -> list[PartyStanding]:
-        """How all parties that have had jobs stand, by name."""
+        """Return the standings of all parties that have had jobs, by name."""
         standings = (self.standing(party) for party in sorted(self._service))
         return [each for each in standings if each is not None]
 
 
 @lru_cache(maxsize=4096)
 def discounted(curve: ScalingCurve, nodes: int, part: float) -> ScalingCurve:
-    """The curve up to so many nodes; what more of them bring counts by ``part``."""
-    have = curve.at(nodes)
+    """Return the curve with the gain beyond ``nodes`` nodes multiplied by ``part``."""
+    rate_at_nodes = curve.at(nodes)
     sizes, rates = curve.arrays
-    rates = np.where(sizes <= nodes, rates, have + part * (rates - have))
+    rates = np.where(sizes <= nodes, rates, rate_at_nodes + part * (rates - rate_at_nodes))
     if nodes not in sizes:
-        place = sizes.searchsorted(nodes)
-        sizes, rates = np.insert(sizes, place, nodes), np.insert(rates, place, have)
+        position = sizes.searchsorted(nodes)
+        sizes, rates = np.insert(sizes, position, nodes), np.insert(rates, position, rate_at_nodes)
     return ScalingCurve.from_arrays(sizes, rates)
 
 
 def _midway(job: JobRecord) -> bool:
-    """Whether the job is in the middle of something that shares do not cut."""
+    """Return whether shares must not cut the job: it has nodes and is profiled or ``whole``."""
     return bool(job.nodes) and (job.submitted.whole or job.state is JobState.PROFILING)

@@ -1,5 +1,5 @@
-"""Scaling curves of one job as a prior for others: what is stored of each, and with which curve the
-next one starts. Pure; storage is behind :class:`SiblingStorage`.
+"""Scaling curves of one job as a prior for others: which curves are stored, and with which curve a
+new job starts. Pure; storage is behind :class:`SiblingStorage`.
 
 Decides whose curve a job inherits and when a curve is worth storing. :mod:`jpa.reuse` scales curves
 from model to model and estimates their uncertainty.
@@ -15,37 +15,37 @@ from jpa import MeasuredCurve, ModelSize, RescaleCosts, StoredCurve, inherit_cur
 from jpa.curve import DEFAULT_PHASE
 from malletrain.core.scaling_model import ScalingModel
 
-KINDS_KEPT = 1000
-"""Kinds of jobs whose curve is remembered for jobs that are submitted already."""
+MAX_KINDS = 1000
+"""Maximum number of kinds whose curve is remembered for jobs that are already submitted."""
 
 
 @dataclass(frozen=True)
 class Sibling:
-    """What is kept of a job for others."""
+    """The stored results of a job, for other jobs."""
 
     key: str
-    """Jobs of one key scale alike (:func:`jpa.profile_key`)."""
+    """Profile key: jobs of one key scale alike (:func:`jpa.profile_key`)."""
     job: str
     scaling: ScalingModel
     size: ModelSize = field(default_factory=ModelSize)
 
 
 class SiblingStorage(Protocol):
-    """Where curves are kept; the newest of a key takes the place of the one before."""
+    """Storage of curves. The newest of a key replaces the previous one."""
 
     def put(self, sibling: Sibling) -> None:
-        """Keep it."""
+        """Store it."""
 
     def of_key(self, key: str) -> Sibling | None:
-        """The newest of this key, None where there is none."""
+        """Return the newest of this key; None if there is none."""
 
     def others(self, key: str) -> Iterable[Sibling]:
-        """Those of other keys that run on the same class of nodes."""
+        """Return those of other keys that run on the same class of nodes."""
 
 
 def keep(storage: SiblingStorage, sibling: Sibling) -> bool:
-    """Keep what was learnt of a job, once it was profiled, or seen at some size while it ran.
-    Returns whether it was.
+    """Store the results of a job that was profiled or measured at some size while it ran. Returns
+    whether it stored them.
     """
     scaling = sibling.scaling
     measured = any(p.rate > 0 for p in scaling.curve.current.points)
@@ -56,9 +56,9 @@ def keep(storage: SiblingStorage, sibling: Sibling) -> bool:
 
 
 def starts_with(storage: SiblingStorage, key: str, *, named: bool = False) -> ScalingModel | None:
-    """What a new job of this key starts with; None for nothing.
+    """Return the scaling model with which a new job of this key starts; None if there is none.
 
-    ``named``: only its owner says which jobs are alike; those may differ in level.
+    ``named``: the owner chose the key, so jobs with it may differ in their absolute throughput.
     """
     sibling = storage.of_key(key)
     if sibling is None:
@@ -74,8 +74,13 @@ def starts_with(storage: SiblingStorage, key: str, *, named: bool = False) -> Sc
 def suggested(
     storage: SiblingStorage, key: str, size: ModelSize, costs: RescaleCosts
 ) -> ScalingModel | None:
-    """What jobs of similar models suggest, once it is known how large the job's model is; None
-    where none is near.
+    """Return a scaling model from jobs with models of similar size; None if there is none.
+
+    Args:
+        storage: curves of other jobs.
+        key: profile key of the job.
+        size: size of the job's model.
+        costs: rescale costs of the new scaling model.
     """
     prior = prior_from(map(_stored, storage.others(key)), key, size)
     return ScalingModel(MeasuredCurve.from_prior(prior), costs) if prior else None
@@ -87,8 +92,8 @@ def _stored(sibling: Sibling) -> StoredCurve:
 
 
 class SharedCurves:
-    """What the profiles of jobs tell other jobs of their kind that are submitted already: kind →
-    curve, and which curve each job has been told of.
+    """Shares profiled curves among submitted jobs of one kind. Stores kind → curve, and the curve
+    that each job has received last.
     """
 
     def __init__(self) -> None:
@@ -96,15 +101,19 @@ class SharedCurves:
         self._last_curve: dict[str, MeasuredCurve] = {}
 
     def remember(self, kind: str, curve: MeasuredCurve) -> None:
-        """A profile is over: what others of its kind need not measure."""
+        """Add the curve of a finished profile, so that other jobs of its kind need not measure
+        it.
+        """
         if kind and curve.has_data:
             before = self._kinds.pop(kind, MeasuredCurve())
             self._kinds[kind] = inherit_curve(curve).with_points_of(before)
-            if len(self._kinds) > KINDS_KEPT:
+            if len(self._kinds) > MAX_KINDS:
                 del self._kinds[next(iter(self._kinds))]
 
     def tell(self, job: str, kind: str, own: MeasuredCurve) -> MeasuredCurve:
-        """The job's own curve with what others of its kind have measured since it was last told."""
+        """Return the job's own curve with the points that other jobs of its kind have measured
+        since the last call.
+        """
         curve = self._kinds.get(kind)
         if curve is None or self._last_curve.get(job) is curve:
             return own
@@ -112,5 +121,5 @@ class SharedCurves:
         return own.with_points_of(curve)
 
     def forget(self, job: str) -> None:
-        """The job has ended."""
+        """Forget a job that has ended."""
         self._last_curve.pop(job, None)

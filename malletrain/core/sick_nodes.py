@@ -1,8 +1,7 @@
-"""How long nodes that failed a health check are left alone. Pure.
+"""Decides how long nodes that failed a health check are not leased. Pure.
 
-A node that fails again is left alone for twice as long as before, up to a limit, and never for
-ever, because nobody tells MalleTrain that a node was repaired. :mod:`malletrain.core.lease_planner`
-decides which leases are taken.
+The time doubles when a node fails again, up to a limit. It is never unlimited, because MalleTrain
+is not told of repairs. :mod:`malletrain.core.lease_planner` decides which leases are taken.
 """
 
 from __future__ import annotations
@@ -12,22 +11,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SickNode:
-    """One node that failed."""
+    """A node that failed a health check."""
 
     since: float
-    """When it failed last."""
+    """Time of its last failure."""
     until: float
-    """Until when it is left alone."""
+    """Time until which it is not leased."""
     sentence: str
-    """What was found."""
+    """Result of the check, for users."""
 
 
 class SickNodes:
-    """Of one machine; times in seconds.
+    """The sick nodes of one machine. All times are in seconds.
 
     Args:
-        first_s: how long a node is left alone that failed once.
-        most_s: how long at most; and a failure so long after the last time counts as the first.
+        first_s: time without leases after a first failure.
+        most_s: maximum time without leases. A failure this long after the end of the last one
+            counts as a first one.
     """
 
     def __init__(self, first_s: float, most_s: float) -> None:
@@ -36,9 +36,9 @@ class SickNodes:
         self._nodes: dict[str, SickNode] = {}
 
     def failed(self, node: str, sentence: str, now: float) -> SickNode:
-        """The node has failed now."""
+        """Record a failure of the node. Returns its record."""
         before = self._nodes.get(node)
-        if before is not None and now < before.until:  # a lease that was there already
+        if before is not None and now < before.until:  # a lease from before the first failure
             wait_s = before.until - before.since
         elif before is not None and now < before.until + self._most_s:
             wait_s = min(self._most_s, 2 * (before.until - before.since))
@@ -49,13 +49,13 @@ class SickNodes:
         return self._nodes[node]
 
     def forget(self, node: str) -> None:
-        """Somebody says that the node is well."""
+        """Drop a node that is reported to be healthy."""
         self._nodes.pop(node, None)
 
     def remember(self, node: str, sick_node: SickNode) -> None:
-        """What was known before this process began."""
+        """Restore a record from an earlier process."""
         self._nodes[node] = sick_node
 
     def now(self, now: float) -> dict[str, SickNode]:
-        """The nodes that are left alone at this time."""
+        """Return the nodes that are not leased at this time."""
         return {name: node for name, node in self._nodes.items() if now < node.until}

@@ -1,9 +1,9 @@
-"""Waiting jobs whose owners stated the size of their models, and which curve to suggest to them
-once jobs of other sizes have run. Pure; the daemon and the simulator use it alike.
+"""Suggests scaling curves to waiting jobs whose owners stated the size of their models, once jobs
+of other sizes have run. Pure; the daemon and the simulator both use it.
 
-Decides that jobs are asked about when they are next. A job that waits longer is asked about later,
-when a curve of a nearer size may be known; a suggestion is not replaced.
-:mod:`malletrain.core.siblings` decides whose curve is near enough.
+Decides which jobs get a suggestion: the next ones of each owner. Later jobs get theirs later, when
+a curve of a nearer size may exist. A suggestion is not replaced. :mod:`malletrain.core.siblings`
+decides whose curve is near enough.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from malletrain.core.siblings import SiblingStorage
 
 @dataclass(frozen=True)
 class SizedJob:
-    """What is known of a job before it runs."""
+    """Key, model size and assumed costs of a job before it runs."""
 
     key: str
-    """Jobs of one key scale alike."""
+    """Profile key: jobs of one key scale alike."""
     size: ModelSize
-    """As its owner says."""
+    """Size of its model, as stated by its owner."""
     storage: SiblingStorage
-    """The curves of jobs that run where it would."""
+    """Curves of jobs on the class of nodes on which it would run."""
     costs: RescaleCosts
-    """What moving it is taken to cost."""
+    """Assumed costs of its rescales."""
 
 
 def suggestions(
     unfinished: Iterable[JobRecord],
-    most: int,
+    max_jobs: int,
     sized: Callable[[str], SizedJob | None],
 ) -> list[PriorSuggested]:
-    """What is suggested to the waiting jobs of which nothing is known yet; ask whenever a curve was
-    kept or a job has ended.
+    """Return suggestions for waiting jobs without data. Call it when a curve was stored or a job
+    has ended.
 
     Args:
-        unfinished: the jobs in the order in which they were submitted.
-        most: so many waiting jobs of each owner are looked at, the first.
-        sized: what is known of a job beforehand; None where its owner said nothing.
+        unfinished: the jobs in order of submission.
+        max_jobs: maximum number of waiting jobs considered per owner.
+        sized: returns what is known about a job before it runs; None if its owner stated no size.
     """
     suggestions_ = []
-    for name in _next_ones(unfinished, most):
+    for name in _next_ones(unfinished, max_jobs):
         job = sized(name)
         if job is not None:
             model = siblings.suggested(job.storage, job.key, job.size, job.costs)
@@ -56,12 +56,12 @@ def suggestions(
     return suggestions_
 
 
-def _next_ones(unfinished: Iterable[JobRecord], most: int) -> Iterator[str]:
-    """The first waiting jobs of each owner, those of which nothing is known."""
-    looked_at: Counter[str] = Counter()
+def _next_ones(unfinished: Iterable[JobRecord], max_jobs: int) -> Iterator[str]:
+    """Yield those of the first ``max_jobs`` waiting jobs of each owner that have no data."""
+    considered: Counter[str] = Counter()
     for record in unfinished:
         owner = record.submitted.owner
-        if not record.nodes and looked_at[owner] < most:
-            looked_at[owner] += 1
+        if not record.nodes and considered[owner] < max_jobs:
+            considered[owner] += 1
             if not record.scaling.has_data and record.submitted.curve is None:
                 yield record.submitted.job

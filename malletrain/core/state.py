@@ -1,9 +1,9 @@
-"""The owner of the core's jobs and nodes: the records and the methods that change them.
+"""Owns the records of jobs and nodes, and the methods that change them.
 
 Nothing else writes a :class:`JobRecord` or a :class:`NodeRecord`. The methods preserve these
 invariants: a node belongs to at most one job, and job and node agree on it; a node is idle exactly
 when no job has it and it is not leaving; the counts by pool are those of the usable nodes. The
-state also notes when the next plan is due. It decides nothing else.
+state also stores when the next plan is due. It decides nothing else.
 """
 
 from __future__ import annotations
@@ -19,30 +19,31 @@ from malletrain.core.events import JobState, JobSubmitted, NodeJoined
 from malletrain.core.records import JobRecord, NodeRecord
 from malletrain.core.scaling_model import ScalingModel
 
-SWEEP_KEPT_S = 600.0
-"""A sweep of which no job was there for so long has ended."""
+SWEEP_END_S = 600.0
+"""Time after which a sweep without unfinished jobs has ended, seconds."""
 
 
 class ControllerState:
-    """Jobs and nodes of one controller. Read the attributes, change them by the verbs."""
+    """Jobs and nodes of one controller. Read the attributes; change them through the methods."""
 
     def __init__(self, release_after_s: float = 30.0, due_s: float = 0.0) -> None:
         self._release_after_s = release_after_s
         self._due_s = due_s
         self.jobs: dict[str, JobRecord] = {}
         self.unfinished: dict[str, JobRecord] = {}
-        """Those that have not ended, in order of submission."""
+        """Unfinished jobs, in order of submission."""
         self.at_work: dict[str, JobRecord] = {}
-        """Those that have nodes, or have not been in a plan since they were submitted."""
+        """Jobs that have nodes, or were not in a plan since their submission."""
         self.sweeps: dict[str, int] = {}
-        """The place in the queue of each sweep: the number of its first job. It is kept for
-        :data:`SWEEP_KEPT_S` after the last one has ended, for those that begin one after another.
+        """Sweep → its place in the queue: the number of its first job. It is kept for
+        :data:`SWEEP_END_S` after its last job has ended, for sweeps that submit one job after
+        another.
         """
         self._sweeps_over: dict[str, float] = {}
         self.owners: dict[str, None] = {}
-        """Who has submitted a job, or had a lease, in order."""
+        """Users who have submitted a job or had a lease, in order."""
         self.admissions = 0
-        """Counts the changes of who could be admitted at all."""
+        """Counter of changes that affect which jobs can be admitted."""
         self.nodes: dict[str, NodeRecord] = {}
         self.idle: set[str] = set()
         """Nodes without a job that are not leaving."""
@@ -53,29 +54,31 @@ class ControllerState:
         """Nodes that are not usable."""
         self._foretold: Mapping[str, tuple[float, Cohort]] = {}
         self.plans = 0
-        """How many plans were made."""
+        """Number of plans made so far."""
         self.moves = 0
-        """Counts the changes of what nodes jobs have."""
+        """Counter of changes of the nodes of jobs."""
         self.plan_at: float | None = None
-        """When the next plan is due."""
+        """Time at which the next plan is due; None if none is."""
         self.leases_due = False
-        """Whether something happened that the leases follow from."""
+        """Whether leases must be reviewed."""
 
     # --- when to plan ---
 
     def plan_soon(self, at: float) -> None:
-        """A plan is due at ``at``, if none is before."""
+        """Schedule a plan at ``at``, unless one is due earlier."""
         self.plan_at = at if self.plan_at is None else min(self.plan_at, at)
 
     def plan_made(self) -> None:
-        """A plan is being carried out."""
+        """Count a plan that is about to be carried out."""
         self.plans += 1
         self.leases_due = True
 
     # --- nodes ---
 
     def node_joined(self, event: NodeJoined, now: float) -> None:
-        """A lease is up. The node is idle, unless it runs a job of its owner already."""
+        """Add a node whose lease has started. It is idle unless it already runs a job of its
+        owner.
+        """
         horizon_s, cohort = self._foretold.get(event.node, (event.horizon_s, None))
         node = NodeRecord(
             NodeInfo(event.node_class, horizon_s, event.group, cohort),
@@ -96,19 +99,19 @@ class ControllerState:
         node.job = event.job
         self.moves += 1
         job.nodes = (*job.nodes, event.node)
-        # The store knows nothing of a start that the agents have heard of: carry it out again.
+        # The agents received a start that the store has not recorded: carry it out again.
         job.broken |= job.state not in (JobState.RUNNING, JobState.PROFILING)
         self.at_work[job.submitted.job] = job
 
     def lasts_s(self, node: str) -> float | None:
-        """How long a leased node is expected to last still, where that is foretold at every
-        poll.
+        """Return the expected remaining time of a leased node, seconds; None without a forecast at
+        every poll.
         """
         record = self.nodes.get(node)
         return record.info.horizon_s if record is not None and record.info.cohort else None
 
     def foretold(self, nodes: Mapping[str, tuple[float, Cohort]]) -> None:
-        """How long nodes are expected to last still; those that are not ours may be among them."""
+        """Update the expected remaining times. ``nodes`` may include nodes that are not leased."""
         self._foretold = nodes
         for name in nodes.keys() & self.nodes.keys():
             node, (horizon_s, cohort) = self.nodes[name], nodes[name]
@@ -117,7 +120,7 @@ class ControllerState:
                 self.usable[name] = info.with_forecast(horizon_s, cohort)
 
     def node_leaving(self, name: str, gone_at: float) -> bool:
-        """The node is taken at ``gone_at``: nothing new is planned on it. Returns whether a job has
+        """Exclude a node from plans, because it is taken at ``gone_at``. Returns whether a job has
         it.
         """
         node = self.nodes[name]
@@ -127,8 +130,8 @@ class ControllerState:
         return node.job is not None
 
     def node_gone(self, name: str, *, breaks: bool = True) -> JobRecord | None:
-        """The node is ours no more. Returns the job that had it; ``breaks``: its workers must be
-        started again.
+        """Remove a node. Returns the job that had it, or None. ``breaks``: the job's workers must
+        be restarted.
         """
         node = self.nodes.pop(name, None)
         if node is None:
@@ -149,19 +152,19 @@ class ControllerState:
         self.idle.discard(name)
 
     def keep_idle(self, name: str, until: float) -> None:
-        """The idle node is still of use: ask again at ``until``."""
+        """Keep an idle node that is still needed until the next review at ``until``."""
         self.nodes[name].review_at = until
 
     def deadline(self, names: Collection[str], now: float) -> float | None:
-        """Seconds until the first of these nodes is taken away; None when none is."""
+        """Return the seconds until the first of these nodes is taken; None if none is leaving."""
         if self.none_leaves(names):
             return None
         ends = [self.nodes[n].gone_at for n in names]
-        times = [end - now for end in ends if end is not None]
-        return max(0.0, min(times)) if times else None
+        remaining_times = [end - now for end in ends if end is not None]
+        return max(0.0, min(remaining_times)) if remaining_times else None
 
     def none_leaves(self, names: Iterable[str]) -> bool:
-        """Whether none of these nodes, which are there, is leaving."""
+        """Return whether none of these present nodes is leaving."""
         return not self._leaving or self._leaving.isdisjoint(names)
 
     def _free(self, names: Iterable[str], now: float) -> None:
@@ -171,14 +174,17 @@ class ControllerState:
             if node.gone_at is None:
                 self.idle.add(name)
 
-    # --- jobs come and go ---
+    # --- submission and end of jobs ---
 
     def submit(self, event: JobSubmitted) -> JobRecord:
-        """A new job. Raises ValueError when there was one of that name."""
+        """Add a new job.
+
+        Raises:
+            ValueError: a job of this name was submitted before.
+        """
         if event.job in self.jobs:
             raise ValueError(f"Job {event.job} was submitted before.")
-        # A profile does not outlive the daemon that made it; it is taken up again from what is
-        # stored.
+        # A profile ends with the daemon that started it. It continues from the stored measurements.
         state = JobState.RUNNING if event.state is JobState.PROFILING else event.state
         order = len(self.jobs)
         job = JobRecord(
@@ -201,13 +207,13 @@ class ControllerState:
         return job
 
     def _add_owner(self, owner: str) -> None:
-        """There is this owner."""
+        """Add an owner, if it is new."""
         if owner not in self.owners:
             self.owners[owner] = None
             self.admissions += 1
 
     def end(self, name: str, state: JobState, now: float) -> None:
-        """The job ends in ``state``; its nodes are free."""
+        """End the job in ``state`` and free its nodes."""
         job = self.unfinished.pop(name)
         self.at_work.pop(name, None)
         self.admissions += 1
@@ -220,12 +226,12 @@ class ControllerState:
     def _forget_sweeps(self, sweep: str, now: float) -> None:
         if sweep and all(j.submitted.sweep != sweep for j in self.unfinished.values()):
             self._sweeps_over[sweep] = now
-        for over in [s for s, at in self._sweeps_over.items() if now - at >= SWEEP_KEPT_S]:
+        for over in [s for s, at in self._sweeps_over.items() if now - at >= SWEEP_END_S]:
             del self._sweeps_over[over]
             self.sweeps.pop(over, None)
 
     def limit(self, job: JobRecord, min_nodes: int, max_nodes: int) -> None:
-        """The job gets other limits of its scale. What it has beyond them the next plan takes."""
+        """Change the node limits of the job. The next plan takes the nodes beyond them."""
         job.submitted = replace(job.submitted, min_nodes=min_nodes, max_nodes=max_nodes)
         self.admissions += 1
 
@@ -234,11 +240,13 @@ class ControllerState:
     def assign(
         self, nodes: Mapping[str, tuple[str, ...]], now: float
     ) -> list[Start | Rescale | Suspend]:
-        """Give each of these jobs exactly these nodes, at one instant; none: suspend it. What a job
-        leaves may be another's at once.
+        """Give each of these jobs exactly these nodes; a job without nodes is suspended. All
+        changes take effect at one instant, so a node can go from one job to another.
 
-        Returns what is to be done, in the given order. Raises ValueError when a node is not there,
-        is leaving, or would belong to two jobs.
+        Returns the commands that follow, in the order of ``nodes``.
+
+        Raises:
+            ValueError: a node does not exist, is leaving, or would belong to two jobs.
         """
         commands: list[Start | Rescale | Suspend] = []
         added: dict[str, set[str]] = {}
@@ -278,11 +286,13 @@ class ControllerState:
         return commands
 
     def unplanned(self, name: str) -> None:
-        """The job, which never ran, got no nodes from a plan."""
+        """Note that a job that has never run got no nodes from a plan."""
         self.at_work.pop(name, None)
 
     def rescaled(self, job: JobRecord, now: float) -> bool:
-        """The job processes samples at its newest scale. Returns whether that is news."""
+        """Note that the job processes samples at its newest scale. Returns whether it was
+        rescaling.
+        """
         if not job.rescaling:
             return False
         job.rescaling = False
@@ -291,8 +301,8 @@ class ControllerState:
         return True
 
     def workers_failed(self, job: JobRecord, now: float, window_s: float, *, counts: bool) -> None:
-        """The job's workers failed by themselves: one try more where it ``counts``; tries longer
-        than ``window_s`` ago are forgotten.
+        """Record a failure of the job's workers. If it ``counts``, it uses up a try. The count
+        restarts if the previous failure is longer than ``window_s`` ago.
         """
         if job.last_broke is not None and now - job.last_broke > window_s:
             job.tries = 0
@@ -300,7 +310,7 @@ class ControllerState:
         job.tries += counts
 
     def break_round(self, job: JobRecord, now: float) -> None:
-        """The job's workers are to be started again, where it has any."""
+        """Restart the workers of the job, if it has nodes, with the next plan."""
         if job.nodes:
             job.broken = True
             self.plan_soon(now)
@@ -308,68 +318,72 @@ class ControllerState:
     # --- waiting ---
 
     def waits(self, job: JobRecord, now: float) -> None:
-        """The job has a place; without nodes it waits since now."""
+        """Note that the job is admitted. Without nodes it waits from now on."""
         if job.idle_since is None:
             job.idle_since = now
 
     def served_beside(self, job: JobRecord, now: float) -> None:
-        """Another job of its sweep has nodes, so that the sweep does not wait."""
+        """Restart the job's waiting time, because another job of its sweep has nodes."""
         job.idle_since, job.starving, job.sweep_served = now, False, True
 
     def starves(self, job: JobRecord, now: float) -> None:
-        """The job has waited for too long."""
+        """Mark the job as starving, because it has waited too long."""
         job.starving = self.leases_due = True
         self.plan_soon(now)
 
     def guarantee(self, job: JobRecord, until: float) -> None:
-        """The job, which starved, has nodes; it keeps its minimum until then (0: no guarantee)."""
+        """Guarantee the minimum of a job that starved until ``until``; 0 for no guarantee."""
         job.starving, job.guaranteed_until = False, until
 
     # --- goals ---
 
     def goals_say(self, job: JobRecord, *, halted: bool, pressing: bool) -> None:
-        """Whether the job's budget is spent, and whether its deadline presses."""
+        """Set whether the job's budget is spent (``halted``) and whether its deadline is
+        ``pressing``.
+        """
         self.admissions += (job.halted, job.pressing) != (halted, pressing)
         job.halted, job.pressing = halted, pressing
 
     # --- profiles ---
 
     def profile_begins(self, job: JobRecord) -> None:
-        """The job's size is its profile's decision from now on."""
+        """Let the profile decide the job's size from now on."""
         job.state = JobState.PROFILING
 
     def profile_ends(self, job: JobRecord) -> None:
-        """The job's size is the plan's decision again."""
+        """Let plans decide the job's size again."""
         if job.state is JobState.PROFILING:
             job.state = JobState.RUNNING
 
     def profile_done(self, job: JobRecord) -> None:
-        """As :meth:`profile_ends`; it stands at its smallest size, so the plan may move it at
-        once.
+        """Like :meth:`profile_ends`. The job is at its smallest size, so the next plan may rescale
+        it at once.
         """
         self.profile_ends(job)
         job.rescaled_at = -math.inf
 
     def interrupted(self, job: JobRecord, now: float) -> None:
-        """The job gives nodes to a profile."""
+        """Note that the job gives nodes to a profile."""
         job.interrupted_at = now
 
     def forgive(self, job: JobRecord) -> None:
-        """The job's script is known to run: what failed before was its size."""
+        """Reset the tries of a job whose script has run: its earlier failures came from the
+        size.
+        """
         job.tries = 0
 
     def learn(self, job: JobRecord, scaling: ScalingModel) -> None:
-        """What is known of the job's scaling."""
+        """Store the scaling model of a job."""
         if scaling.curve.unusable != job.scaling.curve.unusable:
-            self.admissions += 1  # it may need more nodes than before to run at all
+            self.admissions += 1  # its minimum number of nodes may have changed
         job.scaling = scaling
 
     def weigh(self, job: JobRecord, weight: float) -> None:
-        """How much the job counts beside the others from now on."""
+        """Change the weight of a job."""
         job.submitted = replace(job.submitted, weight=weight)
 
     def bid_with(
         self, job: JobRecord, curve: ScalingCurve | None, cost: RescaleCost | None
     ) -> None:
-        """What the job's bids are made from."""
+        """Set the curve and the rescale cost of the job's bids."""
         job.curve, job.cost = curve, cost

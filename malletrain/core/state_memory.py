@@ -1,5 +1,5 @@
-"""Which snapshots of a job are in the memory of which nodes, and whether a leaving node can hand
-its shards over in the remaining time. Pure.
+"""Describes the snapshots of a job in the memory of its nodes, and checks whether a leaving node
+can hand over its shards in time. Pure.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 from malletrain.protocol.sizes import shown
 
 IN_MEMORY = "memory"
-"""Where a snapshot was put that is in the memory of the nodes (:class:`SnapshotTaken`)."""
+"""Path of a snapshot that is in the memory of the nodes (:class:`SnapshotTaken`)."""
 KEEPER_RATE = 350e6
-"""Bytes a second that go from one node's memory to another's at most: they are encrypted
+"""Maximum rate of a copy from one node's memory to another's, bytes/s. Encryption limits it
 (docs/how-state-moves.md).
 """
 _REMEDY = (
@@ -25,39 +25,39 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class HandOverTime:
-    """The time that a node has for its hand-over, and how fast that goes."""
+    """The time that a node has for its hand-over, and the rate of the hand-over."""
 
     drain_s: float
-    """How long a drain may take (``[jobs] drain_timeout``)."""
+    """Maximum time of a drain (``[jobs] drain_timeout``), seconds."""
     grace_s: float
-    """Between the main scheduler's notice and the end of the node."""
+    """Time from the main scheduler's notice to the end of the node, seconds."""
     mbit: float = 0.0
-    """Of the network between two nodes, as measured; 0: it was not."""
+    """Measured throughput between two nodes, Mbit/s; 0 if it was not measured."""
 
     @property
     def seconds(self) -> float:
-        """The shorter of the two."""
+        """Available time, seconds: the shorter of the two."""
         return min(self.drain_s, self.grace_s)
 
     @property
     def rate(self) -> float:
-        """Bytes a second."""
+        """Expected rate, bytes/s."""
         return min(KEEPER_RATE, self.mbit * 125_000) if self.mbit else KEEPER_RATE
 
     @property
     def bytes(self) -> float:
-        """How many can be handed over."""
+        """Number of bytes that can be handed over in the available time."""
         return self.seconds * self.rate
 
     @property
     def explanation(self) -> str:
-        """The time and where it comes from."""
+        """The available time and its origin, as part of a sentence."""
         if self.drain_s <= self.grace_s:
             return f"the {self.drain_s:g} s of drain_timeout"
         return f"the {self.grace_s:g} s between the main scheduler's notice and the end of a node"
 
     def room(self) -> str:
-        """How much fits, for who has no job yet."""
+        """Return a sentence that says how much can be handed over, for users without a job yet."""
         by = "as measured" if 0 < self.mbit * 125_000 < KEEPER_RATE else "which encryption allows"
         return (
             f"A node that leaves can hand over {shown(self.bytes)} of a snapshot in "
@@ -67,13 +67,13 @@ class HandOverTime:
 
 
 def late(newest: Mapping[str, Any], notice: HandOverTime) -> str:
-    """Why a node that leaves will not have handed over its part of a snapshot in time; empty: it
-    will, or a copy is elsewhere already.
+    """Return why a leaving node cannot hand over its part of a snapshot in time; empty if it can,
+    or if another node already has a copy.
 
     Args:
-        newest: what was reported of the newest snapshot: ``path``, ``bytes``, ``seconds``, over how
-            many ``nodes`` it lies, whether it is ``replicated``.
-        notice: what there is for it.
+        newest: report of the newest snapshot: ``path``, ``bytes``, ``seconds``, the number of
+            ``nodes`` that hold it, and whether it is ``replicated``.
+        notice: time and rate of a hand-over.
     """
     if newest.get("replicated"):
         return ""
@@ -94,18 +94,18 @@ def late(newest: Mapping[str, Any], notice: HandOverTime) -> str:
 
 
 def _number(newest: Mapping[str, Any], name: str) -> float:
-    """What a job's own processes say: 0 for whatever is no size."""
+    """Return a size from a report of the job's processes; 0 if it is not a valid size."""
     size = newest.get(name)
     return float(size) if isinstance(size, int | float) and 0 <= size < math.inf else 0.0
 
 
 def in_memory(taken: Sequence[int], newest: Mapping[str, Any], notice: HandOverTime) -> str:
-    """A sentence for ``malletrain show``; empty where nothing is in memory.
+    """Return a sentence for ``malletrain show``; empty if no snapshot is in memory.
 
     Args:
-        taken: bytes on each node that has some.
+        taken: bytes on each node that holds a part.
         newest: see :func:`late`.
-        notice: what there is for a hand-over.
+        notice: time and rate of a hand-over.
     """
     if not taken:
         return ""

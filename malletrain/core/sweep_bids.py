@@ -1,9 +1,9 @@
 """Weighs the bids of a sweep's trials, which together count as one job. Pure.
 
-Many trials on one node each process more than one job on as many nodes, so beside another job they
-would get nearly every node. Decides the factor that corrects this: together the trials' bids are
-worth what one job with their curve would bid for the nodes that they have together. The order among
-the trials does not change.
+Many trials on one node each process more samples than one job on as many nodes, so they would
+outbid another job for nearly every node. Decides the factor that corrects this: the trials' bids
+together equal the bid of one job with their curve for all their nodes. The order among the trials
+does not change.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from collections.abc import Mapping, Sequence
 
 from malletrain.core.planning import Candidate
 
-_ROUNDED = 4
-"""Decimals of a factor."""
+_FACTOR_DECIMALS = 4
+"""Number of decimals of a factor."""
 
 
 def as_one(
     candidates: Sequence[Candidate], sweeps: Mapping[str, str], nodes: int, exponent: float
 ) -> list[Candidate]:
-    """The candidates, those of each sweep with a weight that makes one job of them.
+    """Return the candidates, with the trials of each sweep weighted so that together they bid like
+    one job.
 
     Args:
-        candidates: of one plan.
-        sweeps: job → its sweep; jobs of none are left as they are.
-        nodes: how many nodes the plan has: more trials than can run at all count no further.
-        exponent: a job whose scaling is not known speeds up as nodes**exponent.
+        candidates: candidates of one plan.
+        sweeps: job → its sweep. Other jobs stay unchanged.
+        nodes: number of nodes of the plan. Trials beyond those that can run do not lower the
+            factor.
+        exponent: assumed scaling of unmeasured jobs, nodes**exponent.
     """
     groups: dict[str, list[Candidate]] = {}
     for c in candidates:
@@ -43,22 +45,24 @@ def as_one(
 
 
 def factor(trials: Sequence[Candidate], nodes: int, exponent: float) -> float:
-    """What is left of each trial's weight: the mean of what a node brings each of them as one of so
-    many of one job, against a node of its smallest size.
+    """Return the factor on each trial's weight: the mean, over the trials, of the ratio of the
+    throughput per node on all their nodes together to that at their smallest size.
     """
     bids = []
     for c in trials:
-        least = c.smallest or c.min_nodes
-        count = max(1, min(len(trials), nodes // least))
-        bids.append(_per_node(c, count * least, exponent) / _per_node(c, least, exponent))
-    return round(min(1.0, sum(bids) / len(bids)), _ROUNDED)
+        smallest = c.smallest or c.min_nodes
+        count = max(1, min(len(trials), nodes // smallest))
+        bids.append(_per_node(c, count * smallest, exponent) / _per_node(c, smallest, exponent))
+    return round(min(1.0, sum(bids) / len(bids)), _FACTOR_DECIMALS)
 
 
 def _per_node(c: Candidate, nodes: int, exponent: float) -> float:
-    """Throughput a node, in any unit; beyond its largest size it goes on as an unknown curve."""
+    """Return the throughput per node, in any unit. Beyond the largest size it is extrapolated as
+    nodes**exponent.
+    """
     if c.curve is None:
         return float(nodes ** (exponent - 1.0))
-    most = max(c.max_nodes, 1)
-    usable = min(nodes, most)
+    max_nodes = max(c.max_nodes, 1)
+    usable = min(nodes, max_nodes)
     rate = max(c.curve.at(usable), 1e-300) / usable
     return float(rate * (nodes / usable) ** (exponent - 1.0))

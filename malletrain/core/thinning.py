@@ -1,10 +1,10 @@
-"""Which values of a long series are kept, so that it stays bounded and its plot the same. Pure.
+"""Downsamples a long series so that its size is bounded and its plot looks the same. Pure.
 
 Values are numbered from 0. They fall into buckets of equal width, and the smallest and the largest
 value of each bucket are kept: what a plot of as many pixels shows (Jugel et al., M4, VLDB 2014,
-without the first and last of each bucket). The first and the newest value are kept too. The width
-follows from the number of values and doubles when there would be too many, so the values are all
-that has to be stored.
+without the first and last of each bucket). The first and the newest value are kept too. The bucket
+width depends only on the number of values: it doubles when too many would be kept. So only the
+values have to be stored.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import math
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-MOST_KEPT = 500
-"""Values of a series, at most."""
+MAX_POINTS = 500
+"""Maximum number of values of a series."""
 
 
 class Numbered(Protocol):
@@ -22,49 +22,53 @@ class Numbered(Protocol):
 
     @property
     def number(self) -> int:
-        """How many came before it."""
+        """Index of the value in the series, from 0."""
 
     @property
     def value(self) -> float:
         """The value."""
 
 
-N = TypeVar("N", bound=Numbered)
+PointT = TypeVar("PointT", bound=Numbered)
 
 
-def width(count: int, most: int = MOST_KEPT) -> int:
-    """How many numbers share a bucket when ``count`` values came: a power of two, at most so wide
-    that no more than ``most`` values (4 at least) are kept.
+def width(count: int, max_points: int = MAX_POINTS) -> int:
+    """Return the bucket width for a series of ``count`` values: the smallest power of two with
+    which at most ``max_points`` values are kept. A ``max_points`` below 4 counts as 4.
     """
-    made = 1
-    # One bucket of width w keeps min(w, 2) values; the first and the newest come on top.
-    while -(-count // made) * min(made, 2) + 2 > max(most, 4) and made < count:
-        made *= 2
-    return made
+    bucket_width = 1
+    # One bucket of width w keeps min(w, 2) values; the first and the newest value are kept in
+    # addition.
+    while (
+        -(-count // bucket_width) * min(bucket_width, 2) + 2 > max(max_points, 4)
+        and bucket_width < count
+    ):
+        bucket_width *= 2
+    return bucket_width
 
 
-def thinned(points: Sequence[N], count: int, most: int = MOST_KEPT) -> list[N]:
-    """What is kept of these values, in order: of each bucket the smallest and the largest, number
-    0, and the newest. Whether they came at once or piece by piece makes no difference.
+def thinned(points: Sequence[PointT], count: int, max_points: int = MAX_POINTS) -> list[PointT]:
+    """Return the values to keep, in order: the smallest and the largest of each bucket, the first
+    and the newest. One call and many calls on growing series give the same result.
 
     Args:
-        points: values in order of their numbers; some may be missing, as they were thinned before.
-        count: how many values came in all, which says how wide a bucket is.
-        most: how many are kept at most.
+        points: values in order of index. Values that an earlier call removed are missing.
+        count: total number of values of the series. It determines the bucket width.
+        max_points: maximum number of values to keep.
     """
-    wide = width(count, most)
-    buckets: dict[int, list[N]] = {}
+    bucket_width = width(count, max_points)
+    buckets: dict[int, list[PointT]] = {}
     for point in points:
-        buckets.setdefault(point.number // wide, []).append(point)
-    selected: dict[int, N] = {p.number: p for p in points[-1:]}
+        buckets.setdefault(point.number // bucket_width, []).append(point)
+    selected: dict[int, PointT] = {p.number: p for p in points[-1:]}
     if points and not points[0].number:
         selected[0] = points[0]
     for bucket in buckets.values():
-        for point in (min(bucket, key=_value), max(bucket, key=_value)):
+        for point in (min(bucket, key=_sort_key), max(bucket, key=_sort_key)):
             selected[point.number] = point
     return [selected[number] for number in sorted(selected)]
 
 
-def _value(point: Numbered) -> float:
-    """Its place among others; what is no number is above all, so that a picture shows it."""
+def _sort_key(point: Numbered) -> float:
+    """Sort key of a point. NaN sorts above all numbers, so that a plot shows it."""
     return math.inf if math.isnan(point.value) else point.value

@@ -1,4 +1,4 @@
-"""One plan for each trainer. Pure.
+"""Makes one plan for each trainer. Pure.
 
 Decides which nodes each trainer's plan may use:
 
@@ -58,9 +58,9 @@ class TrainerPlanner:
             usable = _usable(group, plans[name], unused, nodes)
             if usable <= division[name].keys():
                 continue
-            own = usable.union(_nodes_in_use(plans[name]))
+            own_nodes = usable.union(_nodes_in_use(plans[name]))
             plan = self._planner(
-                group, {n: info for n, info in nodes.items() if n in own}, settings, favoured
+                group, {n: info for n, info in nodes.items() if n in own_nodes}, settings, favoured
             )
             solve_s += plan.solve_s
             unused = unused.union(_nodes_in_use(plans[name])).difference(_nodes_in_use(plan))
@@ -81,7 +81,7 @@ def _nodes_in_use(plan: Plan) -> Iterator[str]:
 def _usable(
     group: Sequence[Candidate], plan: Plan, unused: Set[str], nodes: Mapping[str, NodeInfo]
 ) -> set[str]:
-    """The unused nodes on which jobs of one trainer could grow."""
+    """Return the unused nodes on which jobs of one trainer could grow."""
     usable: set[str] = set()
     if not unused:
         return usable
@@ -120,7 +120,9 @@ def divide(
 
 
 def _deal(demands: Mapping[str, TrainerDemand], nodes: Sequence[str]) -> dict[str, list[str]]:
-    """The nodes of one pool by trainer; each keeps as many of its current ones as it may have."""
+    """Return trainer → nodes of one pool. Each trainer keeps as many of its current nodes as its
+    share allows.
+    """
     if len(demands) < 2:
         return {name: list(nodes) for name in demands}
     counts = split(demands, len(nodes))

@@ -1,15 +1,15 @@
-"""In which pool each job counts when trainers share several pools. Pure.
+"""Decides in which pool each job counts when trainers share several pools. Pure.
 
-A job runs on nodes of one pool. If it counted in every pool that it may use, nodes would be set
-aside for it that it never gets, so it counts in one. Decides which one:
+A job runs on nodes of one pool. If it counted in every pool that it may use, nodes would be
+reserved for it that it never gets. So it counts in one pool:
 
 1. the pool on whose nodes the job runs;
 2. else a pool with room for all that it could use;
 3. else, while its trainer has less than its part of all pools together, the pool in which the job
    gains the trainer the most nodes, and then the one in which the other trainers lose the fewest.
 
-A job whose pool is in too much demand is then moved to a pool whose nodes would stay idle. The
-trainer's plan decides where the job runs in the end.
+A job in a pool with too much demand is then moved to a pool whose nodes would stay idle. The
+trainer's plan finally decides where the job runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from malletrain.core.planning import Candidate
 from malletrain.core.trainer_split import TrainerDemand, part_of, split
 
 MAX_MOVES = 64
-"""Jobs that may be moved in one plan; each move is chosen among all jobs."""
+"""Maximum number of moves in one plan, because each move is chosen among all jobs."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ def assign_pools(
 
 
 def _in_order(groups: Mapping[str, Sequence[Candidate]]) -> Iterator[tuple[str, Candidate]]:
-    """Jobs with nodes first. Then, one at a time, a job of the trainer whose jobs so far could use
-    the fewest nodes per unit of its part.
+    """Yield (trainer, job): jobs with nodes first. Then, one at a time, a job of the trainer whose
+    previous jobs could use the fewest nodes per unit of its part.
     """
     requested, waiting = {}, {}
     for name, group in groups.items():
@@ -86,7 +86,7 @@ def _in_order(groups: Mapping[str, Sequence[Candidate]]) -> Iterator[tuple[str, 
 
 
 class _Assignment:
-    """The jobs assigned to pools so far, and what each trainer gets by it."""
+    """The current assignment of jobs to pools, and the resulting nodes of each trainer."""
 
     def __init__(
         self, groups: Mapping[str, Sequence[Candidate]], nodes: Mapping[str, NodeInfo]
@@ -101,42 +101,44 @@ class _Assignment:
         self._targets = self._fair_shares(groups)
 
     def _fair_shares(self, groups: Mapping[str, Sequence[Candidate]]) -> dict[str, int]:
-        """Trainer → its part of all pools that it shares, as if jobs could be cut at will."""
+        """Return trainer → its nodes in all pools that it shares, as if jobs were divisible."""
         sharing: dict[frozenset[str], dict[str, TrainerDemand]] = {}
         for name, group in groups.items():
             pools = frozenset(pool for pool in self._sizes for c in group if c.may_use(pool))
-            most = sum(len(c.nodes) if c.fixed else c.max_nodes for c in group)
-            sharing.setdefault(pools, {})[name] = TrainerDemand(part_of(group), most=most)
+            max_nodes = sum(len(c.nodes) if c.fixed else c.max_nodes for c in group)
+            sharing.setdefault(pools, {})[name] = TrainerDemand(part_of(group), most=max_nodes)
         shares = {}
         for pools, demands in sharing.items():
             shares.update(split(demands, sum(self._sizes[pool] for pool in pools)))
         return shares
 
     def pools_for(self, c: Candidate) -> list[str]:
-        """The pools that have room for the smallest size of the job."""
+        """Return the pools that are large enough for the smallest size of the job."""
         smallest = c.smallest
         if smallest is None:
             return []
         return [pool for pool, size in self._sizes.items() if smallest <= size and c.may_use(pool)]
 
     def put(self, trainer: str, c: Candidate, pool: str, nodes: Sequence[str] = ()) -> None:
-        """Count the job in the pool; ``nodes``: those of the pool on which it runs."""
+        """Assign the job to the pool; ``nodes``: nodes of the pool on which it runs."""
         self.pool_of[c.job] = pool
         self._demands[pool][trainer].add(c, nodes)
         self._splits.pop(pool, None)
 
     def _split(self, pool: str) -> dict[str, int]:
-        """Trainer → number of nodes of the pool, with the jobs assigned so far."""
+        """Return trainer → number of nodes of the pool, with the jobs assigned so far."""
         if pool not in self._splits:
             self._splits[pool] = split(self._demands[pool], self._sizes[pool])
         return self._splits[pool]
 
     def _room(self, pool: str) -> int:
-        """Nodes of the pool that its jobs could not use; negative if they could use more."""
+        """Return the number of nodes of the pool that its jobs cannot use; negative if they could
+        use more.
+        """
         return self._sizes[pool] - sum(demand.most for demand in self._demands[pool].values())
 
     def best_pool(self, trainer: str, c: Candidate, pools: Sequence[str]) -> str:
-        """The pool for a job without nodes."""
+        """Return the pool for a job without nodes."""
         if len(pools) == 1:
             return pools[0]
         roomiest = max(pools, key=lambda pool: (self._room(pool), pool))
@@ -156,8 +158,8 @@ class _Assignment:
         return max(pools, key=merit)
 
     def use_idle_nodes(self, movable: Sequence[_MovableJob]) -> None:
-        """Move jobs while that brings idle nodes into use, each job once, those without nodes
-        first. No trainer loses nodes by it.
+        """Move jobs while this uses idle nodes. Each job moves at most once; jobs without nodes
+        come first. No trainer loses nodes.
         """
         remaining = list(movable)
         while (
@@ -181,12 +183,17 @@ class _Assignment:
             self.put(job.trainer, job.candidate, pool)
 
     def _gain(self, job: _MovableJob, pool: str) -> int:
-        """How many more nodes are in use if the job moves to the pool; 0 if it should not."""
-        before, most = self.pool_of[job.candidate.job], job.candidate.max_nodes
+        """Return the number of additional nodes in use if the job moves to the pool; 0 if it must
+        not move.
+        """
+        before, max_nodes = self.pool_of[job.candidate.job], job.candidate.max_nodes
         excess, room = -self._room(before), self._room(pool)
         if excess <= 0 or room < max(1, job.candidate.smallest or 1):
             return 0
-        gain, others = min(room, most), self._demands[before][job.trainer].most - most
-        if gain < self._split(before)[job.trainer] - others:
+        gain, other_demand = (
+            min(room, max_nodes),
+            self._demands[before][job.trainer].most - max_nodes,
+        )
+        if gain < self._split(before)[job.trainer] - other_demand:
             return 0  # its trainer would have fewer nodes
-        return gain - max(0, most - excess)
+        return gain - max(0, max_nodes - excess)

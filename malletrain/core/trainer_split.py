@@ -1,6 +1,7 @@
-"""How many nodes of one pool each trainer gets, by its part and by what its jobs could use. Pure.
+"""Divides the nodes of one pool among trainers, by their parts and by what their jobs could use.
+Pure.
 
-Decides numbers only. :mod:`malletrain.core.trainer_pools` decides which jobs count in the pool,
+Decides only the numbers. :mod:`malletrain.core.trainer_pools` decides which jobs count in the pool,
 :mod:`malletrain.core.trainer_plans` which nodes a trainer gets.
 """
 
@@ -16,18 +17,18 @@ from malletrain.core.planning import Candidate
 
 @dataclass
 class TrainerDemand:
-    """What the jobs of one trainer could use of a pool."""
+    """Demand of the jobs of one trainer for nodes of a pool."""
 
     part: float
-    """Trainers divide the nodes that they share in the proportion of their parts."""
+    """Trainers divide shared nodes in proportion to their parts."""
     fixed: int = 0
-    """Nodes of jobs that must keep their nodes."""
+    """Number of nodes of jobs that must keep their nodes."""
     guaranteed: int = 0
-    """Nodes for guaranteed minimums, beside ``fixed``."""
+    """Number of nodes for guaranteed minimums, in addition to ``fixed``."""
     most: int = 0
-    """Nodes that all jobs together could use."""
+    """Maximum number of nodes that all jobs together could use."""
     nodes: list[str] = field(default_factory=list)
-    """Nodes of the pool on which the jobs run, those of ``fixed`` first."""
+    """Nodes of the pool on which the jobs run, those of fixed jobs first."""
 
     def add(self, candidate: Candidate, nodes: Sequence[str]) -> None:
         """Add a job that runs on ``nodes`` of the pool."""
@@ -49,14 +50,14 @@ class TrainerDemand:
 
 
 def part_of(group: Sequence[Candidate]) -> float:
-    """The part of the trainer of these jobs; 1 for jobs without a trainer."""
+    """Return the part of the trainer of these jobs; 1 without a trainer."""
     return group[0].trainer.part if group and group[0].trainer else 1.0
 
 
 def demand_of(
     group: Sequence[Candidate], pool: str, nodes: Mapping[str, NodeInfo]
 ) -> TrainerDemand:
-    """What the jobs of one trainer could use of a pool.
+    """Return the demand of one trainer's jobs for nodes of a pool.
 
     Args:
         group: the trainer's jobs that count in the pool.
@@ -73,25 +74,25 @@ def split(demands: Mapping[str, TrainerDemand], nodes: int) -> dict[str, int]:
     """Divide the nodes of a pool.
 
     Args:
-        demands: by trainer.
+        demands: trainer → its demand.
         nodes: number of nodes in the pool.
 
     Returns:
         Trainer → number of nodes.
     """
-    least, room = {}, nodes - sum(demand.fixed for demand in demands.values())
+    minimums, room = {}, nodes - sum(demand.fixed for demand in demands.values())
     for name, demand in demands.items():
         guaranteed = min(demand.guaranteed, room)
-        least[name], room = demand.fixed + guaranteed, room - guaranteed
-    level = _level(demands, least, nodes)
+        minimums[name], room = demand.fixed + guaranteed, room - guaranteed
+    level = _level(demands, minimums, nodes)
     counts = {
-        name: max(least[name], min(demand.most, math.floor(demand.part * level + 1e-9)))
+        name: max(minimums[name], min(demand.most, math.floor(demand.part * level + 1e-9)))
         for name, demand in demands.items()
     }
     remaining = nodes - sum(counts.values())
 
     def order(name: str) -> tuple[bool, float, str]:
-        # A trainer that has more nodes already comes first, so that no node goes to and fro.
+        # A trainer that already has more nodes comes first, so that no node moves back and forth.
         demand = demands[name]
         return counts[name] >= len(demand.nodes), (counts[name] + 1) / demand.part, name
 
@@ -102,12 +103,12 @@ def split(demands: Mapping[str, TrainerDemand], nodes: int) -> dict[str, int]:
     return counts
 
 
-def _level(demands: Mapping[str, TrainerDemand], least: Mapping[str, int], nodes: int) -> float:
-    """Nodes per unit of part at which the trainers have ``nodes`` together, or all they could use
-    (water-filling between ``least`` and ``most``).
+def _level(demands: Mapping[str, TrainerDemand], minimums: Mapping[str, int], nodes: int) -> float:
+    """Return the nodes per unit of part at which the trainers together have ``nodes`` nodes, or all
+    that they could use (water-filling between ``minimums`` and ``most``).
     """
-    spans = [(least[n] / d.part, d.most / d.part, d.part) for n, d in demands.items()]
-    below, used = 0.0, float(sum(least.values()))
+    spans = [(minimums[n] / d.part, d.most / d.part, d.part) for n, d in demands.items()]
+    below, used = 0.0, float(sum(minimums.values()))
     for end in sorted({end for low, high, _ in spans for end in (low, high)} - {0.0}):
         rising = sum(part for low, high, part in spans if low <= below < high)
         if used + rising * (end - below) >= nodes:

@@ -1,9 +1,9 @@
-"""Trainers: disjoint parts of the users with an objective each, on nodes of their own or on parts
-of the same ones. Pure.
+"""Trainers: disjoint groups of users, each with its own objective, on separate nodes or on parts of
+shared ones. Pure.
 
 A job belongs to exactly one trainer. Values of samples cannot be compared between trainers, so each
-trainer has a plan of its own (:mod:`malletrain.core.trainer_plans`). Decides by what a trainer's
-jobs are valued and which nodes they may use. :mod:`malletrain.daemon.parties` decides which jobs
+trainer has a plan of its own (:mod:`malletrain.core.trainer_plans`). Decides the objective of a
+trainer's jobs and which nodes they may use. :mod:`malletrain.daemon.parties` decides which jobs
 belong to a trainer.
 """
 
@@ -16,36 +16,36 @@ from allocator import Goal
 from malletrain.core.pools import class_of
 
 DEADLINES_FIRST = 100.0
-"""Where deadlines are the objective, a node that one needs counts so many times what it would bring
-another job: the earliest that can be held come before everything else.
+"""``deadline_weight`` if deadlines are the objective. It is so large that the earliest deadlines
+that can be met come before everything else.
 """
 REST = "default"
-"""The trainer of those whom nobody names, where the site names none for them."""
+"""Default name of the trainer for users whom no other trainer names."""
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """One of them."""
+    """A trainer: an objective and nodes for the jobs of some users."""
 
     name: str
     goal: Goal = Goal.THROUGHPUT
-    """What more nodes must bring its jobs."""
+    """Goal of its jobs."""
     deadline_weight: float | None = None
-    """What a node that a deadline needs counts; None: what the site says."""
+    """Weight of a node that a deadline needs; None for the site's weight."""
     only: frozenset[str] | None = None
-    """The classes of nodes that are its own; None: all but ``never``."""
+    """Classes of nodes that it may use; None for all except ``never``."""
     never: frozenset[str] = frozenset()
-    """Classes that are others' own."""
+    """Classes of nodes reserved for other trainers."""
     part: float = 1.0
-    """In what proportion it has the nodes that others may use, too."""
+    """Its part of the nodes that it shares with other trainers, in proportion to their parts."""
 
     @property
     def objective(self) -> str:
-        """What its plan maximises, in the configuration's word."""
+        """Objective of its plan, as in the configuration."""
         return self.goal.value if self.deadline_weight is None else "deadlines"
 
     def phrase(self) -> str:
-        """What it is, for people."""
+        """Return a description for users."""
         where = "all nodes"
         if self.only is not None:
             where = f"nodes of {', '.join(sorted(self.only))}"
@@ -55,28 +55,28 @@ class Trainer:
         return f"{self.name}: {self.objective}, on {where}{part}"
 
     def may_use(self, name: str) -> bool:
-        """Whether its jobs may run on nodes of this pool or class."""
+        """Return whether its jobs may run on nodes of this pool or class."""
         node_class = class_of(name)
         return node_class not in self.never if self.only is None else node_class in self.only
 
 
 class Trainers:
-    """Those of one controller. ``trainers``: the last one takes whom nobody names."""
+    """The trainers of one controller. The last one takes the users whom no other names."""
 
     def __init__(self, trainers: Sequence[Trainer] = ()) -> None:
         self._by_name = {trainer.name: trainer for trainer in trainers}
         self._rest = trainers[-1] if trainers else None
 
     def __iter__(self) -> Iterator[Trainer | None]:
-        """Each of them; None alone where there are none."""
+        """Yield each trainer; a single None if there are none."""
         return iter(self._by_name.values() or (None,))
 
     def of(self, name: str) -> Trainer | None:
-        """The trainer of this name; None where there are none at all."""
+        """Return the trainer of this name; None if there are no trainers."""
         return self._by_name.get(name, self._rest)
 
     def usable(self, nodes: Mapping[str, int], trainer: Trainer | None) -> Mapping[str, int]:
-        """Those of ``nodes`` (pool or class → how many) that a trainer's jobs may use."""
+        """Return the part of ``nodes`` (pool or class → number) that a trainer's jobs may use."""
         if trainer is None:
             return nodes
         return {name: count for name, count in nodes.items() if trainer.may_use(name)}

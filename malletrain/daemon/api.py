@@ -19,7 +19,7 @@ import msgspec
 
 from malletrain import __version__
 from malletrain.core.events import JobCancelled, JobState
-from malletrain.core.thinning import MOST_KEPT
+from malletrain.core.thinning import MAX_POINTS
 from malletrain.daemon import node_forecasts, watching
 from malletrain.daemon.admission import (
     MOST_TEXT,
@@ -380,7 +380,7 @@ class Api:
             row,
             msgspec.convert(params.get("names", ()), list[str]),
             number(params, "since", 0.0, 0.0, LAST),
-            whole(params, "most", 0, 0, MOST_KEPT),
+            whole(params, "most", 0, 0, MAX_POINTS),
         )
 
     async def _usage(self, user: str, params: Mapping[str, Any]) -> list[UsageView]:

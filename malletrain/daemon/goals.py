@@ -17,7 +17,7 @@ from malletrain.core.events import Event, JobState
 from malletrain.core.goal_record import GoalRecord
 from malletrain.core.goal_standing import more_nodes_help
 from malletrain.core.goals import GoalsChanged, GoalsSoFar, GoalStanding, OwnerGoals, WorkReported
-from malletrain.core.node_history import KEPT, SPAN_S, NodeHistory, NodeSpan
+from malletrain.core.node_history import MAX_SPANS, SPAN_S, NodeHistory, NodeSpan
 from malletrain.core.past_forecasts import Ended, Made
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.job_repository import ActiveJob
@@ -70,7 +70,7 @@ class JobGoals:
         self._metrics = metrics
         self._saved_at = -math.inf
         now = clock.now()
-        spans = store.goals.spans(now - KEPT * SPAN_S)
+        spans = store.goals.spans(now - MAX_SPANS * SPAN_S)
         self._keeper.history.restore(NodeSpan(s.began, s.node_class, s.nodes) for s in spans)
         self._recall_forecasts(now)
 
@@ -208,7 +208,7 @@ class JobGoals:
             self.charge(job)
         if spans := self._keeper.history.fresh():
             rows = (NodeSpanRow(*span) for span in spans)
-            self._store.goals.put_spans(rows, now - 2 * KEPT * SPAN_S)
+            self._store.goals.put_spans(rows, now - 2 * MAX_SPANS * SPAN_S)
         self._tell_metrics(now)
 
     def _tell_metrics(self, now: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from malletrain.core.thinning import MOST_KEPT, thinned, width
+from malletrain.core.thinning import MAX_POINTS, thinned, width
 from malletrain.protocol.views import SeriesView
 from malletrain.store.records import JobRow, MetricRow
 from malletrain.store.series_table import SeriesTable
@@ -106,7 +106,7 @@ def series_views(
     by_name: dict[str, list[MetricRow]] = {}
     for row in table.rows(job.id, names):
         by_name.setdefault(row.name, []).append(row)
-    most = min(most or MOST_KEPT, max(LEAST_SHOWN, MOST_SHOWN // max(1, len(by_name))))
+    most = min(most or MAX_POINTS, max(LEAST_SHOWN, MOST_SHOWN // max(1, len(by_name))))
     views = []
     for name, rows in by_name.items():
         count = rows[-1].number + 1

@@ -12,7 +12,7 @@ import ipaddress
 from dataclasses import dataclass, field
 
 from malletrain.core.events import JobState
-from malletrain.core.slow_links import LEAST_PARTNERS, SlowLink, SlowLinks, gap_s
+from malletrain.core.slow_links import MIN_PARTNERS, SlowLink, SlowLinks, gap_s
 from malletrain.core.slow_nodes import SlowNode
 from malletrain.daemon.core import Core
 from malletrain.daemon.lease_actions import LeaseActions
@@ -97,7 +97,7 @@ class SlowLinkWatch:
         return {
             group: members
             for group, members in groups.items()
-            if len(members) > LEAST_PARTNERS or any(node in slow for node in members)
+            if len(members) > MIN_PARTNERS or any(node in slow for node in members)
         }
 
     def _settled(self, job: str, node: str) -> bool:

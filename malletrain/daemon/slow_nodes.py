@@ -14,8 +14,8 @@ from statistics import fmean, median
 from malletrain.core.events import JobState
 from malletrain.core.records import JobRecord
 from malletrain.core.slow_nodes import (
-    KEPT,
-    LEAST_SHARE,
+    MIN_LOST_FRACTION,
+    WINDOWS_PER_NODE,
     Compared,
     SlowNode,
     StepShare,
@@ -104,7 +104,7 @@ class SlowNodeWatch:
         self._slow = parts.slow
         self._lease_actions = lease_actions
         self._policy = slow_node_policy(core.config)
-        self._window_s = core.config.nodes.slow_after / KEPT
+        self._window_s = core.config.nodes.slow_after / WINDOWS_PER_NODE
         self._rounds: dict[str, _Round] = {}
 
     def heard(self, node: str, run: ActiveJob, record: Progress) -> None:
@@ -149,7 +149,7 @@ class SlowNodeWatch:
             saved_s = window.saved_s(
                 frozenset(slow), max((s.slowdown for s in links.values()), default=1.0)
             )
-            worth = bool(slow) and saved_s >= LEAST_SHARE * window.step_s
+            worth = bool(slow) and saved_s >= MIN_LOST_FRACTION * window.step_s
             if (
                 worth
                 and self._policy == "swap"

@@ -9,7 +9,7 @@ from malletrain.protocol.messages import Failure
 
 @dataclass(frozen=True)
 class SendAssign:
-    """Start the job's launcher on ``node``."""
+    """Start the launcher of the job on ``node``."""
 
     node: str
 
@@ -23,30 +23,33 @@ class SendRelease:
 
 @dataclass(frozen=True)
 class SendDrain:
-    """Have the worker of rank 0 on ``node`` take a snapshot and wait (``number`` 0: train
-    on).
+    """Ask the worker of rank 0 on ``node`` to take a snapshot and wait (``number`` 0: to continue
+    training).
     """
 
     node: str
     generation: int
     number: int
+    """Number of the drain request; 0 cancels it."""
     heirs: tuple[str, ...] = ()
-    """Where those of the next round have a memory for it, the first rank first."""
+    """Addresses of the keepers of the next round's members that can hold it in memory, in rank
+    order.
+    """
 
 
 @dataclass(frozen=True)
 class SaveRound:
-    """Write the new generation and its members to the store before anybody hears of it."""
+    """Write the new generation and its members to the store before they are sent."""
 
     generation: int
     members: tuple[str, ...]
     because_lost: bool = False
-    """A rescale that nobody planned: the members that are left go on."""
+    """Whether it is an unplanned rescale, in which the remaining members continue."""
 
 
 @dataclass(frozen=True)
 class SendRound:
-    """Tell ``node`` its place; without a store it is the one to serve it."""
+    """Send ``node`` its rank in the round. If ``store`` is None, the node serves the store."""
 
     node: str
     generation: int
@@ -57,7 +60,7 @@ class SendRound:
 
 @dataclass(frozen=True)
 class SendAbort:
-    """Have the live workers on ``node`` give up the step they are in: a member of round
+    """Ask the live workers on ``node`` to abort their step, because a member of round
     ``generation`` is lost.
     """
 
@@ -67,8 +70,8 @@ class SendAbort:
 
 @dataclass(frozen=True)
 class SendView:
-    """Tell ``node`` who the members of a service are: (node, address, when it leaves) of each, in
-    rank order.
+    """Send ``node`` the members of a service: (node, address, leaving time) of each, in rank
+    order.
     """
 
     node: str
@@ -78,8 +81,8 @@ class SendView:
 
 @dataclass(frozen=True)
 class Formed:
-    """All members run. Comes again with the same generation where a change of the target turned out
-    to need no new round.
+    """All members run. Repeated with the same generation if a change of the target needed no new
+    round.
     """
 
     generation: int
@@ -88,7 +91,7 @@ class Formed:
 
 @dataclass(frozen=True)
 class AllUp:
-    """Every process of a service's target is there; those that were there never stopped."""
+    """Every process of a service's target runs. Earlier members were not stopped."""
 
     generation: int
     members: tuple[str, ...]
@@ -96,27 +99,33 @@ class AllUp:
 
 @dataclass(frozen=True)
 class Broke:
-    """The job's own workers failed; the first cause first."""
+    """The job's own workers failed. ``failures``: the original cause first."""
 
     failures: tuple[Failure, ...]
     sentence: str
+    """Reason for users."""
     expected: bool = False
-    """They hung, which has counted as a failure: that they end of it is none more."""
+    """Whether the failure does not count: the workers hung, which was reported, or restart after a
+    loss.
+    """
 
 
 @dataclass(frozen=True)
 class WorkersDone:
-    """Every worker ended well."""
+    """All workers have ended without error."""
 
 
 @dataclass(frozen=True)
 class NodesRejected:
-    """The job rejects these nodes: its launcher did not come up there. It goes on without them."""
+    """The job rejects these nodes, because its launcher or workers did not start there. It
+    continues without them.
+    """
 
     nodes: tuple[str, ...]
     sentence: str
+    """Reason for users."""
     unfit: bool = False
-    """The job's software cannot be had there, nor was it on any other node of the plan."""
+    """Whether the job's software is available neither there nor on any other node of the plan."""
 
 
 Action = (

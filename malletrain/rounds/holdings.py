@@ -1,4 +1,4 @@
-"""Which nodes hold a job and what each last reported of it. Decides only which assignments need not
+"""Tracks the nodes that hold a job and their last reports. Decides only which assignments need not
 be sent again.
 """
 
@@ -14,38 +14,38 @@ from malletrain.rounds.actions import Action, SendAssign, SendRelease
 
 @dataclass
 class Holdings:
-    """The nodes of one job, by what was asked of them."""
+    """The nodes of one job, by the requests sent to them."""
 
     assigned: set[str] = field(default_factory=set)
-    """Have been told to hold the job, or said that they do."""
+    """Nodes that were asked to hold the job or reported that they do."""
     releasing: set[str] = field(default_factory=set)
-    """Have been told to let go; what they still say of the job does not count."""
+    """Nodes that were asked to release the job. Their later reports of it are ignored."""
     phases: dict[str, Assignment] = field(default_factory=dict)
-    """What each said last."""
+    """Node → last reported assignment."""
     unreachable: set[str] = field(default_factory=set)
-    """Their agents cannot be reached at present."""
+    """Nodes whose agents currently cannot be reached."""
     givers: tuple[str, ...] = ()
-    """Members of the next round although they leave: they have the job's state, and give it."""
+    """Leavers that take part in the next round, because they pass on the job's state."""
     occupied: set[str] = field(default_factory=set)
-    """Another job is on its way out of them; the launcher is started when it is gone."""
+    """Nodes that another job is still leaving. The launcher starts when that job has left."""
     doubted: set[str] = field(default_factory=set)
-    """Workers failed there, and it is being looked whether the node is to blame."""
+    """Nodes on which workers failed while a check decides whether the node is to blame."""
 
     def is_in(self, node: str, *phases: AssignmentPhase) -> bool:
-        """Whether ``node`` said one of ``phases`` last, of whatever round."""
+        """Return whether the last phase of ``node`` is one of ``phases``, of any round."""
         assignment = self.phases.get(node)
         return assignment is not None and assignment.phase in phases
 
     def is_in_round(self, node: str, generation: int, *phases: AssignmentPhase) -> bool:
-        """As :meth:`is_in`, of the round ``generation`` where the phase is of one."""
+        """Like :meth:`is_in`, and of round ``generation`` if the phase belongs to a round."""
         assignment = self.phases.get(node)
         if assignment is None or assignment.phase not in phases:
             return False
         return assignment.phase in OF_NO_ROUND or assignment.generation == generation
 
     def belongs(self, node: str, generation: int) -> bool:
-        """Whether the workers on ``node`` are of that round, whatever became of them. None are of
-        round 0: that is before the first.
+        """Return whether the workers on ``node`` belong to that round, even if they failed. No
+        workers belong to round 0, which is before the first one.
         """
         if generation == 0:
             return False
@@ -54,39 +54,39 @@ class Holdings:
         return self.is_in(node, *BROKEN) and self.phases[node].generation == generation
 
     def keepers(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        """Where those of ``nodes`` that keep snapshots in memory can be reached."""
+        """Return the addresses of the keepers on ``nodes``."""
         assignments = (self.phases.get(node) for node in nodes)
         return tuple(a.address for a in assignments if a is not None and a.address)
 
     def note(self, node: str, assignment: Assignment) -> None:
-        """``node`` holds the job and says so."""
+        """Store the assignment that ``node`` reports."""
         self.assigned.add(node)
         self.occupied.discard(node)
         self.phases[node] = assignment
 
     def adopt(self, phases: dict[str, Assignment], generation: int) -> list[Action]:
-        """Take over what nodes hold after a restart of the daemon; those in a newer round than
-        ``generation``, the newest that the store knows, are released.
+        """Adopt the assignments of nodes after a restart of the daemon. Nodes in a newer round than
+        ``generation``, the newest in the store, are released.
         """
         self.phases = {n: a for n, a in phases.items() if a.generation <= generation}
         self.assigned = set(phases)
         return self.release(n for n in sorted(phases) if n not in self.phases)
 
     def assign(self, node: str) -> list[Action]:
-        """Have ``node`` hold the job, unless it does."""
-        again = self.is_in(node, AssignmentPhase.EXITED)
-        if node in self.releasing or (node in self.assigned and not again):
+        """Ask ``node`` to hold the job, unless it already does."""
+        launcher_ended = self.is_in(node, AssignmentPhase.EXITED)
+        if node in self.releasing or (node in self.assigned and not launcher_ended):
             return []
         self.assigned.add(node)
         self.phases.pop(node, None)
         return [SendAssign(node)]
 
     def doubt(self, node: str, over: bool) -> None:
-        """Begin or end to doubt that the workers on ``node`` failed by themselves."""
+        """Start or end the doubt whether the workers on ``node`` failed by themselves."""
         (self.doubted.discard if over else self.doubted.add)(node)
 
     def release(self, nodes: Iterable[str]) -> list[Action]:
-        """Have ``nodes`` let go, unless they are about to."""
+        """Ask ``nodes`` to release the job, unless they were asked already."""
         actions: list[Action] = []
         for node in nodes:
             if node not in self.releasing:
@@ -96,13 +96,13 @@ class Holdings:
         return actions
 
     def take_back(self, node: str, assignment: Assignment) -> None:
-        """``node`` has not been told yet that it is to let go: it is in one round more."""
+        """Keep ``node``, whose release was not sent yet, for one more round."""
         self.releasing.discard(node)
         self.note(node, assignment)
         self.givers = (*self.givers, node)
 
     def forget(self, node: str) -> None:
-        """Nothing of the job is on ``node``."""
+        """Forget ``node``, which no longer has anything of the job."""
         self.assigned.discard(node)
         self.releasing.discard(node)
         self.occupied.discard(node)

@@ -1,4 +1,4 @@
-"""What the daemon calls on a job's rounds, whatever the job's mode."""
+"""The interface between the daemon and the rounds of a job, for every mode."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from malletrain.protocol.messages import Assignment
 from malletrain.rounds.actions import Action
 
 View = tuple[tuple[str, str, float | None], ...]
-"""The members of a service: (node, address, when it leaves) of each, in rank order."""
+"""Members of a service: (node, address, leaving time or None) of each, in rank order."""
 
 
 class RoundStage(str, Enum):
-    """Where the job's rescale stands; :data:`STAGES` says what each stage means."""
+    """Stage of a job's rescale. :data:`STAGES` describes each stage."""
 
     IDLE = "idle"
     WARMING = "warming"
@@ -28,15 +28,15 @@ class RoundStage(str, Enum):
 
 
 STAGES: dict[RoundStage, str] = {
-    RoundStage.IDLE: "No round runs or is being made; the next plan begins one.",
-    RoundStage.WARMING: "The launchers of joiners come up while the others train on.",
-    RoundStage.DRAINING: "The workers save what is done so far; restart mode only, unless a live "
-    "job lets go of all its nodes.",
-    RoundStage.FORMING: "The members are told of the new round and join it.",
-    RoundStage.RUNNING: "Every member of the newest round runs; of a service: somebody is there.",
-    RoundStage.FINISHING: "A change of nodes waits for the end of the script, which is done "
-    "somewhere or in the code after its training.",
-    RoundStage.COMPLETED: "Every worker ended well.",
+    RoundStage.IDLE: "No round runs or is being formed. The next plan starts one.",
+    RoundStage.WARMING: "The launchers of joiners start while the others continue to train.",
+    RoundStage.DRAINING: "The workers save their progress. Only in restart mode, unless a live "
+    "job releases all its nodes.",
+    RoundStage.FORMING: "The members receive the new round and join it.",
+    RoundStage.RUNNING: "Every member of the newest round runs. For a service: it has a member.",
+    RoundStage.FINISHING: "A change of nodes waits for the end of the script, which has ended "
+    "somewhere or runs the code after its training.",
+    RoundStage.COMPLETED: "All workers have ended without error.",
 }
 
 
@@ -45,15 +45,15 @@ class Rounds(Protocol):
 
     @property
     def generation(self) -> int:
-        """Of the newest round."""
+        """Number of the newest round."""
 
     @property
     def stage(self) -> RoundStage:
-        """Where the rescale stands."""
+        """Current stage of the rescale."""
 
     @property
     def target(self) -> tuple[str, ...]:
-        """The nodes of the newest plan; others that hold the job are on their way out of it."""
+        """The nodes of the newest plan. Other nodes that hold the job are leaving it."""
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -61,14 +61,14 @@ class Rounds(Protocol):
 
     @property
     def view(self) -> View:
-        """The members of a service; of other jobs empty."""
+        """The members of a service; empty for other jobs."""
 
     @property
     def drain_s(self) -> float:
-        """Seconds that a drain may take now."""
+        """Current maximum time of a drain, seconds."""
 
     min_nodes: int
-    """Fewer train not at all."""
+    """Minimum number of nodes on which the job trains."""
 
     @property
     def lost_member(self) -> bool:
@@ -76,8 +76,8 @@ class Rounds(Protocol):
 
     @property
     def finishing(self) -> bool:
-        """Whether the script is done somewhere, or in the code after its training: it makes no
-        steps any more, and is not run again because nodes change.
+        """Whether the script has ended somewhere or runs the code after its training. It makes no
+        more steps, and is not restarted because nodes change.
         """
 
     @property
@@ -86,65 +86,85 @@ class Rounds(Protocol):
 
     @property
     def interrupts(self) -> bool:
-        """Whether no sample is processed while it changes its nodes."""
+        """Whether the job processes no samples during a rescale."""
 
     def move(self, nodes: Iterable[str], now: float, within_s: float | None = None) -> list[Action]:
-        """Go to exactly ``nodes`` (none: let go of all). ``within_s``: a node of the old set is
-        gone by then.
+        """Move to exactly ``nodes`` (none: release all).
+
+        Args:
+            nodes: the nodes of the new plan, in order.
+            now: time on the daemon's clock, seconds.
+            within_s: seconds until a node of the old set is gone; None if none leaves.
         """
 
     def stop(self) -> list[Action]:
-        """The job has ended: release every node."""
+        """Release every node, because the job has ended."""
 
     def adopt(
         self, generation: int, members: Iterable[str], phases: dict[str, Assignment], now: float
     ) -> list[Action]:
-        """After a restart of the daemon: take over what the agents report, all nodes that hold the
-        job included.
+        """Adopt the state that agents report after a restart of the daemon.
+
+        Args:
+            generation: the newest round in the store.
+            members: its members, in rank order.
+            phases: node → assignment, for all nodes that hold the job.
+            now: time on the daemon's clock, seconds.
         """
 
     def phase(self, node: str, assignment: Assignment, now: float) -> list[Action]:
-        """The agent on ``node`` reports its assignment."""
+        """Handle the assignment that the agent on ``node`` reports."""
 
     def store_up(self, node: str, generation: int, host: str, port: int) -> list[Action]:
-        """The node of rank 0 serves the round's store."""
+        """Note the address of the round's store, which the node of rank 0 serves."""
 
     def drained(self, node: str, generation: int, now: float, number: int = 0) -> list[Action]:
-        """The drain asked for is served, or there is nothing to save."""
+        """Note that the requested drain is done, or that there is nothing to save.
+
+        Args:
+            node: the node that reports it.
+            generation: its round.
+            now: time on the daemon's clock, seconds.
+            number: number of the drain request; 0 if unknown.
+        """
 
     def released(self, node: str, now: float) -> list[Action]:
-        """No process of the job is left on ``node``."""
+        """Note that no process of the job is left on ``node``."""
 
     def gone(self, node: str, now: float) -> list[Action]:
-        """The node is lost."""
+        """Handle the loss of a node."""
 
     def unreachable(self, node: str) -> None:
-        """The agent on ``node`` cannot be reached: failures of its peers may be of its loss."""
+        """Note that the agent on ``node`` cannot be reached. Failures of its peers may come from
+        its loss.
+        """
 
     def reachable(self, node: str) -> None:
-        """It is back."""
+        """Note that the agent on ``node`` can be reached again."""
 
     def occupied(self, node: str) -> None:
-        """Another job is on its way out of ``node``, however long it takes; the launcher is started
-        when it is gone.
+        """Note that another job is still leaving ``node``. The launcher starts when that job has
+        left, with no time limit.
         """
 
     def doubt(self, node: str, over: bool) -> list[Action]:
-        """Workers failed there, and it may be the node's fault; ``over``: it was not."""
+        """Hold back a failure on ``node`` that the node may have caused; ``over``: the node did not
+        cause it.
+        """
 
     def give_up(self) -> list[Action]:
-        """The workers of the round live, and make no step: the next plan starts them again, and
-        waits for nothing that they would have to say.
+        """Give up the hanging workers of the round. The next plan restarts them without waiting for
+        their reports.
         """
 
     def tick(self, now: float) -> list[Action]:
-        """Carry on where a time limit has passed."""
+        """Handle the time limits that have passed."""
 
     def postpone(self, by_s: float) -> None:
-        """Nobody could be heard for so long: every time limit that runs ends later."""
+        """Extend all running time limits by a time in which no agent could be reached."""
 
     def next_wakeup(self) -> float | None:
-        """When :meth:`tick` is due."""
+        """Return the time at which :meth:`tick` is due; None if no time limit runs."""
 
 
 class RoundPolicy(Protocol):
@@ -154,24 +174,27 @@ class RoundPolicy(Protocol):
     """
 
     def ready(self, node: str) -> bool:
-        """Whether ``node`` can join a round."""
+        """Return whether ``node`` can join a round."""
 
     def survivors(self) -> tuple[str, ...]:
-        """The members that go on in the next round, in rank order; joiners follow them."""
+        """Return the members that continue in the next round, in rank order. Joiners follow
+        them.
+        """
 
     def keeps_round(self, now: float, within_s: float | None) -> bool:
-        """Whether the round that is being formed is completed before a new target is pursued.
+        """Return whether the round that is being formed is completed before the job moves to a new
+        target.
 
         Args:
             now: seconds on the daemon's clock.
-            within_s: when a member leaves, seconds from now; None if none does.
+            within_s: seconds until a member leaves; None if none does.
         """
 
     def broken(self) -> list[str]:
-        """Members whose workers failed."""
+        """Return the members whose workers failed."""
 
     def drain(self, now: float) -> list[Action]:
-        """Save what the next round would lose."""
+        """Save the state that the next round would lose."""
 
     def form(self, now: float) -> list[Action]:
         """Form the next round of all nodes that are ready."""

@@ -1,14 +1,14 @@
-"""How a job gets from one set of nodes to another: a pure state machine, without a clock.
+"""Moves a job from one set of nodes to another: a pure state machine without a clock.
 
     IDLE ─target─▶ WARMING ─joiners ready─▶ DRAINING ─snapshot taken─▶ FORMING ─all run─▶ RUNNING
                       │ joiners start while the others train; leavers are released
                       └── a member is lost: straight to FORMING with the remaining members
     RUNNING ─target, while the script ends─▶ FINISHING ─all workers ended well─▶ COMPLETED
-                      └── it trains on after all, or its node has to go: as above
+                      └── it continues to train, or its node must leave: as above
 
 A round has exactly the members that were planned and are ready. A joiner that is not ready in time
-is rejected. This module decides membership, ranks and the order of steps; the controller decides
-which nodes, :mod:`malletrain.rounds.failure_grace` which failures are the job's own.
+is rejected. This module decides membership, ranks and the order of steps. The controller decides
+the nodes, :mod:`malletrain.rounds.failure_grace` which failures are the job's own.
 """
 
 from __future__ import annotations
@@ -44,40 +44,46 @@ class JobRounds:
 
     settings: RoundSettings = field(default_factory=RoundSettings)
     min_nodes: int = 1
-    """Fewer train not at all."""
+    """Minimum number of nodes on which the job trains."""
     generation: int = 0
+    """Number of the newest round."""
     policy: RoundPolicy | None = None
-    """Takes the steps in which its mode differs; None: restart mode."""
+    """The steps in which another mode differs; None for restart mode."""
     stage: RoundStage = RoundStage.IDLE
     members: tuple[str, ...] = ()
+    """The nodes of the newest round, in rank order."""
     target: tuple[str, ...] = ()
     """The nodes of the newest plan."""
     holdings: Holdings = field(default_factory=Holdings)
     deadline: float | None = None
-    """Of the stage."""
+    """Time limit of the stage; None if it has none."""
     drains: int = 0
-    """The number of the newest drain request."""
+    """Number of the newest drain request."""
     drain_s: float = 10.0
+    """Current maximum time of a drain, seconds."""
     lost_member: bool = False
+    """Whether a member was lost since the newest round was formed."""
     interrupts: bool = True
     view: View = ()
     failure: FailureGrace = field(default_factory=FailureGrace)
     ends: ScriptEnds = field(default_factory=ScriptEnds)
     _store: tuple[str, int] | None = None
-    _heirs: tuple[str, ...] = ()
+    """Host and port of the newest round's store; None until rank 0 reports it."""
+    _drain_heirs: tuple[str, ...] = ()
+    """Addresses of the keepers in the newest drain request."""
     _joiners_until: float | None = None
-    """Until when joiners are waited for because a node has to be gone by then; None: as ever."""
+    """Time limit for joiners because a node is taken; None for the usual one."""
     _end_by: float | None = None
-    """Until when the end of the script is waited for because a node of it has to be gone."""
+    """Time limit for the end of the script because a node is taken; None for no limit."""
 
     @property
     def _policy(self) -> RoundPolicy:
         return self.policy or self
 
-    # --- what the controller wants ---
+    # --- calls of the controller ---
 
     def move(self, nodes: Iterable[str], now: float, within_s: float | None = None) -> list[Action]:
-        """See :class:`malletrain.rounds.interface.Rounds`, for this and what follows."""
+        """See :class:`malletrain.rounds.interface.Rounds`, also for the other methods."""
         if (done := self._finished()) or self.stage is RoundStage.COMPLETED:
             return done
         self.target = tuple(nodes)
@@ -90,12 +96,14 @@ class JobRounds:
             self._end_by = None
         if self.finishing and self.stage in _INTERRUPTIBLE:
             return self._await_end()
-        waited, self._joiners_until = self._joiners_until or 0.0, None
+        waited_until, self._joiners_until = self._joiners_until or 0.0, None
         if within_s is not None and not set(self.members) <= set(self.target):
-            enough = len(self._policy.survivors()) >= self.min_nodes
-            until = now + (0.0 if enough else self.settings.joiners_within(within_s))
-            self._joiners_until = min(waited, until) if waited > now else until  # and no longer
-        sound = not self.lost_member and not self.failing()
+            survivors_suffice = len(self._policy.survivors()) >= self.min_nodes
+            until = now + (0.0 if survivors_suffice else self.settings.joiners_within(within_s))
+            self._joiners_until = (
+                min(waited_until, until) if waited_until > now else until
+            )  # and no longer
+        intact = not self.lost_member and not self.failing()
         actions = self._policy.release(
             n
             for n in sorted(self.holdings.assigned)
@@ -103,18 +111,18 @@ class JobRounds:
         )
         for node in self.target:
             actions += self.holdings.assign(node)
-        if self.stage is RoundStage.FORMING and sound and self._policy.keeps_round(now, within_s):
-            return actions  # the target is gone to when this round is formed
+        if self.stage is RoundStage.FORMING and intact and self._policy.keeps_round(now, within_s):
+            return actions  # it moves to the target after this round is formed
         if self.stage is RoundStage.DRAINING and self.whole():
             self.deadline = min(self.deadline or now, now + self.drain_s)
-            same = self.holdings.keepers(self._next()) == self._heirs
+            same = self.holdings.keepers(self._next_members()) == self._drain_heirs
             return actions if same else actions + self._send_drain()
         if self.stage is RoundStage.DRAINING:
             return actions + self._policy.form(now)
         return actions + (self._await_joiners(now) if self.target else self._policy.drain(now))
 
     def stop(self) -> list[Action]:
-        """The job has ended: release every node."""
+        """Release every node, because the job has ended."""
         self.target, self.members, self.stage, self.deadline = (), (), RoundStage.IDLE, None
         self.failure.clear()
         self.ends.clear()
@@ -124,35 +132,35 @@ class JobRounds:
     def adopt(
         self, generation: int, members: Iterable[str], phases: dict[str, Assignment], now: float
     ) -> list[Action]:
-        """Where the agents report the whole round of the store, the stage is RUNNING (or WARMING,
-        when others are to join) afterwards. Else it is IDLE: have the controller plan a new round.
+        """If the agents report the complete round of the store, the stage is RUNNING afterwards, or
+        WARMING if other nodes join. Otherwise it is IDLE, and the controller must plan a new round.
         """
         self.generation, self.members = generation, tuple(members)
-        strange = self.holdings.adopt(phases, generation)
+        releases = self.holdings.adopt(phases, generation)
         others = (n for n in sorted(self.holdings.phases) if n not in self.members)
         self.target = (*(n for n in self.members if n in self.holdings.phases), *others)
         self.lost_member = any(n not in self.holdings.phases for n in self.members)
         for node, assignment in self.holdings.phases.items():
             self.ends.note(node, assignment)
         if done := self._finished():
-            return [*strange, *done]
+            return [*releases, *done]
         whole = all(self.holdings.belongs(n, self.generation) for n in self.members)
         if not self.members or self.lost_member or not whole:
-            return strange
+            return releases
         self.stage, self.drains = RoundStage.RUNNING, int(now)
-        # A drain that was under way is taken back, and its number is not used again.
-        onwards: list[Action] = [SendDrain(self.members[0], self.generation, 0)]
+        # A drain in progress is cancelled, and its number is not used again.
+        cancelled_drain: list[Action] = [SendDrain(self.members[0], self.generation, 0)]
         joining: list[Action] = []
         if len(self.target) > len(self.members):
             joining = self._await_end() if self.finishing else self._await_joiners(now)
-        return [*strange, *onwards, *self._look_at_failures(now), *joining]
+        return [*releases, *cancelled_drain, *self._check_failures(now), *joining]
 
-    # --- what the agents say ---
+    # --- reports of the agents ---
 
     def phase(self, node: str, assignment: Assignment, now: float) -> list[Action]:
-        """The agent on ``node`` reports its assignment."""
+        """Handle the assignment that the agent on ``node`` reports."""
         if node in self.holdings.releasing or assignment.generation > self.generation:
-            return []  # what is being stopped does not count, nor a round that nobody formed
+            return []  # ignore nodes being released, and rounds that were not formed here
         if node not in (*self.target, *self.members, *self.holdings.assigned):
             return self._policy.release([node])
         if node in self.holdings.occupied and self.stage is RoundStage.WARMING:
@@ -164,23 +172,23 @@ class JobRounds:
         if self.stage in (RoundStage.WARMING, RoundStage.DRAINING) and self.finishing:
             return self._await_end()
         if self.stage is RoundStage.FINISHING:
-            return self._go_on_finishing(now)
+            return self._check_finishing(now)
         if self.stage is RoundStage.WARMING:
-            return self._look_at_failures(now) or self._warm(now)
+            return self._check_failures(now) or self._check_joiners(now)
         if self.stage is RoundStage.DRAINING and not self.whole():
             return self._policy.form(now)
         if self.stage is RoundStage.FORMING:
             if self.whole():
                 self.stage, self.deadline = RoundStage.RUNNING, None
                 formed: list[Action] = [Formed(self.generation, self.members)]
-                more = set(self.target) != set(self.members)
-                return formed + self._await_joiners(now) if more else formed
-            failures = self._look_at_failures(now)
+                target_differs = set(self.target) != set(self.members)
+                return formed + self._await_joiners(now) if target_differs else formed
+            failures = self._check_failures(now)
             return failures or ([] if self.failing() else self._invite(node))
-        return self._look_at_failures(now) if self.stage is RoundStage.RUNNING else []
+        return self._check_failures(now) if self.stage is RoundStage.RUNNING else []
 
     def store_up(self, node: str, generation: int, host: str, port: int) -> list[Action]:
-        """The node of rank 0 serves the round's store."""
+        """Note the address of the round's store, which the node of rank 0 serves."""
         newest = self.stage is RoundStage.FORMING and generation == self.generation
         if not newest or node != self.members[0]:
             return []
@@ -188,13 +196,15 @@ class JobRounds:
         return [action for member in self.members[1:] for action in self._invite(member)]
 
     def drained(self, node: str, generation: int, now: float, number: int = 0) -> list[Action]:
-        """The snapshot asked for (``number``, where that is known) is safe, or there is none."""
+        """Note that the requested snapshot (``number``, if known) is saved, or that there is
+        none.
+        """
         newest = generation == self.generation and number in (0, self.drains)
         awaited = self.stage is RoundStage.DRAINING and newest
         return self._policy.form(now) if awaited and node == self.members[0] else []
 
     def released(self, node: str, now: float) -> list[Action]:
-        """No process of the job is left on ``node``."""
+        """Note that no process of the job is left on ``node``."""
         expected = node in self.holdings.releasing
         self.holdings.forget(node)
         if self.stage in (RoundStage.IDLE, RoundStage.COMPLETED) or node not in self.target:
@@ -202,41 +212,43 @@ class JobRounds:
         actions = self.holdings.assign(node)
         if node not in self.members or expected or self.ends.on(node, self.generation):
             return actions
-        self.lost_member = True  # its agent began anew: a new round is needed, the job did not fail
-        again = self._policy.form if self.stage is RoundStage.DRAINING else self._await_joiners
-        return actions + again(now)
+        self.lost_member = True  # its agent restarted: a new round is needed, the job did not fail
+        continue_with = (
+            self._policy.form if self.stage is RoundStage.DRAINING else self._await_joiners
+        )
+        return actions + continue_with(now)
 
     def gone(self, node: str, now: float) -> list[Action]:
-        """The node is lost; only what was under way anyway goes on before the next plan."""
+        """Handle the loss of a node. Until the next plan, only a rescale in progress continues."""
         self.holdings.forget(node)
         self.holdings.unreachable.discard(node)
         self.target = tuple(n for n in self.target if n != node)
         if node in self.members and not self.ends.on(node, self.generation):
             self.lost_member = True
             self.failure.clear()
-            enough = len(self._policy.survivors()) >= self.min_nodes
-            if self.stage is RoundStage.WARMING and self.deadline is not None and enough:
+            survivors_suffice = len(self._policy.survivors()) >= self.min_nodes
+            if self.stage is RoundStage.WARMING and self.deadline is not None and survivors_suffice:
                 self.deadline = min(self.deadline or now, now + self.settings.warmup_broken_s)
         if self.stage is RoundStage.DRAINING and not self.whole():
             return self._policy.form(now)
-        return self._warm(now) if self.stage is RoundStage.WARMING else []
+        return self._check_joiners(now) if self.stage is RoundStage.WARMING else []
 
     # --- time ---
 
     def tick(self, now: float) -> list[Action]:
-        """Carry on where a time limit has passed."""
+        """Handle the time limits that have passed."""
         if self.failure.due is not None and now >= self.failure.due:
-            return self._look_at_failures(now)
+            return self._check_failures(now)
         if self.deadline is None or now < self.deadline:
             return []
         if self.stage is RoundStage.WARMING:
-            return self._warm(now)
+            return self._check_joiners(now)
         if self.stage is RoundStage.DRAINING and self.between_epochs and self._end_by is None:
-            self.deadline = now + self.drain_s  # it saves when that code has run
+            self.deadline = now + self.drain_s  # it saves after that code
             return []
         if self.stage in (RoundStage.DRAINING, RoundStage.FINISHING):
             return self._policy.form(now)
-        if self.lost_member:  # no plan came: go on with those that are left
+        if self.lost_member:  # no plan came: continue with the remaining members
             return self._await_joiners(now)
         if self.holdings.unreachable.intersection(self.members):
             self.deadline = now + self.settings.failure_grace_s
@@ -244,16 +256,18 @@ class JobRounds:
         absent = [n for n in self.members if not self.is_in(n, *AT_WORK)]
         why = f"did not join the round within {self.settings.join_s:g} s"
         if self.members[0] in absent or len(self.members) - len(absent) < max(1, self.min_nodes):
-            return self._break(Broke((), f"{', '.join(absent)} {why}."))
+            return self._report_failure(Broke((), f"{', '.join(absent)} {why}."))
         why += f"; a firewall may block ports between there and {self.members[0]}"
         return [*self.reject(absent, why), *self._policy.form(now)]
 
     def unreachable(self, node: str) -> None:
-        """The agent on ``node`` cannot be reached: failures of its peers may be of its loss."""
+        """Note that the agent on ``node`` cannot be reached. Failures of its peers may come from
+        its loss.
+        """
         self.holdings.unreachable.add(node)
 
     def reachable(self, node: str) -> None:
-        """It is back."""
+        """Note that the agent on ``node`` can be reached again."""
         self.holdings.unreachable.discard(node)
 
     def give_up(self) -> list[Action]:
@@ -263,39 +277,43 @@ class JobRounds:
         return []
 
     def occupied(self, node: str) -> None:
-        """Another job is on its way out of ``node``."""
+        """Note that another job is still leaving ``node``."""
         self.holdings.occupied.add(node)
 
     def doubt(self, node: str, over: bool) -> list[Action]:
-        """Workers failed there, and it may be the node's fault; ``over``: it was not."""
+        """Hold back a failure on ``node`` that the node may have caused; ``over``: the node did not
+        cause it.
+        """
         self.holdings.doubt(node, over)
         return []
 
     def postpone(self, by_s: float) -> None:
-        """Nobody could be heard for so long: every time limit that runs ends later."""
+        """Extend all running time limits by a time in which no agent could be reached."""
         self.deadline = None if self.deadline is None else self.deadline + by_s
         self.failure.postpone(by_s)
 
     def next_wakeup(self) -> float | None:
-        """When :meth:`tick` is due."""
+        """Return the time at which :meth:`tick` is due; None if no time limit runs."""
         return min((t for t in (self.deadline, self.failure.due) if t is not None), default=None)
 
-    # --- how things stand ---
+    # --- state of the round ---
 
     def is_in(self, node: str, *phases: AssignmentPhase) -> bool:
-        """Whether ``node`` said one of ``phases`` last, of the newest round where it is of one."""
+        """Return whether the last phase of ``node`` is one of ``phases``, of the newest round if it
+        belongs to a round.
+        """
         return self.holdings.is_in_round(node, self.generation, *phases)
 
     def ready(self, node: str) -> bool:
-        """Whether the launcher on ``node`` lives and can take a round."""
+        """Return whether the launcher on ``node`` is alive and can join a round."""
         return self.holdings.is_in(node, *TAKES_ROUND)
 
     def survivors(self) -> tuple[str, ...]:
-        """Members of the last round that stay and whose launcher lives, in rank order."""
+        """Return the staying members of the last round whose launcher is alive, in rank order."""
         return tuple(n for n in self.members if n in self.target and self._policy.ready(n))
 
     def whole(self) -> bool:
-        """Whether every member of the last round runs, or is done."""
+        """Return whether every member of the last round runs or has completed."""
         at_work = all(
             self.is_in(n, *AT_WORK) or self.ends.on(n, self.generation) for n in self.members
         )
@@ -315,25 +333,27 @@ class JobRounds:
         return any(self.is_in(n, AssignmentPhase.BETWEEN_EPOCHS) for n in self.members)
 
     def keeps_round(self, now: float, within_s: float | None) -> bool:
-        """Whether a round that is being formed is completed first: all its members stay."""
+        """Return whether a round that is being formed is completed first: if all its members
+        stay.
+        """
         return set(self.members) <= set(self.target)
 
     def broken(self) -> list[str]:
-        """Members whose workers failed, or whose launcher ended."""
+        """Return the members whose workers failed or whose launcher ended."""
         return [n for n in self.members if self.is_in(n, *BROKEN)]
 
     def failing(self) -> dict[str, Assignment]:
-        """Those of the broken whom the newest round does not start again, and what they said."""
+        """Return the broken members that the newest round does not restart, with their reports."""
         return self.failure.newly({n: self.holdings.phases[n] for n in self._policy.broken()})
 
     # --- steps ---
 
     def release(self, nodes: Iterable[str]) -> list[Action]:
-        """Let go of ``nodes``."""
+        """Release ``nodes`` from the job."""
         return self.holdings.release(nodes)
 
     def _await_end(self) -> list[Action]:
-        """The script ends: the change of nodes waits for that, as long as the nodes may stay."""
+        """Delay the change of nodes until the script has ended, as long as the nodes may stay."""
         actions: list[Action] = []
         if self.stage is RoundStage.DRAINING:
             actions.append(SendDrain(self.members[0], self.generation, 0))
@@ -342,69 +362,75 @@ class JobRounds:
             n for n in sorted(self.holdings.assigned) if n not in (*self.target, *self.members)
         )
 
-    def _go_on_finishing(self, now: float) -> list[Action]:
-        """A member has said something while the change of nodes waits for the end."""
+    def _check_finishing(self, now: float) -> list[Action]:
+        """Handle a report while the change of nodes waits for the end of the script."""
         if self.finishing:
             return []
-        if not self.whole():  # the change of nodes starts those again that failed
+        if not self.whole():  # the change of nodes restarts the failed workers
             changes = set(self.target) != set(self.members) and not self.lost_member
-            return self._policy.form(now) if changes else self._look_at_failures(now)
+            return self._policy.form(now) if changes else self._check_failures(now)
         self.stage, self.deadline = RoundStage.RUNNING, None
         remaining_s = None if self._end_by is None else max(0.0, self._end_by - now)
         return self.move(self.target, now, remaining_s)
 
     def _await_joiners(self, now: float) -> list[Action]:
-        """Wait for the target's launchers: briefly while those that could train cannot."""
+        """Wait for the launchers of the target; for a shorter time if the remaining members could
+        train.
+        """
         idle = not self.whole() and len(self._policy.survivors()) >= max(1, self.min_nodes)
         if idle and self.lost_member:
             return self._policy.form(now)
         wait_s = self.settings.warmup_broken_s if idle else self.settings.warmup_s
         self.stage, self.deadline = RoundStage.WARMING, self._joiners_until or now + wait_s
-        return self._warm(now)
+        return self._check_joiners(now)
 
-    def _warm(self, now: float) -> list[Action]:
+    def _check_joiners(self, now: float) -> list[Action]:
         ready = [n for n in self.target if self._policy.ready(n)]
         ended = [n for n in self.target if self.is_in(n, AssignmentPhase.EXITED)]
         coming = [n for n in self.target if n not in ready and n not in ended]
         actions: list[Action] = []
-        if ended and ready:  # it comes up elsewhere, so the job did not fail
+        if ended and ready:  # it starts elsewhere, so the job did not fail
             actions += self.reject(ended, "the launcher ended there at once")
         if coming and (self.deadline is None or now < self.deadline):
             return actions
         occupied = [n for n in coming if n in self.holdings.occupied]
         if occupied and self._joiners_until is None:
             coming = [n for n in coming if n not in occupied]
-            sound = set(ready) == set(self.members) and self.whole()
-            if not coming and (sound or len(ready) < max(1, self.min_nodes)):
+            intact = set(ready) == set(self.members) and self.whole()
+            if not coming and (intact or len(ready) < max(1, self.min_nodes)):
                 self.deadline = now + self.settings.warmup_s
                 return actions
         if not ready and ended:
             broke, unfit = launchers_ended({n: self.holdings.phases[n] for n in ended})
             if not unfit:
-                return self._break(broke)
+                return self._report_failure(broke)
             self.deadline = now + self.settings.warmup_s if coming else None
             return self.reject(ended, broke.sentence.rstrip("."), unfit=True)
         if not ready and coming and self._joiners_until is None:
-            return self._break(Broke((), f"No launcher came up in time on {', '.join(coming)}."))
+            return self._report_failure(
+                Broke((), f"No launcher came up in time on {', '.join(coming)}.")
+            )
         if coming and self._joiners_until is None:
             actions += self.reject(coming, "the launcher did not come up there in time")
             coming = []
-        few = len(ready) < max(1, self.min_nodes) and self._joiners_until is None
-        self.deadline = now + self.settings.warmup_broken_s if few and ready else None
-        if few:
-            return actions  # the controller hears of it and plans anew, or these come to do
+        too_few = len(ready) < max(1, self.min_nodes) and self._joiners_until is None
+        self.deadline = now + self.settings.warmup_broken_s if too_few and ready else None
+        if too_few:
+            return actions  # the controller plans again after the rejection, or these nodes must do
         if set(ready) == set(self.members) and not coming and self.whole():
             self.stage = RoundStage.RUNNING
             return [*actions, Formed(self.generation, self.members)]
         return actions + self._policy.drain(now)
 
     def reject(self, nodes: list[str], why: str, unfit: bool = False) -> list[Action]:
-        """Go on without ``nodes``."""
+        """Continue without ``nodes``."""
         self.target = tuple(n for n in self.target if n not in nodes)
         return [*self._policy.release(nodes), NodesRejected(tuple(nodes), why, unfit)]
 
     def drain(self, now: float) -> list[Action]:
-        """Have rank 0 save what is done so far, where the whole round still runs."""
+        """Ask rank 0 to save its progress if the whole round still runs; else form the next
+        round.
+        """
         if not self.whole():
             return self._policy.form(now)
         self.stage, self.deadline = RoundStage.DRAINING, now + self.drain_s
@@ -412,17 +438,20 @@ class JobRounds:
 
     def _send_drain(self) -> list[Action]:
         if not self.is_in(self.members[0], *TRAINS):
-            return []  # it is done, and the others will be in a moment
-        self.drains, self._heirs = self.drains + 1, self.holdings.keepers(self._next())
-        return [SendDrain(self.members[0], self.generation, self.drains, self._heirs)]
+            return []  # it has ended, and the others will soon
+        self.drains, self._drain_heirs = (
+            self.drains + 1,
+            self.holdings.keepers(self._next_members()),
+        )
+        return [SendDrain(self.members[0], self.generation, self.drains, self._drain_heirs)]
 
-    def _next(self) -> tuple[str, ...]:
-        keep = (*self._policy.survivors(), *self.holdings.givers)
-        return (*keep, *(n for n in self.target if n not in keep and self._policy.ready(n)))
+    def _next_members(self) -> tuple[str, ...]:
+        staying = (*self._policy.survivors(), *self.holdings.givers)
+        return (*staying, *(n for n in self.target if n not in staying and self._policy.ready(n)))
 
     def form(self, now: float, because_lost: bool = False) -> list[Action]:
-        """Make the next round of the survivors and all others that are ready."""
-        ready = self._next()
+        """Form the next round of the survivors and all other nodes that are ready."""
+        ready = self._next_members()
         actions = self._policy.release(
             n
             for n in sorted(self.holdings.assigned)
@@ -441,8 +470,8 @@ class JobRounds:
         return [*actions, SaveRound(self.generation, ready, because_lost), *self._invite(ready[0])]
 
     def _invite(self, node: str) -> list[Action]:
-        """Tell ``node`` of the round that is being formed, unless it cannot take part yet; saying
-        it again does no harm.
+        """Send ``node`` the round that is being formed, unless it cannot take part yet. A
+        repetition is harmless.
         """
         a = self.holdings.phases.get(node)
         if node not in self.members or a is None or a.generation >= self.generation:
@@ -453,19 +482,23 @@ class JobRounds:
         return [SendRound(node, self.generation, rank, size, self._store if rank else None)]
 
     def _finished(self) -> list[Action]:
-        """Whether every worker ended well, whatever else was planned."""
+        """Complete the job if all workers have ended without error, even if a rescale was
+        planned.
+        """
         if self.stage is RoundStage.COMPLETED:
             return []
         return self.complete() if self.ends.everywhere(self.generation, self.members) else []
 
     def complete(self) -> list[Action]:
-        """The job's work is done."""
+        """Complete the job."""
         self.stage, self.deadline = RoundStage.COMPLETED, None
         self.failure.clear()
         return [WorkersDone()]
 
-    def _look_at_failures(self, now: float) -> list[Action]:
-        """Whether the members failed by themselves, once news of a loss had time to come."""
+    def _check_failures(self, now: float) -> list[Action]:
+        """Report a failure of the members, once there was enough time for the report of a lost
+        node.
+        """
         broken = self.failing()
         if not broken or self.lost_member or self.failure.told_of == self.generation:
             self.failure.clear()
@@ -473,9 +506,9 @@ class JobRounds:
         to_come = not (self.holdings.unreachable | self.holdings.doubted).isdisjoint(self.members)
         grace_s = self.settings.failure_grace_s
         broke = self.failure.look(broken, to_come, now, grace_s, len(self.members))
-        return [] if broke is None else self._break(broke)
+        return [] if broke is None else self._report_failure(broke)
 
-    def _break(self, broke: Broke) -> list[Action]:
+    def _report_failure(self, broke: Broke) -> list[Action]:
         self.stage, self.deadline, self.failure.told_of = RoundStage.IDLE, None, self.generation
         self.failure.clear()
         return [broke]

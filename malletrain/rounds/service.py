@@ -1,15 +1,15 @@
-"""The membership of a service: who is in it, who joins, who leaves and until when. A pure state
-machine as :mod:`malletrain.rounds.restart`.
+"""The membership of a service: its members, joiners and leavers. A pure state machine like
+:mod:`malletrain.rounds.restart`.
 
     assigned ─process up─▶ member ─not planned any more─▶ leaving ─drained, or time over─▶ released
                                 │ lost, or its process ended: out of the next view at once
 
 The differences from :class:`malletrain.rounds.restart.JobRounds`: no member is stopped because
-another one comes or goes. A round is a *view*, a numbered list of the members with their addresses;
-every change makes a new view, which is stored and then sent to all members. A leaver stays in the
-views until it reports that it is drained, or until its time is over. If a process ends by itself
-the controller is informed (that uses up a try of the job), and the following plan starts it again;
-the others go on.
+another one joins or leaves. A round is a *view*, a numbered list of the members with their
+addresses; every change makes a new view, which is stored and then sent to all members. A leaver
+stays in the views until it reports that it is drained, or until its time is over. If a process ends
+by itself, the controller is informed, which uses up a try of the job. The next plan restarts the
+process; the others continue.
 """
 
 from __future__ import annotations
@@ -40,35 +40,40 @@ class ServiceRounds:
 
     settings: RoundSettings = field(default_factory=RoundSettings)
     min_nodes: int = 1
-    """Not looked at: a service of any size serves."""
+    """Ignored: a service can have any size."""
     generation: int = 0
-    """The number of the newest view."""
+    """Number of the newest view."""
     stage: RoundStage = RoundStage.IDLE
     members: tuple[str, ...] = ()
-    """Everybody in the newest view, leavers included, in rank order."""
+    """All nodes in the newest view, including leavers, in rank order."""
     view: View = ()
-    """The same with the address of each and the time it leaves."""
+    """The members, each with its address and the time at which it leaves."""
     target: tuple[str, ...] = ()
     """The nodes of the newest plan."""
     holdings: Holdings = field(default_factory=Holdings)
     deadline: float | None = None
-    """Until when those of the target that are not up are waited for."""
+    """Time limit for nodes of the target whose process has not started."""
     drain_s: float = 10.0
+    """Maximum time for leavers to hand over their data, seconds."""
     lost_member: bool = False
     interrupts: bool = False
     finishing: bool = False
     between_epochs: bool = False
     _leaving: dict[str, float] = field(default_factory=dict)
+    """Leaver → time at which it is released at the latest."""
     _came_up: set[str] = field(default_factory=set)
+    """Nodes on which the process has started once."""
     _reported_failures: set[str] = field(default_factory=set)
-    """Nodes whose failure was told: once is enough."""
+    """Nodes whose failure has been reported, so that it is reported once."""
     _failures_due: dict[str, float] = field(default_factory=dict)
+    """Failed node → end of the failure grace."""
     _awaited: bool = False
+    """Whether the target is not complete yet."""
 
-    # --- what the controller wants ---
+    # --- calls of the controller ---
 
     def move(self, nodes: Iterable[str], now: float, within_s: float | None = None) -> list[Action]:
-        """Go to exactly ``nodes``; leavers hand over what they hold first."""
+        """Move to exactly ``nodes``. Leavers hand over their data first."""
         if self.stage is RoundStage.COMPLETED:
             return []
         self.target = tuple(nodes)
@@ -92,7 +97,7 @@ class ServiceRounds:
         return actions + self._announce() + self._settled()
 
     def stop(self) -> list[Action]:
-        """The job has ended: release every node."""
+        """Release every node, because the job has ended."""
         self._leaving.clear()
         self._failures_due.clear()
         self.view, self._awaited = (), False
@@ -102,7 +107,7 @@ class ServiceRounds:
     def adopt(
         self, generation: int, members: Iterable[str], phases: dict[str, Assignment], now: float
     ) -> list[Action]:
-        """Take over what the agents report."""
+        """Adopt the assignments that agents report after a restart of the daemon."""
         self.generation = generation
         actions = self.holdings.adopt(phases, generation)
         order = [n for n in members if n in self.holdings.phases]
@@ -114,10 +119,10 @@ class ServiceRounds:
             self.stage = RoundStage.RUNNING
         return actions + self._notice_ends(now) + self._finished()
 
-    # --- what the agents say ---
+    # --- reports of the agents ---
 
     def phase(self, node: str, assignment: Assignment, now: float) -> list[Action]:
-        """The agent on ``node`` reports its assignment."""
+        """Handle the assignment that the agent on ``node`` reports."""
         if node in self.holdings.releasing or assignment.generation > self.generation:
             return []
         if node not in (*self.target, *self.holdings.assigned):
@@ -128,26 +133,26 @@ class ServiceRounds:
             self._reported_failures.discard(node)
         if done := self._finished():
             return done
-        news = self._announce()
-        if not news and node in self.members and assignment.generation < self.generation:
-            news = self._tell(
+        actions = self._announce()
+        if not actions and node in self.members and assignment.generation < self.generation:
+            actions = self._send_view(
                 [node]
-            )  # it may have missed the newest view while its connection was broken
-        return news + self._notice_ends(now) + self._settled()
+            )  # it may have missed the newest view during a lost connection
+        return actions + self._notice_ends(now) + self._settled()
 
     def store_up(self, node: str, generation: int, host: str, port: int) -> list[Action]:
-        """A service has no store."""
+        """Do nothing: a service has no store."""
         return []
 
     def drained(self, node: str, generation: int, now: float, number: int = 0) -> list[Action]:
-        """Its process has nothing left that it would lose."""
+        """Release a leaver whose process has handed over its data."""
         if self._leaving.pop(node, None) is None:
             return []
         return self.holdings.release([node]) + self._announce() + self._settled()
 
     def released(self, node: str, now: float) -> list[Action]:
-        """No process of the job is left on ``node``."""
-        self._out(node)
+        """Note that no process of the job is left on ``node``."""
+        self._remove(node)
         actions = (
             self.holdings.assign(node)
             if node in self.target and self.stage is not RoundStage.COMPLETED
@@ -156,33 +161,35 @@ class ServiceRounds:
         return actions + self._announce()
 
     def gone(self, node: str, now: float) -> list[Action]:
-        """The node is lost."""
+        """Remove a lost node."""
         self.holdings.unreachable.discard(node)
         self.target = tuple(n for n in self.target if n != node)
-        self._out(node)
+        self._remove(node)
         return self._announce() + self._settled()
 
     def unreachable(self, node: str) -> None:
-        """The agent on ``node`` cannot be reached: it may be lost with its process."""
+        """Note that the agent on ``node`` cannot be reached. It may be lost with its process."""
         self.holdings.unreachable.add(node)
 
     def reachable(self, node: str) -> None:
-        """It is back."""
+        """Note that the agent on ``node`` can be reached again."""
         self.holdings.unreachable.discard(node)
 
     def occupied(self, node: str) -> None:
-        """Another job is on its way out of ``node``."""
+        """Note that another job is still leaving ``node``."""
         self.holdings.occupied.add(node)
 
     def doubt(self, node: str, over: bool) -> list[Action]:
-        """The process failed there, and it may be the node's fault; ``over``: it was not."""
+        """Hold back a failure on ``node`` that the node may have caused; ``over``: the node did not
+        cause it.
+        """
         self.holdings.doubt(node, over)
         return []
 
     # --- time ---
 
     def tick(self, now: float) -> list[Action]:
-        """Carry on where a time limit has passed."""
+        """Handle the time limits that have passed."""
         actions: list[Action] = []
         over = sorted(n for n, at in self._leaving.items() if now >= at)
         for node in over:
@@ -210,18 +217,18 @@ class ServiceRounds:
         return actions + self._announce() + self._settled()
 
     def give_up(self) -> list[Action]:
-        """Members of a service make no steps."""
+        """Do nothing: members of a service make no steps."""
         return []
 
     def postpone(self, by_s: float) -> None:
-        """Nobody could be heard for so long: every time limit that runs ends later."""
+        """Extend all running time limits by a time in which no agent could be reached."""
         if self.deadline is not None:
             self.deadline += by_s
-        for times in (self._leaving, self._failures_due):
-            times.update({node: at + by_s for node, at in times.items()})
+        for deadlines in (self._leaving, self._failures_due):
+            deadlines.update({node: at + by_s for node, at in deadlines.items()})
 
     def next_wakeup(self) -> float | None:
-        """When :meth:`tick` is due."""
+        """Return the time at which :meth:`tick` is due; None if no time limit runs."""
         awaited = [self.deadline] if self._awaited and self.deadline is not None else []
         return min([*self._leaving.values(), *self._failures_due.values(), *awaited], default=None)
 
@@ -233,54 +240,58 @@ class ServiceRounds:
     def _up_or_done(self, node: str) -> bool:
         return self._up(node) or self.holdings.is_in(node, AssignmentPhase.SUCCEEDED)
 
-    def _whole(self) -> bool:
+    def _is_complete(self) -> bool:
         return bool(self.target) and all(self._up_or_done(n) for n in self.target)
 
     def _reject(self, nodes: list[str], why: str, unfit: bool = False) -> list[Action]:
         self.target = tuple(n for n in self.target if n not in nodes)
         return [*self.holdings.release(nodes), NodesRejected(tuple(nodes), why, unfit)]
 
-    def _out(self, node: str) -> None:
+    def _remove(self, node: str) -> None:
         self.holdings.forget(node)
         self._leaving.pop(node, None)
         self._failures_due.pop(node, None)
         self._came_up.discard(node)
 
     def _announce(self) -> list[Action]:
-        """A new view for all members, if it differs from the newest."""
+        """Make a new view for all members, if it differs from the newest one."""
         order = dict.fromkeys((*self.members, *self.target))
-        there = [
+        present = [
             n
             for n in order
             if n in self.holdings.assigned and n not in self.holdings.releasing and self._up(n)
         ]
-        view = tuple((n, self.holdings.phases[n].address, self._leaving.get(n)) for n in there)
+        view = tuple((n, self.holdings.phases[n].address, self._leaving.get(n)) for n in present)
         if view == self.view:
             return []
-        self.view, self.members = view, tuple(there)
+        self.view, self.members = view, tuple(present)
         self.stage = (
-            RoundStage.RUNNING if there else RoundStage.WARMING if self.target else RoundStage.IDLE
+            RoundStage.RUNNING
+            if present
+            else RoundStage.WARMING
+            if self.target
+            else RoundStage.IDLE
         )
         self.generation += 1
-        return [SaveRound(self.generation, self.members), *self._tell(self.members)]
+        return [SaveRound(self.generation, self.members), *self._send_view(self.members)]
 
-    def _tell(self, nodes: Iterable[str]) -> list[Action]:
+    def _send_view(self, nodes: Iterable[str]) -> list[Action]:
         return [SendView(node, self.generation, self.view) for node in nodes]
 
     def _settled(self) -> list[Action]:
-        """Say once that the service's work is done, or that everybody of the target is up. Who was
-        neither may have gone, so every change is followed by this.
+        """Report once that the service's work is done, or that the whole target is up. Called after
+        every change, because a node that was not up may have left.
         """
         if done := self._finished():
             return done
-        if not self._awaited or not self._whole():
+        if not self._awaited or not self._is_complete():
             return []
         self._awaited, self.deadline = False, None
         return [AllUp(self.generation, self.members)]
 
     def _notice_ends(self, now: float) -> list[Action]:
-        """Processes that ended: leavers are released; the others wait for the failure grace, for
-        the node may be lost with its agent.
+        """Handle processes that have ended. Leavers are released. Other failures wait for the
+        failure grace, because the node may be lost with its agent.
         """
         actions: list[Action] = []
         for node in sorted(self.holdings.assigned):
@@ -304,16 +315,16 @@ class ServiceRounds:
         del self._failures_due[node]
         if not self.holdings.is_in(node, *BROKEN):
             return []
-        others = [n for n in self.target if n != node and self._up(n)]
+        running_nodes = [n for n in self.target if n != node and self._up(n)]
         if (
-            others and node not in self._came_up
-        ):  # it comes up elsewhere, so it is not the job's fault
+            running_nodes and node not in self._came_up
+        ):  # it runs elsewhere, so the job did not fail
             return self._reject([node], "the service's process ended there at once")
         failures = by_cause(self.holdings.phases[node].failures)
         if unfit(self.holdings.phases[node]):
             if self._awaited and any(not self.holdings.is_in(n, *BROKEN) for n in self.target):
                 self._failures_due[node] = now + self.settings.failure_grace_s
-                return []  # it may come up elsewhere still
+                return []  # it may still start elsewhere
             return self._reject([node], describe(failures).rstrip("."), unfit=True)
         self._reported_failures.add(node)
         return [

@@ -1,6 +1,6 @@
-"""The accounting of batch schedulers as logs of jobs: Slurm's ``sacct``, and PBS's daily files.
+"""Reads the accounting of batch schedulers: Slurm's ``sacct``, and PBS's daily files.
 
-Decides which entries are jobs that ran, and on which nodes.
+Decides which entries are jobs that ran, and their nodes.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ SACCT = (
     "sacct --allusers --allocations --duplicates --parsable2 --starttime=FROM --endtime=TO "
     "--format=JobID,Submit,Start,End,State,NNodes,NodeList"
 )
-"""The command whose output :func:`read_sacct` reads (more columns do not hurt; times may be epoch
-seconds, SLURM_TIME_FORMAT=%s). Without --duplicates the runs of a job before it was requeued are
-missing, and their nodes look idle.
+"""Command whose output :func:`read_sacct` reads. Further columns are ignored; times may be epoch
+seconds (SLURM_TIME_FORMAT=%s). Without --duplicates the runs of a job before a requeue are missing,
+and their nodes look idle.
 """
 _EPOCH = re.compile(r"\d{1,11}(?:\.\d+)?")
 
 
 def read_sacct(path: str | Path) -> JobLog:
-    """Slurm's accounting: the output of :data:`SACCT`, or the same as CSV.
+    """Read Slurm's accounting: the output of :data:`SACCT`, or the same as CSV.
 
-    Without a column NodeList, or for jobs that have none, the number of nodes counts. Steps of
-    jobs, which are listed without --allocations, are left out: their jobs hold the nodes. Raises
-    WorkloadError with the line.
+    Without a NodeList, only the number of nodes is used. Job steps, which are listed without
+    --allocations, are left out, because their jobs hold the nodes.
+
+    Raises:
+        WorkloadError: the file cannot be read; the message names the line.
     """
     text = read_text(path)
     lines = text.splitlines()
@@ -54,7 +56,7 @@ def read_sacct(path: str | Path) -> JobLog:
     skipped, steps = 0, 0
     for number, row in enumerate(rows, start=2):
         where = f"{path}, line {number}"
-        if not row or [word.strip() for word in row] == header:  # several files, put together
+        if not row or [word.strip() for word in row] == header:  # several concatenated files
             continue
         if len(row) > len(header) and not bars and "NodeList" in at:
             # Unquoted commas between the names of nodes.
@@ -78,7 +80,7 @@ def read_sacct(path: str | Path) -> JobLog:
             _slurm_time(row[at[name]], where) for name in ("Submit", "Start", "End")
         )
         if start and end and end < start < end + 3600:
-            end += 3600  # local times: it ran through the hour that there is twice in autumn
+            end += 3600  # local times: it ran during the repeated hour at the end of summer time
         listed = row[at["NodeList"]].strip() if "NodeList" in at else ""
         try:
             names = () if listed in ("", "None assigned") else expand(listed)
@@ -88,7 +90,7 @@ def read_sacct(path: str | Path) -> JobLog:
         if submit is None or start is None or not count or (end is not None and end <= start):
             skipped += 1
             continue
-        # The same run is listed by each of several files in whose time it falls.
+        # Several files list the same run if it falls into the time of each.
         run = (row[at["JobID"]], start) if "JobID" in at else number
         if end is not None or run not in jobs:
             jobs[run] = LogJob(submit, start, None if end is None else end - start, count, names)
@@ -109,14 +111,16 @@ def read_sacct(path: str | Path) -> JobLog:
 
 
 def _comma_rows(lines: Sequence[str]) -> Iterator[list[str]]:
-    """Rows of a file with commas between its columns; those within brackets or quotes are none."""
+    """Yield the rows of a file with comma-separated columns. Commas in brackets or quotes do not
+    separate.
+    """
     for line in lines:
         quoted = '"' in line
         yield next(csv.reader([line])) if quoted else list(_split_outside(line + ","))
 
 
 def _count(text: str) -> int:
-    """A number of nodes as sacct prints it (``1K`` is 1,024)."""
+    """Return a number of nodes as sacct prints it (``1K`` is 1,024)."""
     number_match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)([Kk]?)\s*", text)
     if number_match is None:
         raise WorkloadError(f"'{text}' is no number of nodes.")
@@ -127,14 +131,16 @@ _PBS_LINE = re.compile(r"(\d\d/\d\d/\d{4} \d\d:\d\d:\d\d);(\w);([^;]*);(.*)", re
 
 
 def read_pbs(path: str | Path) -> JobLog:
-    """PBS accounting logs: a directory of files named by day (``server_priv/accounting``), or one
-    of them.
+    """Read PBS accounting logs: a directory of files named by day (``server_priv/accounting``), or
+    one file.
 
     Start records (S) open a job, end (E) and rerun (R) records close it (PBS Professional,
-    Administrator's Guide, chapter "Accounting"). Other records are skipped. A record's own time is
-    that of the machine's clock, start and end in it are seconds since the epoch; the first start
-    says how far the machine's time zone is from the reader's. Raises WorkloadError with file and
-    line.
+    Administrator's Guide, chapter "Accounting"). Other records are skipped. The time of a record is
+    local time of the machine; start and end in it are seconds since the epoch. The first start
+    shows the difference between the time zones of the machine and the reader.
+
+    Raises:
+        WorkloadError: a file cannot be read; the message names file and line.
     """
     folder = Path(path)
     files = sorted(f for f in folder.iterdir() if f.is_file()) if folder.is_dir() else [folder]
@@ -187,8 +193,8 @@ def read_pbs(path: str | Path) -> JobLog:
 
 
 def _pbs_records(text: str) -> Iterator[tuple[int, str]]:
-    """(number of its first line, record): a record goes on over line breaks in its texts, as those
-    of a job's name or a variable, until the next one begins.
+    """Yield (number of its first line, record). A record may contain line breaks, such as in a
+    job's name or a variable. It ends where the next one begins.
     """
     begun, record = 1, ""
     for number, line in enumerate(text.split("\n"), start=1):
@@ -234,7 +240,7 @@ def _pbs_time(text: str) -> float:
 
 
 def _zones_apart(seconds: float) -> float:
-    """How far two clocks are apart that differ by their time zones and a little."""
+    """Return the difference of two time zones, from the difference of two clocks."""
     return 900.0 * round(seconds / 900.0)
 
 
@@ -246,7 +252,7 @@ def _pairs(message: str) -> Iterator[tuple[str, str]]:
 
 
 def _pbs_job(fields: dict[str, str]) -> LogJob | None:
-    """The job of a start or end record, None where it says nothing of use."""
+    """Return the job of a start or end record; None if data is missing."""
     start, submit = fields.get("start", ""), fields.get("ctime", fields.get("qtime", ""))
     hosts = fields.get("exec_host", "")
     if not start.isdigit() or not hosts:

@@ -1,21 +1,21 @@
-"""What a change of scale costs a model job, and the model job itself.
+"""A model job, and what a rescale costs it.
 
-Decides when a job processes samples, what it loses and on whose account that goes. It decides
-nothing about nodes: the controller says start, rescale, suspend; the trace says that a node is
-gone. Two semantics:
+Decides when a job processes samples, what it loses, and the cause of each loss. It decides nothing
+about nodes: the controller starts, rescales and suspends jobs, and the trace takes nodes away. Two
+semantics:
 
-``freetrain`` (arXiv 2106.12091, section 3): starting from zero is free; a rescale costs the old
-throughput × its time, a preemption the throughput of what is left × ``down_s``, once however many
-nodes are lost. Both are taken off at once and the job goes on without a pause. There are no
-snapshots and no notice in this world.
+``freetrain`` (arXiv 2106.12091, section 3): starting from zero is free. A rescale costs the old
+throughput × its time. A preemption costs the throughput on the remaining nodes × ``down_s``, once
+for any number of lost nodes. Both are subtracted at once, and the job continues without a pause.
+There are no snapshots and no notice.
 
-``real`` (the product): during a start, a rescale and after a preemption the job processes nothing.
+``real`` (MalleTrain): during a start, a rescale and after a preemption the job processes nothing.
 Without notice, work since the last snapshot is lost (``restart`` mode) or the step under way
-(``live`` mode, as long as one node survives). With notice the job takes a snapshot and loses
-nothing but the pause. Workers that have to be restarted before they were up begin their pause anew.
+(``live`` mode, as long as one node survives). With notice the job takes a snapshot and loses only
+the pause. If workers must be restarted before they were up, their pause starts again.
 
-Losses are in samples, at the throughput the job had before, as in the bids of
-:mod:`allocator.valuation` (a start: will have; a preemption: has with the nodes that are left).
+Losses are in samples, as in the bids of :mod:`allocator.valuation`: at the throughput before the
+change; for a start, at that after it; for a preemption, at that on the remaining nodes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Mode = Literal["restart", "live"]
 
 
 class Cause(str, Enum):
-    """Why a job with nodes processes no samples."""
+    """Cause of a time in which a job with nodes processes no samples."""
 
     START = "start"
     RESCALE = "rescale"
@@ -46,14 +46,21 @@ class Cause(str, Enum):
 
 @dataclass(frozen=True)
 class CostModel:
-    """The costs of the simulated world, in seconds.
+    """The costs in the simulation, in seconds.
 
-    ``up_s``, ``down_s``, ``start_s``: pause of a growth, of a shrinkage, of a start from nothing.
-    ``snapshot_every_s``: time between two snapshots of a training job; where a loss is foretold, at
-    most. ``snapshot_s``: how long one stops the training. ``notice_s``: how long before it goes a
-    preempted node says so (0: not at all). ``step_s``: one training step, which is what ``live``
-    mode loses. The defaults are what Summit showed (up 17-19 s, down 11-13 s) and what the
-    product's library does (a snapshot a minute).
+    The defaults are measurements on Summit (up 17-19 s, down 11-13 s) and the interval of
+    MalleTrain's library (a snapshot per minute).
+
+    Attributes:
+        semantics: ``freetrain`` or ``real``, see above.
+        up_s: pause of a rescale to more nodes.
+        down_s: pause of a rescale to fewer nodes.
+        start_s: pause of a start.
+        snapshot_every_s: time between two snapshots; the maximum of it if losses are forecast.
+        notice_s: time between the notice and the end of a preempted node; 0 for no notice.
+        mode: ``restart`` or ``live``; for ``real``.
+        step_s: time of a training step, which ``live`` mode loses.
+        snapshot_s: time for which a snapshot stops the training.
     """
 
     semantics: Semantics = "real"
@@ -83,7 +90,7 @@ class CostModel:
 
     @property
     def work_at_risk_s(self) -> float:
-        """Work that a node takes with it when it goes without notice, seconds, on average."""
+        """Mean work that is lost with a node without notice, seconds."""
         if self.semantics != "real" or self.notice_s > 0:
             return 0.0
         if self.mode == "live":
@@ -91,21 +98,24 @@ class CostModel:
         return min(self.snapshot_every_s / 2, defaults.LOST_WORK_S * 10)
 
     def cost_for_planner(self) -> RescaleCost:
-        """The same costs in the planner's words."""
+        """Return the costs for the planner."""
         return RescaleCost(
             self.up_s, self.down_s, 0.0 if self.semantics == "freetrain" else self.start_s
         )
 
 
 class SimRun:
-    """One model job while it is simulated. Times are of the virtual clock and never go back.
+    """One model job in a simulation. Times are of the virtual clock and never decrease.
 
-    ``done``: samples processed and not lost. ``resumes_at``: when the pause under way ends (None:
-    none is). ``version`` counts changes, so that a completion foreseen earlier is known to be out
-    of date. ``node_s``: node-seconds spent training (key None) and in pauses, by cause, on nodes
-    that the main scheduler does not want; ``redone_node_s``: of those spent training, the ones
-    whose work was lost; ``lost``: samples, by cause. ``longest_wait_s``: longest time with a place
-    and without nodes; ``emptied_at``: when it last lost its last node.
+    Attributes:
+        done: samples processed and not lost.
+        resumes_at: end of the current pause; None without a pause.
+        version: number of changes, by which an outdated completion event is recognised.
+        node_s: node-seconds of training (key None) and of pauses by cause, without leaving nodes.
+        redone_node_s: node-seconds of training whose work was lost.
+        lost: lost samples by cause.
+        longest_wait_s: longest time as an admitted job without nodes, seconds.
+        emptied_at: time at which it last lost its last node.
     """
 
     __slots__ = (
@@ -168,7 +178,7 @@ class SimRun:
     # --- time ---
 
     def accrue(self, now: float) -> None:
-        """Count what happened since the last change of state."""
+        """Add the samples, losses and node-seconds since the last change of state."""
         dt = now - self.since
         if dt > 0 and self.nodes:
             offered = len(self.nodes) - self.leaving
@@ -184,7 +194,7 @@ class SimRun:
         self.since = now
 
     def done_at(self) -> float:
-        """When the work is done if nothing changes any more, infinite while nothing is
+        """Return the time of completion if nothing changes; infinite while no samples are
         processed.
         """
         if not self.training or self.rate <= 0:
@@ -194,13 +204,13 @@ class SimRun:
 
     @property
     def saving(self) -> float:
-        """The share of the time in which snapshots are taken."""
+        """Fraction of the time in which snapshots are taken."""
         return self.costs.snapshot_s / self.snapshot_every_s if self.costs.snapshot_s else 0.0
 
-    # --- what the controller says ---
+    # --- commands of the controller ---
 
     def start(self, nodes: Sequence[str], now: float) -> None:
-        """Run on ``nodes``; the job had none."""
+        """Start on ``nodes``; the job had none."""
         self.accrue(now)
         self.starts += 1
         self.first_start = now if self.first_start is None else self.first_start
@@ -212,13 +222,15 @@ class SimRun:
             self._pause(Cause.START, self.rate, self.costs.start_s, now)
 
     def waited(self, since: float | None, now: float) -> None:
-        """It has had a place since then (None: it has none yet), and has no nodes up to now."""
+        """Update the longest wait. ``since``: time since which the job is admitted; None if it is
+        not. It has had no nodes until ``now``.
+        """
         if since is not None:
             waited = now - max(since, self.emptied_at)
             self.longest_wait_s = max(self.longest_wait_s, waited)
 
     def rescale(self, nodes: Sequence[str], now: float) -> None:
-        """Go to exactly ``nodes``, some of which the job has."""
+        """Move to exactly ``nodes``, some of which the job has."""
         self.accrue(now)
         before, rate, forced = (
             len(self.nodes),
@@ -239,18 +251,18 @@ class SimRun:
         self._pause(cause, pause_rate, self.costs.start_s if self.starting else seconds, now)
 
     def suspend(self, now: float) -> None:
-        """Let go of all nodes; with nodes still there, in an orderly way."""
+        """Release all nodes. If it has any, the job loses no work."""
         self.accrue(now)
         self._seat(())
         self._idle()
 
     def resumed(self, now: float) -> None:
-        """The pause is over: samples are processed."""
+        """End the pause: samples are processed from now on."""
         self.accrue(now)
         self._train(now)
 
     def ended(self, now: float) -> None:
-        """The work is done, or will not be done any more."""
+        """End the job, whether its work is done or not."""
         self.accrue(now)
         self.done = min(self.done, self.job.samples)
         self.ended_at = now
@@ -258,27 +270,29 @@ class SimRun:
         self._idle()
 
     def expects_loss(self, in_s: float, now: float) -> None:
-        """A node will be lost within so many seconds on average: save as often as that is worth."""
+        """Adapt the snapshot interval to a loss of a node that is expected in ``in_s`` seconds on
+        average.
+        """
         if self.costs.semantics == "freetrain":
             return
         self.accrue(now)
         if self.training:
             self.saved_at = now - self._unsaved_s(now)
             self.version += 1
-        most = self.costs.snapshot_every_s
-        self.snapshot_every_s = snapshot_every(self.costs.snapshot_s, in_s, most)
+        max_interval_s = self.costs.snapshot_every_s
+        self.snapshot_every_s = snapshot_every(self.costs.snapshot_s, in_s, max_interval_s)
 
-    # --- what the trace says ---
+    # --- events of the trace ---
 
     def leaves(self, now: float) -> None:
-        """One of the nodes says that it will be taken."""
+        """Note that one of the nodes got a notice of preemption."""
         self.accrue(now)
         if self.leaving == 0:
             self.preemptions += 1
         self.leaving += 1
 
     def loses(self, nodes: Sequence[str], now: float) -> None:
-        """These nodes are gone."""
+        """Remove lost nodes."""
         self.accrue(now)
         announced, before = self.leaving > 0, len(self.nodes)
         self.nodes.difference_update(nodes)
@@ -308,9 +322,15 @@ class SimRun:
         self.redone_node_s += nodes * seconds
 
     def _unsaved_s(self, now: float) -> float:
-        """How long ago the last snapshot was, seconds."""
-        trained, every = now - self.saved_at, self.snapshot_every_s
-        return trained % every if 0 < every < math.inf else 0.0 if every == 0 else trained
+        """Return the time since the last snapshot, seconds."""
+        trained, interval_s = now - self.saved_at, self.snapshot_every_s
+        return (
+            trained % interval_s
+            if 0 < interval_s < math.inf
+            else 0.0
+            if interval_s == 0
+            else trained
+        )
 
     def _charge(self, cause: Cause, rate: float, seconds: float, nodes: int) -> None:
         self.done -= rate * seconds

@@ -1,6 +1,6 @@
-"""Deadlines for the jobs of a simulation, drawn at random, and how many of them were held.
+"""Random deadlines for the jobs of a simulation, and the number of them that were met.
 
-Decides how much slack a drawn deadline has. What a deadline means is the controller's decision.
+Decides the slack of a random deadline. The controller decides how deadlines affect plans.
 """
 
 from __future__ import annotations
@@ -14,17 +14,28 @@ from malletrain.sim.costs import SimRun
 from malletrain.sim.workloads import SimJob, WorkloadError
 
 SHORTEST_S = 600.0
-"""Shorter jobs get no deadline: starts and the rhythm of plans are a large part of their time."""
+"""Shorter jobs get no deadline, because starts and the interval between plans are a large part of
+their time.
+"""
 
 
 def with_deadlines(
     jobs: Sequence[SimJob], share: float, slack: tuple[float, float] = (1.5, 5.0), seed: int = 0
 ) -> list[SimJob]:
-    """The same jobs, a share of them with deadlines.
+    """Return the jobs, a fraction of them with deadlines.
 
-    A deadline is the time that the job needs on its largest size, undisturbed, times a factor drawn
-    from ``slack`` (evenly in its logarithm), after its submission. Jobs that need less than
-    :data:`SHORTEST_S` get none. Raises WorkloadError on a share or a slack that make no sense.
+    The time from submission to deadline is the time that the job needs at its largest size without
+    interruption, times a random factor. Jobs that need less than :data:`SHORTEST_S` get no
+    deadline.
+
+    Args:
+        jobs: jobs of the workload.
+        share: fraction of the jobs with deadlines, 0 to 1.
+        slack: minimum and maximum factor, at least 1. Its logarithm is uniformly distributed.
+        seed: seed of the random numbers.
+
+    Raises:
+        WorkloadError: the share or the slack is not valid.
     """
     low, high = slack
     if not (0 <= share <= 1 and 1 <= low <= high):
@@ -36,9 +47,9 @@ def with_deadlines(
     chosen = rng.random(len(jobs)) < share
     factors = np.exp(rng.uniform(np.log(low), np.log(high), len(jobs)))
     result = []
-    for job, with_one, factor in zip(jobs, chosen.tolist(), factors.tolist(), strict=True):
+    for job, gets_deadline, factor in zip(jobs, chosen.tolist(), factors.tolist(), strict=True):
         needs_s = job.samples / job.curve.at(job.max_nodes)
-        if with_one and needs_s >= SHORTEST_S:
+        if gets_deadline and needs_s >= SHORTEST_S:
             job = replace(job, deadline_s=job.submit_s + factor * needs_s)
         result.append(job)
     return result
@@ -46,25 +57,25 @@ def with_deadlines(
 
 @dataclass(frozen=True)
 class DeadlineCounts:
-    """What came of the deadlines and budgets of a simulation."""
+    """Numbers of deadlines and budgets that a simulation met and missed."""
 
     deadlines: int
-    """Those that came due while it was simulated."""
+    """Number of deadlines within the simulated time."""
     met: int
-    """Of these."""
+    """Number of these that were met."""
     overspent: int
-    """Jobs that held nodes for longer than their budget."""
+    """Number of jobs that exceeded their budget."""
 
 
 def count_deadlines(runs: Iterable[SimRun], end_s: float) -> DeadlineCounts:
-    """How many deadlines that came due by ``end_s`` were held, and which budgets were not."""
-    every = list(runs)
-    due = [r for r in every if r.job.deadline_s is not None and r.job.deadline_s <= end_s]
+    """Count the deadlines up to ``end_s``, those that were met, and the exceeded budgets."""
+    all_runs = list(runs)
+    due = [r for r in all_runs if r.job.deadline_s is not None and r.job.deadline_s <= end_s]
     met = [r for r in due if r.ended_at is not None and r.ended_at <= (r.job.deadline_s or 0.0)]
-    over = [
+    overspent = [
         r
-        for r in every
+        for r in all_runs
         if r.job.budget_nh is not None
         and sum(r.node_s.values()) > 3600.0 * r.job.budget_nh * (1 + 1e-6) + 1.0
     ]
-    return DeadlineCounts(len(due), len(met), len(over))
+    return DeadlineCounts(len(due), len(met), len(overspent))

@@ -1,9 +1,9 @@
-"""The controller's second shell: a virtual clock, a trace instead of a machine, model jobs instead
-of processes.
+"""The second shell of the controller: a virtual clock, a trace instead of a machine, model jobs
+instead of processes.
 
-Decides what happens next and carries the controller's commands out on model jobs. Every decision is
-the controller's (:mod:`malletrain.core.controller`), the same code as in the daemon; what a change
-of scale does to a job is :mod:`malletrain.sim.costs`.
+Decides the order of events and applies the controller's commands to model jobs. The controller
+(:mod:`malletrain.core.controller`), the same code as in the daemon, makes every other decision.
+:mod:`malletrain.sim.costs` decides the effect of a rescale on a job.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from malletrain.sim.workloads import SimJob, WorkloadError
 from scavenger.trace.trace import Trace
 
 PROGRESS_EVERY = 500
-"""Turns of the clock between two words of how far the simulation is."""
+"""Number of clock steps between two reports of progress."""
 
 
 class _Kind(IntEnum):
-    """What can be due, in the order in which it is told at one instant."""
+    """Kinds of events, in their order at one instant."""
 
     RESUMED = 0
     COMPLETED = 1
@@ -70,7 +70,16 @@ class _Kind(IntEnum):
 
 
 class Simulation:
-    """One run of the virtual world. Raises WorkloadError when there is nothing to simulate."""
+    """One simulation.
+
+    Args:
+        trace: idle nodes over time.
+        jobs: the workload.
+        settings: settings; None for the defaults.
+
+    Raises:
+        WorkloadError: there is nothing to simulate.
+    """
 
     def __init__(
         self, trace: Trace, jobs: Sequence[SimJob], settings: SimSettings | None = None
@@ -106,7 +115,7 @@ class Simulation:
         self._any_min = any(job.min_nodes > 1 for job in jobs)
         self._goals = any(job.deadline_s or job.budget_nh for job in jobs)
         self._table = np.zeros(1)
-        self._stale = True
+        self._table_outdated = True
         self._idle_since: dict[str, float] = {}
         self._leased: set[str] = set()
         self._leaving: set[str] = set()
@@ -119,16 +128,15 @@ class Simulation:
         self.ideal = 0.0
         self.idle_node_s = 0.0
         self.series: list[tuple[float, int, int]] = []
-        """(time, idle nodes, nodes with a job), every ``sample_s``"""
+        """(time, idle nodes, nodes with a job), recorded every ``sample_s``"""
         for job in jobs:
-            self._at(job.submit_s, _Kind.SUBMITTED, job.name)
+            self._schedule(job.submit_s, _Kind.SUBMITTED, job.name)
 
     # --- the clock ---
 
     def run(self, on_progress: Callable[[float], None] = lambda part: None) -> Result:
-        """Simulate to the end of the trace, of the time asked for, or of the work; whichever comes
-        first. ``on_progress`` is called now and then with the part of the time that is done, 0
-        to 1.
+        """Simulate to the end of the trace, of the requested time, or of the work, whichever comes
+        first. ``on_progress`` is called regularly with the completed fraction of the time.
         """
         began = time.perf_counter()
         batches = self.trace.batches()
@@ -142,21 +150,21 @@ class Simulation:
                 math.inf if wake is None else max(wake, self.now),
             )
             if due >= self.end:
-                self._pass(self.end)
+                self._advance(self.end)
                 break
-            self._pass(due)
+            self._advance(due)
             turns += 1
             if turns % PROGRESS_EVERY == 0:
                 on_progress(self.now / self.end)
             events: list[Event] = []
             if batch is not None and batch.time <= due:
-                events += self._trace_says(batch.idle.tolist(), batch.busy.tolist())
+                events += self._apply_trace(batch.idle.tolist(), batch.busy.tolist())
                 batch = next(batches, None)
                 if self._foreteller:
                     self._foreteller.seen(self._idle_since, self.now)
             while self._heap and self._heap[0][0] <= due:
                 _, kind, _, name, version = heapq.heappop(self._heap)
-                events += self._happens(_Kind(kind), name, version)
+                events += self._handle_due(_Kind(kind), name, version)
             self._tell(events)
         for run in self.unfinished.values():
             run.accrue(self.now)
@@ -164,23 +172,23 @@ class Simulation:
                 run.waited(self.controller.jobs[run.job.name].idle_since, self.now)
         return tally(self, time.perf_counter() - began)
 
-    def _pass(self, to: float) -> None:
-        """Let time pass to ``to``: the world does what it did."""
-        if to > self.now:
-            if self._stale:
+    def _advance(self, end: float) -> None:
+        """Advance the clock to ``end`` without a change of state."""
+        if end > self.now:
+            if self._table_outdated:
                 self._table = self._bound.table(map(self._bound.kind, self._admitted()))
-                self._stale = self._any_min
+                self._table_outdated = self._any_min
             idle = len(self._idle_since)
             if self.settings.sample_s is not None:
-                while (at := len(self.series) * self.settings.sample_s) < to:
+                while (at := len(self.series) * self.settings.sample_s) < end:
                     self.series.append((at, idle, len(self._holder)))
             table = self._table
-            self.ideal += float(table[idle if idle < len(table) else -1]) * (to - self.now)
-            self.idle_node_s += idle * (to - self.now)
-            self.now = to
+            self.ideal += float(table[idle if idle < len(table) else -1]) * (end - self.now)
+            self.idle_node_s += idle * (end - self.now)
+            self.now = end
 
     def _admitted(self) -> list[SimJob]:
-        """The jobs that may run now, and those that do."""
+        """Return the jobs that may run now, and those that have nodes."""
         idle = len(self._idle_since)
         chosen, places = [], self.settings.max_running
         for run in self.unfinished.values():
@@ -193,17 +201,17 @@ class Simulation:
                 break
         return chosen
 
-    def _at(self, when: float, kind: _Kind, name: str, version: int = 0) -> None:
+    def _schedule(self, when: float, kind: _Kind, name: str, version: int = 0) -> None:
         self._number += 1
         heapq.heappush(self._heap, (when, kind, self._number, name, version))
 
-    # --- what happens ---
+    # --- events of the simulation ---
 
-    def _trace_says(self, idle: Iterable[int], busy: Iterable[int]) -> list[Event]:
+    def _apply_trace(self, idle: Iterable[int], busy: Iterable[int]) -> list[Event]:
         names = self.trace.names
         notice = self.costs.notice_s if self.costs.semantics == "real" else 0.0
         events: list[Event] = []
-        hit: dict[str, list[str]] = {}
+        lost_nodes: dict[str, list[str]] = {}
         for k in busy:
             name = names[k]
             del self._idle_since[name]
@@ -213,23 +221,23 @@ class Simulation:
             run = self._holder.get(name)
             if notice > 0 and name not in self._leaving:
                 self._leaving.add(name)
-                self._at(self.now + notice, _Kind.LOST, name)
+                self._schedule(self.now + notice, _Kind.LOST, name)
                 events.append(NodeLeaving(name, notice))
                 if run is not None:
                     run.leaves(self.now)
             elif notice <= 0:
                 if run is not None:
-                    hit.setdefault(run.job.name, []).append(name)
+                    lost_nodes.setdefault(run.job.name, []).append(name)
                 events.append(self._lost(name))
-        for job, nodes in hit.items():
+        for job, nodes in lost_nodes.items():
             self.runs[job].loses(nodes, self.now)
-            self._foresee(self.runs[job])
+            self._schedule_end(self.runs[job])
         for k in idle:
             name = names[k]
             self._idle_since[name] = self.now
             if name not in self._leased:
                 self._offer(name)
-        self._stale |= self._any_min
+        self._table_outdated |= self._any_min
         return events
 
     def _lost(self, name: str) -> Event:
@@ -238,12 +246,12 @@ class Simulation:
         self._holder.pop(name, None)
         return NodeLost(name)
 
-    def _happens(self, kind: _Kind, name: str, version: int) -> list[Event]:
+    def _handle_due(self, kind: _Kind, name: str, version: int) -> list[Event]:
         if kind is _Kind.LOST:
             run = self._holder.get(name)
             if run is not None:
                 run.loses((name,), self.now)
-                self._foresee(run)
+                self._schedule_end(run)
             event = self._lost(name)
             self._offer(name)
             return [event]
@@ -253,7 +261,7 @@ class Simulation:
         if kind is _Kind.SUBMITTED:
             self.to_come -= 1
             self.unfinished[name] = run
-            self._stale = True
+            self._table_outdated = True
             return [submission(run.job, self.settings.policy, self._reports)]
         if version != run.version:
             return []
@@ -262,17 +270,17 @@ class Simulation:
             return [*self._reports.report(run, self.now)]
         if kind is _Kind.RESUMED:
             run.resumed(self.now)
-            self._foresee(run)
+            self._schedule_end(run)
             return self._resumed(run)
         self._release(run)
         run.ended(self.now)
         del self.unfinished[name]
-        self._stale = True
+        self._table_outdated = True
         self._reports.news = True  # another job is next
         return [JobCompleted(name)]
 
     def _leases_up(self, names: Iterable[str]) -> list[Event]:
-        """The leases asked for are there, where the nodes are still idle."""
+        """Start the requested leases on the nodes that are still idle."""
         events: list[Event] = []
         for name in names:
             if name in self._idle_since:
@@ -288,17 +296,17 @@ class Simulation:
             self._gaps[name] = (None, "default")
             self._gaps_changed = True
 
-    def _foresee(self, run: SimRun) -> None:
-        """Note when the job's pause or work ends if nothing else happens."""
+    def _schedule_end(self, run: SimRun) -> None:
+        """Schedule the end of the job's pause or of its work."""
         if run.resumes_at is not None:
-            self._at(run.resumes_at, _Kind.RESUMED, run.job.name, run.version)
+            self._schedule(run.resumes_at, _Kind.RESUMED, run.job.name, run.version)
         elif run.training and (when := run.done_at()) < self.end:
-            self._at(when, _Kind.COMPLETED, run.job.name, run.version)
+            self._schedule(when, _Kind.COMPLETED, run.job.name, run.version)
 
-    # --- what is told of progress ---
+    # --- reports of progress ---
 
     def _resumed(self, run: SimRun) -> list[Event]:
-        """The job processes samples."""
+        """Return the events of a job that processes samples at a new scale."""
         events: list[Event] = [RescaleFinished(run.job.name)]
         if self.controller.jobs[run.job.name].submitted.profile:
             suggested = self._reports.described(run.job)
@@ -311,12 +319,12 @@ class Simulation:
         profiled = self.controller.jobs[run.job.name].state is JobState.PROFILING
         due = self._reports.due(run, self.now, profiled=profiled)
         if due is not None:
-            self._at(due, _Kind.REPORTED, run.job.name, run.version)
+            self._schedule(due, _Kind.REPORTED, run.job.name, run.version)
 
     # --- the controller ---
 
     def _tell(self, events: list[Event]) -> None:
-        """Let the controller know, and do what it says, until it says nothing more."""
+        """Send events to the controller and carry out its commands, until there are no more."""
         plan_at = self.controller.state.plan_at
         plans = self._gaps_changed or (plan_at is not None and plan_at <= self.now)
         if self._gaps_changed:
@@ -342,30 +350,32 @@ class Simulation:
             if self.settings.lease_delay_s <= 0:
                 return self._leases_up(command.nodes)
             for name in command.nodes:
-                self._at(self.now + self.settings.lease_delay_s, _Kind.LEASED, name)
+                self._schedule(self.now + self.settings.lease_delay_s, _Kind.LEASED, name)
             return []
         if isinstance(command, ReleaseLeases):
             for name in command.nodes:
                 self._leased.discard(name)
                 self._offer(name)
             return []
-        # All simulated jobs are one owner's, so that nothing is ever reclaimed.
+        # All simulated jobs have one owner, so no node is ever reclaimed.
         if isinstance(command, Stop | ReclaimNodes):
             return []
         run = self.runs[command.job]
         if isinstance(command, KeepScalingModel):
             self._reports.keep(run.job, command)
             return []
-        if run.ended_at is not None:  # at this instant, with the event that led to the command
+        if (
+            run.ended_at is not None
+        ):  # it ended at this instant, with the event that led to the command
             return []
         if isinstance(command, LossExpected):
             run.expects_loss(command.in_s, self.now)
-            self._foresee(run)
+            self._schedule_end(run)
             return []
         if isinstance(command, Announce):
             self.profiles += command.kind == EventKind.PROFILE_FINISHED
             if command.kind == EventKind.PROFILE_STARTED and run.training:
-                self._report_later(run)  # at the size it has already
+                self._report_later(run)  # at its current size
             return []
         self._release(run)
         if isinstance(command, Suspend):
@@ -379,12 +389,14 @@ class Simulation:
             run.rescale(command.nodes, self.now)
         for name in command.nodes:
             self._holder[name] = run
-        self._foresee(run)
+        self._schedule_end(run)
         return self._resumed(run) if run.training else []
 
     def _release(self, run: SimRun) -> None:
         for name in run.nodes:
-            if self._holder.get(name) is run:  # else a command before this one gave the node away
+            if (
+                self._holder.get(name) is run
+            ):  # else an earlier command gave the node to another job
                 del self._holder[name]
 
 
@@ -393,7 +405,14 @@ def _smallest(job: SimJob) -> int:
 
 
 def simulate(trace: Trace, jobs: Sequence[SimJob], settings: SimSettings | None = None) -> Result:
-    """Run ``jobs`` on the idle nodes of ``trace`` and say what came of it. Raises WorkloadError
-    when there is nothing to simulate.
+    """Simulate ``jobs`` on the idle nodes of ``trace`` and return the result.
+
+    Args:
+        trace: idle nodes over time.
+        jobs: the workload.
+        settings: settings; None for the defaults.
+
+    Raises:
+        WorkloadError: there is nothing to simulate.
     """
     return Simulation(trace, jobs, settings).run()

@@ -1,7 +1,7 @@
-"""What the planner is told of how long gaps last yet, in a simulation.
+"""Forecasts of the remaining time of gaps, for the planner of a simulation.
 
-Decides who foretells: nobody, the life table of the gaps seen so far, the model that the daemon
-runs, or (for what foretelling could be worth at best) the trace itself.
+Decides the source of forecasts: none, the life table of the past gaps, the model of the daemon, or
+the trace itself (an upper bound of the benefit of forecasts).
 """
 
 from __future__ import annotations
@@ -22,18 +22,24 @@ Foretelling = dict[str, tuple[float, Cohort]]
 
 
 class Foreteller(Protocol):
-    """Who says how long gaps last yet."""
+    """A source of forecasts of the remaining time of gaps."""
 
     def seen(self, idle_since: Mapping[str, float], now: float) -> None:
-        """The nodes in a gap, with its begin."""
+        """Update the source with the nodes in a gap and the start of each gap."""
 
     def tell(self, idle_since: Mapping[str, float], now: float) -> Foretelling:
-        """How long each lasts yet."""
+        """Return the forecast of each node."""
         ...
 
 
 def foreteller(kind: Foresight, trace: Trace, epoch_s: float) -> Foreteller | None:
-    """The one of this kind; ``epoch_s``: when the trace begins, for hours and weekdays."""
+    """Return the source of this kind; None for "none".
+
+    Args:
+        kind: kind of source.
+        trace: trace of idle nodes.
+        epoch_s: start of the trace, seconds since the epoch, for hours and weekdays.
+    """
     if kind == "age":
         return ByAge()
     if kind == "lifetimes":
@@ -42,7 +48,7 @@ def foreteller(kind: Foresight, trace: Trace, epoch_s: float) -> Foreteller | No
 
 
 class ByAge:
-    """The life table, given the age of a gap."""
+    """Forecasts by the life table, given the age of a gap."""
 
     def __init__(self) -> None:
         self._lengths = SurvivalEstimator()
@@ -64,7 +70,9 @@ class ByAge:
 
 
 class ByModel:
-    """The daemon's model. Gaps that began together are one cohort, of their mean survival."""
+    """Forecasts by the daemon's model. Gaps that began together are a cohort with their mean
+    survival.
+    """
 
     def __init__(self, epoch_s: float) -> None:
         self._epoch_s = epoch_s
@@ -79,7 +87,7 @@ class ByModel:
 
 
 class Oracle:
-    """When each gap really ends."""
+    """Forecasts by the real end of each gap."""
 
     def __init__(self, trace: Trace) -> None:
         gaps = trace.gaps()

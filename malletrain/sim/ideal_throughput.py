@@ -1,5 +1,5 @@
-"""The ideal throughput: an upper bound on what any plan achieves at one moment, with which every
-simulated result is compared.
+"""The ideal throughput: an upper bound on the throughput of any plan at one moment, with which
+simulated results are compared.
 
 It is the largest sum of throughputs that the admitted jobs can reach on the idle nodes if
 rescaling is free. No plan processes more at that moment. The bound of a policy is the integral
@@ -33,7 +33,7 @@ class IdealThroughput:
         self._table = lru_cache(maxsize=4096)(self._make)
 
     def kind(self, job: SimJob) -> int:
-        """A number for the job, the same for all jobs with equal sizes and throughputs."""
+        """Return a number for the job, equal for all jobs with equal sizes and throughputs."""
         key = (job.curve, job.min_nodes, job.max_nodes, job.sizes)
         if key not in self._kinds:
             rates = np.array(job.rates()[: self._nodes + 1])
@@ -47,8 +47,8 @@ class IdealThroughput:
         return self._kinds[key]
 
     def table(self, kinds: Iterable[int]) -> Floats:
-        """Ideal throughput of jobs of these kinds, samples/s, at 0, 1, … idle nodes. The last value
-        holds for all larger numbers of nodes.
+        """Return the ideal throughput of jobs of these kinds, samples/s, at 0, 1, … idle nodes. The
+        last value applies to all larger numbers.
         """
         return self._table(tuple(sorted(kinds)))
 

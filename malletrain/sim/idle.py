@@ -1,12 +1,12 @@
-"""Which nodes a log of batch jobs left idle, as a trace.
+"""Derives the idle nodes from a log of batch jobs, as a trace.
 
-Decides where jobs ran when the log does not say (SWF knows only how many nodes): a starting job
-takes the nodes that have been idle longest. The number of idle nodes at each instant is exact
-whatever the choice; this one makes the longest gaps as short as they can be, so that what is
-harvested in them is not flattered.
+Decides on which nodes jobs ran if the log does not say so (SWF contains only the number of nodes):
+a starting job takes the nodes that have been idle longest. The number of idle nodes at each instant
+is exact for any choice. This choice makes the longest gaps as short as possible, so that the
+harvest is not overestimated.
 
-A node without a job counts as idle: logs do not tell nodes that are down, drained or reserved from
-idle ones.
+A node without a job counts as idle, because logs do not show which nodes are down, drained or
+reserved.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from malletrain.sim.logged_jobs import JobLog, LogJob
-from malletrain.sim.observation import MISSING, Observation, observe
+from malletrain.sim.observation import MAX_MISSING_FRACTION, Observation, observe
 from malletrain.sim.workloads import WorkloadError
 from scavenger.trace.trace import Trace
 
 Span = tuple[float, float, LogJob]
-"""Start, end, job; seconds of the log."""
+"""(start, end, job); times in seconds of the log."""
 
 
 @dataclass(frozen=True)
 class IdleNodes:
-    """The trace, and how it came about: ``assumptions`` are sentences for the reader of a report.
-    ``short_node_s``: node-seconds of jobs for which the log's own numbers left too few nodes.
-    """
+    """A trace of idle nodes, and how it was derived."""
 
     trace: Trace
     assumptions: tuple[str, ...]
+    """Assumptions, as sentences for the reader of a report."""
     short_node_s: float = 0.0
+    """Node-seconds of jobs beyond the number of nodes of the machine."""
 
 
 def idle_nodes(
     log: JobLog, nodes: int | None = None, observed: Observation | None = None
 ) -> IdleNodes:
-    """What ``log`` left idle on its machine.
+    """Return the idle nodes of the machine of ``log``.
 
     Args:
-        log: its jobs; one that still ran when the log ended holds its nodes to the end.
-        nodes: size of the machine; default as the log says, else the nodes it names, else the most
-            it uses at once.
-        observed: from when to when every job is known; default as the log's kind has it.
+        log: jobs. A job that still ran when the log ended holds its nodes until the end.
+        nodes: number of nodes of the machine. Default: as in the log; else the named nodes; else
+            the maximum number used at once.
+        observed: interval in which every job is known. Default: by the kind of log.
 
     Raises:
-        WorkloadError: the log knows no starts, names more nodes than ``nodes``, or nothing is left
-            between its edges.
+        WorkloadError: the log has no start times, names more nodes than ``nodes``, or no
+            observation is left.
     """
     observed = observed or observe(log)
     begin, duration = observed.begin_s, observed.end_s - observed.begin_s
@@ -69,7 +69,7 @@ def idle_nodes(
     named = [span for span in spans if span[2].names]
     used = _node_s(spans, begin, observed.end_s)
     unnamed = used - _node_s(named, begin, observed.end_s)
-    if named and unnamed <= MISSING * used:
+    if named and unnamed <= MAX_MISSING_FRACTION * used:
         if len(named) < len(spans):
             share = 100 * unnamed / max(used, 1.0)
             assumptions.append(
@@ -88,7 +88,7 @@ def idle_nodes(
 
 
 def require_time(trace: Trace) -> None:
-    """Raises WorkloadError when the trace lasts no time."""
+    """Raise WorkloadError if the duration of the trace is 0."""
     if trace.duration_s <= 0:
         raise WorkloadError(
             "The trace lasts no time: it ends with its last event, and all are at one time. Add "
@@ -97,7 +97,7 @@ def require_time(trace: Trace) -> None:
 
 
 def _node_s(spans: Sequence[Span], begin: float, end: float) -> float:
-    """Node-seconds of jobs between two times."""
+    """Return the node-seconds of jobs between two times."""
     return sum(
         (min(stop, end) - max(start, begin)) * job.nodes
         for start, stop, job in spans
@@ -145,7 +145,7 @@ def _packed(
         "longest, so that no gap is flattered."
     )
     if size is None:
-        size = _most_at_once(spans)
+        size = _peak_nodes(spans)
         assumptions.append(
             f"The log does not say how large the machine is: it has the {size} nodes that were "
             "used at once at most."
@@ -155,21 +155,21 @@ def _packed(
     node, gap_from, gap_to, short = [], [], [], 0.0
     for number, (start, end, job) in enumerate(spans):
         while ends and ends[0][0] <= start:
-            when, _, given_back = heapq.heappop(ends)
-            free.extend((k, when - begin) for k in given_back)
-        taken = []
+            when, _, released = heapq.heappop(ends)
+            free.extend((k, when - begin) for k in released)
+        job_nodes = []
         for _ in range(min(job.nodes, len(free))):
             k, since = free.popleft()
-            taken.append(k)
+            job_nodes.append(k)
             if start - begin > since:
                 node.append(k)
                 gap_from.append(since)
                 gap_to.append(start - begin)
         within = min(end, begin + duration) - max(start, begin)
-        short += (job.nodes - len(taken)) * max(0.0, within)
-        heapq.heappush(ends, (end, number, taken))
-    for when, _, given_back in ends:
-        free.extend((k, when - begin) for k in given_back if when < math.inf)
+        short += (job.nodes - len(job_nodes)) * max(0.0, within)
+        heapq.heappush(ends, (end, number, job_nodes))
+    for when, _, released in ends:
+        free.extend((k, when - begin) for k in released if when < math.inf)
     for k, since in free:
         node.append(k)
         gap_from.append(since)
@@ -180,13 +180,13 @@ def _packed(
     ), short
 
 
-def _most_at_once(spans: Sequence[Span]) -> int:
+def _peak_nodes(spans: Sequence[Span]) -> int:
     steps = sorted(
         [(start, 1, job.nodes) for start, _, job in spans]
         + [(end, 0, -job.nodes) for _, end, job in spans]
     )
-    most = now = 0
+    peak = in_use = 0
     for _, _, change in steps:
-        now += change
-        most = max(most, now)
-    return most
+        in_use += change
+        peak = max(peak, in_use)
+    return peak

@@ -1,9 +1,10 @@
-"""Logs of real batch jobs: which kind a file is, the Standard Workload Format, and CSV of GPU jobs.
-Those of schedulers' accounting are in :mod:`malletrain.sim.accounting_logs`.
+"""Reads logs of real batch jobs: recognises the kind of a file, and reads the Standard Workload
+Format and CSV of GPU jobs. :mod:`malletrain.sim.accounting_logs` reads the accounting of
+schedulers.
 
-Decides how a log is read and what a job of it is. Two things are made of it elsewhere: the idle
-nodes that these jobs left, as a trace (:mod:`malletrain.sim.idle`), and malleable jobs that arrive
-as these jobs did (:func:`malletrain.sim.workloads.from_log`).
+Decides how a log is read. A log has two uses: a trace of the nodes that its jobs left idle
+(:mod:`malletrain.sim.idle`), and malleable jobs with its arrivals
+(:func:`malletrain.sim.workloads.arriving`).
 """
 
 from __future__ import annotations
@@ -23,10 +24,15 @@ from malletrain.sim.workloads import WorkloadError
 
 
 def read_log(path: str | Path, *, per_node: int | None = None) -> JobLog:
-    """A log of any kind known, recognised by its content; a directory is one of PBS accounting
-    logs.
+    """Read a log of any known kind, which is recognised by its content. A directory contains PBS
+    accounting logs.
 
-    ``per_node``: processors or GPUs of one node, for logs that count those. Raises WorkloadError.
+    Args:
+        path: file or directory.
+        per_node: number of processors or GPUs of one node, for logs that count those.
+
+    Raises:
+        WorkloadError: the log cannot be read.
     """
     if Path(path).is_dir():
         return read_pbs(path)
@@ -39,11 +45,16 @@ def read_log(path: str | Path, *, per_node: int | None = None) -> JobLog:
 
 
 def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
-    """A log in the Standard Workload Format (Chapin et al., JSSPP 1999): 18 numbers a job, -1 for
-    unknown; ``;`` begins a comment.
+    """Read a log in the Standard Workload Format (Chapin et al., JSSPP 1999): 18 numbers per job,
+    -1 for unknown; ``;`` begins a comment.
 
-    ``per_node``: processors of one node; default MaxProcs / MaxNodes of the header, else 1. Raises
-    WorkloadError with the line.
+    Args:
+        path: file.
+        per_node: number of processors of one node. Default: from the header or from the sizes of
+            jobs.
+
+    Raises:
+        WorkloadError: the log cannot be read; the message names the line.
     """
     header: dict[str, int] = {}
     rows: list[list[float]] = []
@@ -66,7 +77,7 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
     notes: list[str] = []
     if per_node is None:
         per_node = _processors_per_node(path, header, [max(row[4], row[7]) for row in rows], notes)
-        if header.get("MaxNodes", 0) > MOST_NODES:
+        if header.get("MaxNodes", 0) > MAX_NODES:
             del header["MaxNodes"]  # it counts processors
     jobs, skipped = [], 0
     for _, submit, wait, run, used, _, _, requested, _, _, _, user, *_ in rows:
@@ -96,30 +107,36 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
     )
 
 
-MOST_NODES = 16384
-"""A log that speaks of more nodes than this is taken to count processors, unless told otherwise."""
+MAX_NODES = 16384
+"""A log with more nodes than this is assumed to count processors, unless ``per_node`` is given."""
 COMMON_SIZES = (256, 192, 128, 112, 104, 96, 80, 72, 64, 56, 52, 48, 40, 36, 32, 28, 24, 20, 16, 12)
-"""Processors of a node, as machines have them; smaller ones have too many multiples to tell."""
-EVIDENT = 0.9
-"""Share of the processors asked for that lie in multiples of the size that is inferred."""
+"""Common numbers of processors per node. Smaller numbers have too many multiples to be
+recognised.
+"""
+MIN_MULTIPLE_FRACTION = 0.9
+"""Minimum fraction of the requested processors in multiples of the inferred size."""
 
 
 def _processors_per_node(
     path: str | Path, header: dict[str, int], requested: Sequence[float], notes: list[str]
 ) -> int:
-    """How many processors a node of the log has. Raises WorkloadError when nobody can tell."""
+    """Return the number of processors per node. Raises WorkloadError if it cannot be inferred."""
     processors, nodes = header.get("MaxProcs", 0), header.get("MaxNodes", 0)
     if nodes and processors > nodes:
         return processors // nodes
     size = max(processors, nodes)
-    if size <= MOST_NODES:
+    if size <= MAX_NODES:
         return 1
     total = sum(requested)
     shares = {k: sum(n for n in requested if n > 0 and n % k == 0) / total for k in COMMON_SIZES}
     best = max(
-        shares, key=lambda k: (shares[k] >= EVIDENT, shares[k] if shares[k] < EVIDENT else k)
+        shares,
+        key=lambda k: (
+            shares[k] >= MIN_MULTIPLE_FRACTION,
+            shares[k] if shares[k] < MIN_MULTIPLE_FRACTION else k,
+        ),
     )
-    if shares[best] < EVIDENT:
+    if shares[best] < MIN_MULTIPLE_FRACTION:
         raise WorkloadError(
             f"{path}: The log counts {size:,} processors and does not say how many a node has. "
             f"Give --per-node N (1: they are nodes). {100 * shares[best]:.0f} % of what jobs asked "
@@ -134,10 +151,15 @@ def _processors_per_node(
 
 
 def read_gpu_csv(path: str | Path, *, per_node: int = 1) -> JobLog:
-    """GPU jobs as CSV with the columns ``timestamp`` (YYYY-MM-DD HH:MM:SS), ``duration`` (seconds)
-    and ``num_gpus``, in any order of rows.
+    """Read GPU jobs from a CSV with the columns ``timestamp`` (YYYY-MM-DD HH:MM:SS), ``duration``
+    (seconds) and ``num_gpus``, with rows in any order. Such a log has no start times.
 
-    Such a log knows no starts. ``per_node``: GPUs of one node. Raises WorkloadError with the line.
+    Args:
+        path: file.
+        per_node: number of GPUs of one node.
+
+    Raises:
+        WorkloadError: the file cannot be read; the message names the line.
     """
     reader = csv.DictReader(read_text(path).splitlines())
     missing = [

@@ -1,4 +1,4 @@
-"""What a log of real batch jobs says: jobs by submission. Decides nothing about files."""
+"""Jobs in a log of real batch jobs, in order of submission. Decides nothing about files."""
 
 from __future__ import annotations
 
@@ -14,50 +14,61 @@ Lists = Literal["all", "running", "since", "submitted"]
 
 @dataclass(frozen=True)
 class LogJob:
-    """One job of a log; times in seconds since the first submission in it.
-
-    ``start_s``: None when the log does not say. ``run_s``: None when it still ran when the log
-    ended. ``nodes``: how many; ``names``: which, empty when the log does not say. ``user``:
-    whose, likewise.
-    """
+    """One job of a log. Times are in seconds since the first submission in the log."""
 
     submit_s: float
+    """Submission."""
     start_s: float | None
+    """Start; None if the log does not contain it."""
     run_s: float | None
+    """Run time; None if the job still ran when the log ended."""
     nodes: int
+    """Number of nodes."""
     names: tuple[str, ...] = ()
+    """Names of the nodes; empty if the log does not contain them."""
     user: str = ""
+    """Its user; empty if the log does not contain it."""
 
 
 @dataclass(frozen=True)
 class JobLog:
-    """Jobs by submission."""
+    """The jobs of a log, in order of submission."""
 
     source: str
-    """What kind of log it is."""
+    """Kind of log."""
     jobs: tuple[LogJob, ...]
-    """Those that ran."""
+    """The jobs that ran."""
     nodes: int | None = None
-    """Size of the machine as the log states it; None: it does not."""
+    """Number of nodes of the machine; None if the log does not contain it."""
     skipped: int = 0
-    """Entries of jobs that never ran, or that say nothing of use."""
+    """Number of entries of jobs that never ran or lack data."""
     lists: Lists = "all"
-    """Which jobs it lists (:mod:`malletrain.sim.observation`): ``all`` that ran, those that ran at
-    some time while it was kept (``running``), those that ended or began ``since`` its first record,
-    those ``submitted`` while it was kept."""
+    """Jobs in the log (:mod:`malletrain.sim.observation`): ``all`` that ran; those that ran at some
+    time during the log (``running``); those that ended or started ``since`` its first record; those
+    ``submitted`` during the log.
+    """
     since_s: float = 0.0
-    """When the first record was written, seconds of the log; for ``since``."""
+    """Time of the first record, seconds of the log; for ``since``."""
     zero: float | None = None
-    """The first submission, seconds since the epoch; None: the log knows no dates."""
+    """First submission, seconds since the epoch; None if the log has no dates."""
     notes: tuple[str, ...] = ()
-    """What was taken for granted while reading it, as sentences for the reader of a report."""
+    """Assumptions made while reading it, as sentences for the reader of a report."""
 
 
 def job_log(
     source: str, path: str | Path, jobs: Iterable[LogJob], nodes: int | None, skipped: int
 ) -> JobLog:
-    """Jobs of any order as a log; times become seconds since the first submission. Raises
-    WorkloadError when there are none.
+    """Return a log with these jobs, sorted, with times relative to the first submission.
+
+    Args:
+        source: kind of log.
+        path: path of the file, for errors.
+        jobs: jobs in any order; times in seconds.
+        nodes: number of nodes of the machine, or None.
+        skipped: number of entries left out.
+
+    Raises:
+        WorkloadError: there are no jobs.
     """
     ordered = sorted(jobs, key=lambda job: (job.submit_s, job.start_s or 0.0))
     if not ordered:

@@ -1,13 +1,13 @@
 """Neural architecture search as a workload: random cells of NAS-Bench-101, each a training job.
 
-Decides which cells are valid, and what parameters and operations a network made of one has (Ying et
+Decides which cells are valid, and how many parameters and operations a network of one has (Ying et
 al., NAS-Bench-101, ICML 2019, arXiv 1902.09635, section 2 and appendix; channel rules as in its
-published code). How fast such a network trains on n nodes follows from these two numbers by
-:mod:`malletrain.sim.throughput`.
+published code). :mod:`malletrain.sim.throughput` derives the throughput on n nodes from these two
+numbers.
 
 The network: a 3×3 convolution to 128 channels, three stacks of three cells, between stacks a 2×2
 pooling with stride 2 and twice the channels, global average pooling, one dense layer. Every
-convolution is followed by batch normalisation (two parameters a channel).
+convolution is followed by batch normalisation (two parameters per channel).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ STEM_CHANNELS = 128
 STACKS = 3
 CELLS_PER_STACK = 3
 NAS_SAMPLES = 1.28e7
-"""Work of one candidate: ten epochs of ImageNet."""
+"""Samples of one candidate: ten epochs of ImageNet."""
 
 
 class Op(Enum):
-    """What an interior vertex does; the value is the size of its kernel."""
+    """Operation of an interior vertex."""
 
     CONV3X3 = "conv3x3-bn-relu"
     CONV1X1 = "conv1x1-bn-relu"
@@ -45,11 +45,11 @@ _KERNEL = {Op.CONV3X3: 3, Op.CONV1X1: 1}
 class Cell:
     """A directed acyclic graph from the input (vertex 0) to the output (the last vertex).
 
-    ``edges``: (from, to) with from < to. ``ops``: one operation an interior vertex, in order.
-    Vertices that do not lie on a path from input to output do not count; see :meth:`pruned`.
+    ``edges``: (from, to) with from < to. ``ops``: operations of the interior vertices, in order.
+    Vertices that are on no path from input to output are ignored; see :meth:`pruned`.
 
     Raises:
-        WorkloadError: on more than 7 vertices or 9 edges, edges that go back, or when no path leads
+        WorkloadError: it has more than 7 vertices or 9 edges, an edge goes back, or no path leads
             from input to output.
     """
 
@@ -76,7 +76,7 @@ class Cell:
         return len(self.ops) + 2
 
     def pruned(self) -> Cell:
-        """The cell without the vertices that lie on no path from input to output."""
+        """Return the cell without the vertices that are on no path from input to output."""
         path_vertices = _on_paths(self.vertices, self.edges)
         number = {v: k for k, v in enumerate(path_vertices)}
         edges = tuple((number[a], number[b]) for a, b in self.edges if a in number and b in number)
@@ -85,8 +85,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Network:
-    """``parameters``: trainable ones; ``flops``: operations of one forward pass of one sample, two
-    a multiply-add.
+    """Size of a network. ``parameters``: number of trainable parameters; ``flops``: operations of a
+    forward pass of one sample, where a multiply-add counts as two.
     """
 
     parameters: int
@@ -102,8 +102,15 @@ def network(
     stem: int = STEM_CHANNELS,
     per_stack: int = CELLS_PER_STACK,
 ) -> Network:
-    """The network made of ``cell`` for images of ``size``×``size``×``planes`` and this many
-    classes. ``stem``: channels of the first convolution; ``per_stack``: cells in a stack.
+    """Return the size of the network of ``cell``.
+
+    Args:
+        cell: cell that is repeated.
+        size: height and width of the images.
+        classes: number of classes.
+        planes: number of planes of the images.
+        stem: channels of the first convolution.
+        per_stack: cells per stack.
     """
     cell = cell.pruned()
     total = _Sum()
@@ -122,8 +129,9 @@ def network(
 
 
 def random_cell(rng: np.random.Generator) -> Cell:
-    """A valid cell: every possible edge of 7 vertices with probability 1/2, every operation alike,
-    until at most 9 edges remain after pruning (as NAS-Bench-101's own example draws them).
+    """Return a random valid cell: every possible edge of 7 vertices with probability 1/2, every
+    operation with equal probability; repeated until at most 9 edges remain after pruning (as in
+    NAS-Bench-101's own example).
     """
     ops = tuple(Op)
     while True:
@@ -147,8 +155,16 @@ def nas(
     cluster: Cluster = NODE,
     size: int = 224,
 ) -> list[SimJob]:
-    """A search over ``count`` random cells, all submitted at the start. Owners state no curve:
-    nobody has measured these networks.
+    """Return a search over random cells, all submitted at the start. Owners state no curve, because
+    these networks are unmeasured.
+
+    Args:
+        count: number of cells.
+        seed: seed of the random numbers.
+        samples: work of each job.
+        max_nodes: maximum size of each job.
+        cluster: performance of the nodes.
+        size: height and width of the images.
     """
     if count < 1:
         raise WorkloadError(f"A workload of {count} jobs cannot be simulated; give 1 or more.")
@@ -176,8 +192,12 @@ def nas(
 
 
 def parse_cell(vertices: int, adjacency: str, ops: str) -> Cell:
-    """A cell from the row-major upper triangular adjacency bits and one digit an interior vertex (0
-    conv3x3, 1 conv1x1, 2 maxpool3x3).
+    """Return a cell from its text form.
+
+    Args:
+        vertices: number of vertices.
+        adjacency: bits of the upper triangular adjacency matrix, row by row.
+        ops: one digit per interior vertex (0 conv3x3, 1 conv1x1, 2 maxpool3x3).
     """
     if (
         len(adjacency) != vertices * vertices
@@ -194,21 +214,23 @@ def parse_cell(vertices: int, adjacency: str, ops: str) -> Cell:
 
 
 def _on_paths(vertices: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """The vertices on paths from the first to the last, in order; empty when there is no path."""
-    ahead, back = {0}, {vertices - 1}
+    """Return the vertices on paths from the first to the last, in order; empty if there is no
+    path.
+    """
+    reachable, reaching = {0}, {vertices - 1}
     for a, b in sorted(edges):
-        if a in ahead:
-            ahead.add(b)
+        if a in reachable:
+            reachable.add(b)
     for a, b in sorted(edges, key=lambda edge: -edge[1]):
-        if b in back:
-            back.add(a)
-    both = sorted(ahead & back)
-    return both if vertices - 1 in ahead else []
+        if b in reaching:
+            reaching.add(a)
+    both = sorted(reachable & reaching)
+    return both if vertices - 1 in reachable else []
 
 
 def channels(cell: Cell, before: int, after: int) -> list[int]:
-    """Channels of each vertex: those that end in the output share its channels, the others take the
-    most of what they feed.
+    """Return the channels of each vertex. Vertices before the output share its channels; the others
+    have the maximum of their successors.
     """
     n, out = cell.vertices, cell.vertices - 1
     widths = [before] + [0] * (n - 2) + [after]
@@ -239,14 +261,14 @@ def _add_cell(total: _Sum, cell: Cell, before: int, after: int, side: int) -> No
 
 
 class _Sum:
-    """Parameters and operations added up so far."""
+    """Running totals of parameters and operations."""
 
     def __init__(self) -> None:
         self.parameters = 0
         self.flops = 0.0
 
     def convolution(self, kernel: int, before: int, after: int, side: int) -> None:
-        """A convolution without bias, and its batch normalisation."""
+        """Add a convolution without bias, and its batch normalisation."""
         weights = kernel * kernel * before * after
         self.parameters += weights + 2 * after
         self.flops += 2.0 * weights * side * side

@@ -1,20 +1,21 @@
-"""From when to when a log of batch jobs tells of every job that ran. Pure.
+"""The interval in which a log of batch jobs contains every job that ran. Pure.
 
-Decides where the observation of a machine begins and ends. A log knows only some jobs at its edges,
-and a job that it does not know would make its nodes look idle:
+Decides where the observation of a machine begins and ends. At its edges a log contains only some of
+the jobs, and the nodes of a missing job would look idle:
 
 * Slurm's accounting lists the jobs that ran at some time between ``--starttime`` and ``--endtime``.
-  A job that ended before is not listed, however late another one that is listed began. So nothing
-  is known before the first end in the log.
-* PBS writes a record when a job ends, with its start. So everything is known from the first record.
-* A log in the Standard Workload Format lists jobs by their submission. One that was submitted
+  A job that ended earlier is not listed, even if it overlaps with listed ones. So the observation
+  cannot begin before the first end in the log.
+* PBS writes a record when a job ends, with its start. So all jobs are known from the first record
+  on.
+* A log in the Standard Workload Format lists jobs by their submission. A job that was submitted
   before the first entry and still ran is not listed.
-* At its end a log tells of jobs that ended, and only some logs of those that still ran. What is not
-  listed there would have ended after the last end in the log. As far back from that end as the
-  longest job lasts, no job can be missing.
+* At its end a log lists jobs that have ended; only some logs list those that still ran. A missing
+  job would have ended after the last end in the log. So no job can be missing at times that are
+  earlier than that end by the duration of the longest job.
 
-Where the longest job would cost more than a quarter of the log, the edge lies where the jobs that
-are longer can be missing with :data:`MISSING` of the node-seconds at most, and the report says so.
+If the longest job is longer than a quarter of the log, the edge is where missing longer jobs have
+at most the fraction :data:`MAX_MISSING_FRACTION` of the node-seconds, and the report states this.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from datetime import datetime
 from malletrain.sim.logged_jobs import JobLog, LogJob
 from malletrain.sim.workloads import WorkloadError
 
-MISSING = 0.01
-"""Largest share of the node-seconds that may be those of jobs missing at an edge."""
-MOST_CUT = 0.25
-"""Largest share of the log that is cut off for its longest job."""
+MAX_MISSING_FRACTION = 0.01
+"""Maximum fraction of the node-seconds of jobs that may be missing at an edge."""
+MAX_CUT_FRACTION = 0.25
+"""Maximum fraction of the log that is cut off for its longest job."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +43,20 @@ class Observation:
     end_s: float
     """Seconds of the log."""
     sentences: tuple[str, ...] = ()
-    """How the edges were found, for the reader of a report."""
+    """How the edges were determined, for the reader of a report."""
 
 
 def observe(log: JobLog, begin: float | None = None, end: float | None = None) -> Observation:
-    """Where the observation lies.
+    """Determine the observation of a log.
 
     Args:
-        log: the jobs; those without a start are passed over.
-        begin: where the reader knows it to begin, seconds of the log (:func:`moment`).
-        end: the same for its end.
+        log: jobs. Those without a start are ignored.
+        begin: begin that the user states, seconds of the log (:func:`moment`); None to determine
+            it.
+        end: the same for the end.
 
     Raises:
-        WorkloadError: nothing is left between the edges.
+        WorkloadError: no time is left between the edges.
     """
     jobs = [job for job in log.jobs if job.start_s is not None]
     if not jobs:
@@ -86,7 +88,8 @@ def observe(log: JobLog, begin: float | None = None, end: float | None = None) -
     if inexact and sentences:
         sentences.append(
             f"The longest job lasts longer than a quarter of the log; at its edges up to "
-            f"{100 * MISSING:.0f} % of the node-hours may be those of jobs that are missing."
+            f"{100 * MAX_MISSING_FRACTION:.0f} % of the node-hours may be those of jobs that are "
+            "missing."
         )
     if last <= first:
         raise WorkloadError(
@@ -102,7 +105,7 @@ def observe(log: JobLog, begin: float | None = None, end: float | None = None) -
 
 
 def moment(text: str, log: JobLog) -> float:
-    """A time on the command line as seconds of the log.
+    """Return a time on the command line as seconds of the log.
 
     Args:
         text: a date and time such as ``2024-01-31`` or ``2024-01-31T12:00``, or the time since the
@@ -110,7 +113,7 @@ def moment(text: str, log: JobLog) -> float:
         log: the log.
 
     Raises:
-        WorkloadError: it is neither, or a date of a log that knows no dates.
+        WorkloadError: it is neither, or it is a date and the log has no dates.
     """
     number, unit = text.strip()[:-1].strip(), text.strip()[-1:]
     if unit in _UNITS:
@@ -160,24 +163,26 @@ def _begin(
 
 
 def _longest(jobs: Sequence[LogJob], duration: float) -> tuple[float, bool]:
-    """How far from an edge no job can be missing, seconds; and whether some can all the same."""
+    """Return the distance from an edge beyond which no job is missing, seconds, and whether some
+    can be missing nevertheless.
+    """
     lengths = sorted((job.run_s, job.nodes) for job in jobs if job.run_s is not None)
     if not lengths:
         return 0.0, False
     longest = lengths[-1][0]
-    if longest <= MOST_CUT * duration:
+    if longest <= MAX_CUT_FRACTION * duration:
         return longest, False
     total = sum(run * nodes for run, nodes in lengths)
-    # Missing beyond a length: the part of the longer jobs that lies beyond it.
-    beyond, nodes_above = 0.0, 0
+    # For each length: the part of the longer jobs beyond it can be missing.
+    total_missing, nodes_above = 0.0, 0
     for k in range(len(lengths) - 1, 0, -1):
         nodes_above += lengths[k][1]
-        more = nodes_above * (lengths[k][0] - lengths[k - 1][0])
-        if beyond + more > MISSING * total:
-            cut = lengths[k][0] - (MISSING * total - beyond) / nodes_above
-            return min(cut, MOST_CUT * duration), True
-        beyond += more
-    return min(lengths[0][0], MOST_CUT * duration), True
+        missing_node_s = nodes_above * (lengths[k][0] - lengths[k - 1][0])
+        if total_missing + missing_node_s > MAX_MISSING_FRACTION * total:
+            cut = lengths[k][0] - (MAX_MISSING_FRACTION * total - total_missing) / nodes_above
+            return min(cut, MAX_CUT_FRACTION * duration), True
+        total_missing += missing_node_s
+    return min(lengths[0][0], MAX_CUT_FRACTION * duration), True
 
 
 def _start(job: LogJob) -> float:

@@ -1,9 +1,7 @@
-"""The policies that a simulation can run under: the product's, FreeTrain's, and what both are
-measured against.
+"""The policies of a simulation: MalleTrain's, FreeTrain's, and the baselines of both.
 
-Decides how the controller is set up for each: which solver shares the nodes out, what the bids take
-a change of scale to cost, and which curve the controller is given. The controller itself is the
-product's in every case.
+Decides the setup of the controller for each policy: the solver, the rescale costs in bids, and the
+curve that the controller gets. The controller itself is MalleTrain's in every case.
 """
 
 from __future__ import annotations
@@ -24,21 +22,28 @@ from malletrain.sim.costs import CostModel
 from malletrain.sim.workloads import SimJob
 
 INSTANT_S = 1e-3
-"""Debounce of a world without pauses: all that happens at one instant of the trace is one plan."""
+"""Debounce of a simulation without pauses: all events at one instant of the trace lead to one
+plan.
+"""
 
 PRODUCT_SOLVER: Solver = partial(exact, clock=perf_counter)
-"""The product's solver; its time limit is kept in real time."""
+"""MalleTrain's solver. Its time limit is in real time."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How one policy uses the controller.
+    """One policy: a setup of the controller.
 
-    ``profiles``: which jobs are profiled while they train, and pay for it: those whose owners do
-    not state the true curve (``unknown``), ``all``, or ``none``. ``published``: bids as FreeTrain
-    makes them: a start is free, and a job that lost a node is valued as if it were not to be
-    restarted anyway; no job gets its minimum because it waits. ``free``: rescaling and preemption
-    cost nothing, in the world as in the bids, and the true curves are known.
+    Attributes:
+        name: name on the command line.
+        what: description for users.
+        solver: decides the sizes of jobs.
+        profiles: jobs that are profiled while they train, at their own cost: those whose owners do
+            not state the true curve (``unknown``), ``all``, or ``none``.
+        published: whether bids are FreeTrain's: a start is free, a job that lost a node is valued
+            as if it need not restart, and no job gets its minimum because it waits.
+        free: whether rescales and preemptions cost nothing, in the simulation and in bids, and the
+            true curves are known.
     """
 
     name: str
@@ -49,28 +54,28 @@ class Policy:
     free: bool = False
 
     def world(self, costs: CostModel) -> CostModel:
-        """What changes of scale cost in the simulated world."""
+        """Return the costs in the simulation."""
         if not self.free:
             return costs
         return CostModel("freetrain", up_s=0.0, down_s=0.0, start_s=0.0)
 
     def stated(self, job: SimJob) -> ScalingCurve | None:
-        """The curve that the controller is given with the job: what its owner states, None for one
-        that is profiled.
+        """Return the curve that the controller gets with the job: the owner's; None for a profiled
+        job.
         """
         if self.free:
             return job.curve
         return None if self.profiled(job) else job.stated_curve
 
     def profiled(self, job: SimJob) -> bool:
-        """Whether the job is profiled."""
+        """Return whether the job is profiled."""
         return self.profiles == "all" or (
             self.profiles == "unknown" and job.stated_curve != job.curve
         )
 
     def caution(self, costs: CostModel, t_fwd_s: float, starvation_s: float) -> str | None:
-        """What the product would be warned of in the world of ``costs``; None where starts are not
-        valued, or taken to be free.
+        """Return MalleTrain's warning about settings with ``costs``; None if starts have no value
+        or are free.
         """
         if self.published or self.solver is not PRODUCT_SOLVER:
             return None
@@ -79,8 +84,12 @@ class Policy:
     def controller(
         self, costs: CostModel, settings: ControllerSettings, *, profiling: bool = False
     ) -> Controller:
-        """The product's controller under this policy in the world of ``costs`` (see :meth:`world`),
-        which its plans know; the rest is as ``settings`` say. ``profiling``: some job is profiled.
+        """Return MalleTrain's controller for this policy.
+
+        Args:
+            costs: costs in the simulation (see :meth:`world`), which plans know.
+            settings: the other settings.
+            profiling: whether any job is profiled.
         """
         cost = costs.cost_for_planner()
         if self.published:

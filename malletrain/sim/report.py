@@ -1,5 +1,5 @@
-"""What came of a simulation: the numbers, as data and as text. Computes from what the simulation
-counted; decides nothing.
+"""The results of a simulation, as data and as text. Computes them from the simulation's counters;
+decides nothing.
 """
 
 from __future__ import annotations
@@ -27,36 +27,37 @@ class Result:
     """The outcome of one simulation.
 
     Args:
-        policy, costs, nodes, max_running, t_fwd_s: what was simulated.
-        hours: simulated time; shorter than asked for when all work was done.
+        policy, costs, nodes, max_running, t_fwd_s: inputs of the simulation.
+        hours: simulated time; shorter than requested if all work was done.
         jobs: jobs submitted within that time.
         samples: processed and not lost.
-        ideal_samples: what the jobs of each moment could have processed on the nodes idle at that
-            moment, were rescaling free.
+        ideal_samples: maximum number of samples that the jobs of each moment could have processed
+            on the idle nodes of that moment if rescaling were free.
         fraction_of_ideal: ``samples / ideal_samples``.
-        equivalent_nodes: idle nodes on average: the size of an always free machine with as many
+        equivalent_nodes: mean number of idle nodes: the size of a dedicated machine with the same
             node-hours.
-        harvested_fraction: node-seconds in which samples were processed, of all idle ones.
-        start_fraction, rescale_fraction, preemption_fraction: node-seconds in pauses by cause, of
-            all idle ones. The rest was not used.
-        snapshot_fraction, redone_fraction: node-seconds in which snapshots were taken; in which
-            samples were processed that were lost with a node.
+        harvested_fraction: fraction of the idle node-seconds in which samples were processed.
+        start_fraction, rescale_fraction, preemption_fraction: fraction of the idle node-seconds in
+            pauses, by cause. The rest was not used.
+        snapshot_fraction, redone_fraction: fraction of the idle node-seconds in which snapshots
+            were taken, and in which samples were processed that were lost with a node.
         rescale_loss, preemption_loss, start_loss: samples not processed, or processed and lost, by
             cause (at the throughput before).
-        starts, rescales, preemptions: how often jobs started, changed nodes, lost nodes (once
-            however many).
-        jobs_completed: jobs done.
-        mean_job_hours, mean_wait_hours: of the jobs done, from first start to end, and from
-            submission to first start (None: no job done).
-        longest_wait_hours, p95_wait_hours: the longest time for which each job that had a place
-            was without nodes: of all jobs the longest, and what 95 % of them stay under.
-        deadlines, deadlines_met: those that came due, and those of them that were held.
-        budgets_overspent: jobs that cost more than their budget.
-        plans, profiles: plans made, profiles ended.
+        starts, rescales, preemptions: number of starts, of changes of nodes, and of losses of nodes
+            (several at once count once).
+        jobs_completed: number of completed jobs.
+        mean_job_hours, mean_wait_hours: mean time of completed jobs from first start to end, and
+            from submission to first start; None if no job completed.
+        longest_wait_hours, p95_wait_hours: maximum and 95th percentile, over the jobs, of the
+            longest time as an admitted job without nodes.
+        deadlines, deadlines_met: number of deadlines within the simulated time, and of those that
+            were met.
+        budgets_overspent: number of jobs that cost more than their budget.
+        plans, profiles: number of plans made and of profiles ended.
         mean_decision_ms, p95_decision_ms, max_decision_ms: wall time of the controller's decisions
             that made a plan.
         wall_s: wall time of the simulation.
-        node_hours_by_user: that jobs held, by the user of each; empty where no job has one.
+        node_hours_by_user: node-hours of each user's jobs; empty if no job has a user.
     """
 
     policy: str
@@ -100,12 +101,12 @@ class Result:
     p95_wait_hours: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return dataclasses.asdict(self)
 
 
 def tally(sim: Simulation, wall_s: float) -> Result:
-    """The outcome of a simulation that has run."""
+    """Return the outcome of a simulation that has run."""
     runs = list(sim.runs.values())
     submitted = [run for run in runs if run.first_start is not None or run.job.submit_s <= sim.now]
     done = [run for run in runs if run.ended_at is not None]
@@ -174,7 +175,7 @@ def _by_user(runs: list[SimRun]) -> dict[str, float]:
 
 
 def table(result: Result) -> Table:
-    """The result for people."""
+    """Return the result as a table for users."""
     from rich.table import Table
 
     r = result
@@ -228,8 +229,10 @@ def table(result: Result) -> Table:
     )
     if r.node_hours_by_user:
         total = math.fsum(r.node_hours_by_user.values()) or 1.0
-        most = sorted(r.node_hours_by_user.items(), key=lambda item: -item[1])
-        words = [f"{user} {hours:,.0f} ({100 * hours / total:.1f} %)" for user, hours in most]
+        by_node_hours = sorted(r.node_hours_by_user.items(), key=lambda item: -item[1])
+        words = [
+            f"{user} {hours:,.0f} ({100 * hours / total:.1f} %)" for user, hours in by_node_hours
+        ]
         if len(words) > SHOWN_USERS:
             words[SHOWN_USERS:] = [f"and {len(words) - SHOWN_USERS} more"]
         rows.append(("node-hours", ", ".join(words)))

@@ -1,11 +1,12 @@
-"""What model jobs report of themselves to the planner, and what one job's curve tells of the next.
+"""The reports of model jobs to the controller, and the priors of jobs from the curves of earlier
+ones.
 
-Decides how noisy a measured throughput is and when a job reports. What is made of it (measuring,
-profiling, passing curves on) is the product's own code.
+Decides the noise of a measured throughput and when a job reports. MalleTrain's own code measures,
+profiles and passes curves on.
 
-A job that is being profiled reports every :data:`MEASURED_EVERY_S`. One that runs undisturbed
-reports only over its first window at a size it has not reported before: in the product it reports
-all the time, but as a model job's throughput never changes, later windows would tell nothing new.
+A job that is being profiled reports every :data:`MEASURED_EVERY_S`. Another job reports only in its
+first window at each size. A real job reports all the time, but the throughput of a model job never
+changes, so later windows would contain nothing new.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ MEASURED_EVERY_S = 0.5
 OBSERVED_FOR_S = 45.0
 """A window of 30 s and its warm-up."""
 NOISE = 0.02
-"""Standard deviation of one report's samples, relative."""
+"""Relative standard deviation of the samples of one report."""
 _EXACT = 1e-3
-"""Relative standard deviation of what is revealed."""
+"""Relative standard deviation of revealed curves."""
 MAX_CURVES = 200
-"""Curves of earlier jobs that are looked through; the newest count."""
+"""Maximum number of stored curves of earlier jobs; the newest are kept."""
 
 
 @dataclass
 class _Round:
-    """What a job has reported in its present round."""
+    """The reports of a job in its current round."""
 
     version: int
     began: float
@@ -55,26 +56,28 @@ class Memory:
         self._newest: dict[str, Sibling] = {}
 
     def put(self, sibling: Sibling) -> None:
-        """Keep it."""
+        """Store it."""
         self._newest.pop(sibling.key, None)
         self._newest[sibling.key] = sibling
         if len(self._newest) > MAX_CURVES:
             del self._newest[next(iter(self._newest))]
 
     def of_key(self, key: str) -> Sibling | None:
-        """The newest of this key."""
+        """Return the newest of this key; None if there is none."""
         return self._newest.get(key)
 
     def others(self, key: str) -> list[Sibling]:
-        """Those of other keys, the newest first."""
+        """Return those of other keys, the newest first."""
         return [sibling for sibling in reversed(self._newest.values()) if sibling.key != key]
 
 
 class Reports:
-    """The reports of all jobs of one simulation, drawn with ``seed``.
+    """The reports of all jobs of one simulation.
 
-    ``revealed``: a job's true curve is told when it first runs; ``sized``: how large its model is,
-    before it does (:class:`SimSettings`).
+    Args:
+        seed: seed of the noise.
+        revealed: whether a job's true curve becomes known when it first runs.
+        sized: whether the size of a job's model is known before it runs (:class:`SimSettings`).
     """
 
     def __init__(self, seed: int, *, revealed: bool = False, sized: bool = False) -> None:
@@ -86,11 +89,17 @@ class Reports:
         self._curves = Memory()
         self._introduced: set[str] = set()
         self.news = False
-        """What is known, or who waits, has changed since waiting jobs were last told."""
+        """Whether curves or waiting jobs have changed since the last call of
+        :meth:`for_waiting`.
+        """
 
     def due(self, run: SimRun, now: float, *, profiled: bool) -> float | None:
-        """When the job, which processes samples since now, reports next; None: it has nothing to
-        tell.
+        """Return the time of the next report; None if the job has nothing new to report.
+
+        Args:
+            run: a job that processes samples from now on.
+            now: time of the virtual clock, seconds.
+            profiled: whether the job is being profiled.
         """
         if profiled:
             return now + MEASURED_EVERY_S
@@ -99,7 +108,9 @@ class Reports:
         )
 
     def report(self, run: SimRun, now: float) -> list[Progressed]:
-        """What the job reports now: samples since its round began, on all its nodes."""
+        """Return the job's reports at this time: samples since its round began, on all its
+        nodes.
+        """
         name, nodes = run.job.name, len(run.nodes)
         current = self._rounds.get(name)
         events = []
@@ -108,7 +119,7 @@ class Reports:
                 run.version, run.training_since, at=run.training_since
             )
             events.append(Progressed(name, nodes, current.began, 0.0, run.job.batch))
-        # A run of equal steps in between, so that one late report is a window of several.
+        # Several equal steps in between, so that one late report is a window of several.
         steps = max(1, math.ceil((now - current.at) / 5.0))
         for k in range(1, steps + 1):
             at = current.at + (now - current.at) * k / steps
@@ -121,13 +132,13 @@ class Reports:
         return events
 
     def keep(self, job: SimJob, command: KeepScalingModel) -> None:
-        """What was learnt of a job, for the next of its kind."""
+        """Store the scaling model of a job for later jobs of its kind."""
         sibling = Sibling(kind_of(job), job.name, command.scaling, _size(job))
         self.news = siblings.keep(self._curves, sibling) or self.news
 
     def starts_with(self, job: SimJob) -> ScalingModel | None:
-        """What is known of a job when it is submitted: the newest curve of its own model, else what
-        models of other sizes suggest, where its owner said how large it is.
+        """Return the scaling model of a job at its submission: the newest curve of its own model;
+        else, if its owner stated the model's size, a prior from models of other sizes; else None.
         """
         if not job.model:
             return None
@@ -139,8 +150,8 @@ class Reports:
     def for_waiting(
         self, controller: Controller, runs: Mapping[str, SimRun]
     ) -> list[PriorSuggested]:
-        """What is suggested to jobs that wait, where their owners said how large their models are,
-        as the daemon does.
+        """Return priors for waiting jobs whose owners stated the size of their models, as in the
+        daemon.
         """
 
         def sized(name: str) -> SizedJob | None:
@@ -150,12 +161,12 @@ class Reports:
             return SizedJob(kind_of(job), _size(job), self._curves, RescaleCosts())
 
         due, self.news = self.news and self._sized, False
-        unfinished, most = controller.state.unfinished.values(), controller.queue.max_running
-        return suggestions(unfinished, most, sized) if due else []
+        unfinished, max_jobs = controller.state.unfinished.values(), controller.queue.max_running
+        return suggestions(unfinished, max_jobs, sized) if due else []
 
     def described(self, job: SimJob) -> PriorSuggested | None:
-        """What jobs of similar models suggest, once the job's workers have said how large its model
-        is; the first time it is asked.
+        """Return a prior from jobs with similar models, once the job's workers have reported the
+        model's size. Returns it only in the first call for the job.
         """
         if job.name in self._introduced or (job.parameters is None and not self._revealed):
             return None
@@ -169,7 +180,7 @@ class Reports:
 
 
 def kind_of(job: SimJob) -> str:
-    """Jobs of one model share it, unless their sizes tell their models apart."""
+    """Return the kind of a job: that of its model, or of its model's size if it has one."""
     return (
         job.model
         if job.parameters is None

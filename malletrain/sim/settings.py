@@ -1,5 +1,5 @@
-"""What is simulated, and what cannot be. How the controller is set up is the product's decision:
-its defaults, or a site's own settings.
+"""Settings of a simulation, and their validation. The settings of the controller are MalleTrain's
+defaults or those of a site.
 """
 
 from __future__ import annotations
@@ -17,52 +17,56 @@ from malletrain.sim.workloads import WorkloadError
 
 @dataclass(frozen=True)
 class SimSettings:
-    """What is simulated; times in seconds."""
+    """Settings of one simulation; times in seconds."""
 
     policy: Policy = POLICIES["malletrain"]
     costs: CostModel = field(default_factory=CostModel)
     max_running: int = defaults.MAX_RUNNING
-    """Jobs at a time."""
+    """Maximum number of admitted jobs."""
     t_fwd_s: float = defaults.T_FWD_S
+    """Forward-looking time."""
     starvation_s: float = defaults.STARVATION_S
-    """A job waits no longer than this for its minimum, the first time (infinite: for ever)."""
+    """Maximum time that a job waits for its minimum, the first time; infinite for no limit."""
     lease_delay_s: float = 0.0
-    """From asking for a lease until the node is ready."""
+    """Time from the request of a lease until the node is ready."""
     horizons: bool = False
-    """Tell the controller how long gaps are expected to last, learned from those that ended
-    before.
-    """
+    """Whether the controller gets forecasts of the time that gaps last, from past gaps."""
     foresight: Foresight = "none"
-    """Who foretells how long gaps last yet."""
+    """Source of forecasts of the remaining time of gaps."""
     heed_lifetimes: bool = False
-    """Bids heed it, too; else only how often jobs save, and which nodes they get."""
+    """Whether bids use these forecasts. If not, they affect only how often jobs save and which
+    nodes they get.
+    """
     epoch_s: float = 0.0
-    """When the trace begins, seconds since the epoch, for hours and weekdays."""
+    """Start of the trace, seconds since the epoch, for hours and weekdays."""
     hours: float | None = None
-    """Stop there; None: where the trace ends."""
+    """Maximum simulated time, hours; None for the whole trace."""
     seed: int = 0
-    """Of the noise in what profiles measure."""
+    """Seed of the noise in measurements."""
     time_limit_s: float = defaults.TIME_LIMIT_S
+    """Time limit of the solver."""
     sample_s: float | None = None
-    """Keep how many nodes were idle and how many had a job, this often."""
+    """Interval at which the numbers of idle nodes and of nodes with a job are recorded; None for
+    never.
+    """
     revealed: bool = False
-    """A job's true curve becomes known when it first runs: what finding out costs at least, for who
-    has to run a job to know it.
+    """Whether a job's true curve becomes known when it first runs: a lower bound of the cost of
+    measuring it.
     """
     sized: bool = False
-    """Owners say beforehand how large their models are, so that a job begins with what similar ones
-    suggest; else its workers say it when it first runs.
+    """Whether owners state the size of their models at submission, so that a job starts with a
+    prior from similar ones. If not, its workers report the size when it first runs.
     """
     site: ControllerSettings = field(default_factory=ControllerSettings)
-    """Everything else that the controller is told."""
+    """The other settings of the controller."""
 
     @property
     def foretells(self) -> Foresight:
-        """Who foretells; with ``horizons`` alone bids do not heed it."""
+        """Source of forecasts. With ``horizons`` alone bids do not use it."""
         return "age" if self.horizons and self.foresight == "none" else self.foresight
 
     def controller(self) -> ControllerSettings:
-        """What the controller is told."""
+        """Return the settings of the controller."""
         planning = replace(
             self.site.planning,
             t_fwd_s=self.t_fwd_s,
@@ -96,5 +100,5 @@ class SimSettings:
             raise WorkloadError(f"{self.hours} hours cannot be simulated; give a number above 0.")
 
     def caution(self) -> str | None:
-        """A sentence about settings that make sense and yet hardly let a job run; else None."""
+        """Return a warning about valid settings with which hardly any job runs; else None."""
         return self.policy.caution(self.policy.world(self.costs), self.t_fwd_s, self.starvation_s)

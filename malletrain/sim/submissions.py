@@ -1,6 +1,6 @@
-"""What the controller of a simulation is told of a model job: its submission, and how far it is.
+"""Events about a model job for the controller of a simulation: its submission and its progress.
 
-Decides nothing: what is stated of its curve is the policy's decision.
+Decides nothing. The policy decides which curve is stated.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from malletrain.sim.workloads import SimJob
 
 
 def submission(job: SimJob, policy: Policy, reports: Reports) -> JobSubmitted:
-    """The job, as its owner submits it. Only where there is a deadline or a budget the controller
-    is told how much work there is.
+    """Return the submission of the job. It contains the amount of work only if the job has a
+    deadline or a budget.
     """
     profiled = policy.profiled(job)
     goals = OwnerGoals()
@@ -37,13 +37,13 @@ def submission(job: SimJob, policy: Policy, reports: Reports) -> JobSubmitted:
         kind=kind_of(job) if job.model else "",
         goals=goals,
         party=job.user,
-        whole=job.deadline_s is not None,  # as the daemon has it
+        whole=job.deadline_s is not None,  # as in the daemon
         trainer=job.trainer,
     )
 
 
 def work_done(runs: Iterable[SimRun], now: float) -> list[WorkReported]:
-    """How far the jobs with goals are, that have nodes."""
+    """Return the progress of the jobs with goals that have nodes."""
     reports = []
     for run in runs:
         if run.nodes and (run.job.deadline_s is not None or run.job.budget_nh is not None):

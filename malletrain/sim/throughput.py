@@ -1,14 +1,14 @@
-"""Throughput by scale from first principles, for jobs that nobody measured.
+"""Throughput by scale from first principles, for unmeasured jobs.
 
-Decides how compute, communication and a serial part make a scaling curve. Two laws, of which the
-slower one holds:
+Decides how compute, communication and a serial part determine a scaling curve. The slower of two
+laws applies:
 
-* **compute + ring allreduce**: a step of ``b`` samples a node takes ``(b·f/F) · (1 + j·√(2 ln n)) +
-  (1 - overlap) · C(n)``, with f the operations of training one sample and F what a node sustains.
-  ``C(n) = 2(n-1)·α + 2·(n-1)/n · M/β`` is the ring's time for M bytes of gradients (Hockney's α-β
-  model; Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005, section 4). The root is the expected
-  largest of n normal step times whose relative spread is j: everybody waits for the slowest.
-  Throughput is ``n·b`` over that.
+* **compute + ring allreduce**: a step of ``b`` samples per node takes ``(b·f/F) · (1 + j·√(2 ln n))
+  + (1 - overlap) · C(n)``, with f the operations of training one sample and F the sustained
+  operations/s of a node. ``C(n) = 2(n-1)·α + 2·(n-1)/n · M/β`` is the ring's time for M bytes of
+  gradients (Hockney's α-β model; Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005, section 4).
+  The factor with the root is the expected maximum of n normal step times with relative standard
+  deviation j, because all ranks wait for the slowest. Throughput is ``n·b`` divided by that time.
 * **Amdahl**: a fraction s of one node's work does not shrink with more nodes (input from one file
   server): ``O(1)·n / (1 + s·(n-1))``.
 """
@@ -22,21 +22,26 @@ from dataclasses import dataclass
 from allocator import ScalingCurve
 
 TRAINING_COST = 3.0
-"""Operations of one training step over those of its forward pass: the backward pass costs twice the
-forward one.
+"""Ratio of the operations of a training step to those of its forward pass: the backward pass costs
+twice the forward pass.
 """
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What the nodes can do.
+    """The performance of the nodes.
 
-    ``flops``: operations/s that a node sustains in training; ``alpha_s``: seconds a message;
-    ``beta``: bytes/s between two nodes; ``overlap``: fraction of the communication hidden behind
-    the backward pass; ``batch``: samples a step and node; ``jitter``: relative standard deviation
-    of a node's step time. The defaults are a node of six V100 (15.7 Tflop/s peak each in single
-    precision, 30 % of it sustained) with two EDR links (12.5 GB/s each, 60 % of it seen by an
-    allreduce); batch, overlap and jitter are assumptions.
+    The defaults are a node of six V100 (15.7 Tflop/s peak each in single precision, 30 % of it
+    sustained) with two EDR links (12.5 GB/s each, 60 % of it usable by an allreduce). Batch,
+    overlap and jitter are assumptions.
+
+    Attributes:
+        flops: operations/s that a node sustains in training.
+        alpha_s: latency of a message, seconds.
+        beta: bandwidth between two nodes, bytes/s.
+        overlap: fraction of the communication hidden behind the backward pass.
+        batch: samples per step and node.
+        jitter: relative standard deviation of a node's step time.
     """
 
     flops: float = 6 * 15.7e12 * 0.30
@@ -47,8 +52,12 @@ class Cluster:
     jitter: float = 0.03
 
     def rate(self, flops: float, parameters: float, nodes: int) -> float:
-        """Samples/s on ``nodes`` when training one sample takes ``flops`` operations; gradients are
-        4 bytes a parameter.
+        """Return samples/s on ``nodes`` nodes.
+
+        Args:
+            flops: operations of training one sample.
+            parameters: number of parameters, with gradients of 4 bytes each.
+            nodes: number of nodes.
         """
         compute = (
             self.batch * flops / self.flops * (1 + self.jitter * math.sqrt(2 * math.log(nodes)))
@@ -61,12 +70,17 @@ class Cluster:
     def curve(
         self, flops: float, parameters: float, sizes: Iterable[int], serial: float = 0.0
     ) -> ScalingCurve:
-        """Samples/s at each of ``sizes``: the slower of the two laws, ``serial`` being Amdahl's
-        fraction.
+        """Return samples/s at each of ``sizes``: the slower of the two laws.
+
+        Args:
+            flops: operations of training one sample.
+            parameters: number of parameters.
+            sizes: numbers of nodes.
+            serial: Amdahl's serial fraction, 0 to 1.
         """
-        one = self.rate(flops, parameters, 1)
+        rate_one = self.rate(flops, parameters, 1)
         return ScalingCurve.of(
-            {n: min(self.rate(flops, parameters, n), amdahl(one, serial, n)) for n in sizes}
+            {n: min(self.rate(flops, parameters, n), amdahl(rate_one, serial, n)) for n in sizes}
         )
 
 
@@ -75,14 +89,24 @@ NODE = Cluster()
 
 
 def amdahl(rate_one: float, serial: float, nodes: int) -> float:
-    """Samples/s on ``nodes`` when a fraction ``serial`` of one node's work stays serial."""
+    """Return samples/s on ``nodes`` nodes if a fraction ``serial`` of one node's work stays serial.
+
+    Args:
+        rate_one: samples/s on one node.
+        serial: fraction from 0 to 1.
+        nodes: number of nodes.
+    """
     return rate_one * nodes / (1 + serial * (nodes - 1))
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the built-in family: operations of one forward pass at 224×224×3 (two a
-    multiply-add), parameters, Amdahl's fraction.
+    """A model of the built-in family.
+
+    Attributes:
+        flops: operations of one forward pass at 224×224×3; a multiply-add counts as two.
+        parameters: number of parameters.
+        serial: Amdahl's serial fraction.
     """
 
     flops: float
@@ -105,7 +129,7 @@ FAMILY = {
 
 
 def built_in(largest: int = 64, cluster: Cluster = NODE) -> dict[str, ScalingCurve]:
-    """The built-in family as curves over 1, 2, 4, … ``largest`` nodes."""
+    """Return the curves of the built-in family at 1, 2, 4, … ``largest`` nodes."""
     sizes = sorted({1 << p for p in range(largest.bit_length())} | {largest})
     return {
         name: cluster.curve(TRAINING_COST * m.flops, m.parameters, sizes, m.serial)

@@ -1,7 +1,7 @@
-"""Files of curves and of workloads, as the simulator reads them.
+"""Reads files of curves and of workloads.
 
-Decides what such a file may say and how a mistake in it is told. What a job is:
-:mod:`malletrain.sim.workloads`.
+Decides the format of these files and how errors in them are reported.
+:mod:`malletrain.sim.workloads` defines jobs.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from malletrain.sim.workloads import SimJob, WorkloadError
 
 
 def read_curves(path: str | Path) -> dict[str, ScalingCurve]:
-    """Scaling curves, model → curve, from a CSV with the header ``model,nodes,samples_per_s``.
+    """Read scaling curves, model → curve, from a CSV with the header ``model,nodes,samples_per_s``.
 
-    Raises WorkloadError with the line of the problem: not a number, NaN, negative, a size given
-    twice, a single point.
+    Raises:
+        WorkloadError: a value is no number, NaN or negative, a size occurs twice, or a curve has a
+            single point; the message names the line.
     """
     points: dict[str, dict[int, float]] = {}
     for line, row in _rows(path, ("model", "nodes", "samples_per_s")):
@@ -49,17 +50,18 @@ def read_curves(path: str | Path) -> dict[str, ScalingCurve]:
 def read_workload(
     path: str | Path, curves: Mapping[str, ScalingCurve] | None = None
 ) -> list[SimJob]:
-    """Jobs from a file: CSV with a header, or JSON (a list of objects), with the fields of
+    """Read jobs from a file: CSV with a header, or JSON (a list of objects), with the fields of
     :class:`SimJob`.
 
-    ``name``, ``samples`` and either ``model`` (a name in ``curves``) or ``curve`` are needed;
+    ``name``, ``samples`` and either ``model`` (a name in ``curves``) or ``curve`` are required;
     ``min_nodes`` (1), ``max_nodes`` (the end of the curve), ``submit_s`` (0), ``weight`` (1),
     ``goal``, ``sizes``, ``stated_curve``, ``deadline_s``, ``budget_nh``, ``user``, ``parameters``,
-    ``flops`` may be left out. A curve is an
-    object such as ``{"1": 100, "2": 190}`` in JSON and ``1:100 2:190`` in CSV, sizes a list or ``1
-    2 4``. Without ``stated_curve`` the owner states the true curve; with ``none``, no curve.
+    ``flops`` are optional. A curve is an object such as ``{"1": 100, "2": 190}`` in JSON and
+    ``1:100 2:190`` in CSV, sizes a list or ``1 2 4``. Without ``stated_curve`` the owner states the
+    true curve; with ``none``, no curve.
 
-    Raises WorkloadError with the line or entry of the problem.
+    Raises:
+        WorkloadError: the file is not valid; the message names the line or entry.
     """
     text = read_text(path)
     if text.lstrip()[:1] in ("[", "{"):
@@ -79,12 +81,12 @@ def read_workload(
         ]
     if not rows:
         raise WorkloadError(f"{path}: The workload has no job.")
-    jobs, seen = [], set()
+    jobs, names = [], set()
     for where, entry in rows:
         job = _job(entry, where, curves or {})
-        if job.name in seen:
+        if job.name in names:
             raise WorkloadError(f"{where}: There are two jobs named {job.name}.")
-        seen.add(job.name)
+        names.add(job.name)
         jobs.append(job)
     return jobs
 
@@ -207,8 +209,11 @@ def _curve(points: Iterable[tuple[int, float]], where: str) -> ScalingCurve:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file, gzip or not. A letter that is not UTF-8 (users name their jobs) becomes a
-    sign of its own. Raises WorkloadError when there is no text.
+    """Return the text of a file, which may be gzip-compressed. Bytes that are not UTF-8, such as in
+    job names, become replacement characters.
+
+    Raises:
+        WorkloadError: the file cannot be read or is not text.
     """
     try:
         raw = Path(path).read_bytes()
@@ -227,7 +232,7 @@ def read_text(path: str | Path) -> str:
 
 
 def _rows(path: str | Path, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    """(line, row) of a CSV whose header has at least the columns ``needed``."""
+    """Return (line, row) of a CSV whose header has at least the columns ``needed``."""
     reader = csv.DictReader(read_text(path).splitlines())
     header = [name.strip() for name in reader.fieldnames or ()]
     missing = [name for name in needed if name not in header]
@@ -248,20 +253,20 @@ def _rows(path: str | Path, needed: Sequence[str]) -> list[tuple[int, dict[str, 
     return rows
 
 
-def _whole(value: Any, where: str, what: str) -> int:
+def _whole(value: Any, where: str, key: str) -> int:
     try:
         if isinstance(value, bool) or float(value) != int(float(value)):
             raise ValueError
         return int(float(value))
     except (TypeError, ValueError, OverflowError):
-        raise WorkloadError(f"{where}: {what} must be a whole number; got '{value}'.") from None
+        raise WorkloadError(f"{where}: {key} must be a whole number; got '{value}'.") from None
 
 
-def _number(value: Any, where: str, what: str) -> float:
+def _number(value: Any, where: str, key: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise WorkloadError(f"{where}: {what} must be a number; got '{value}'.") from None
+        raise WorkloadError(f"{where}: {key} must be a number; got '{value}'.") from None
     if not math.isfinite(number) or number < 0:
-        raise WorkloadError(f"{where}: {what} must be a finite number, 0 or more; got {value}.")
+        raise WorkloadError(f"{where}: {key} must be a finite number, 0 or more; got {value}.")
     return number

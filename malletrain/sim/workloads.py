@@ -1,7 +1,7 @@
-"""Workloads: the model jobs that a simulation runs.
+"""Workloads: the model jobs of a simulation.
 
-Decides what a job of a simulation is and how a list of jobs comes about: drawn at random from
-scaling curves (``hpo``), read from a file (:mod:`malletrain.sim.workload_files`), or random cells
+Defines the job of a simulation, and workloads of random jobs from scaling curves (``hpo``). Other
+workloads are read from a file (:mod:`malletrain.sim.workload_files`) or consist of random cells
 (:mod:`malletrain.sim.nas`). Arrivals and sizes of a real log come from
 :mod:`malletrain.sim.joblogs`.
 """
@@ -18,36 +18,41 @@ import numpy as np
 from allocator import Goal, ScalingCurve
 
 HPO_SAMPLES = 1.3e8
-"""Work of one job of a hyperparameter search: a hundred epochs of ImageNet, as in the published
+"""Samples of one job of a hyperparameter search: a hundred epochs of ImageNet, as in the published
 replay.
 """
 
 
 CurveStatement = Literal["exact", "other", "linear", "none"]
-"""How well owners know the curves of their jobs."""
+"""Curves that owners state, see :func:`with_stated_curves`."""
 
 
 class WorkloadError(ValueError):
-    """A workload, log or option of the simulator that makes no sense; the message says where and
-    why.
-    """
+    """A workload, log or option of the simulator is not valid. The message says where and why."""
 
 
 @dataclass(frozen=True)
 class SimJob:
     """One model job.
 
-    ``samples``: its work. ``curve``: how fast it really is, samples/s by nodes; between points
-    linear, and a job never runs on more nodes than ``max_nodes``. ``stated_curve``: what its owner
-    says it is, None when the owner says nothing. ``submit_s``: seconds from the start. ``model``:
-    jobs of one model have one curve, unless ``parameters`` and ``flops`` (of training one sample)
-    tell their models apart. ``batch``: samples a step and node. ``deadline_s``: when it is to be
-    done, seconds from the start; ``budget_nh``: charged node-hours that it may cost. ``user``:
-    whose share it is served from. ``trainer``: in whose plan it is.
+    Attributes:
+        samples: its work, number of samples.
+        curve: its real throughput, samples/s by number of nodes; linear between points.
+        stated_curve: the curve that its owner states; None for none.
+        submit_s: submission, seconds from the start.
+        sizes: allowed numbers of nodes; None for every number from min to max.
+        model: jobs of one model have one curve, unless ``parameters`` or ``flops`` differ.
+        parameters: number of parameters of the model; None if unknown.
+        flops: operations of training one sample; None if unknown.
+        batch: samples per step and node.
+        deadline_s: deadline, seconds from the start; None for none.
+        budget_nh: maximum charge, node-hours; None for no limit.
+        user: user whose share it uses.
+        trainer: trainer whose plan it is in.
 
     Raises:
-        WorkloadError: on limits, work or times that make no sense, and when ``max_nodes`` lies
-            beyond the curve: what nobody measured is not simulated.
+        WorkloadError: limits, work or times are not valid, or ``max_nodes`` is beyond the curve,
+            which is not extrapolated.
     """
 
     name: str
@@ -112,7 +117,7 @@ class SimJob:
             )
 
     def rates(self) -> list[float]:
-        """Throughput at 0, 1, … ``max_nodes`` nodes, samples/s."""
+        """Return the throughput at 0, 1, … ``max_nodes`` nodes, samples/s."""
         return [0.0, *self.curve.rates(np.arange(1, self.max_nodes + 1)).tolist()]
 
 
@@ -124,12 +129,17 @@ def hpo(
     samples: float = HPO_SAMPLES,
     max_nodes: int | None = None,
 ) -> list[SimJob]:
-    """A hyperparameter search: ``count`` jobs, each of one of ``curves`` (model → curve) drawn at
-    random, all submitted at the start.
+    """Return a hyperparameter search: jobs with random curves, all submitted at the start.
 
-    ``max_nodes``: largest size of a job, where its curve reaches so far; default the end of its
-    curve. Raises WorkloadError without curves or jobs, and when no curve reaches ``max_nodes``: the
-    simulator does not extrapolate.
+    Args:
+        curves: model → curve.
+        count: number of jobs.
+        seed: seed of the random numbers.
+        samples: work of each job.
+        max_nodes: maximum size of a job, if its curve covers it. Default: the end of its curve.
+
+    Raises:
+        WorkloadError: there are no curves or no jobs, or no curve covers ``max_nodes``.
     """
     if not curves:
         raise WorkloadError("There is no scaling curve to draw jobs from.")
@@ -147,12 +157,12 @@ def hpo(
     jobs = []
     for number, k in enumerate(drawn, start=1):
         curve = curves[names[k]]
-        most = curve.largest if max_nodes is None else min(max_nodes, curve.largest)
+        max_size = curve.largest if max_nodes is None else min(max_nodes, curve.largest)
         jobs.append(
             SimJob(
                 f"{names[k]}-{number:0{width}d}",
                 1,
-                most,
+                max_size,
                 samples,
                 curve,
                 stated_curve=curve,
@@ -163,23 +173,27 @@ def hpo(
 
 
 def arriving(jobs: Sequence[SimJob], log: Iterable[tuple[float, int, float]]) -> list[SimJob]:
-    """The same models, with arrivals, sizes and lengths of a real log: (submission, nodes, run
-    time) of each of its jobs, in seconds.
+    """Return the jobs with arrivals, sizes and run times of a real log.
 
-    A job may grow to as many nodes as its model of a batch job had, and has the work that it would
-    have done on them in that time. Where its curve ends before, it may grow to that end and has
-    work for as many node-seconds. One job of the log is used for each of ``jobs``.
+    The maximum size of a job is the number of nodes of the logged job, and its work is what it
+    processes on them in the logged time. If its curve ends earlier, the maximum size is that end,
+    and the work is that of the same node-seconds.
+
+    Args:
+        jobs: jobs of the workload.
+        log: (submission, nodes, run time) of logged jobs, seconds. One is used for each of
+            ``jobs``.
     """
     result = []
     for job, (submit_s, nodes, run_s) in zip(jobs, log, strict=False):
-        most = min(nodes, job.max_nodes)
-        work = job.curve.at(most) * run_s * nodes / most
+        max_size = min(nodes, job.max_nodes)
+        work = job.curve.at(max_size) * run_s * nodes / max_size
         result.append(
             replace(
                 job,
                 submit_s=submit_s,
-                max_nodes=most,
-                min_nodes=min(job.min_nodes, most),
+                max_nodes=max_size,
+                min_nodes=min(job.min_nodes, max_size),
                 samples=work,
             )
         )
@@ -187,11 +201,18 @@ def arriving(jobs: Sequence[SimJob], log: Iterable[tuple[float, int, float]]) ->
 
 
 def with_stated_curves(jobs: Sequence[SimJob], how: CurveStatement, seed: int = 0) -> list[SimJob]:
-    """The same jobs, with owners that state their curves ``exact``, as that of an ``other`` model
-    of the workload (drawn at random), as ``linear`` in the throughput of one node, or not at all
-    (``none``). Raises WorkloadError when there is no other model.
+    """Return the jobs with stated curves.
+
+    Args:
+        jobs: jobs of the workload.
+        how: ``exact`` curves, those of an ``other`` random model of the workload, ``linear`` ones
+            from the throughput on one node, or ``none``.
+        seed: seed of the random numbers.
+
+    Raises:
+        WorkloadError: there is no other model.
     """
-    rng = np.random.default_rng((seed, 1))  # not the numbers that drew the jobs
+    rng = np.random.default_rng((seed, 1))  # other random numbers than those of the jobs
     different = sorted({job.curve.points for job in jobs})
     if how == "other" and len(different) < 2:
         raise WorkloadError(
@@ -204,8 +225,10 @@ def with_stated_curves(jobs: Sequence[SimJob], how: CurveStatement, seed: int = 
         if how == "none":
             stated_curve = None
         elif how == "linear":
-            one = job.curve.at(1)
-            stated_curve = ScalingCurve.of({1: one, job.curve.largest: one * job.curve.largest})
+            rate_one = job.curve.at(1)
+            stated_curve = ScalingCurve.of(
+                {1: rate_one, job.curve.largest: rate_one * job.curve.largest}
+            )
         elif how == "other":
             k = int(rng.integers(len(different) - 1))
             stated_curve = ScalingCurve(

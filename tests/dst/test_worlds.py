@@ -135,7 +135,7 @@ def _whatever_round(self, node, generation):
 
 
 _peers, _round = RoundShell.peers, NodeJob.round
-_next = JobRounds._next  # noqa: SLF001
+_next_members = JobRounds._next_members  # noqa: SLF001
 
 
 def _round_with_its_drain(self, message):
@@ -178,13 +178,13 @@ PLANTED: dict[str, tuple[list[tuple[Any, str, Any]], str, tuple[str, ...], tuple
         ("live",),
     ),
     "who holds a live job's state is left out of its next round": (
-        [(JobRounds, "_next", lambda self: _next(self)[1:] or _next(self))],
+        [(JobRounds, "_next_members", lambda self: _next_members(self)[1:] or _next_members(self))],
         "holds",
         ("notice",),
         ("live",),
     ),
     "who is left out of its next round trains on": (
-        [(JobRounds, "_next", lambda self: _next(self)[1:] or _next(self))],
+        [(JobRounds, "_next_members", lambda self: _next_members(self)[1:] or _next_members(self))],
         "trains in rounds",
         ("notice",),
         ("live",),

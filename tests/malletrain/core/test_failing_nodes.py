@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from malletrain.core.failing_nodes import JOBS, MOST_JOBS, MOST_SCRIPTS, WITHIN_S, FailingNodes
+from malletrain.core.failing_nodes import (
+    MAX_FAILURE_AGE_S,
+    MAX_JOBS,
+    MAX_SCRIPTS,
+    MIN_FAILED_JOBS,
+    FailingNodes,
+)
 
 
 def fails(nodes, jobs, node="bad", script="/a/train.py", now=0.0):
@@ -26,8 +32,8 @@ def test_a_node_on_which_good_scripts_fail_one_after_the_other_is_found_out():
 def test_scripts_that_worked_nowhere_else_say_nothing():
     nodes = FailingNodes()
     nodes.works("/a/train.py", ["bad"])
-    fails(nodes, [f"j{n}" for n in range(5 * JOBS)])
-    fails(nodes, [f"k{n}" for n in range(5 * JOBS)], script="/never/worked.py")
+    fails(nodes, [f"j{n}" for n in range(5 * MIN_FAILED_JOBS)])
+    fails(nodes, [f"k{n}" for n in range(5 * MIN_FAILED_JOBS)], script="/never/worked.py")
     assert nodes.findings == {}
     nodes.works("/a/train.py", ["n1"])
     fails(nodes, ["j99"])
@@ -56,18 +62,18 @@ def test_what_failed_long_ago_counts_no_more():
     nodes = FailingNodes()
     nodes.works("/a/train.py", ["n1"])
     for day, job in enumerate(["j1", "j2", "j3", "j4"]):
-        fails(nodes, [job], now=0.6 * day * WITHIN_S)
+        fails(nodes, [job], now=0.6 * day * MAX_FAILURE_AGE_S)
     assert nodes.findings == {}
-    fails(nodes, ["j5"], now=0.6 * 3 * WITHIN_S)
+    fails(nodes, ["j5"], now=0.6 * 3 * MAX_FAILURE_AGE_S)
     assert list(nodes.findings) == ["bad"]
 
 
 def test_memory_is_bounded():
     nodes = FailingNodes()
-    for n in range(MOST_SCRIPTS + 10):
+    for n in range(MAX_SCRIPTS + 10):
         nodes.works(f"/{n}.py", (f"n{k}" for k in range(5)))
-    for n in range(2 * MOST_JOBS):
+    for n in range(2 * MAX_JOBS):
         nodes.failed(f"j{n}", "/unknown.py", "bad", 0.0)
     nodes.works("/unknown.py", ["n1"])
     fails(nodes, ["last"], script="/unknown.py")
-    assert f"{MOST_JOBS} jobs" in nodes.findings["bad"]
+    assert f"{MAX_JOBS} jobs" in nodes.findings["bad"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from allocator import RescaleCost, ScalingCurve
 from malletrain.core.controller import Controller
 from malletrain.core.events import JobSubmitted, NodeJoined, RescaleFinished, Tick
-from malletrain.core.goal_bids import EASY
+from malletrain.core.goal_bids import MIN_DEADLINE_FACTOR
 from malletrain.core.goals import OwnerGoals
 from malletrain.core.planning import exact, make_plan
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ShareSettings
@@ -110,7 +110,7 @@ def test_what_a_deadline_needs_is_worth_more_than_any_share(one, other):
     fast = site.shown["fast"]
     assert fast.weight == pytest.approx(2.0**other, rel=0.01)
     needed = site.per_node("due", site.c.goals.records["due"].need.nodes)
-    least = EASY * site.site.deadline_weight
+    least = MIN_DEADLINE_FACTOR * site.site.deadline_weight
     assert needed >= 0.9 * least * fast.weight * FAST.best_rate_per_node
 
 

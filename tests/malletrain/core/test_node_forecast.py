@@ -2,13 +2,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.core.forecast import LIKE
+from malletrain.core.forecast import SIMILAR_MOMENTS
 from malletrain.core.node_forecast import nodes_ahead
 
 
 def test_a_machine_that_repeats_itself_is_foretold_exactly():
     day = np.array([0.0, 4.0, 9.0, 4.0])
-    past = np.tile(day, LIKE)  # as many moments like each of the day as are looked at
+    past = np.tile(day, SIMILAR_MOMENTS)  # as many moments like each of the day as are looked at
     assert nodes_ahead(past, 9.0, 4).tolist() == [[4.0] * 3, [0.0] * 3, [4.0] * 3, [9.0] * 3]
 
 

@@ -14,11 +14,11 @@ from allocator import ScalingCurve
 from malletrain.core.events import JobCancelled, JobCompleted, RescaleFinished, Tick
 from malletrain.core.forecast import Forecast
 from malletrain.core.goals import GoalsChanged, OwnerGoals, WorkReported
-from malletrain.core.past_forecasts import UNSEEN, Ended, Made, PastForecasts, reached
+from malletrain.core.past_forecasts import INITIAL_FACTORS, Ended, Made, PastForecasts, reached
 from tests.malletrain.core.controller_script import controller, job, nodes, play
 
 HOUR = 3600.0
-EARLY, _, LATE = UNSEEN
+EARLY, _, LATE = INITIAL_FACTORS
 
 
 def model(now, seconds):

@@ -10,7 +10,7 @@ import pytest
 from allocator import ScalingCurve
 from jpa import MeasuredCurve, Prior
 from malletrain.core.events import JobState, JobSubmitted
-from malletrain.core.profile_worth import USUAL_S, ProfileWorth
+from malletrain.core.profile_worth import ASSUMED_DURATION_S, ProfileWorth
 from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.settings import ProfilingSettings
@@ -24,21 +24,21 @@ def careful(nodes, *jobs):
 def test_how_long_a_job_goes_on_is_learned_from_those_that_ended():
     worth = ProfileWorth(ProfilingSettings())
     worth.trains("a", 1, 0.0)
-    assert 0.5 * USUAL_S < worth.remaining_s("a", 0.0) < 2 * USUAL_S
+    assert 0.5 * ASSUMED_DURATION_S < worth.remaining_s("a", 0.0) < 2 * ASSUMED_DURATION_S
     for k in range(40):
         worth.trains(f"b{k}", 1, 100.0)
         worth.ended(f"b{k}", 700.0, done=True)
-    assert worth.remaining_s("c", 0.0) < 0.5 * USUAL_S
+    assert worth.remaining_s("c", 0.0) < 0.5 * ASSUMED_DURATION_S
     worth.ended("never began", 0.0, done=True)
 
 
 def test_how_long_jobs_stay_at_a_size_is_learned_from_their_moves():
     worth = ProfileWorth(ProfilingSettings())
-    assert worth.stay_s == USUAL_S
+    assert worth.stay_s == ASSUMED_DURATION_S
     for k in range(99):
         worth.trains("a", 1 + k % 2, 600.0 * k)
         worth.trains("a", 1 + k % 2, 600.0 * k + 7.0)  # the same again: no move
-    assert worth.stay_s == pytest.approx((98 * 600.0 + USUAL_S) / 99)
+    assert worth.stay_s == pytest.approx((98 * 600.0 + ASSUMED_DURATION_S) / 99)
     assert worth.rounds("a") == 2 * 99
 
 
@@ -48,14 +48,16 @@ def test_stays_that_were_cut_short_count_as_at_least_so_long():
     worth.trains("a", 6, 500.0, visit=True)
     for k in range(5):
         worth.trains("a", 5 - k, 510.0 + 10.0 * k, visit=True)
-    assert worth.stay_s == USUAL_S + 500.0, "visits are no stays, and nobody saw how long it stays"
+    assert worth.stay_s == ASSUMED_DURATION_S + 500.0, (
+        "visits are no stays, and nobody saw how long it stays"
+    )
     worth.profiled("a", 1, 560.0)
     worth.trains("a", 6, 860.0)
-    assert worth.stay_s == (USUAL_S + 500.0 + 300.0) / 2
+    assert worth.stay_s == (ASSUMED_DURATION_S + 500.0 + 300.0) / 2
     worth.ended("a", 1860.0, done=True)
     worth.profiled("a", 0, 1900.0)
     worth.trains("a", 6, 2000.0)
-    assert worth.stay_s == (USUAL_S + 500.0 + 300.0 + 1000.0) / 2
+    assert worth.stay_s == (ASSUMED_DURATION_S + 500.0 + 300.0 + 1000.0) / 2
 
 
 def test_a_profile_does_not_make_the_next_one_look_worthless():

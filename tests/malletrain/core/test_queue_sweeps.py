@@ -10,7 +10,7 @@ from malletrain.core.events import JobState, NodeJoined
 from malletrain.core.gaps import Gaps
 from malletrain.core.planning import Candidate
 from malletrain.core.queueing import AdmissionQueue
-from malletrain.core.state import SWEEP_KEPT_S, ControllerState
+from malletrain.core.state import SWEEP_END_S, ControllerState
 from tests.malletrain.core.test_queueing import job
 
 
@@ -61,9 +61,9 @@ def test_a_sweep_is_forgotten_a_while_after_its_last_trial():
     state.submit(trial("t1"))  # one after the other: the sweep stands where it stood
     assert names(q, 9)[0] == "t1"
     state.end("t1", JobState.CANCELLED, 2.0)
-    state.end("b", JobState.COMPLETED, 2.0 + SWEEP_KEPT_S - 1.0)
+    state.end("b", JobState.COMPLETED, 2.0 + SWEEP_END_S - 1.0)
     assert set(state.sweeps) == {"ann:s", "ann:r"}
-    state.end("u0", JobState.COMPLETED, 2.0 + SWEEP_KEPT_S)
+    state.end("u0", JobState.COMPLETED, 2.0 + SWEEP_END_S)
     assert set(state.sweeps) == {"ann:r"}
     state.submit(job("c", owner="ann"))
     state.submit(trial("u1", sweep="ann:r"))

@@ -15,7 +15,7 @@ from malletrain.core.controller import Controller
 from malletrain.core.events import JobCompleted, JobSubmitted, NodeJoined, Quota, Tick
 from malletrain.core.events import RescaleFinished as Up
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ShareSettings
-from malletrain.core.shares import MOST_DOUBLINGS, PartyService, fair_parts
+from malletrain.core.shares import MAX_DOUBLINGS, PartyService, fair_parts
 from tests.malletrain.core.test_owners import NODES, Site, asked, holding_all, job
 
 HOUR = 3600.0
@@ -160,7 +160,7 @@ def test_factors_are_bounded_and_double_with_what_is_owed():
     assert after(0) == 1.0
     assert after(2) == pytest.approx(2.0)
     assert after(-4) == pytest.approx(0.25)
-    assert after(999) == 2**MOST_DOUBLINGS
+    assert after(999) == 2**MAX_DOUBLINGS
     assert shares.factor("nobody") == 1.0
 
 

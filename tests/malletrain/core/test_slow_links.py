@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malletrain.core.slow_links import (
-    KEPT,
-    LEAST_GAP_S,
-    LEAST_PARTNERS,
-    MOST_TIMES,
-    WITHIN_S,
+    MAX_MEASUREMENT_AGE_S,
+    MAX_SLOWDOWN,
+    MEASUREMENTS_PER_NODE,
+    MIN_INTERVAL_S,
+    MIN_PARTNERS,
     SlowLink,
     SlowLinks,
     gap_s,
@@ -40,7 +40,7 @@ def found(speeds, pairs, now=100.0):
 
 def every(speeds):
     """Each pair so often that every node was measured often enough."""
-    return list(combinations(speeds, 2)) * -(-KEPT // (len(speeds) - 1))
+    return list(combinations(speeds, 2)) * -(-MEASUREMENTS_PER_NODE // (len(speeds) - 1))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_exactly_the_slow_ends_are_named(speeds, slow):
 @given(st.randoms(use_true_random=False), st.integers(4, 7), st.integers(0, 2))
 def test_in_any_order(rng, count, bad):
     speeds = machine(count)
-    slow = set(rng.sample(sorted(speeds), min(bad, count - LEAST_PARTNERS - 1)))
+    slow = set(rng.sample(sorted(speeds), min(bad, count - MIN_PARTNERS - 1)))
     speeds |= dict.fromkeys(slow, SLOW)
     pairs = [rng.sample(pair, 2) for pair in every(speeds)]
     rng.shuffle(pairs)
@@ -89,7 +89,7 @@ def test_what_is_said_of_it():
     assert link == SlowLink(SLOW, FAST, 4)
     assert link.times == 10.0
     assert "The link of n1 carries 1e+03 Mbit/s at most" in link.sentence("n1")
-    assert SlowLink(0.0, FAST, 3).times == MOST_TIMES
+    assert SlowLink(0.0, FAST, 3).times == MAX_SLOWDOWN
 
 
 def test_a_partner_that_nobody_found_fine_is_no_witness():
@@ -125,7 +125,7 @@ def test_old_ones_those_of_another_group_and_of_who_has_gone_say_nothing():
     measure(links, speeds, every(speeds))
     assert links.slow("j1", list(speeds), 20.0)
     assert not links.slow("j2", list(speeds), 20.0)
-    assert not links.slow("j1", list(speeds), WITHIN_S + 20.0)
+    assert not links.slow("j1", list(speeds), MAX_MEASUREMENT_AGE_S + 20.0)
     assert not links.slow("j1", [n for n in speeds if n != "n1"], 20.0)
     links.keep(n for n in speeds if n != "n1")
     assert not links.slow("j1", list(speeds), 20.0)
@@ -161,7 +161,7 @@ def test_pairs_rotate_over_all_nodes_and_over_partners(count):
     _, pairs, _ = play(speeds, {"j1": list(speeds)}, 4 * count)
     for node in speeds:
         partners = {p for _, pair in pairs if node in pair for p in pair - {node}}
-        assert len(partners) >= min(count - 1, LEAST_PARTNERS)
+        assert len(partners) >= min(count - 1, MIN_PARTNERS)
         assert sum(node in pair for _, pair in pairs) >= 4
 
 
@@ -188,7 +188,7 @@ def test_those_in_turn_are_enough_to_find_the_slow_ones(count, data):
 def test_each_node_takes_part_about_that_often():
     assert gap_s(2, 30.0) == 30.0
     assert gap_s(4, 30.0) == 15.0
-    assert gap_s(1000, 30.0) == LEAST_GAP_S
+    assert gap_s(1000, 30.0) == MIN_INTERVAL_S
 
 
 def test_noise_by_a_fifth_names_nobody():

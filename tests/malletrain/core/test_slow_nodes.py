@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malletrain.core.slow_nodes import (
-    ENOUGH,
-    KEPT,
-    WITHIN_S,
+    MAX_WINDOW_AGE_S,
+    MIN_SLOW_WINDOWS,
+    WINDOWS_PER_NODE,
     SlowNode,
     SlowNodes,
     StepShare,
@@ -27,7 +27,7 @@ def window(busy, job="j1", step=None, samples=None):
     return StepWindow(job, max(busy.values()) + 0.01 if step is None else step, shares)
 
 
-def lasting(known, busy, *, times=KEPT, begin=0.0, **more):
+def lasting(known, busy, *, times=WINDOWS_PER_NODE, begin=0.0, **more):
     """So many windows in a row; what the last one led to."""
     for k in range(times):
         found = known.compare(window(busy, **more), begin + 10.0 * k)
@@ -65,9 +65,9 @@ def test_who_is_slow(known, busy, samples, expected):
 
 
 def test_a_node_is_slow_once_it_lasts(known):
-    for k in range(ENOUGH - 1):
+    for k in range(MIN_SLOW_WINDOWS - 1):
         assert not known.compare(window(four(b=0.3)), 10.0 * k).slow
-    found = known.compare(window(four(b=0.3)), 10.0 * ENOUGH)
+    found = known.compare(window(four(b=0.3)), 10.0 * MIN_SLOW_WINDOWS)
     assert (found.slow, found.fresh) == (pytest.approx({"b": 3.0}), ("b",))
     assert "b takes 3.00 times as long" in known.current(60.0)["b"].sentence
     again = known.compare(window(four(b=0.3)), 70.0)
@@ -79,28 +79,28 @@ def test_a_node_is_slow_once_it_lasts(known):
 def test_a_node_is_found_however_long_it_is_compared_for(after_s):
     """Windows are a little longer than they should be: a look is taken now and then only."""
     slow, found = SlowNodes(1.25, HOUR, after_s), []
-    for k in range(ENOUGH + 1):
-        window_s = after_s / KEPT
+    for k in range(MIN_SLOW_WINDOWS + 1):
+        window_s = after_s / WINDOWS_PER_NODE
         found.append(bool(slow.compare(window(four(b=0.3)), k * (window_s * 1.2 + 1.0)).slow))
-    assert found == [False] * (ENOUGH - 1) + [True, True]
+    assert found == [False] * (MIN_SLOW_WINDOWS - 1) + [True, True]
 
 
 @pytest.mark.parametrize(("after_s", "apart_s"), [(60.0, 600.0), (7200.0, 4800.0)])
 def test_windows_of_long_ago_do_not_count_beside_it(after_s, apart_s):
     slow = SlowNodes(1.25, HOUR, after_s)
-    for k in range(3 * KEPT):
+    for k in range(3 * WINDOWS_PER_NODE):
         assert not slow.compare(window(four(b=0.3)), k * apart_s).slow
 
 
 def test_a_moment_is_not_lasting(known):
-    for k in range(4 * KEPT):
+    for k in range(4 * WINDOWS_PER_NODE):
         busy = four(b=0.3) if k % 2 else four()
         assert not known.compare(window(busy), 10.0 * k).slow
 
 
 def test_what_was_long_ago_does_not_count(known):
-    for k in range(3 * KEPT):
-        assert not known.compare(window(four(b=0.3)), k * WITHIN_S / 3).slow
+    for k in range(3 * WINDOWS_PER_NODE):
+        assert not known.compare(window(four(b=0.3)), k * MAX_WINDOW_AGE_S / 3).slow
 
 
 def test_a_node_is_judged_over_rounds_and_jobs(known):
@@ -111,8 +111,8 @@ def test_a_node_is_judged_over_rounds_and_jobs(known):
 
 def test_a_rank_with_more_work_is_no_slow_node(known):
     """Rank 0 evaluates. Its node is taken away; the next one is slow in its place."""
-    assert lasting(known, {"a": 0.3, "b": 0.1, "c": 0.1}, times=ENOUGH).fresh == ("a",)
-    found = lasting(known, {"d": 0.3, "b": 0.1, "c": 0.1}, times=ENOUGH, begin=200.0)
+    assert lasting(known, {"a": 0.3, "b": 0.1, "c": 0.1}, times=MIN_SLOW_WINDOWS).fresh == ("a",)
+    found = lasting(known, {"d": 0.3, "b": 0.1, "c": 0.1}, times=MIN_SLOW_WINDOWS, begin=200.0)
     assert found.uneven
     assert found.cleared == ("a",)
     assert not known.current(300.0)
@@ -238,5 +238,5 @@ def test_a_slow_link_and_slow_work_are_remembered_apart(known):
 
 def test_a_slow_link_does_not_keep_slow_work_from_being_said(known):
     known.remember("b", SlowNode(0.0, 10.0, "Its link.", 1e4))
-    said = [known.compare(window(four(b=0.3)), 10.0 * k).fresh for k in range(KEPT)]
+    said = [known.compare(window(four(b=0.3)), 10.0 * k).fresh for k in range(WINDOWS_PER_NODE)]
     assert said.count(("b",)) == 1

@@ -10,7 +10,7 @@ from msgspec import structs
 from jpa import MeasuredCurve, RescaleCosts
 from malletrain.core.controller import Controller
 from malletrain.core.events import JobSubmitted, NodeJoined, NodeLost
-from malletrain.core.scaling_model import MOST_POINTS, ScalingModel, named
+from malletrain.core.scaling_model import MAX_POINTS, ScalingModel, named
 from malletrain.daemon.curves import NEWS_EVERY_S, Curves
 from malletrain.protocol import messages
 from malletrain.store.records import CurveRow, JobRow
@@ -287,7 +287,7 @@ def test_many_sizes_are_handed_to_the_planner_as_a_selection():
     assert named(range(1, 9), ()) == list(range(1, 9))
     for sizes in (range(1, 100_001), [k * 2 for k in range(1, 5000)]):
         chosen = named(sizes, (14, 3, 200_000))
-        assert len(chosen) <= MOST_POINTS + 1
+        assert len(chosen) <= MAX_POINTS + 1
         assert {chosen[0], chosen[-1]} == {min(sizes), max(sizes)}
         assert 14 in chosen
         assert set(chosen) <= set(sizes)

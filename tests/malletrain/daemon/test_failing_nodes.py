@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from malletrain.client import ClientError
-from malletrain.core.failing_nodes import JOBS
+from malletrain.core.failing_nodes import MIN_FAILED_JOBS
 from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
@@ -75,7 +75,7 @@ def world(tmp_path):
 
 
 def test_a_node_on_which_good_jobs_fail_is_left_alone_until_somebody_says_that_it_is_well(world):
-    for _ in range(JOBS - 1):
+    for _ in range(MIN_FAILED_JOBS - 1):
         world.fails()
     assert not world.told("node-sick")
     world.fails(end=False)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from malletrain.core.thinning import MOST_KEPT, thinned
+from malletrain.core.thinning import MAX_POINTS, thinned
 from malletrain.daemon.metric_series import LEAST_SHOWN, GrowingSeries, Value, series_views
 from malletrain.store.records import JobRow, MetricRow
 from malletrain.store.store import Store
@@ -81,7 +81,7 @@ def test_what_stays_stored_is_the_same_however_it_came(store):
             for k, v in enumerate(told)
         ]
         assert store.series.rows("j1", [name]) == thinned(every, len(every))
-        assert len(store.series.rows("j1", [name])) <= MOST_KEPT
+        assert len(store.series.rows("j1", [name])) <= MAX_POINTS
 
     grown()
 
@@ -98,4 +98,4 @@ def test_what_is_shown_of_it(store):
     assert (few.values[0], few.values[-1], few.count) == (0.0, 299.0, 300)
     (new,) = series_views(store.series, job, ["loss"], 298.5, 0)
     assert new.values == (298.0, 299.0)
-    assert LEAST_SHOWN <= MOST_KEPT
+    assert LEAST_SHOWN <= MAX_POINTS

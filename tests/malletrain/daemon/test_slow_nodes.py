@@ -8,7 +8,7 @@ import pytest
 from malletrain.config.model import parse_config
 from malletrain.core.controller import Controller
 from malletrain.core.events import JobSubmitted, NodeJoined, Tick
-from malletrain.core.slow_nodes import ENOUGH, SlowNode, SlowNodes
+from malletrain.core.slow_nodes import MIN_SLOW_WINDOWS, SlowNode, SlowNodes
 from malletrain.daemon.slow_nodes import SlowNodeWatch
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import Progress
@@ -71,7 +71,7 @@ class SlowSite:
             self.watch.heard(node, self.run, Progress("j1", generation, rank, 7, *counts))
         self.watch.look(self.now)
 
-    def pass_windows(self, busy, count=ENOUGH + 1, **more):
+    def pass_windows(self, busy, count=MIN_SLOW_WINDOWS + 1, **more):
         for _ in range(count):
             self.pass_window(busy, **more)
 
@@ -81,7 +81,7 @@ BUSY = {"a": 0.04, "b": 0.09, "c": 0.04}
 
 def test_a_slow_node_is_named_and_swapped_out():
     site = SlowSite()
-    site.pass_windows(BUSY, ENOUGH)
+    site.pass_windows(BUSY, MIN_SLOW_WINDOWS)
     assert not site.events, "the first counts only begin the first window"
     site.pass_window(BUSY)
     assert site.events == [(EventKind.NODE_SLOW, "b")]
@@ -114,7 +114,7 @@ def test_who_says_nothing_is_not_compared_and_nobody_with_it():
 def test_a_window_with_few_steps_goes_on():
     site = SlowSite()
     busy = {node: 100 * seconds for node, seconds in BUSY.items()}
-    site.pass_windows(busy, 3 * ENOUGH, steps=1)  # three of them make one
+    site.pass_windows(busy, 3 * MIN_SLOW_WINDOWS, steps=1)  # three of them make one
     assert not site.events
     site.pass_window(busy, steps=1)
     assert [node for _, node in site.events] == ["b"]
@@ -122,7 +122,7 @@ def test_a_window_with_few_steps_goes_on():
 
 def test_a_new_round_begins_anew():
     site = SlowSite()
-    site.pass_windows(BUSY, ENOUGH)
+    site.pass_windows(BUSY, MIN_SLOW_WINDOWS)
     site.run.rounds.generation = 2
     site.pass_window(BUSY)
     assert not site.events, "its first counts only begin its first window"
@@ -135,7 +135,7 @@ def test_a_job_whose_ranks_have_unequal_work_is_told():
     site.pass_windows({"a": 0.09, "b": 0.04, "c": 0.04})
     assert site.events == [(EventKind.NODE_SLOW, "a")]
     site.run.rounds.generation, site.run.rounds.members = 2, ("b", "c")
-    site.pass_windows({"b": 0.09, "c": 0.04}, 2 * ENOUGH + 2)
+    site.pass_windows({"b": 0.09, "c": 0.04}, 2 * MIN_SLOW_WINDOWS + 2)
     assert site.events[1:] == [(EventKind.NODE_NOT_SLOW, "a")]
     assert len(site.notices) == 1
     assert not site.slow.current(site.now)

@@ -14,7 +14,7 @@ from malletrain.rounds.actions import (
     SendRelease,
 )
 from malletrain.rounds.interface import RoundStage
-from malletrain.rounds.live import CHANGE_S, MOST_JOINS
+from malletrain.rounds.live import MAX_FAILED_JOINS, ROUND_ENTRY_S
 from tests.malletrain.rounds.live_world import (
     GAVE_UP,
     KILLED,
@@ -123,17 +123,17 @@ def test_a_joiner_may_fail_a_few_times_before_its_node_is_rejected():
     live = Live("a", "b")
     live.rounds.move(("a", "b", "c"), live.now)
     live.says("c", "ready", 0)
-    for attempt in range(1, MOST_JOINS + 1):
+    for attempt in range(1, MAX_FAILED_JOINS + 1):
         before = live.rounds.generation
         actions = live.says("c", "failed", 0, KILLED)
         assert rounds(actions) == [("a", "b")]
         assert live.rounds.generation == before + 1, (
             "one round takes the place of the one that came to nothing"
         )
-        assert bool(of(NodesRejected, actions)) == (attempt == MOST_JOINS)
+        assert bool(of(NodesRejected, actions)) == (attempt == MAX_FAILED_JOINS)
         actions = live.run()
-        assert rounds(actions) == ([("a", "b", "c")] if attempt < MOST_JOINS else [])
-        if attempt < MOST_JOINS:
+        assert rounds(actions) == ([("a", "b", "c")] if attempt < MAX_FAILED_JOINS else [])
+        if attempt < MAX_FAILED_JOINS:
             live.says("c", "ready", 0)  # started again for the round
 
 
@@ -251,7 +251,7 @@ def test_a_round_that_is_not_entered_soon_does_not_keep_a_node_that_is_wanted():
     live.rounds.move(("a", "b", "c"), live.now)
     live.says("c", "ready", 0)
     live.rounds.move(("a", "c"), live.now, 60.0)
-    live.now += CHANGE_S
+    live.now += ROUND_ENTRY_S
     actions = live.rounds.tick(live.now)
     assert rounds(actions) == [("a", "c")]
     assert of(SendRelease, actions) == [], "it finishes its step with the others first"

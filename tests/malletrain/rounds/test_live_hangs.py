@@ -7,7 +7,7 @@ import pytest
 from malletrain.protocol.messages import Failure
 from malletrain.rounds.actions import Broke, Formed, NodesRejected, SendRelease, SendRound
 from malletrain.rounds.interface import RoundStage
-from malletrain.rounds.live import MOST_EXTENSIONS
+from malletrain.rounds.live import MAX_EXTENSIONS
 from tests.malletrain.rounds.live_world import GAVE_UP, RAISED, Live, aborts, of, rounds
 
 
@@ -37,7 +37,7 @@ def test_that_all_workers_end_of_a_hang_is_no_failure_more_and_what_comes_after_
 def test_who_hangs_as_a_round_is_formed_is_told_to_give_up_once_no_step_is_so_long():
     live = Live("a", "b")
     assert rounds(live.rounds.move(("a",), live.now)) == [("a",)]
-    for _ in range(MOST_EXTENSIONS - 1):
+    for _ in range(MAX_EXTENSIONS - 1):
         live.now += live.rounds.job.settings.join_s
         assert not live.rounds.tick(live.now), "it may be in a long step"
     live.now += live.rounds.job.settings.join_s
@@ -74,7 +74,7 @@ def test_the_others_give_up_the_rounds_with_one_that_hangs_and_not_the_one_witho
     assert rounds(live.says("e", "ready", 0)) == [("a", "b", "c", "d", "e")]
     for node in "acde":
         live.says(node, "running", 2)
-    for _ in range(MOST_EXTENSIONS):
+    for _ in range(MAX_EXTENSIONS):
         live.now += live.rounds.job.settings.join_s
         actions = live.rounds.tick(live.now)
     assert [a.nodes for a in of(NodesRejected, actions)] == [("b",)]
@@ -92,7 +92,7 @@ def test_the_others_give_up_the_rounds_with_one_that_hangs_and_not_the_one_witho
 def test_nobody_gives_up_a_round_that_waits_for_news_of_a_node_that_cannot_be_reached():
     live = Live("a", "b", "c")
     assert rounds(live.rounds.move(("a", "b"), live.now)) == [("a", "b")]
-    for _ in range(MOST_EXTENSIONS - 1):
+    for _ in range(MAX_EXTENSIONS - 1):
         live.now += live.rounds.job.settings.join_s
         live.rounds.tick(live.now)
     live.says("b", "running", 2)

@@ -161,7 +161,7 @@ def test_a_message_that_does_not_end_ends_its_connection_and_others_go_on():
                 await asyncio.sleep(0.01)
             await cut
             [sentence] = receiver.sentences
-            assert "A message without an end filled memory" in sentence
+            assert "An incomplete message filled memory" in sentence
             *frames, last = encode(messages.Heartbeat("boot"))
             for frame in frames:
                 fair.send(frame, more=True)

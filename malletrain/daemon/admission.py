@@ -166,6 +166,11 @@ def why_cancelled(params: Mapping[str, Any]) -> str:
 def cancelled(user: str, owner: str, why: str) -> str:
     """Return the reason to store for a cancelled job of ``owner``: ``why``, preceded by who
     cancelled it.
+
+    Args:
+        user: user who cancels.
+        owner: owner of the job.
+        why: reason given by the user; may be empty.
     """
     by = BY_ITS_OWNER if user == owner else f"cancelled by {user}, an operator"
     return f"{by}: {why}" if why else by

@@ -28,7 +28,7 @@ class AddressError(RuntimeError):
 
 
 def host_of(listen: str) -> str:
-    """The host in ``tcp://HOST:PORT``, without the brackets of an IPv6 address."""
+    """Return the host in ``tcp://HOST:PORT``, without the brackets of an IPv6 address."""
     return listen.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
 

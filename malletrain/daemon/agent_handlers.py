@@ -229,9 +229,8 @@ class AgentHandlers:
         if row is None or row.state == LeaseStatus.ENDED or hello.lease != lease:
             core.transmit(peer, messages.Goodbye("This lease has ended."))
             return
-        if (
-            row.owner and hello.node != row.node
-        ):  # a process of another user may claim only its own node
+        # A process of another user may claim only its own node.
+        if row.owner and hello.node != row.node:
             log.warning(
                 "agent refused", lease=lease, owner=row.owner, node=row.node, claimed=hello.node
             )
@@ -367,7 +366,7 @@ class AgentHandlers:
                     run.monitor.adopted(len(members), now)
                     self.core.audit.record(
                         EventKind.JOB_ADOPTED,
-                        f"The job went on meanwhile on {len(members)} nodes.",
+                        f"The job continued meanwhile on {len(members)} nodes.",
                         job=job,
                     )
                 else:  # jobs without nodes are not affected

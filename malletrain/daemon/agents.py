@@ -24,11 +24,17 @@ class LeasedAgent:
     """One leased node, as its agent reports it."""
 
     lease: str
+    """Id of the lease."""
     node: str
+    """Name of the node."""
     peer: bytes
+    """Address of the agent's connection."""
     host: str
+    """Address at which the agent reaches other nodes and they reach it."""
     last_seen: float
+    """Time of its last message, seconds."""
     node_class: str = "default"
+    """Class of the node."""
     owner: str = ""
     """Owner of the lease; empty for the daemon's own user."""
     reclaimed: bool = False
@@ -221,7 +227,7 @@ class Agents:
         return True
 
     def released(self, agent: LeasedAgent, job: str) -> None:
-        """The agent is free of ``job``: send its next assignment."""
+        """Record that the agent is free of ``job``, and send its next assignment."""
         if agent.holds == job:
             agent.holds, agent.releasing = None, False
         if agent.holds is None and agent.following is not None and agent.gone_at is None:

@@ -76,7 +76,13 @@ class Arrivals:
             self._join(agent, job, now)
 
     def warm(self, agent: LeasedAgent, keys: tuple[str, ...], now: float) -> None:
-        """Record the interpreters that are warm on a node or failed to start."""
+        """Record the interpreters that are warm on a node or failed to start.
+
+        Args:
+            agent: agent of the node.
+            keys: keys of the interpreters.
+            now: time, seconds.
+        """
         agent.warm = keys
         if agent.awaited and agent.awaited in keys:
             self._join(agent, None, now)
@@ -84,6 +90,11 @@ class Arrivals:
     def back(self, agent: LeasedAgent, keys: tuple[str, ...] | None, now: float) -> None:
         """Handle another Hello of a known agent. Its connection broke, and the last warm-up request
         may be lost.
+
+        Args:
+            agent: agent of the node.
+            keys: keys of its warm interpreters; None if it warms up none.
+            now: time, seconds.
         """
         self.warm(agent, keys or (), now)
         agent.warm = keys

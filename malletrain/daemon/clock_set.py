@@ -4,7 +4,7 @@ Decides which changes matter. Stored times are shifted, so that durations comput
 age of a lease, the charge to a budget, the service to a share) exclude the change. The daemon then
 restarts its components within its process (:mod:`malletrain.daemon.main`), so that all timers start
 again. The time of a suspension of the host counts, because jobs continued. If two services set the
-clock against each other, the daemon stops to restart after ``MAX_CHANGES`` changes.
+clock against each other, the daemon ignores their changes after the first ``MAX_CHANGES``.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class Core:
         soon.
         """
         self._record_partition(sentence, now)
-        back_by = now + self.config.daemon.adopt_wait  # they reconnect one by one
+        back_by = now + self.config.daemon.adopt_wait  # they do not reconnect all at once
         self.agents.heard(back_by)
         self.liveness.settle(back_by, now)
         self.controller.hold(back_by)

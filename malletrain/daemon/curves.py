@@ -48,10 +48,15 @@ class _Stored:
     """
 
     store: Store
+    """The database."""
     costs: RescaleCosts
+    """Configured cost of rescaling."""
     node_class: str
+    """Class of the nodes."""
     processes: int
+    """Number of processes per node."""
     now: float
+    """Time at which curves are stored, seconds."""
     rows_by_key: Mapping[str, CurveRow] | None = None
     """Newest curve of each key; None if they are not read yet."""
     every: tuple[Sibling, ...] | None = None
@@ -148,7 +153,13 @@ class Curves:
     # --- running jobs ---
 
     def keep(self, job: str, spec: messages.JobSpec, scaling: ScalingModel) -> None:
-        """Store the scaling model of a job, for itself and for later jobs of its kind."""
+        """Store the scaling model of a job, for itself and for later jobs of its kind.
+
+        Args:
+            job: id of the job.
+            spec: its specification.
+            scaling: its scaling model.
+        """
         row = self._store.put_profile(
             replace(self._on_its_class(job, spec), learned=scaling.to_dict(), waits="")
         )
@@ -204,6 +215,11 @@ class Curves:
     ) -> ScalingModel | None:
         """Store the model size that the job's script reports. Returns the prior from the nearest
         sibling; None if there is none.
+
+        Args:
+            job: id of the job.
+            spec: its specification.
+            facts: ``parameters`` and ``flops_per_sample`` of its model.
         """
         size = ModelSize(
             _positive(facts.get("parameters")), _positive(facts.get("flops_per_sample"))
@@ -271,9 +287,8 @@ class Curves:
                 script = file.read(MAX_SCRIPT_BYTES)
         except OSError:  # the daemon's user may not read what the job's owner may
             script = f"{spec.owner}:{Path(spec.script)}".encode("utf-8", "surrogateescape")
-        user_key = (
-            f"{spec.owner}:{spec.profile_key}" if spec.profile_key else None
-        )  # others may choose the same name for something else
+        # Other users may choose the same key for other jobs.
+        user_key = f"{spec.owner}:{spec.profile_key}" if spec.profile_key else None
         return profile_key(
             script,
             spec.args,

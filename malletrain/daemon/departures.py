@@ -37,6 +37,11 @@ class Departures:
     def notice(self, agent: LeasedAgent, in_s: float, reason: str) -> None:
         """Handle the notice that the main scheduler takes the node back within ``in_s`` seconds.
         Repeated notices have no effect.
+
+        Args:
+            agent: agent of the node.
+            in_s: seconds until the node is gone.
+            reason: end reason of the lease; empty for a preemption.
         """
         if agent.gone_at is not None and not agent.reclaimed:
             return
@@ -49,11 +54,23 @@ class Departures:
     def reclaim(
         self, agent: LeasedAgent, within_s: float, sentence: str = RECLAIM_SENTENCE
     ) -> None:
-        """Reclaim the agent's node: end its lease as soon as its job has moved off."""
+        """Reclaim the agent's node: end its lease as soon as its job has moved off.
+
+        Args:
+            agent: agent of the node.
+            within_s: maximum time for the job to move off, seconds.
+            sentence: why the node is reclaimed.
+        """
         self._give_back(agent, within_s, RECLAIMED, sentence)
 
     def sick(self, agent: LeasedAgent, within_s: float, sentence: str) -> None:
-        """Return a node that is unfit for jobs: end its lease as soon as its job has moved off."""
+        """Return a node that is unfit for jobs: end its lease as soon as its job has moved off.
+
+        Args:
+            agent: agent of the node.
+            within_s: maximum time for the job to move off, seconds.
+            sentence: what is wrong with the node.
+        """
         self._give_back(agent, within_s, SICK, sentence)
 
     def _give_back(self, agent: LeasedAgent, within_s: float, reason: str, sentence: str) -> None:

@@ -33,6 +33,11 @@ def extended(
 ) -> tuple[OwnerGoals, bool]:
     """Return the new goals of the job, and whether its owner stated its work. Raises
     RequestRefused.
+
+    Args:
+        core: the daemon's core.
+        row: row of the job.
+        changes: goal (one of ``KEYS``) → new value; None removes the goal.
     """
     unknown = sorted(set(changes) - set(KEYS))
     if unknown or not changes:
@@ -61,7 +66,14 @@ def extended(
 
 
 def extend(core: Core, row: JobRow, new_goals: OwnerGoals, stated: bool) -> None:
-    """Set the goals of the job. Call it within a transaction."""
+    """Set the goals of the job. Call it within a transaction.
+
+    Args:
+        core: the daemon's core.
+        row: row of the job.
+        new_goals: the goals.
+        stated: whether the owner stated the work.
+    """
     data: dict[str, Any] = {
         "deadline": new_goals.deadline,
         "budget_nh": None if new_goals.budget_s is None else new_goals.budget_s / HOUR_S,

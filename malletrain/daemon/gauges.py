@@ -13,6 +13,11 @@ from malletrain.daemon.metrics import NODE_USES, Metrics
 def show_gauges(service: Service, metrics: Metrics, since_s: float) -> None:
     """Set all gauges. ``since_s``: seconds since the last call, for counters of node-seconds and
     energy.
+
+    Args:
+        service: components of the daemon.
+        metrics: the metrics.
+        since_s: seconds since the last call, for counters of node-seconds and energy.
     """
     agents, watts_by_class = (
         list(service.core.agents),

@@ -61,6 +61,7 @@ class _Rhythm:
     """Reports and pauses of the workers of one job."""
 
     generation: int = 0
+    """Number of the round."""
     counts: dict[int, float] = field(default_factory=dict)
     """Rank → samples in its last report."""
     heard: dict[int, float] = field(default_factory=dict)
@@ -145,7 +146,13 @@ class HungSteps:
                 self._report_hang(run, rhythm, now)
 
     def receive_stacks(self, agent: LeasedAgent, run: ActiveJob, message: Stacks) -> None:
-        """Record the stack of a worker."""
+        """Record the stack of a worker.
+
+        Args:
+            agent: agent of the worker's node.
+            run: job of the worker.
+            message: the stack.
+        """
         rhythm = self._rhythms.get(run.row.id)
         if rhythm is None or rhythm.request_at is None or message.generation != rhythm.generation:
             return

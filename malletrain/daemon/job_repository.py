@@ -36,9 +36,13 @@ class ActiveJob:
     """An unfinished job and its state in memory."""
 
     row: JobRow
+    """Its row in the store."""
     spec: messages.JobSpec
+    """Its specification."""
     rounds: Rounds
+    """Decides its rounds."""
     monitor: JobMonitor
+    """Measures its progress."""
     starting_until: float | None = None
     """Time until which the first sample of the newest round is awaited; None if it is not."""
     checkpointed_at: float = 0.0
@@ -60,6 +64,7 @@ class ActiveJob:
     appears once for each try.
     """
     counts: SampleCount = field(default_factory=SampleCount)
+    """Samples of its newest round at a common time."""
     series: dict[str, GrowingSeries] = field(default_factory=dict)
     """Name → metric over time."""
     progress_at: float = 0.0

@@ -59,6 +59,7 @@ class ReclaimExpired:
     """End of the time in which a job had to move off the node of a lease."""
 
     lease: str
+    """Id of the lease."""
     why: str = RECLAIM_SENTENCE
     """Why it had to move off, as a sentence."""
 
@@ -68,6 +69,7 @@ class SpareCheck:
     """Check of whether the job has left a spare node."""
 
     lease: str
+    """Id of the lease."""
     releasing: bool = False
     """Whether the agent had been told to release the job at the previous check."""
 

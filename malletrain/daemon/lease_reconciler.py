@@ -262,7 +262,7 @@ class LeaseReconciler:
                     self._correct_start(row, lease)
             self._cancel_unheard(now)
             failing = self._parts.failing.findings
-            for node in list(failing):  # without an agent, the node's next one is told
+            for node in list(failing):  # without an agent, the node's next agent gets it
                 if (agent := self._parts.agents.on(node)) is not None:
                     self._lease_actions.sick(agent, failing.pop(node), broken=False)
             if strays := self._strays.to_end(poll.leases, self.active, now):
@@ -380,7 +380,7 @@ class LeaseReconciler:
         for lease in self._overstaying.overdue(waiting, now):
             log.warning("lease released again", lease=lease, node=self.active[lease].node)
             self._lease_actions.release_again(lease)
-            self._overstaying.anew(lease)
+            self._overstaying.restart(lease)
 
     def _end(
         self, lease_id: str, reason: str, *, requested: bool = True, at: float | None = None

@@ -1,4 +1,4 @@
-"""Handles clients with unknown keys: they may log in, and are told how.
+"""Handles clients with unknown keys: they may log in, and the answers say how.
 
 Decides only whether a credential is valid. The key ring stores the keys of users who logged in.
 """

@@ -27,7 +27,13 @@ def of_a_peer(assignment: Assignment) -> bool:
 
 
 def note(run: ActiveJob, node: str, assignment: Assignment) -> None:
-    """Record the cause of the failure of the workers on ``node``."""
+    """Record the cause of the failure of the workers on ``node``.
+
+    Args:
+        run: the job.
+        node: name of the node.
+        assignment: state of the job on the node.
+    """
     if of_a_peer(assignment):
         run.bereft[node] = assignment.generation
     elif assignment.phase is AssignmentPhase.FAILED and any(map(_by_itself, assignment.failures)):

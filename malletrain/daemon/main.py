@@ -106,8 +106,8 @@ def _daemon_name(config: Config) -> str:
 
 
 def _stand_by(owner: str) -> None:
-    """Report that this daemon waits for the database of another one. The service manager is told,
-    too, because it would take a waiting daemon for one that failed to start.
+    """Report that this daemon waits for the database of another one. The service manager is
+    notified, too, because it would take a waiting daemon for one that failed to start.
     """
     log.warning("the database is another daemon's; this one waits and takes over", owner=owner)
     tell_service_manager(f"READY=1\nSTATUS=Waits for the database, which {owner} has.")
@@ -327,9 +327,8 @@ class Daemon:
                 EventKind.DAEMON_STOPPED,
                 f"The daemon stops; {running} jobs continue without it on {nodes} nodes.",
             )
-        remove_daemon_info(
-            self.config.state_dir / INFO
-        )  # the announcement to the site stays: it is valid again at the next start
+        # The announcement to the site stays: it is valid again at the next start.
+        remove_daemon_info(self.config.state_dir / INFO)
         return None
 
     def _restore(self, service: Service, before: ComponentFailure | None) -> float:

@@ -52,9 +52,13 @@ class ClientRequest(NamedTuple):
     """A request of a client."""
 
     peer: bytes
+    """Address of the connection."""
     key: str
+    """Public key of the client, z85."""
     user: str
+    """User of the client."""
     request: messages.Request
+    """The request."""
 
 
 class MessageRouter:

@@ -59,12 +59,12 @@ class Metrics:
         self._jobs = gauge("jobs", "Jobs by state.", "state")
         self._rate = gauge("job_samples_per_second", "Throughput of a job now.", "job")
         self._job_nodes = gauge("job_nodes", "Nodes a job runs on now.", "job")
-        self._ended = counter("jobs_ended_total", "Jobs that have ended, by how.", "state")
+        self._ended = counter("jobs_ended_total", "Jobs that have ended, by final state.", "state")
         self._memory = gauge(
-            "snapshot_memory_bytes", "Memory of a job's nodes that its snapshots take.", "job"
+            "snapshot_memory_bytes", "Memory of a job's nodes that its snapshots occupy.", "job"
         )
         self._goals = gauge(
-            "goals", "Unfinished jobs with a deadline or a budget, by how it stands.", "standing"
+            "goals", "Unfinished jobs with a deadline or a budget, by standing.", "standing"
         )
         self._danger = gauge(
             "deadlines_in_danger",
@@ -73,9 +73,7 @@ class Metrics:
         self._slack = gauge(
             "job_deadline_slack_seconds", "A job's deadline less its forecast end.", "job"
         )
-        self._budget = gauge(
-            "job_budget_left_node_seconds", "What a job may still be charged.", "job"
-        )
+        self._budget = gauge("job_budget_left_node_seconds", "Remaining budget of a job.", "job")
         self._shown: set[str] = set()
         self._samples = counter("samples_total", "Samples processed by all jobs.")
         self._job_samples = gauge(
@@ -103,17 +101,17 @@ class Metrics:
         self._leased_nodes_now: set[tuple[str, str, str]] = set()
         self._users_problems = gauge(
             "users_list_problems",
-            "Lines of the list of users that are left out, and 1 more where it is not read.",
+            "Ignored lines of the list of users, plus 1 if the list cannot be read.",
         )
-        self._paused = gauge("leasing_paused", "1 while operators let nothing new be leased.")
+        self._paused = gauge("leasing_paused", "1 while operators have paused leasing.")
         self._restrained = gauge(
             "restrained_nodes", "Nodes that operators have drained or excluded.", "how"
         )
         self._warm = gauge(
-            "fork_server_bytes", "Memory of warm fork servers on leased nodes, all together."
+            "fork_server_bytes", "Total memory of warm fork servers on leased nodes."
         )
         self._sick = gauge("sick_nodes", "Nodes left alone now because they failed a health check.")
-        self._leases_requested = counter("leases_requested_total", "Leases asked for.")
+        self._leases_requested = counter("leases_requested_total", "Leases requested.")
         self._leases_ended = counter("leases_ended_total", "Leases ended, by reason.", "reason")
         self._plans = histogram("plan_seconds", "Time to find a plan.", _PLAN_BUCKETS)
         self._gap = gauge(
@@ -127,12 +125,12 @@ class Metrics:
         )
         self._dropped = counter(
             "dropped_messages_total",
-            "Messages let go unread because too many of their sender waited, by its kind.",
+            "Messages dropped unread because too many of their sender waited, by kind of sender.",
             "sender",
         )
         self._failed = counter(
             "failed_messages_total",
-            "Messages that the daemon failed at, a defect of it, by sender.",
+            "Messages that the daemon failed to handle (a defect of it), by sender.",
             "sender",
         )
         self._poll_failures = counter(
@@ -144,8 +142,8 @@ class Metrics:
         )
         self._missed = gauge(
             "polls_missed",
-            "Polls of the main scheduler in a row that brought nothing, one that is late among "
-            "them; 0: it answers.",
+            "Consecutive polls of the main scheduler without an answer, including a late one; 0 if "
+            "it answers.",
         )
         self._calls = counter(
             "scheduler_calls_total",
@@ -156,17 +154,19 @@ class Metrics:
         self._last_calls: dict[tuple[str, str], int] = {}
         self._backoff = gauge(
             "scheduler_backoff_seconds",
-            "How long leases are not asked for still: the main scheduler is busy, it refused "
-            "submissions, or leases came to nothing.",
+            "Remaining seconds without lease requests: the main scheduler is busy, it refused "
+            "submissions, or leases failed.",
             "cause",
         )
         self._node_seconds = counter("node_seconds_total", "Node time held, by use.", "use")
         self._energy = counter(
-            "energy_joules_total", "Energy of leased nodes, as accounting.watts says.", "node_class"
+            "energy_joules_total",
+            "Energy of leased nodes, computed from accounting.watts.",
+            "node_class",
         )
         self._lag = histogram(
             "event_loop_lag_seconds",
-            "How much later than planned the daemon's loop woke up.",
+            "Delay with which the daemon's loop woke up.",
             _LAG_BUCKETS,
         )
         self._up = gauge("info", "Version of the running daemon; always 1.", "version")
@@ -196,7 +196,13 @@ class Metrics:
         self._up.labels(version).set(1)
 
     def nodes(self, training: int, free: int, leaving: int) -> None:
-        """Set the numbers of leased nodes: with a job, without a job, and leaving."""
+        """Set the numbers of leased nodes: with a job, without a job, and leaving.
+
+        Args:
+            training: number of nodes with a job.
+            free: number of nodes without a job.
+            leaving: number of nodes that are about to be taken back.
+        """
         for use, count in zip(NODE_USES, (training, free, leaving), strict=True):
             self._leased.labels(use).set(count)
 
@@ -216,6 +222,11 @@ class Metrics:
     def restrained(self, paused: bool, drained: int, excluded: int) -> None:
         """Set what operators keep from being leased: whether leasing is paused, and the numbers of
         drained and excluded nodes.
+
+        Args:
+            paused: whether leasing is paused.
+            drained: number of drained nodes.
+            excluded: number of excluded nodes.
         """
         self._paused.set(paused)
         self._restrained.labels("drained").set(drained)

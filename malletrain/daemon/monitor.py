@@ -43,11 +43,17 @@ class RateObservation:
     """
 
     nodes: int
+    """Number of nodes."""
     batch: float
+    """Global batch size, samples."""
     rate: float
+    """Samples/s."""
     spread: float
+    """Half width of the 95 % interval of ``rate``, samples/s."""
     samples: float
+    """Samples of the measurement."""
     seconds: float
+    """Duration of the measurement."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +67,17 @@ class RescaleRecord:
     """
 
     generation: int
+    """Number of the round that it led to."""
     kind: str
+    """``start``, ``up``, ``down``, ``loss`` or ``same``."""
     from_nodes: int
+    """Number of nodes before it."""
     to_nodes: int
+    """Number of nodes after it."""
     began: float
+    """Time of the decision, seconds."""
     ended: float
+    """Time of the first sample after it, seconds."""
     cost_s: float
     phases: dict[str, float]
 
@@ -77,15 +89,23 @@ class PendingRescale:
     """
 
     began: float
+    """Time of the decision, seconds."""
     from_nodes: int
+    """Number of nodes before it."""
     kind: str
+    """``start``, ``up``, ``down``, ``loss`` or ``same``; empty if not known yet."""
     last_sample: float | None
+    """Time of the last sample before it, seconds; None if there was none."""
     drain: float | None = None
+    """Start of the snapshot, seconds; None if there is none."""
     forming: float | None = None
     formed: float | None = None
     generation: int = 0
+    """Number of its newest round."""
     to_nodes: int = 0
+    """Number of nodes of its newest round."""
     marks: dict[str, float] = field(default_factory=dict)
+    """Point of a start-up → time at which the slowest rank reached it, seconds."""
 
 
 class JobMonitor:
@@ -101,14 +121,19 @@ class JobMonitor:
         self._floor = total
         self._since = generation
         self.before = before
+        """Samples counted before the current round."""
         self.generation = generation
+        """Number of the current round."""
         self.last_sample: float | None = None
+        """Time of the newest sample, seconds; None before the first."""
         self.first_sample: float | None = None
+        """Time of the current round's first sample, seconds; None before it."""
         self.nodes = 0
-        self._heard: float | None = None
+        """Number of nodes of the current round."""
+        self._adopted_at: float | None = None
         self._counts: dict[tuple[int, int, int], messages.Progress] = {}
-        self._now_counted = 0.0
-        self._gap = 0.0
+        self._round_samples = 0.0
+        self._mean_report_interval_s = 0.0
         self.slices: dict[int, float] = {}
         self.pending: PendingRescale | None = None
         self._finished: list[RescaleRecord] = []
@@ -118,7 +143,7 @@ class JobMonitor:
     @property
     def total(self) -> float:
         """Samples processed by all workers of all rounds; never falls."""
-        return max(self._floor, self.before + self._now_counted)
+        return max(self._floor, self.before + self._round_samples)
 
     def total_at(self, generation: int, rank: int, own: float) -> float:
         """Estimate the samples of all workers at the time of a worker's report. The ratio of the
@@ -136,7 +161,7 @@ class JobMonitor:
             r.samples for (g, k, _), r in self._counts.items() if (g, k) == (generation, rank)
         ]
         counted = sum(own_counts)
-        share = self._now_counted / counted if counted > 0 else 1.0
+        share = self._round_samples / counted if counted > 0 else 1.0
         return max(self._floor, self.before + own * share)
 
     def by_rank(self) -> dict[int, float]:
@@ -171,7 +196,11 @@ class JobMonitor:
         """
         if self.first_sample is None or self.last_sample is None:
             return 0.0
-        end = now if now - self.last_sample > max(1.0, 2 * self._gap) else self.last_sample
+        end = (
+            now
+            if now - self.last_sample > max(1.0, 2 * self._mean_report_interval_s)
+            else self.last_sample
+        )
         begin = max(end - WINDOW_S, self.first_sample)
         if end - begin < 0.5:
             return 0.0
@@ -209,7 +238,7 @@ class JobMonitor:
             if self.pending is not None and self.pending.forming is not None:
                 self.pending.last_sample = self.last_sample
             return
-        self._now_counted += gained
+        self._round_samples += gained
         if self.first_sample is None:
             self.first_sample = record.first
         if count is None:  # the first report ends the first step, whose duration is unknown
@@ -238,7 +267,9 @@ class JobMonitor:
         interval_start = max(begin, origin, end - MAX_SLICES * SLICE_S)
         if end <= interval_start:
             return
-        self._gap += ((end - interval_start) - self._gap) * (0.1 if self._gap else 1.0)
+        interval_s = end - interval_start
+        mean_s = self._mean_report_interval_s
+        self._mean_report_interval_s += (interval_s - mean_s) * (0.1 if mean_s else 1.0)
         low, high = (interval_start - origin) / SLICE_S, (end - origin) / SLICE_S
         per_slice = gained * SLICE_S / (end - begin)
         for index in range(math.floor(low), math.floor(high) + 1):
@@ -246,9 +277,8 @@ class JobMonitor:
                 min(high, index + 1) - max(low, index)
             )
         newest = max(self.slices)
-        if (
-            newest - min(self.slices) >= MAX_SLICES
-        ):  # after a jump of the clock the gap can be of any width
+        # After a jump of the clock there is a hole of any width.
+        if newest - min(self.slices) >= MAX_SLICES:
             self.slices = {
                 i: samples for i, samples in self.slices.items() if i > newest - MAX_SLICES
             }
@@ -285,7 +315,7 @@ class JobMonitor:
         workers, or the adoption.
         """
         formed = self.pending.formed if self.pending else None
-        heard = [t for t in (self.last_sample, formed, self._heard) if t is not None]
+        heard = [t for t in (self.last_sample, formed, self._adopted_at) if t is not None]
         return max(0.0, now - max(heard)) if heard else 0.0
 
     # --- rescales ---
@@ -302,9 +332,8 @@ class JobMonitor:
             lost: whether a member has been lost.
         """
         kind = "loss" if lost else "start" if not members else _kind(len(members), len(nodes))
-        resumed = (
-            not members and self.pending is not None and self.pending.kind != "start"
-        )  # the pending rescale led to a suspension
+        # If there are no members, the pending rescale led to a suspension.
+        resumed = not members and self.pending is not None and self.pending.kind != "start"
         if self.pending is None or self.pending.formed is not None or resumed:
             self.pending = PendingRescale(now, len(members), kind, self.last_sample)
         elif lost and self.pending.kind != "start":
@@ -326,7 +355,7 @@ class JobMonitor:
             now: time, seconds.
         """
         self.before = self._floor = self.total
-        self._now_counted = 0.0
+        self._round_samples = 0.0
         self._counts = {
             key: record for key, record in self._counts.items() if key[0] > generation - KEPT_ROUNDS
         }
@@ -342,7 +371,7 @@ class JobMonitor:
             self.last_sample,
         )
         self.pending = pending
-        self.generation, self.nodes, self.first_sample, self._gap = (
+        self.generation, self.nodes, self.first_sample, self._mean_report_interval_s = (
             generation,
             len(members),
             None,
@@ -352,7 +381,7 @@ class JobMonitor:
 
     def adopted(self, nodes: int, now: float | None = None) -> None:
         """Continue the current round with this number of nodes after a restart of the daemon."""
-        self.nodes, self._heard = nodes, now
+        self.nodes, self._adopted_at = nodes, now
 
     def formed(self, generation: int, now: float) -> None:
         """Record that the workers of all members run. If the event names the current round while a

@@ -38,11 +38,13 @@ class _Trial:
     deadline: float
     """End of the current phase."""
     token: str = field(default_factory=lambda: secrets.token_hex(16))
+    """Secret by which the agents recognise the connections of this test."""
     ports: dict[str, int] = field(default_factory=dict)
     """Node → port on which its agent listens."""
     pending: set[str] = field(default_factory=set)
     """Nodes whose results are missing; empty before all listen."""
     results: Results = field(default_factory=dict)
+    """Results so far."""
 
 
 class Probes:

@@ -69,7 +69,9 @@ class _Usage:
     """Number and size of the waiting messages of one sender."""
 
     number: int = 0
+    """Number of messages."""
     size: int = 0
+    """Size of the messages, bytes."""
 
     @property
     def crowds(self) -> bool:

@@ -26,9 +26,8 @@ class Retention:
 
     def look(self, now: float) -> int:
         """Delete old rows if a check is due. Returns their number."""
-        if (
-            not self.keep_s or self._due - INTERVAL_S <= now < self._due
-        ):  # else the clock was set back
+        # If the clock was set back, the next check is due at once.
+        if not self.keep_s or self._due - INTERVAL_S <= now < self._due:
             return 0
         deleted = self._store.forget(now - self.keep_s)
         self._due = now + (NEXT_BATCH_S if deleted else INTERVAL_S)

@@ -13,7 +13,13 @@ _HALF_LIVES = 8
 
 
 def sick_nodes(config: Config, store: Store, now: float) -> SickNodes:
-    """Return the sick nodes at ``now``, seconds since the epoch."""
+    """Return the sick nodes at ``now``, seconds since the epoch.
+
+    Args:
+        config: the site's configuration.
+        store: the database.
+        now: time, seconds since the epoch.
+    """
     nodes = config.nodes
     sick = SickNodes(nodes.sick_for, nodes.sick_for_most)
     since = now - 2 * nodes.sick_for_most
@@ -30,7 +36,13 @@ def sick_nodes(config: Config, store: Store, now: float) -> SickNodes:
 
 
 def slow_nodes(config: Config, store: Store, now: float) -> SlowNodes:
-    """Return the slow nodes at ``now``, seconds since the epoch."""
+    """Return the slow nodes at ``now``, seconds since the epoch.
+
+    Args:
+        config: the site's configuration.
+        store: the database.
+        now: time, seconds since the epoch.
+    """
     nodes = config.nodes
     slow = SlowNodes(nodes.slow_factor, nodes.slow_half_life, nodes.slow_after)
     if slow_node_policy(config) == "off":

@@ -184,7 +184,13 @@ def _running_round(run: ActiveJob) -> int:
 
 
 def warn_of_silence(core: Core, run: ActiveJob, now: float) -> None:
-    """Notify the owner of a job that has not reported progress for long."""
+    """Notify the owner of a job that has not reported progress for long.
+
+    Args:
+        core: the daemon's core.
+        run: the job.
+        now: time, seconds.
+    """
     limit = core.config.jobs.no_progress_warning
     if (
         run.spec.mode != "service"

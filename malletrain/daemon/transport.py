@@ -190,7 +190,7 @@ class Transport:
         self._loop.call_soon(self._admit)
 
     def hold(self) -> None:
-        """Stop to receive. Connections and messages wait until the next :meth:`serve`."""
+        """Stop receiving. Connections and messages wait until the next :meth:`serve`."""
         self._remove_readers()
         self._receiver = None
 

@@ -55,7 +55,7 @@ class Unheard:
         }
         return [lease for lease, waited in self._waited_s.items() if waited > self.limit_s]
 
-    def anew(self, lease: str) -> None:
+    def restart(self, lease: str) -> None:
         """Restart the time of a lease, because it has been acted on."""
         self._waited_s[lease] = 0.0
 

@@ -28,7 +28,9 @@ class NodePower(NamedTuple):
     """Power of a node without a job and with one, watts."""
 
     idle: float
+    """Power without a job, watts."""
     busy: float
+    """Power with a job, watts."""
 
 
 class Key(NamedTuple):
@@ -37,8 +39,11 @@ class Key(NamedTuple):
     month: str
     """``2026-11``."""
     user: str
+    """Owner of the leases or jobs."""
     node_class: str
+    """Class of the nodes."""
     account: str = ""
+    """Account of the owner; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +51,19 @@ class Usage:
     """Node-seconds."""
 
     leased: float = 0.0
+    """Time for which nodes were leased."""
     trained: float = 0.0
+    """Time in training."""
     starting: float = 0.0
+    """Time from the decision to start a job to its first sample."""
     rescaling: float = 0.0
+    """Time without samples in rescales."""
     lost: float = 0.0
+    """Time without samples in rescales after preemptions."""
     silent: float = 0.0
+    """Time of jobs that report no samples."""
     samples: float = 0.0
+    """Number of samples processed."""
 
     @property
     def busy(self) -> float:
@@ -71,10 +83,13 @@ class LeasedSpan(NamedTuple):
     """One node held from ``begin`` to ``end``, epoch seconds."""
 
     user: str
+    """Owner of the lease."""
     node_class: str
+    """Class of the node."""
     begin: float
     end: float
     account: str = ""
+    """Account of the owner; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +97,7 @@ class JobHistory:
     """History of one job. Times are in epoch seconds."""
 
     user: str
+    """Owner of the job."""
     rescales: Sequence[RescaleRow]
     """Rescales that led to a first sample, oldest first."""
     stops: Sequence[float]
@@ -89,7 +105,9 @@ class JobHistory:
     classes: Sequence[tuple[float, str]]
     """(time, class of the nodes from then on), oldest first."""
     samples: float = 0.0
+    """Number of samples processed so far."""
     account: str = ""
+    """Account of the owner; empty if there is none."""
     moves: Sequence[tuple[float, int]] = ()
     """(time, number of nodes from then on), oldest first."""
 

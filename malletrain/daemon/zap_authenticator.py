@@ -67,7 +67,7 @@ class ZapAuthenticator:
         return frames
 
     def close(self) -> None:
-        """Stop to authenticate."""
+        """Stop authenticating connections."""
         self.socket.close()
 
     def _answer(self, request: list[bytes]) -> list[bytes]:

@@ -54,7 +54,7 @@ class Lock(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the lock, or stop to wait."""
+        """Release the lock, or stop waiting."""
         ...
 
 

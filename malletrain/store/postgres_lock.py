@@ -84,7 +84,7 @@ class PostgresLock:
         """See :class:`~malletrain.store.ownership.Lock`."""
         try:
             if self._connection is None:
-                raise StoreError(f"The database {self._url} is not this daemon's any more.")
+                raise StoreError(f"The database {self._url} no longer belongs to this daemon.")
             self._connection.execute(_CLEAR_SNAPSHOT)
             holders = self._connection.execute(_HOLDERS, {"kind": WAITS}).all()
             own_pid = self._connection.execute(text("SELECT pg_backend_pid()")).scalar()
@@ -95,9 +95,8 @@ class PostgresLock:
     def close(self) -> None:
         """See :class:`~malletrain.store.ownership.Lock`."""
         if self._connection is not None:
-            with contextlib.suppress(
-                DBAPIError
-            ):  # its server has stopped, and the lock is released
+            # If the server has stopped, the lock is released already.
+            with contextlib.suppress(DBAPIError):
                 self._connection.close()
             self._connection = None
         self._engine.dispose()

@@ -17,8 +17,11 @@ class JobRow:
     """One malleable job."""
 
     id: str
+    """Id, such as ``j1``."""
     name: str
+    """Name, chosen by the owner."""
     owner: str
+    """User who submitted it."""
     spec: str
     """JSON text of the submitted specification."""
     state: str
@@ -26,8 +29,11 @@ class JobRow:
     reason: str = ""
     """Why it is in this state, as a sentence."""
     submitted: float = 0.0
+    """Time of its submission."""
     started: float | None = None
+    """Time at which it first had nodes; None before."""
     ended: float | None = None
+    """Time of its end; None before."""
     generation: int = 0
     """Number of its last round."""
     planned_nodes: tuple[str, ...] = ()
@@ -43,6 +49,7 @@ class JobRow:
     samples_before: float = 0.0
     """Samples processed before its last round."""
     last_progress: float | None = None
+    """Time of its last reported sample; None before the first."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Name → last value of each reported metric."""
     notices: tuple[str, ...] = ()
@@ -60,7 +67,9 @@ class LeaseRow:
     """One lease of one node."""
 
     id: str
+    """Id, such as ``l1``."""
     node: str
+    """Name of the node."""
     state: str
     """A :class:`malletrain.protocol.event_kinds.LeaseStatus`."""
     scheduler_id: str = ""
@@ -68,12 +77,17 @@ class LeaseRow:
     public_key: str = ""
     """Public CURVE key of its agent, z85 text."""
     node_class: str = "default"
+    """Class of the node."""
     owner: str = ""
     """User as whom it was submitted; empty for the daemon's own user."""
     requested: float = 0.0
+    """Time of the request."""
     started: float | None = None
+    """Time at which it started to run; None before."""
     ended: float | None = None
+    """Time of its end; None before."""
     end_reason: str = ""
+    """Why it ends or has ended; empty before."""
     account: str = ""
     """Account of its owner at its request."""
 
@@ -83,9 +97,13 @@ class ServiceRow:
     """Service that a party has had of its share (:class:`malletrain.core.shares.PartyService`)."""
 
     party: str
+    """Name of the party."""
     served: float
+    """Weighted node-seconds that its jobs had."""
     due: float
+    """Weighted node-seconds that were its share."""
     seconds: float
+    """Time in which something was due to it."""
     updated: float
     """Time at which the row was written."""
 
@@ -95,13 +113,19 @@ class EventRow:
     """One line of the audit log."""
 
     time: float
+    """Time of the event."""
     kind: str
     """An :class:`malletrain.protocol.event_kinds.EventKind`."""
     job: str = ""
+    """Id of the job; empty if it is not about a job."""
     node: str = ""
+    """Name of the node; empty if it is not about a node."""
     lease: str = ""
+    """Id of the lease; empty if it is not about a lease."""
     generation: int | None = None
+    """Number of the round; None if it is not about a round."""
     data: Mapping[str, Any] = field(default_factory=dict)
+    """Values for programs, and the sentence for users."""
     seq: int = 0
     """Number, assigned by the database (0 if not stored yet). Numbers increase and are never
     reused.
@@ -113,7 +137,9 @@ class ObservationRow:
     """Throughput of a job, observed at one scale."""
 
     job: str
+    """Id of the job."""
     nodes: int
+    """Number of nodes."""
     batch: float
     """Global batch size, samples."""
     rate: float
@@ -121,9 +147,11 @@ class ObservationRow:
     spread: float
     """Half width of the interval around ``rate``, samples/s."""
     seconds: float
+    """Duration of the measurement."""
     samples: float
     """Samples processed in ``seconds``."""
     time: float
+    """Time of the measurement."""
 
 
 STARTED = "start"
@@ -135,13 +163,19 @@ class RescaleRow:
     """One change of scale."""
 
     job: str
+    """Id of the job."""
     generation: int
+    """Number of the round that it led to."""
     kind: str
     """``start``, ``up``, ``down``, ``loss`` or ``same``."""
     from_nodes: int
+    """Number of nodes before it."""
     to_nodes: int
+    """Number of nodes after it."""
     began: float
+    """Time of the decision."""
     ended: float | None = None
+    """Time of the first sample after it; None before."""
     cost_s: float | None = None
     """Time from the last sample before to the first sample after it, seconds; None until it is
     known.
@@ -155,9 +189,11 @@ class ProfileRow:
     """Scaling of one job."""
 
     job: str
+    """Id of the job."""
     key: str = ""
     """Its profile key: jobs with the same key scale alike."""
     node_class: str = "default"
+    """Class of the nodes for which the key is."""
     learned: Mapping[str, Any] = field(default_factory=dict)
     """A :class:`malletrain.core.scaling_model.ScalingModel` as a mapping; empty before the first
     measurement.
@@ -177,11 +213,15 @@ class MetricRow:
     """One stored value of a metric of a job."""
 
     job: str
+    """Id of the job."""
     name: str
+    """Name of the metric."""
     number: int
     """Number of values that were reported before it."""
     time: float
+    """Time of the report."""
     value: float
+    """The value."""
     step: int | None
     """Step of the script; None if it states none."""
     samples: float
@@ -195,15 +235,21 @@ class CurveRow:
     """Newest curve of a kind of jobs, for later jobs of that kind."""
 
     key: str
+    """Profile key of the kind of jobs."""
     node_class: str
+    """Class of the nodes."""
     processes: int
     """Number of processes per node."""
     learned: Mapping[str, Any]
+    """A :class:`malletrain.core.scaling_model.ScalingModel` as a mapping."""
     job: str
     """Job from which it is."""
     updated: float
+    """Time at which the row was written."""
     parameters: float | None = None
+    """Number of parameters of the job's model; None if unknown."""
     flops: float | None = None
+    """FLOPs per sample of the job's model; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +257,9 @@ class GoalRow:
     """Deadline, budget and work of a job, and their standing."""
 
     job: str
+    """Id of the job."""
     deadline: float | None = None
+    """Time by which the job is to complete; None if there is none."""
     budget_s: float | None = None
     """Maximum charged node-seconds; None if there is no budget."""
     work: float | None = None
@@ -221,6 +269,7 @@ class GoalRow:
     charged_s: float = 0.0
     """Node-seconds charged up to ``charged_at``."""
     charged_at: float | None = None
+    """Time up to which ``charged_s`` counts; None before the first charge."""
     standing: str = ""
     """A :class:`malletrain.core.goals.GoalStanding`; empty if not known yet."""
 
@@ -230,8 +279,11 @@ class NodeSpanRow:
     """Mean number of nodes of a class that were available for jobs in one span."""
 
     began: float
+    """Start of the span."""
     node_class: str
+    """Class of the nodes."""
     nodes: float
+    """Mean number of nodes."""
 
 
 @dataclass(frozen=True)

@@ -53,13 +53,26 @@ class SeriesTable:
         return self._db.one(query.order_by(table.c.number.desc()).limit(1), MetricRow)
 
     def tail(self, job: str, name: str, first: int) -> list[MetricRow]:
-        """Return the stored values of a series from number ``first`` on, in order."""
+        """Return the stored values of a series from number ``first`` on, in order.
+
+        Args:
+            job: id of the job.
+            name: name of the metric.
+            first: number of the first value.
+        """
         table = schema.metric_points
         conditions = (table.c.job == job, table.c.name == name, table.c.number >= first)
         return self._db.all(select(table).where(*conditions).order_by(table.c.number), MetricRow)
 
     def replace(self, job: str, name: str, first: int, rows: Sequence[MetricRow]) -> None:
-        """Replace the stored values of a series from number ``first`` on by ``rows``."""
+        """Replace the stored values of a series from number ``first`` on by ``rows``.
+
+        Args:
+            job: id of the job.
+            name: name of the metric.
+            first: number of the first replaced value.
+            rows: the new values, in order.
+        """
         table = schema.metric_points
         stale = (table.c.job == job) & (table.c.name == name) & (table.c.number >= first)
         with self._db.transaction() as connection:

@@ -224,7 +224,13 @@ class Session:
     def change_all(
         self, table: Table, kind: type[Named], changes: Sequence[tuple[Named, Mapping[str, Any]]]
     ) -> list[Named]:
-        """Like :meth:`change` for many rows. The same fields of each row are changed."""
+        """Like :meth:`change` for many rows. The same fields of each row are changed.
+
+        Args:
+            table: table of the rows.
+            kind: class of the rows.
+            changes: each row with its new values by field.
+        """
         if not changes or not changes[0][1]:
             return [row for row, _ in changes]
         names = tuple(changes[0][1])

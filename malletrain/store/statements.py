@@ -27,6 +27,11 @@ def inserting(table: Table) -> Insert:
 def appending(table: Table, columns: tuple[str, ...], dialect: Dialect) -> Any:
     """Return the compiled statement that inserts a row of these columns, for the driver of this
     dialect. Its ``positiontup`` is the order of the values; None if they are passed by name.
+
+    Args:
+        table: table of the row.
+        columns: names of the columns.
+        dialect: dialect of the database.
     """
     return insert(table).inline().compile(dialect=dialect, column_keys=list(columns))
 

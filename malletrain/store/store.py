@@ -5,9 +5,9 @@ opened with :meth:`Store.transaction`), and that a database of an earlier versio
 one of a later version refused. It does not decide which columns are stored
 (:mod:`malletrain.store.schema`) nor when.
 
-A call that returned is on disk: ``kill -9`` loses nothing of it. All calls are synchronous and come
-from one thread, the daemon's loop. SQLite (write-ahead log) by default, anything SQLAlchemy speaks
-by URL.
+When a call returns, its changes are on disk: ``kill -9`` loses nothing of them. All calls are
+synchronous and come from one thread, the daemon's loop. The default database is SQLite with a
+write-ahead log; a URL selects any other that SQLAlchemy supports.
 """
 
 from __future__ import annotations

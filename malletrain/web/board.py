@@ -31,8 +31,11 @@ class HarvestView(msgspec.Struct, frozen=True):
     """
 
     since: float
+    """Midnight (UTC), seconds since the epoch."""
     leased_nh: float
+    """Leased node-hours."""
     trained_nh: float
+    """Node-hours in training."""
 
 
 class MachineView(msgspec.Struct, frozen=True):
@@ -41,9 +44,11 @@ class MachineView(msgspec.Struct, frozen=True):
     """
 
     status: StatusView | None
+    """The daemon's status; None before the first poll."""
     away: str
     looked: float | None
     harvest: HarvestView | None
+    """Node-hours of the day; None before the first poll."""
     user: str
     own: str
 
@@ -57,11 +62,15 @@ class BoardChange(msgspec.Struct, frozen=True):
     version: int
     full: bool
     machine: MachineView
+    """The daemon at a glance."""
     jobs: tuple[JobView, ...] = ()
+    """New and changed jobs."""
     gone: tuple[str, ...] = ()
     nodes: tuple[NodeView, ...] = ()
+    """New and changed nodes."""
     nodes_gone: tuple[str, ...] = ()
     events: tuple[EventView, ...] = ()
+    """New events."""
 
 
 class Board:

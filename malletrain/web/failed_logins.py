@@ -25,8 +25,11 @@ failures.
 @dataclass
 class _Record:
     failures: int = 0
+    """Number of failures."""
     at: float = 0.0
+    """Time of the last failure, seconds."""
     logged_at: float = float("-inf")
+    """Time of the last log line, seconds."""
 
 
 @dataclass(frozen=True)

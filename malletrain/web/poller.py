@@ -118,7 +118,7 @@ class Poller(threading.Thread):
         self._poll_now.set()
 
     def end(self) -> None:
-        """Stop to poll."""
+        """Stop polling."""
         self._ended = True
         self._poll_now.set()
 

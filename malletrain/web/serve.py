@@ -169,7 +169,13 @@ def _unix(path: str) -> socket.socket:
 
 
 def url_of(address: ListenAddress, listening: socket.socket, token: str) -> str:
-    """Return the URL to open, with the token; for a Unix socket its path without the token."""
+    """Return the URL to open, with the token; for a Unix socket its path without the token.
+
+    Args:
+        address: address of the page.
+        listening: its socket.
+        token: token that requests need.
+    """
     if address.path:
         return f"unix:{address.path}"
     port = listening.getsockname()[1]

@@ -23,11 +23,13 @@ class SweepView(msgspec.Struct, frozen=True):
     """One line of ``malletrain sweep status``."""
 
     name: str
+    """Name of the sweep."""
     trials: dict[str, int]
     """State → number of trials."""
     target_trials: int
     """Planned number of trials."""
     best: float | None
+    """Best value, if the sweep has one objective; None if there is none."""
     attended: bool
     """Whether a process runs it."""
     sentence: str
@@ -38,15 +40,23 @@ class TrialView(msgspec.Struct, frozen=True):
     """One line of ``malletrain sweep show``."""
 
     trial: int
+    """Number of the trial."""
     state: str
+    """State of the trial."""
     job: str
     """Id of its job; empty before it has one."""
     values: dict[str, float]
+    """Metric → value."""
     step: int | None
+    """Last reported step; None before the first."""
     parameters: dict[str, Any]
+    """Parameter → value."""
     node_hours: float
+    """Charged node-hours."""
     best: bool
+    """Whether it is the best trial."""
     note: str
+    """Remark for users."""
 
 
 class SweepAway(Exception):

@@ -38,6 +38,7 @@ class SpanView(msgspec.Struct, frozen=True):
     node: str
     state: str
     job: str
+    """Id of the job on the node; empty if there is none."""
     start: float
     end: float | None
 
@@ -57,9 +58,11 @@ class TimelineView(msgspec.Struct, frozen=True):
 
     version: int
     since: float
+    """Start of the timeline, seconds since the epoch."""
     now: float
     spans: tuple[SpanView, ...]
     marks: tuple[MarkView, ...]
+    """Preemptions."""
 
 
 class NodeTimeline:

@@ -22,6 +22,7 @@ class Viewer:
     """A user of the page. ``own``: user as whom the page runs."""
 
     name: str
+    """The viewer's user name."""
     own: str
 
     @property

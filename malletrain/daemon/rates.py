@@ -26,7 +26,7 @@ answers take very long.
 """
 MAX_DELAY_BY_ONE_S = 2.0
 """Maximum time by which one answer delays the next ones, seconds, however long it took. So a user
-whose answers take longer than MOST_PART of this time can exceed MOST_PART.
+whose answers take longer than MAX_PROCESSOR_FRACTION of this time can exceed it.
 """
 MAX_CHARGED_S = MAX_PROCESSOR_FRACTION * (BURST_S + 2.0 * MAX_WAIT_S)
 """Maximum processor time that is charged to a user, seconds. After a flood of expensive requests a

@@ -1,4 +1,4 @@
-"""Accounts: in which account a user's leases are submitted, and who may act on whose jobs."""
+"""Decides in which account a user's leases are submitted, and which user may act on which jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = "root"
 
 
 class Accounts:
-    """The users of one daemon. ``daemon_user``: the one who runs it."""
+    """The users of one daemon. ``daemon_user``: the user who runs it."""
 
     def __init__(self, config: Config, daemon_user: str | None = None) -> None:
         self._own = daemon_user or user_name()
@@ -19,25 +19,27 @@ class Accounts:
         self.appoint(config.daemon.operators)
 
     def appoint(self, operators: Collection[str]) -> None:
-        """These are the operators from now on."""
+        """Replace the set of operators."""
         self._operators = frozenset(operators)
 
     def of(self, user: str) -> str:
-        """Whose leases a job of ``user`` runs on: the user's own, or (empty) those of the daemon's
-        user.
+        """Return the owner of the leases on which jobs of ``user`` run: the user; empty for the
+        daemon's user.
         """
         return "" if user == self._own else user
 
     def operates(self, user: str) -> bool:
-        """Whether ``user`` may decide about the machine: who runs the daemon, and its operators."""
+        """Whether ``user`` may act on the whole machine: the daemon's user and the operators
+        may.
+        """
         return user == self._own or user in self._operators
 
     def may_manage(self, user: str, owner: str) -> bool:
-        """Whether ``user`` may cancel a job of ``owner``, and see what only its owner is to see."""
+        """Whether ``user`` may cancel a job of ``owner`` and see what is private to its owner."""
         return user == owner or self.operates(user)
 
     def refusal(self, user: str) -> str:
-        """Why ``user`` may submit no jobs, as a sentence; empty: the user may."""
+        """Return why ``user`` may not submit jobs, as a sentence; empty if the user may."""
         if not self.of(user):
             return ""
         if not self.submits_as_others:
@@ -45,8 +47,4 @@ class Accounts:
                 "This daemon serves the user who runs it only (submit_as in its "
                 "configuration is empty)."
             )
-        return (
-            "Jobs do not run as root; submit them as the user whose they are."
-            if user == ROOT
-            else ""
-        )
+        return "Jobs do not run as root; submit them as their owner." if user == ROOT else ""

@@ -1,6 +1,7 @@
 """Validates requests of clients: their parameters, and the specification of a submitted job.
 
-A client may be anybody's program. This module changes nothing; it refuses with a sentence.
+Clients are not trusted: any program can send a request. This module changes nothing; it refuses
+with a sentence.
 """
 
 from __future__ import annotations
@@ -21,25 +22,30 @@ from malletrain.core.trainers import Trainer
 from malletrain.protocol import messages
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES
 
-MOST_PROCESSES = 4096
-"""Of one job on one node."""
-MOST_SIZES = 100
-"""To profile at; a profile visits far fewer."""
-WEIGHTS = (1e-6, 1e6)
-MOST_RATE = 1e15
-"""Samples/s, and what they are worth; the planner's arithmetic is good for no more."""
-LONGEST_S = 366 * 86400.0
-"""Of a time limit."""
-MOST_AFTER = 1000
-MOST_SPEC_BYTES = 256 * 1024
-MOST_TEXT = 300
-"""Characters of a parameter: a job's name, a log's, a place in it."""
-MOST_WHY = 100
-"""The same, of why jobs are cancelled."""
+MAX_PROCESSES = 4096
+"""Maximum number of processes of one job on one node."""
+MAX_PROFILE_SIZES = 100
+"""Maximum number of sizes to profile at. A profile visits far fewer."""
+WEIGHT_RANGE = (1e-6, 1e6)
+"""Minimum and maximum weight of a job."""
+MAX_RATE = 1e15
+"""Maximum throughput, samples/s, and its weighted value. Larger values exceed the precision of the
+planner.
+"""
+MAX_TIME_LIMIT_S = 366 * 86400.0
+"""Maximum time limit of a job, seconds."""
+MAX_AFTER = 1000
+"""Maximum number of jobs that one job waits for."""
+MAX_SPEC_BYTES = 256 * 1024
+"""Maximum size of an encoded job specification."""
+MAX_TEXT_LENGTH = 300
+"""Maximum length of a text parameter, such as the name of a job or log, in characters."""
+MAX_REASON_LENGTH = 100
+"""Maximum length of the reason for which jobs are cancelled, in characters."""
 
 
 class RequestRefused(Exception):
-    """The request cannot be done; ``code`` is ``refused`` or ``usage``."""
+    """A request is invalid or not permitted. ``code`` is ``usage`` or ``refused``."""
 
     def __init__(self, sentence: str, code: str = "refused") -> None:
         super().__init__(sentence)
@@ -47,24 +53,44 @@ class RequestRefused(Exception):
 
 
 def text(params: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    """The text ``name``; without a default it has to be there."""
+    """Return the text parameter ``name``.
+
+    Args:
+        params: parameters of the request.
+        name: name of the parameter.
+        default: value of a missing parameter; None if the parameter is required.
+
+    Raises:
+        RequestRefused: it is missing, too long or not text.
+    """
     value = params.get(name, default)
-    if not isinstance(value, str) or len(value) > MOST_TEXT:
+    if not isinstance(value, str) or len(value) > MAX_TEXT_LENGTH:
         raise RequestRefused(
-            f"The request's '{name}' is {_shown(value)}; it is a text of {MOST_TEXT} characters "
-            "at most.",
+            f"The request's '{name}' is {_shown(value)}; it is a text of {MAX_TEXT_LENGTH} "
+            "characters at most.",
             "usage",
         )
     return value
 
 
 def whole(params: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
-    """The whole number ``name``, moved into [low, high]."""
+    """Like :func:`number`, but the value is truncated to an integer."""
     return int(number(params, name, default, low, high))
 
 
 def number(params: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
-    """The number ``name``, moved into [low, high]."""
+    """Return the numeric parameter ``name``, clamped to [low, high].
+
+    Args:
+        params: parameters of the request.
+        name: name of the parameter.
+        default: value of a missing parameter.
+        low: minimum value that is returned.
+        high: maximum value that is returned.
+
+    Raises:
+        RequestRefused: it is not a finite number.
+    """
     value = params.get(name, default)
     if (
         isinstance(value, bool)
@@ -88,7 +114,7 @@ def _shown(value: object) -> str:
 
 
 def weighed(spec: messages.JobSpec, weight: Any) -> messages.JobSpec:
-    """The job with another weight, where that can be one."""
+    """Return the job with another weight. Raises RequestRefused if the weight is invalid."""
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         raise RequestRefused(
             f"The request's 'weight' is {_shown(weight)}; it is a number.", "usage"
@@ -100,8 +126,8 @@ def weighed(spec: messages.JobSpec, weight: Any) -> messages.JobSpec:
 
 
 def valued(spec: messages.JobSpec, nodes: Mapping[int, float]) -> messages.JobSpec:
-    """The service to which so many nodes are worth this, where they can be. Raises
-    RequestRefused.
+    """Return the service with another value for each number of nodes. Raises RequestRefused if a
+    value is invalid.
     """
     curve = {str(size): value for size, value in sorted(nodes.items())}
     spec = msgspec.structs.replace(spec, curve=curve)
@@ -111,8 +137,8 @@ def valued(spec: messages.JobSpec, nodes: Mapping[int, float]) -> messages.JobSp
 
 
 def problem_of(spec: messages.JobSpec, files: bool = True) -> str:
-    """What is wrong with a job as submitted, as a sentence; empty when nothing is. ``files``: look
-    whether its files are there.
+    """Return what is wrong with a submitted job, as a sentence; empty if it is valid. ``files``:
+    whether to check that its files exist.
     """
     return (
         _size_problem(spec)
@@ -124,25 +150,46 @@ def problem_of(spec: messages.JobSpec, files: bool = True) -> str:
 
 
 def why_cancelled(params: Mapping[str, Any]) -> str:
-    """What the request says of why it cancels jobs; may be empty. Raises RequestRefused."""
+    """Return the reason that the request gives for cancelling jobs; may be empty. Raises
+    RequestRefused if it is too long or not printable.
+    """
     why = text(params, "why", "")
-    if not why.isprintable() or len(why) > MOST_WHY:
+    if not why.isprintable() or len(why) > MAX_REASON_LENGTH:
         raise RequestRefused(
-            f"Why jobs are cancelled is told in one printable line of {MOST_WHY} characters at "
-            "most.",
+            f"The reason for cancelling jobs is one printable line of {MAX_REASON_LENGTH} "
+            "characters at most.",
             "usage",
         )
     return why
 
 
 def cancelled(user: str, owner: str, why: str) -> str:
-    """The reason that is kept of a job of ``owner``: whose words ``why`` are stands before them."""
+    """Return the reason to store for a cancelled job of ``owner``: ``why``, preceded by who
+    cancelled it.
+
+    Args:
+        user: user who cancels.
+        owner: owner of the job.
+        why: reason given by the user; may be empty.
+    """
     by = BY_ITS_OWNER if user == owner else f"cancelled by {user}, an operator"
     return f"{by}: {why}" if why else by
 
 
 def for_trainer(spec: messages.JobSpec, trainer: Trainer | None, usual: str) -> messages.JobSpec:
-    """The job with the goal of its trainer, or ``usual`` where there is none, if it says none."""
+    """Fill in the goal of a job that has none.
+
+    Args:
+        spec: specification of the job.
+        trainer: trainer of the job's owner; None if there is none.
+        usual: goal for jobs without a trainer.
+
+    Returns:
+        The specification with the goal of the trainer, or with ``usual``.
+
+    Raises:
+        RequestRefused: the job's goal differs from the trainer's.
+    """
     if trainer is None:
         return msgspec.structs.replace(spec, goal=spec.goal or usual)
     goal = trainer.goal.value
@@ -155,9 +202,9 @@ def for_trainer(spec: messages.JobSpec, trainer: Trainer | None, usual: str) -> 
 
 
 def _size_problem(spec: messages.JobSpec) -> str:
-    if (size := len(msgspec.msgpack.encode(spec))) > MOST_SPEC_BYTES:
+    if (size := len(msgspec.msgpack.encode(spec))) > MAX_SPEC_BYTES:
         return (
-            f"The job's description has {size} bytes, more than {MOST_SPEC_BYTES}; put long "
+            f"The job's description has {size} bytes, more than {MAX_SPEC_BYTES}; put long "
             "lists into a file and name that."
         )
     if not spec.name or not spec.name.isprintable() or len(spec.name) > 200:
@@ -171,20 +218,20 @@ def _size_problem(spec: messages.JobSpec) -> str:
         )
     if not 0 <= spec.largest <= MAX_NODES:
         return f"The job asks for {spec.largest} nodes; {MAX_NODES} is the most."
-    if not 0 <= spec.nproc_per_node <= MOST_PROCESSES:
+    if not 0 <= spec.nproc_per_node <= MAX_PROCESSES:
         return (
             f"The job asks for {spec.nproc_per_node} processes a node; give 1 or more, up to "
-            f"{MOST_PROCESSES}, or none for one on each GPU."
+            f"{MAX_PROCESSES}, or none for one on each GPU."
         )
-    if not WEIGHTS[0] <= spec.weight <= WEIGHTS[1]:
+    if not WEIGHT_RANGE[0] <= spec.weight <= WEIGHT_RANGE[1]:
         return (
             f"The job's weight is {spec.weight:g}; give a number above 0, from "
-            f"{WEIGHTS[0]:g} to {WEIGHTS[1]:g}."
+            f"{WEIGHT_RANGE[0]:g} to {WEIGHT_RANGE[1]:g}."
         )
-    if not 0 <= spec.time_limit_s <= LONGEST_S:
+    if not 0 <= spec.time_limit_s <= MAX_TIME_LIMIT_S:
         return "A time limit is a time above 0, a year at most."
-    if len(spec.after) > MOST_AFTER or any(len(name) > MOST_TEXT for name in spec.after):
-        return f"A job begins after {MOST_AFTER} others at most."
+    if len(spec.after) > MAX_AFTER or any(len(name) > MAX_TEXT_LENGTH for name in spec.after):
+        return f"A job can wait for {MAX_AFTER} others at most."
     if max(len(spec.profile_key), len(spec.key), len(spec.sweep)) > 200:
         return (
             "A profile key, a sweep's name and a submission's own key have 200 characters at most."
@@ -208,11 +255,9 @@ def _kind_problem(spec: messages.JobSpec) -> str:
             "what nodes are worth to it: give --value FILE."
         )
     if spec.mode == "live" and spec.launcher != "builtin":
-        return (
-            "Live mode needs the builtin launcher: torchrun starts its workers anew in every round."
-        )
+        return "Live mode needs the builtin launcher: torchrun restarts its workers in every round."
     if spec.on_hang not in ("tell", "restart"):
-        return f"What is done at a hang is 'tell' or 'restart', not '{spec.on_hang[:40]}'."
+        return f"The action at a hang is 'tell' or 'restart', not '{spec.on_hang[:40]}'."
     if spec.launcher not in ("builtin", "torchrun"):
         return f"The launcher '{spec.launcher}' is not known; accepted is builtin or torchrun."
     return ""
@@ -225,7 +270,7 @@ def _software_problem(spec: messages.JobSpec) -> str:
     named = (*software.modules, software.conda, software.venv, software.container or "")
     texts = (*named, software.conda_exe, *software.binds, *software.options)
     if any(not text.isprintable() for text in texts) or "" in software.modules:
-        return "A name in the job's software environment is empty, or has a character that is none."
+        return "A name in the job's software environment is empty, or has an unprintable character."
     if any(name.startswith("-") for name in named):
         return "A module, an environment or an image of the job begins with '-', as options do."
     if software.conda and (software.venv or software.container):
@@ -276,15 +321,15 @@ def _curve_problem(spec: messages.JobSpec) -> str:
         if curve.largest > MAX_NODES:
             return f"The scaling curve names {curve.largest} nodes; {MAX_NODES} is the most."
         highest = max(rate for _, rate in curve.points)
-        if highest * max(1.0, spec.weight) > MOST_RATE:
+        if highest * max(1.0, spec.weight) > MAX_RATE:
             return (
                 f"The scaling curve goes up to {highest:g} samples/s at a weight of "
-                f"{spec.weight:g}; {MOST_RATE:g} is the most."
+                f"{spec.weight:g}; {MAX_RATE:g} is the most."
             )
     if spec.profile_sizes is not None:
-        if len(spec.profile_sizes) > MOST_SIZES:
+        if len(spec.profile_sizes) > MAX_PROFILE_SIZES:
             return (
-                f"The job names {len(spec.profile_sizes)} sizes to profile at; {MOST_SIZES} "
+                f"The job names {len(spec.profile_sizes)} sizes to profile at; {MAX_PROFILE_SIZES} "
                 "is the most."
             )
         if outside := [k for k in spec.profile_sizes if not spec.min_nodes <= k <= spec.max_nodes]:

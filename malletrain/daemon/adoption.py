@@ -1,7 +1,7 @@
-"""Collects what agents report of jobs between the start of the daemon and its first plan.
+"""Collects the jobs that agents report between the start of the daemon and its first plan.
 
-Decides nothing about a job. A job's rounds adopt all their nodes together and would let go of a
-node that reports earlier, so the newest report of each node waits here until then.
+Decides nothing about a job. A job's rounds adopt all their nodes together and would release a node
+that reports earlier. So the newest report of each node is held here until then.
 """
 
 from __future__ import annotations
@@ -13,25 +13,29 @@ from malletrain.protocol.messages import Assignment
 
 
 class Adoption:
-    """Of one start of the daemon."""
+    """The reports of agents after one start of the daemon."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
         self._assignments: dict[str, dict[str, Assignment]] = {}
 
-    def reported(self, node: str, assignment: Assignment) -> None:
-        """An agent has said Hello, and that it holds this."""
+    def record(self, node: str, assignment: Assignment) -> None:
+        """Record the assignment in an agent's Hello."""
         self._assignments.setdefault(assignment.job, {})[node] = assignment
 
-    def changed(self, node: str, assignment: Assignment) -> bool:
-        """One that had said so says how it stands now. False: it had not."""
-        reported = node in self._assignments.get(assignment.job, {})
-        if reported:
+    def update(self, node: str, assignment: Assignment) -> bool:
+        """Replace the recorded assignment of a node by a newer one. Returns whether there was one
+        of this job.
+        """
+        is_recorded = node in self._assignments.get(assignment.job, {})
+        if is_recorded:
             self._assignments[assignment.job][node] = assignment
-        return reported
+        return is_recorded
 
     def of(self, job: str) -> dict[str, Assignment]:
-        """Node → what it holds of the job: those that hold it yet, and were not lost meanwhile."""
+        """Return node → assignment, for the nodes that still hold the job and have not been
+        lost.
+        """
         assignments = self._assignments.get(job, {})
         agents = {node: self._agents.on(node) for node in assignments}
         return {
@@ -40,7 +44,9 @@ class Adoption:
             if agent is not None and agent.holds == job and not agent.releasing
         }
 
-    def over(self, unfinished: Container[str]) -> list[tuple[str, str]]:
-        """(node, job) where a node holds a job yet that has ended meanwhile: nobody has told it."""
+    def ended_jobs(self, unfinished: Container[str]) -> list[tuple[str, str]]:
+        """Return (node, job) of each node that still holds a job that has ended. Its agent does not
+        know yet.
+        """
         ended = [job for job in self._assignments if job not in unfinished]
         return [(node, job) for job in ended for node in self.of(job)]

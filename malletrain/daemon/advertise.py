@@ -1,10 +1,10 @@
 """Chooses the address at which agents and clients reach the daemon.
 
-That is what ``advertise`` names, else the address in ``listen``. If ``listen`` means every
+That is ``advertise`` if it is set, else the address in ``listen``. If ``listen`` means every
 interface, it is the address from which this host reaches its nodes. Names are resolved first. A
-name that resolves to loopback on this host is refused: an agent on another node that connects to
-``localhost`` would reach only itself. Only the resolver and the routing table are asked; nothing is
-sent.
+name that resolves to loopback on this host is refused, because an agent on another node that
+connects to ``localhost`` would reach only itself. Only the resolver and the routing table are
+queried; nothing is sent to the nodes.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from collections import Counter
 from collections.abc import Iterable
 
 EVERYWHERE = ("0.0.0.0", "*", "::")
-_ANYWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
-"""Addresses of nobody (RFC 5737, RFC 3849): the route to them is the default route."""
-_ASKED = 64
-"""As many nodes say well enough by which interface the others are reached."""
+_UNUSED_ADDRESSES = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+"""Addresses reserved for documentation (RFC 5737, RFC 3849): the route to them is the default
+route.
+"""
+_MAX_LOOKUPS = 64
+"""Maximum number of nodes to look up. They show by which interface the others are reached."""
 
 
 class AddressError(RuntimeError):
-    """There is no address by which the nodes could reach the daemon; the message is a sentence that
-    says why and what to do.
-    """
+    """No address leads from the nodes to the daemon. The message says why and what to do."""
 
 
 def host_of(listen: str) -> str:
-    """The host in ``tcp://HOST:PORT``, without the brackets of an IPv6 address."""
+    """Return the host in ``tcp://HOST:PORT``, without the brackets of an IPv6 address."""
     return listen.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
 
 def bracketed(host: str) -> str:
-    """``host`` as it stands in an endpoint."""
+    """Return ``host`` as it is written in an endpoint."""
     return f"[{host}]" if ":" in host else host
 
 
 def advertised(listen: str, advertise: str, nodes: Iterable[str], *, all_here: bool) -> str:
-    """The host for the endpoint that agents are told, with brackets where it needs them.
+    """Return the host of the endpoint that agents connect to, in brackets if it is an IPv6 address.
 
     Args:
         listen: ``tcp://HOST:PORT``, where the daemon listens.
-        advertise: what the configuration says; empty: nothing.
-        nodes: addresses or names of nodes, as the main scheduler has them; may be empty.
-        all_here: every node is this machine.
+        advertise: value in the configuration; empty if not set.
+        nodes: addresses or names of nodes in the main scheduler; may be empty.
+        all_here: whether every node is this machine.
 
     Raises:
         AddressError: the nodes could not reach the daemon there.
@@ -60,19 +60,19 @@ def advertised(listen: str, advertise: str, nodes: Iterable[str], *, all_here: b
 
 
 def _checked(host: str, key: str, nodes: Iterable[str]) -> str:
-    """``host`` if the nodes can mean this machine by it."""
+    """Return ``host`` if it means this machine on the nodes, too. Raises AddressError."""
     plain = host.strip("[]")
     if is_loopback(plain) and (key == "advertise" or _all_loopback(nodes)):
-        return bracketed(plain)  # said so: all nodes are this machine
+        return bracketed(plain)  # deliberate: all nodes are this machine
     try:
-        meant = _addresses(plain)
+        resolved = _addresses(plain)
     except OSError as error:
         raise AddressError(
             f"{key} = {host} names no address that this machine can look up "
             f"({error.strerror or error}); in [daemon] set advertise to this host's address on the "
             "network of the nodes."
         ) from None
-    if not all(is_loopback(address) for address in meant):
+    if not all(is_loopback(address) for address in resolved):
         return bracketed(plain)
     if key == "listen":
         raise AddressError(
@@ -81,33 +81,33 @@ def _checked(host: str, key: str, nodes: Iterable[str]) -> str:
             '"127.0.0.1" where all nodes are this machine).'
         )
     try:
-        instead = f'advertise = "{_by_route(nodes, v6=False)}"'
+        suggestion = f'advertise = "{_by_route(nodes, v6=False)}"'
     except AddressError:
-        instead = "advertise to this host's address on the network of the nodes"
+        suggestion = "advertise to this host's address on the network of the nodes"
     raise AddressError(
-        f"advertise = {host} means {meant[0]} here, and a node that looks it up in the same way "
-        f"calls itself; in [daemon] set {instead}, or correct /etc/hosts."
+        f"advertise = {host} means {resolved[0]} here, and a node that looks it up in the same way "
+        f"calls itself; in [daemon] set {suggestion}, or correct /etc/hosts."
     )
 
 
 def _by_route(nodes: Iterable[str], *, v6: bool) -> str:
-    """The address from which most of the ``nodes`` are reached; without nodes, that of the default
-    route.
+    """Return the address from which most of the ``nodes`` are reached; without nodes, that of the
+    default route.
     """
     sources: Counter[str] = Counter()
-    for node in list(nodes)[:_ASKED]:
+    for node in list(nodes)[:_MAX_LOOKUPS]:
         try:
             sources.update({_source_to(node, v6=v6): 1})
         except OSError:
-            continue  # it may be known to the main scheduler alone
+            continue  # its name may exist only in the main scheduler
     outside = Counter({a: count for a, count in sources.items() if not is_loopback(a)})
     if sources and not outside:
         return bracketed(next(iter(sources)))  # every node is this machine
     if outside:
         return bracketed(outside.most_common(1)[0][0])
-    for family, anybody in _ANYWHERE[: 2 if v6 else 1]:
+    for family, address in _UNUSED_ADDRESSES[: 2 if v6 else 1]:
         try:
-            return bracketed(_source(family, anybody))
+            return bracketed(_source(family, address))
         except OSError:
             continue
     raise AddressError(
@@ -128,7 +128,9 @@ def _source_to(node: str, *, v6: bool) -> str:
 
 
 def _source(family: socket.AddressFamily, to: str) -> str:
-    """The address from which this host would send there. Raises OSError without a route."""
+    """Return the address from which this host would send to ``to``. Raises OSError without a
+    route.
+    """
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((to, 9))
         return str(probe.getsockname()[0])
@@ -139,9 +141,9 @@ def _addresses(host: str) -> list[str]:
 
 
 def _all_loopback(nodes: Iterable[str]) -> bool:
-    """Whether every node is this machine, as far as they can be looked up."""
+    """Whether every node that can be looked up is this machine."""
     addresses: list[str] = []
-    for node in list(nodes)[:_ASKED]:
+    for node in list(nodes)[:_MAX_LOOKUPS]:
         try:
             addresses += _addresses(node)
         except OSError:

@@ -50,7 +50,7 @@ class AgentHandlers:
         departures: handles nodes that leave or are lost.
         lease_actions: releases and reclaims leases.
         logs: receives the logs of jobs.
-        boot: names this start of the daemon.
+        boot: id of this start of the daemon.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class AgentHandlers:
         Args:
             peer: address of the connection.
             lease: id of the lease whose key signed the message.
-            message: as decoded.
+            message: the decoded message.
         """
         core = self.core
         if isinstance(message, messages.Hello):
@@ -102,7 +102,7 @@ class AgentHandlers:
             return
         agent = core.agents.of_lease(lease)
         if agent is None:
-            self._last_words(peer, lease, message)
+            self._message_of_unregistered(peer, lease, message)
             return
         self._seen(agent, peer)
         if isinstance(message, messages.Heartbeat):
@@ -141,8 +141,10 @@ class AgentHandlers:
         else:
             core.transmit(peer, messages.Error(f"An agent may not send {type(message).__name__}."))
 
-    def _last_words(self, peer: bytes, lease: str, message: Any) -> None:
-        """Handle a message of an agent whose node takes no jobs; a dismissed one may send logs."""
+    def _message_of_unregistered(self, peer: bytes, lease: str, message: Any) -> None:
+        """Handle a message of an agent without a node for jobs. A dismissed agent may still send
+        logs.
+        """
         core = self.core
         agent = core.agents.dismissed(lease)
         if agent is None:
@@ -159,7 +161,9 @@ class AgentHandlers:
                 self.lease_actions.let_go(lease)
 
     def watch(self) -> None:
-        """Look for agents that have fallen silent. Call it about every half second."""
+        """Declare silent agents lost, and run the periodic checks. Call it about every half
+        second.
+        """
         core, limit = self.core, self.core.config.daemon.agent_timeout
         if self.adopting is None and self._partitioned():
             return
@@ -193,7 +197,7 @@ class AgentHandlers:
         return liveness is AgentLiveness.PARTITIONED
 
     def probe(self, peers: Collection[bytes]) -> None:
-        """Find out which agents cannot be reached. ``peers``: connections that ended."""
+        """Mark the agents that cannot be reached. ``peers``: connections that ended."""
         for agent in self.core.agents:
             if agent.peer not in peers:
                 continue
@@ -225,9 +229,8 @@ class AgentHandlers:
         if row is None or row.state == LeaseStatus.ENDED or hello.lease != lease:
             core.transmit(peer, messages.Goodbye("This lease has ended."))
             return
-        if (
-            row.owner and hello.node != row.node
-        ):  # another user's process may not claim another node
+        # A process of another user may claim only its own node.
+        if row.owner and hello.node != row.node:
             log.warning(
                 "agent refused", lease=lease, owner=row.owner, node=row.node, claimed=hello.node
             )
@@ -266,7 +269,7 @@ class AgentHandlers:
                     )
             self._seen(agent, peer)
             agent.host, agent.networks = hello.host, with_addresses(hello.networks)
-            agent.outdated = _outdated(hello.version)
+            agent.outdated = _outdated_reason(hello.version)
             if new:
                 agent.warm = hello.warm
             else:
@@ -280,7 +283,7 @@ class AgentHandlers:
             elif hello.gone_in_s is not None:
                 self.departures.notice(agent, hello.gone_in_s, "")
             elif hello.sick:
-                self.lease_actions.sick(agent, hello.sick, _broken(hello.assignment))
+                self.lease_actions.sick(agent, hello.sick, _workers_failed(hello.assignment))
             elif reclaimed:  # before the daemon's last start
                 self.lease_actions.reclaim((agent.node,), core.controller.settings.reclaim_s)
             elif agent.outdated:
@@ -326,7 +329,7 @@ class AgentHandlers:
             if assignment is not None:
                 agent.holds = assignment.job
                 if adopted and self.adopting is not None:
-                    self.adopting.reported(agent.node, assignment)
+                    self.adopting.record(agent.node, assignment)
                 else:
                     core.agents.release(agent.node, assignment.job, core.config.jobs.stop_grace)
             job = assignment.job if assignment and adopted else None
@@ -339,31 +342,31 @@ class AgentHandlers:
             core.agents.release(agent.node, assignment.job, core.config.jobs.stop_grace)
         elif agent.releasing:  # the agent has not received it
             core.agents.release(agent.node, assignment.job, core.config.jobs.stop_grace)
-        elif self.adopting is None or not self.adopting.changed(agent.node, assignment):
+        elif self.adopting is None or not self.adopting.update(agent.node, assignment):
             core.rounds.act(run, run.rounds.phase(agent.node, assignment, now))
 
     def adopt(self) -> None:
-        """End the wait after a restart: take over the rounds that are whole, and have the others
-        formed anew.
+        """End the wait after a restart: adopt the rounds that are complete, and form the others
+        again.
         """
         adoption, self.adopting = self.adopting or Adoption(self.core.agents), None
         with self.core.transaction() as now:
             self.core.controller.hold(now)
-            for node, job in adoption.over(self.core.runs):
+            for node, job in adoption.ended_jobs(self.core.runs):
                 self.core.agents.release(node, job, self.core.config.jobs.stop_grace)
             for job, run in self.core.runs.items():
                 phases = adoption.of(job)
                 members = run.row.members or tuple(phases)
                 adopted = run.rounds.adopt(run.row.generation, members, phases, now)
                 self.core.rounds.act(run, adopted)
-                whole = run.rounds.stage is RoundStage.RUNNING and set(
+                complete = run.rounds.stage is RoundStage.RUNNING and set(
                     run.row.planned_nodes
                 ) == set(members)
-                if whole:
+                if complete:
                     run.monitor.adopted(len(members), now)
                     self.core.audit.record(
                         EventKind.JOB_ADOPTED,
-                        f"The job went on meanwhile on {len(members)} nodes.",
+                        f"The job continued meanwhile on {len(members)} nodes.",
                         job=job,
                     )
                 else:  # jobs without nodes are not affected
@@ -384,7 +387,7 @@ class AgentHandlers:
         if message.tail:
             run.launcher_tail = message.tail
         losses.note(run, agent.node, message.assignment)
-        if self.adopting is not None and self.adopting.changed(agent.node, message.assignment):
+        if self.adopting is not None and self.adopting.update(agent.node, message.assignment):
             return
         with self.core.transaction() as now:
             self.core.rounds.act(run, run.rounds.phase(agent.node, message.assignment, now))
@@ -414,11 +417,12 @@ class AgentHandlers:
             self.core.rounds.act(run, drained)
 
 
-def _outdated(version: str | None) -> str:
-    """Why an agent of another version is replaced, as a sentence; empty if it has the daemon's.
+def _outdated_reason(version: str | None) -> str:
+    """Return why an agent of another version is replaced, as a sentence; empty if it has the
+    daemon's version.
 
-    Messages of this daemon may have fields that the agent does not know. Until it is replaced, jobs
-    go on with it. ``version``: as the agent states it; None if it states none.
+    Messages of this daemon may have fields that the agent does not know. Its jobs continue until it
+    is replaced. ``version``: as the agent states it; None if it states none.
     """
     if version == __version__:
         return ""
@@ -426,6 +430,6 @@ def _outdated(version: str | None) -> str:
     return f"Its agent is of {which}, the daemon of {__version__}."
 
 
-def _broken(assignment: messages.Assignment | None) -> bool:
+def _workers_failed(assignment: messages.Assignment | None) -> bool:
     """Whether the workers of an agent have failed."""
     return assignment is not None and assignment.phase in BROKEN

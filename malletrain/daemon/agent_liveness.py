@@ -1,9 +1,9 @@
-"""Whether silent agents are lost, or the daemon itself is cut off from them. Pure.
+"""Decides whether silent agents are lost, or the daemon itself is cut off from them. Pure.
 
-A daemon that was stopped, swapped out or suspended with its machine receives nothing for that
-time, and one whose link is down receives nothing at all, while the agents go on training. Decides
-which of these it is. :class:`malletrain.daemon.core.Core` acts on it: while the daemon is cut off,
-no agent is declared lost, no time limit runs and nothing is planned.
+A daemon that was stopped, swapped out or suspended with its machine receives nothing for that time.
+One whose link is down receives nothing at all. The agents continue to train meanwhile.
+:class:`malletrain.daemon.core.Core` acts on the decision: while the daemon is cut off, no agent is
+declared lost, no time limit runs and nothing is planned.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from collections.abc import Collection
 from enum import Enum
 
 LATE_S = 2.0
-"""A check that comes later than this after the previous one is late: the daemon stood still."""
+"""A check later than this after the previous one means that the daemon stood still."""
 PARTIAL_TIMEOUTS = 3.0
-"""How long most agents may be silent while some are heard, in agent time-outs. Then they are
-declared lost: a part of the machine failed, not the daemon's connection.
+"""Maximum time for which most agents may be silent while others are heard, in agent time-outs.
+After it the silent agents are declared lost: a part of the machine failed, not the daemon's
+connection.
 """
 
 
 class AgentLiveness(Enum):
-    """What the silence of agents means."""
+    """Meaning of the silence of agents."""
 
     OK = "ok"
     """An agent that exceeds its time-out is lost."""
@@ -32,7 +33,7 @@ class AgentLiveness(Enum):
 
 
 class LivenessMonitor:
-    """Judges the silence of the agents of one daemon.
+    """Interprets the silence of the agents of one daemon.
 
     Args:
         timeout_s: silence after which a single agent is lost, seconds.
@@ -42,14 +43,16 @@ class LivenessMonitor:
     def __init__(self, timeout_s: float, heartbeat_s: float) -> None:
         self._timeout_s, self._heartbeat_s = timeout_s, heartbeat_s
         self._quiet_s = max(timeout_s / 2, 1.5 * heartbeat_s)
-        self._checked: float | None = None
+        self._last_check_at: float | None = None
         self.partitioned_since: float | None = None
-        """Since when the daemon is cut off; None while it is not."""
+        """Time at which the daemon was cut off; None if it is not."""
         self._some_since: float | None = None
-        """Since when, within that time, some agents are heard without a break."""
+        """Time within that partition since which some agents are heard without a break; None if all
+        are silent.
+        """
         self.settling_until: float | None = None
-        """Until when the daemon waits for agents to report again after a partition; None if it
-        does not wait.
+        """Time until which the daemon waits for agents to report again after a partition; None if
+        it does not wait.
         """
         self._recovered_at = math.inf
 
@@ -57,14 +60,13 @@ class LivenessMonitor:
         """Wait for the agents to report again.
 
         Args:
-            until: when to stop waiting, seconds on the daemon's clock.
-            recovered_at: since when agents can be heard.
+            until: time at which the wait ends, seconds on the daemon's clock.
+            recovered_at: time since which agents can be heard, seconds.
         """
         self.settling_until, self._recovered_at = until, recovered_at
 
     def settled(self, last_heard: Collection[float], now: float) -> bool:
-        """Whether that wait has just ended, because its time is over or because all agents have
-        been heard.
+        """Whether that wait has just ended: its time is over, or all agents have been heard.
 
         A message that was sent before the recovery and read after it does not count: its sender
         may have disconnected since.
@@ -73,35 +75,35 @@ class LivenessMonitor:
             last_heard: time of the last message of each agent, seconds.
             now: seconds.
         """
-        until, after = self.settling_until, self._recovered_at + self._heartbeat_s
-        if until is None or (now < until and not all(after <= at <= now for at in last_heard)):
+        until, earliest = self.settling_until, self._recovered_at + self._heartbeat_s
+        if until is None or (now < until and not all(earliest <= at <= now for at in last_heard)):
             return False
         self.settling_until = None
         return True
 
     def unheard_s(self, now: float) -> float:
-        """Seconds since the last call in which the daemon cannot have received anything; usually
-        0. Call it in every batch of messages, and every second at least.
+        """Return the seconds since the last call in which the daemon cannot have received anything;
+        usually 0. Call it in every batch of messages, and at least every second.
         """
-        since = 0.0 if self._checked is None else now - self._checked
-        self._checked = now
-        return since if since > LATE_S or self.partitioned_since is not None else 0.0
+        elapsed_s = 0.0 if self._last_check_at is None else now - self._last_check_at
+        self._last_check_at = now
+        return elapsed_s if elapsed_s > LATE_S or self.partitioned_since is not None else 0.0
 
     def check(self, last_heard: Collection[float], now: float) -> AgentLiveness:
-        """What the silence of the agents means now.
+        """Interpret the current silence of the agents.
 
         Args:
             last_heard: time of the last message of each agent, seconds.
             now: seconds.
         """
         # Agents that are cut off together fall silent within one heartbeat, not at one instant.
-        quiet = sum(now - at > self._quiet_s for at in last_heard)
-        most = quiet >= 2 and 2 * quiet > len(last_heard)
+        silent = sum(now - at > self._quiet_s for at in last_heard)
+        most_are_silent = silent >= 2 and 2 * silent > len(last_heard)
         if self.partitioned_since is None:
-            if not most or all(now - at <= self._timeout_s for at in last_heard):
+            if not most_are_silent or all(now - at <= self._timeout_s for at in last_heard):
                 return AgentLiveness.OK
             self.partitioned_since = now
-        if quiet == len(last_heard):
+        if silent == len(last_heard):
             self._some_since = None
         elif self._some_since is None:
             self._some_since = now
@@ -109,7 +111,7 @@ class LivenessMonitor:
             self._some_since is not None
             and now - self._some_since > PARTIAL_TIMEOUTS * self._timeout_s
         )
-        if most and not partial:
+        if most_are_silent and not partial:
             return AgentLiveness.PARTITIONED
         self.partitioned_since = self._some_since = None
-        return AgentLiveness.OK if most else AgentLiveness.RECOVERED
+        return AgentLiveness.OK if most_are_silent else AgentLiveness.RECOVERED

@@ -1,4 +1,4 @@
-"""The Python program that leases run, and under which name.
+"""Chooses the path under which leases run the daemon's Python.
 
 A virtual environment has its Python as ``python``, ``python3`` and ``python3.N``; which of them
 runs this process depends on how the environment was made, and ``malletrain-lease.conf`` allows only
@@ -12,12 +12,12 @@ from pathlib import Path
 
 
 def agent_program(executable: str = sys.executable, prefix: str = sys.prefix) -> tuple[str, ...]:
-    """What starts an agent, before its options: ``PREFIX/bin/python`` where that is the Python of
-    this process, else its own path.
+    """Return the command that starts an agent, without its options. It begins with
+    ``PREFIX/bin/python`` if that is the Python of this process, else with the path of that.
     """
-    usual = Path(prefix) / "bin" / "python"
+    default = Path(prefix) / "bin" / "python"
     try:
-        same = usual.samefile(executable)
+        is_same = default.samefile(executable)
     except OSError:
-        same = False
-    return (str(usual) if same else executable, "-m", "malletrain.agent")
+        is_same = False
+    return (str(default) if is_same else executable, "-m", "malletrain.agent")

@@ -1,9 +1,9 @@
-"""The connected agents and the job that each of them works for.
+"""Tracks the connected agents and the job that each of them runs.
 
 Decides that an agent holds one job at a time, that a new job is assigned only after the previous
-one is released, and that an agent never gets a job of another user than its lease's owner: code of
-a job runs only as the job's owner. The rounds decide which job belongs on which node, and the
-daemon whether a node counts as lost.
+one is released, and that an agent never gets a job of another user than its lease's owner: the code
+of a job runs only as the job's owner. The rounds decide which job belongs on which node. The daemon
+decides whether a node counts as lost.
 """
 
 from __future__ import annotations
@@ -24,63 +24,77 @@ class LeasedAgent:
     """One leased node, as its agent reports it."""
 
     lease: str
+    """Id of the lease."""
     node: str
+    """Name of the node."""
     peer: bytes
+    """Address of the agent's connection."""
     host: str
+    """Address at which the agent reaches other nodes and they reach it."""
     last_seen: float
+    """Time of its last message, seconds."""
     node_class: str = "default"
+    """Class of the node."""
     owner: str = ""
-    """Whose lease it is, where it is not the daemon's own user's."""
+    """Owner of the lease; empty for the daemon's own user."""
     reclaimed: bool = False
-    """MalleTrain itself takes the node back: another owner's jobs need it more, or it is sick."""
+    """Whether MalleTrain itself takes the node back: another owner's jobs need it more, or it is
+    sick.
+    """
     gone_at: float | None = None
-    """When the node will be gone; None: nobody wants it."""
+    """Time at which the node will be gone; None if it stays."""
     holds: str | None = None
-    """The job whose processes may be on it."""
+    """Job whose processes may be on the node; None if there is none."""
     releasing: bool = False
-    """It was told to stop that job."""
+    """Whether the agent was told to stop that job."""
     spare: bool = False
-    """Its lease ends as soon as it is free of that job."""
+    """Whether the lease ends as soon as the agent is free of that job."""
     following: messages.Assign | None = None
-    """What it gets when it is free of that job."""
+    """Next assignment, sent when the agent is free of that job; None if there is none."""
     shipping: set[str] = field(default_factory=set)
-    """The jobs of whose logs it may not have sent everything."""
+    """Jobs whose logs the agent may not have sent completely."""
     unreachable_since: float | None = None
+    """Time since which messages cannot be delivered; None if they can."""
     welcomed: bool = False
-    """Its Hello was answered over the connection that it has now."""
+    """Whether its Hello was answered over its current connection."""
     rss_bytes: int = 0
+    """Resident memory of the agent."""
     memory_bytes: int = 0
-    """Of the node's memory: what a job's snapshots take."""
+    """Memory of the node that a job's snapshots occupy."""
     warm_bytes: int = 0
     """Memory of its warm fork servers."""
     warm: tuple[str, ...] | None = None
-    """Keys of the interpreters that are warm there, or cannot be; None: it warms none up."""
+    """Keys of the interpreters that are warm there or failed to start; None if the agent warms up
+    none.
+    """
     awaited: str = ""
-    """The interpreter that has to be warm before jobs get the node; empty: they may have it."""
+    """Key of the interpreter that has to be warm before jobs get the node; empty if the node is
+    available.
+    """
     awaited_until: float = 0.0
-    """When they get it all the same."""
+    """Time from which jobs get the node even if the interpreter is not warm."""
     warm_up_sent_at: float = 0.0
-    """When it was told last what to have warm."""
+    """Time at which the last warm-up request was sent."""
     networks: tuple[NodeNetwork, ...] = ()
-    """Those of the node."""
+    """Networks of the node."""
     outdated: str = ""
-    """Why it is replaced as soon as it has no job, as a sentence: it is of another version of
-    malletrain. Empty: it is of the daemon's.
+    """Why the agent is replaced as soon as it has no job, as a sentence: it has another version of
+    malletrain. Empty if it has the daemon's version.
     """
 
     def welcomed_at(self, peer: bytes) -> bool:
-        """Whether its Hello was answered over this connection, which carries what is sent."""
+        """Whether its Hello was answered over this connection, and the connection can be used."""
         return self.welcomed and self.peer == peer and self.unreachable_since is None
 
     def beat(self, heartbeat: messages.Heartbeat) -> None:
-        """Take over what its heartbeat says of memory."""
+        """Take over the memory use in a heartbeat."""
         self.rss_bytes, self.warm_bytes = heartbeat.rss_bytes, heartbeat.warm_bytes
         self.memory_bytes = heartbeat.memory_bytes
 
 
 class Agents:
     """All connected agents, by lease and by node. ``send(peer, message) -> reachable`` is the
-    transport's; ``account``: on whose leases a user's jobs run.
+    transport's; ``account``: returns the owner of the leases on which a user's jobs run.
     """
 
     def __init__(
@@ -113,16 +127,16 @@ class Agents:
             del self._by_node[agent.node]
 
     def dismiss(self, agent: LeasedAgent) -> None:
-        """The agent has no node for jobs any more; it may still send logs."""
+        """Take an agent's node from jobs. The agent may still send logs."""
         self.remove(agent)
         self._dismissed[agent.lease] = agent
 
     def dismissed(self, lease: str) -> LeasedAgent | None:
-        """The agent of a lease that is given back as soon as its logs are here."""
+        """Return the agent of a lease that is given back as soon as its logs have arrived."""
         return self._dismissed.get(lease)
 
     def forget(self, lease: str) -> LeasedAgent | None:
-        """Nothing more is expected of a dismissed agent."""
+        """Remove a dismissed agent: its logs have arrived."""
         return self._dismissed.pop(lease, None)
 
     def shipping(self, job: str) -> bool:
@@ -131,8 +145,8 @@ class Agents:
         return any(job in agent.shipping for agents in tables for agent in agents.values())
 
     def heard(self, at: float) -> None:
-        """Take all agents to be heard at this time, which may be to come: that they were silent was
-        not their doing.
+        """Treat all agents as heard at ``at``, which may be in the future, because they were not
+        the cause of the silence.
         """
         for agent in self:
             agent.last_seen = at
@@ -140,23 +154,25 @@ class Agents:
                 agent.unreachable_since = at
 
     def memory(self) -> dict[str, int]:
-        """Bytes of its nodes' memory that each job's snapshots take."""
-        taken: dict[str, int] = {}
+        """Return job → bytes of memory that its snapshots occupy on all nodes."""
+        bytes_by_job: dict[str, int] = {}
         for agent in self:
             if agent.holds and agent.memory_bytes:
-                taken[agent.holds] = taken.get(agent.holds, 0) + agent.memory_bytes
-        return taken
+                bytes_by_job[agent.holds] = bytes_by_job.get(agent.holds, 0) + agent.memory_bytes
+        return bytes_by_job
 
     def tell(self, node: str, message: messages.Message) -> None:
-        """Send to the agent on ``node``; one that cannot be reached is marked and hears it never
-        (its Hello tells what it missed).
+        """Send a message to the agent on ``node``. An agent that cannot be reached is marked and
+        never receives it; the state in its next Hello is reconciled.
         """
         agent = self._by_node.get(node)
         if agent:
             self.reach(agent, message)
 
     def reach(self, agent: LeasedAgent, message: messages.Message) -> bool:
-        """Send, and remember since when the agent cannot be reached."""
+        """Send a message. If the agent cannot be reached, note since when. Returns whether it was
+        reached.
+        """
         if self._send(agent.peer, message):
             return True
         if agent.unreachable_since is None:
@@ -164,8 +180,8 @@ class Agents:
         return False
 
     def assign(self, node: str, message: messages.Assign) -> bool:
-        """Have the agent start ``message.job``, now or when it is free of another. Returns whether
-        another is in the way.
+        """Make the agent start ``message.job``, now or when it is free of another job. Returns
+        whether another job has to stop first.
         """
         agent = self._by_node.get(node)
         if agent is None:
@@ -188,8 +204,16 @@ class Agents:
         return agent.holds != message.job
 
     def release(self, node: str, job: str, grace_s: float) -> bool:
-        """Have the agent stop ``job``. False when it never got that far: nothing is to be waited
-        for.
+        """Make the agent stop ``job``.
+
+        Args:
+            node: node of the agent.
+            job: id of the job.
+            grace_s: time between SIGTERM and SIGKILL, seconds.
+
+        Returns:
+            Whether to wait for the job to stop. False if the agent never started it.
+
         """
         agent = self._by_node.get(node)
         if agent is None:
@@ -203,7 +227,7 @@ class Agents:
         return True
 
     def released(self, agent: LeasedAgent, job: str) -> None:
-        """The agent is free of ``job``: give it what follows."""
+        """Record that the agent is free of ``job``, and send its next assignment."""
         if agent.holds == job:
             agent.holds, agent.releasing = None, False
         if agent.holds is None and agent.following is not None and agent.gone_at is None:

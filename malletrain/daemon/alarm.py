@@ -8,18 +8,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-LEAST_S = 0.005
-"""What is due at once waits so long, so that it does not keep the loop."""
+MIN_DELAY_S = 0.005
+"""Minimum delay of a call, seconds, so that calls do not monopolise the loop."""
 
 
 class Alarm:
-    """Of one core.
+    """The timer of one core.
 
     Args:
-        guard: makes a callback of the loop of a call.
-        now: the time, seconds.
-        when: when something is due, seconds; None: nothing is.
-        ring: what is called then.
+        guard: wraps a function as a callback of the loop.
+        now: returns the time, seconds.
+        when: returns the next due time, seconds; None if nothing is due.
+        ring: called at that time.
     """
 
     def __init__(
@@ -29,28 +29,28 @@ class Alarm:
         when: Callable[[], float | None],
         ring: Callable[[], None],
     ) -> None:
-        self._look_guarded, self._ring = guard(self._look), guard(ring)
+        self._set_timer_guarded, self._ring = guard(self._set_timer), guard(ring)
         self._now, self._when = now, when
-        self._looking: asyncio.Handle | None = None
+        self._pending_update: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self) -> None:
-        """Something may be due at another time than before."""
-        if self._looking is None:
-            self._looking = asyncio.get_running_loop().call_soon(self._look_guarded)
+        """Compute the due time again, once in this round of the loop."""
+        if self._pending_update is None:
+            self._pending_update = asyncio.get_running_loop().call_soon(self._set_timer_guarded)
 
     def close(self) -> None:
-        """Nothing is called any more."""
-        for waiting in (self._looking, self._timer):
-            if waiting is not None:
-                waiting.cancel()
-        self._looking = self._timer = None
+        """Cancel all pending calls."""
+        for handle in (self._pending_update, self._timer):
+            if handle is not None:
+                handle.cancel()
+        self._pending_update = self._timer = None
 
-    def _look(self) -> None:
-        self._looking = None
+    def _set_timer(self) -> None:
+        self._pending_update = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if (due := self._when()) is not None:
-            delay = max(LEAST_S, due - self._now())
+            delay = max(MIN_DELAY_S, due - self._now())
             self._timer = asyncio.get_running_loop().call_later(delay, self._ring)

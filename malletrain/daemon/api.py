@@ -22,7 +22,7 @@ from malletrain.core.events import JobCancelled, JobState
 from malletrain.core.thinning import MAX_POINTS
 from malletrain.daemon import node_forecasts, watching
 from malletrain.daemon.admission import (
-    MOST_TEXT,
+    MAX_TEXT_LENGTH,
     RequestRefused,
     cancelled,
     for_trainer,
@@ -57,7 +57,7 @@ from malletrain.daemon.redaction import fitting, slim
 from malletrain.daemon.reload import Reload
 from malletrain.daemon.site_software import with_site_software
 from malletrain.daemon.trainer_views import trainer_views
-from malletrain.daemon.usage import Drawn
+from malletrain.daemon.usage import NodePower
 from malletrain.daemon.usage_rows import usage_views
 from malletrain.daemon.waiting import MAX_WAIT_S
 from malletrain.identity.keys import user_name
@@ -79,10 +79,14 @@ from malletrain.protocol.views import (
 )
 from malletrain.store.records import STARTED, JobRow
 
-MOST_JOBS = 1000
-"""Ended jobs in one answer, and jobs cancelled by one request, unless asked for otherwise."""
-MOST_ENDED = 100_000
-LAST = 2**53
+MAX_JOBS_PER_REQUEST = 1000
+"""Default number of ended jobs in one answer, and maximum number of jobs cancelled by one
+request.
+"""
+MAX_ENDED_JOBS = 100_000
+"""Maximum number of ended jobs in one answer."""
+MAX_TIME = 2**53
+"""Maximum time or event number in a request."""
 
 
 class TransactionFailed(Exception):
@@ -95,14 +99,14 @@ class Api:
     Args:
         core: the daemon's core.
         parts: the daemon's state.
-        leases: what asks the main scheduler for leases.
+        leases: requests leases from the main scheduler.
         dependencies: jobs that wait for others.
         logs: the logs of jobs.
-        boot: names this start of the daemon.
+        boot: id of this start of the daemon.
         scheduler: name of the main scheduler.
         handler_failures: messages that could not be handled.
-        reload: reads the configuration again.
-        users_problems: what is wrong with the list of users, as sentences.
+        reload: reloads the configuration.
+        users_problems: returns what is wrong with the list of users, as sentences.
     """
 
     def __init__(
@@ -148,7 +152,7 @@ class Api:
         }
 
     async def answer(self, user: str, request: messages.Request) -> messages.Reply:
-        """The reply to one request of ``user``."""
+        """Return the reply to one request of ``user``."""
         operation = self.operations.get(request.op)
         try:
             if operation is None:
@@ -168,7 +172,7 @@ class Api:
             return messages.Reply(
                 request.id,
                 False,
-                error=f"The request '{request.op}' is not of its form: {e}.",
+                error=f"The request '{request.op}' is malformed: {e}.",
                 code="usage",
             )
 
@@ -190,8 +194,7 @@ class Api:
             return {"job": self.views.view(user, earlier)}
         if refusal := core.accounts.refusal(user):
             raise RequestRefused(refusal)
-        # The files of other users are theirs: the daemon may not see them, and the client has
-        # looked.
+        # The daemon may be unable to read files of other users. Their client has checked them.
         if problem := problem_of(spec, files=not core.accounts.of(user)):
             raise RequestRefused(problem, "usage")
         if problem := refused(spec, user, core.accounts, core.config.notify):
@@ -232,10 +235,10 @@ class Api:
     async def _cancel(self, user: str, params: Mapping[str, Any]) -> dict[str, Any]:
         results = []
         names = msgspec.convert(params["jobs"], list[str])
-        if len(names) > MOST_JOBS or any(len(name) > MOST_TEXT for name in names):
+        if len(names) > MAX_JOBS_PER_REQUEST or any(len(name) > MAX_TEXT_LENGTH for name in names):
             raise RequestRefused(
-                f"One request cancels {MOST_JOBS} jobs at most, each named by {MOST_TEXT} "
-                "characters at most.",
+                f"One request cancels {MAX_JOBS_PER_REQUEST} jobs at most, each named by "
+                f"{MAX_TEXT_LENGTH} characters at most.",
                 "usage",
             )
         why = why_cancelled(params)
@@ -266,12 +269,14 @@ class Api:
         return {"results": results}
 
     async def _jobs(self, user: str, params: Mapping[str, Any]) -> list[JobView]:
-        """All unfinished jobs and the newest ``ended`` others, as many as one answer holds."""
+        """Return all unfinished jobs and the newest ``ended`` others, as many as fit into one
+        answer.
+        """
         ended = [state.value for state in JobState if state.ended]
         unfinished = [state.value for state in JobState if not state.ended]
         store = self.core.store
         rows = store.list_jobs(
-            ended, newest=whole(params, "ended", MOST_JOBS, 0, MOST_ENDED)
+            ended, newest=whole(params, "ended", MAX_JOBS_PER_REQUEST, 0, MAX_ENDED_JOBS)
         ) + store.list_jobs(unfinished)
         counts, goals = store.rescale_counts(), store.goals.all()
         views = [
@@ -299,7 +304,7 @@ class Api:
         return MembersView(row.id, rounds.generation if rounds else row.generation, members, key)
 
     def _with_arrays(self, names: Sequence[str], user: str) -> Iterator[str]:
-        """The same names; for one that is of no job, but of an array of ``user``'s, the ids of its
+        """Yield the names. A name of an array of ``user`` is replaced by the ids of the array's
         unfinished jobs.
         """
         store = self.core.store
@@ -315,9 +320,9 @@ class Api:
             yield from jobs_of_array(arrays, name) or (name,)
 
     def _find(self, name: str, user: str) -> JobRow:
-        """The job that ``user`` means by ``name``: one's own jobs come before those of others."""
-        everybodys = self.core.store.find_jobs(name)
-        rows = [row for row in everybodys if row.owner == user] or everybodys
+        """Return the job with this name or id. Jobs of ``user`` come before those of others."""
+        all_rows = self.core.store.find_jobs(name)
+        rows = [row for row in all_rows if row.owner == user] or all_rows
         if not rows:
             raise RequestRefused(f"There is no job '{name}'; `malletrain status` lists all jobs.")
         if len({row.name for row in rows}) > 1:
@@ -333,7 +338,10 @@ class Api:
         return node_views(self.core, self.parts, self.leases, bool(params.get("explain")))
 
     async def _events(self, user: str, params: Mapping[str, Any]) -> list[EventView]:
-        since, limit = whole(params, "since", 0, -LAST, LAST), whole(params, "limit", 100, 0, 1000)
+        since, limit = (
+            whole(params, "since", 0, -MAX_TIME, MAX_TIME),
+            whole(params, "limit", 100, 0, 1000),
+        )
         job = self._find(text(params, "job"), user).id if params.get("job") else None
         deadline = self.core.clock.now() + number(params, "wait_s", 0.0, 0.0, MAX_WAIT_S)
         while (
@@ -341,12 +349,12 @@ class Api:
             and (remaining_s := deadline - self.core.clock.now()) > 0
         ):
             await self.core.audit.news(remaining_s)
-        mine: dict[str, bool] = {"": True}
+        visible: dict[str, bool] = {"": True}
         for event in events:
-            if event.job not in mine:
+            if event.job not in visible:
                 row = self.core.store.get_job(event.job)
-                mine[event.job] = row is None or self.core.accounts.may_manage(user, row.owner)
-        return slim([event if mine[event.job] else event_for_others(event) for event in events])
+                visible[event.job] = row is None or self.core.accounts.may_manage(user, row.owner)
+        return slim([event if visible[event.job] else event_for_others(event) for event in events])
 
     async def _logs(self, user: str, params: Mapping[str, Any]) -> LogView:
         row = self._find(text(params, "job"), user)
@@ -355,20 +363,20 @@ class Api:
                 f"Job {row.id} belongs to {row.owner}; only its owner or an operator can read "
                 "its logs."
             )
-        over = JobState(row.state).ended
-        arriving = over and self.core.agents.shipping(row.id)  # asked before it is read
+        ended = JobState(row.state).ended
+        arriving = ended and self.core.agents.shipping(row.id)  # checked before the log is read
         limit = whole(params, "limit", 65536, 1024, 1024 * 1024)
         piece = self.logs.read(
             row.id,
             text(params, "stream", "rank0"),
             text(params, "cursor", ""),
             limit,
-            over and not arriving,
+            ended and not arriving,
         )
         return msgspec.structs.replace(piece, arriving=arriving)
 
     async def _metrics(self, user: str, params: Mapping[str, Any]) -> list[SeriesView]:
-        """What a job's script reported, over time."""
+        """Return the metrics that a job's script reported, over time."""
         row = self._find(text(params, "job"), user)
         if not self.core.accounts.may_manage(user, row.owner):
             raise RequestRefused(
@@ -379,16 +387,16 @@ class Api:
             self.core.store.series,
             row,
             msgspec.convert(params.get("names", ()), list[str]),
-            number(params, "since", 0.0, 0.0, LAST),
+            number(params, "since", 0.0, 0.0, MAX_TIME),
             whole(params, "most", 0, 0, MAX_POINTS),
         )
 
     async def _usage(self, user: str, params: Mapping[str, Any]) -> list[UsageView]:
-        """Of the users whose jobs ``user`` may manage."""
+        """Return the usage of the users whose jobs ``user`` may manage."""
         core = self.core
         now = core.clock.now()
         since, until = (
-            number(params, n, d, 0.0, LAST) for n, d in (("since", 0.0), ("until", now))
+            number(params, n, d, 0.0, MAX_TIME) for n, d in (("since", 0.0), ("until", now))
         )
         watts = core.config.accounting.watts_by_class
         return await usage_views(
@@ -396,7 +404,7 @@ class Api:
             since,
             min(until, now),
             user_name(),
-            {name: Drawn(*each) for name, each in watts.items()},
+            {name: NodePower(*each) for name, each in watts.items()},
             None if core.accounts.operates(user) else user,
             now,
         )
@@ -407,8 +415,8 @@ class Api:
         totals = core.store.totals()
         unsaved = sum(run.monitor.total - run.row.samples for run in core.runs.values())
         # What was idle at the last poll may have been leased since.
-        taken = {row.node for row in self.leases.active.values()}
-        taken.update(agent.node for agent in core.agents)
+        leased = {row.node for row in self.leases.active.values()}
+        leased.update(agent.node for agent in core.agents)
         return StatusView(
             __version__,
             os.getpid(),
@@ -416,7 +424,7 @@ class Api:
             self.began,
             now,
             self.scheduler,
-            len(self.parts.gaps.keys() - taken),
+            len(self.parts.gaps.keys() - leased),
             sum(1 for _ in core.agents),
             sum(agent.holds is not None for agent in core.agents),
             dict(totals.jobs),

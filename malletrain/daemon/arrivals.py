@@ -1,9 +1,9 @@
-"""New leased nodes, from the first message of their agents until jobs get them.
+"""Handles new leased nodes, from the first message of their agents until jobs get them.
 
-Decides which Pythons each agent keeps warm (those that unfinished jobs of the lease's owner use,
-the most used first), and how long plans leave a new node out for that: a job that got the node
-earlier would wait for the same imports. :mod:`malletrain.agent.fork_servers` keeps a Python warm on
-the node.
+Decides which Python interpreters each agent keeps warm: those that unfinished jobs of the lease's
+owner use, the most used first. Decides also how long a new node is kept out of plans meanwhile; a
+job that got the node earlier would wait for the same imports. :mod:`malletrain.agent.fork_servers`
+keeps a Python warm on the node.
 """
 
 from __future__ import annotations
@@ -16,24 +16,28 @@ from malletrain.daemon.parts import Parts
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.interpreters import Interpreter, WarmUp, interpreter_of
 
-MOST = 2
-"""Interpreters on one node: each takes some hundred megabytes."""
-AGAIN_S = 5.0
-"""After which a node that is waited for is told again what to warm up: the word may be lost."""
+MAX_INTERPRETERS = 2
+"""Maximum number of warm interpreters on one node. Each takes some hundred megabytes."""
+REPEAT_S = 5.0
+"""Time after which the warm-up request to an awaited node is repeated, seconds. The first one may
+be lost.
+"""
 
 
 class Arrivals:
-    """Of one daemon. What feeds the controller belongs into a step of the core."""
+    """The new nodes of one daemon. Methods that append events are called within a transaction of
+    the core.
+    """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._idle_s = parts.config.nodes.keep_warm
         self._wait_s = parts.config.nodes.warm_wait
         self._jobs: frozenset[str] = frozenset()
-        """Those that were unfinished when the agents were told last."""
+        """Jobs that were unfinished when warm-up requests were last sent."""
 
     def interpreters_for(self, owner: str) -> tuple[Interpreter, ...]:
-        """What the nodes of an owner of leases are to have warm, the first one first."""
+        """Return the interpreters that nodes of an owner are to keep warm, the most used first."""
         if not self._idle_s:
             return ()
         uses: Counter[str] = Counter()
@@ -43,20 +47,20 @@ class Arrivals:
             if interpreter is not None and self._parts.accounts.of(run.spec.owner) == owner:
                 uses[interpreter.key] += 1
                 interpreters.setdefault(interpreter.key, interpreter)
-        return tuple(interpreters[key] for key, _ in uses.most_common(MOST))
+        return tuple(interpreters[key] for key, _ in uses.most_common(MAX_INTERPRETERS))
 
     def reported(self, agent: LeasedAgent, job: str | None, works: str, now: float) -> None:
-        """A node is ours: let jobs have it, now or when it is warm.
+        """Make a newly leased node available to jobs, now or when it is warm.
 
         Args:
-            agent: that of the node, new.
-            job: what it is adopted with.
-            works: a job that it works for, for the audit log.
-            now: seconds.
+            agent: the new agent of the node.
+            job: job that is adopted with the node; None if there is none.
+            works: job that the node runs, for the audit log; empty if there is none.
+            now: time, seconds.
         """
         interpreters = () if agent.warm is None else self.interpreters_for(agent.owner)
         if interpreters:
-            self._tell(agent, interpreters, now)
+            self._send_warm_up(agent, interpreters, now)
         if (
             interpreters
             and not works
@@ -64,37 +68,48 @@ class Arrivals:
             and interpreters[0].key not in (agent.warm or ())
         ):
             agent.awaited, agent.awaited_until = interpreters[0].key, now + self._wait_s
-        doing = f"; it works for {works}" if works else "; it warms up" if agent.awaited else ""
+        status = f"; it works for {works}" if works else "; it warms up" if agent.awaited else ""
         self._parts.audit.record(
-            EventKind.NODE_JOINED, f"The node is ours{doing}.", node=agent.node, lease=agent.lease
+            EventKind.NODE_JOINED, f"The node is ours{status}.", node=agent.node, lease=agent.lease
         )
         if not agent.awaited:
             self._join(agent, job, now)
 
     def warm(self, agent: LeasedAgent, keys: tuple[str, ...], now: float) -> None:
-        """An agent says what is warm, or cannot be."""
+        """Record the interpreters that are warm on a node or failed to start.
+
+        Args:
+            agent: agent of the node.
+            keys: keys of the interpreters.
+            now: time, seconds.
+        """
         agent.warm = keys
         if agent.awaited and agent.awaited in keys:
             self._join(agent, None, now)
 
     def back(self, agent: LeasedAgent, keys: tuple[str, ...] | None, now: float) -> None:
-        """A known agent says Hello once more, and what is warm: its connection broke, and what it
-        was told last may have gone with it.
+        """Handle another Hello of a known agent. Its connection broke, and the last warm-up request
+        may be lost.
+
+        Args:
+            agent: agent of the node.
+            keys: keys of its warm interpreters; None if it warms up none.
+            now: time, seconds.
         """
         self.warm(agent, keys or (), now)
         agent.warm = keys
         if keys is not None and agent.gone_at is None:
-            self._tell_what_lacks(agent, self.interpreters_for(agent.owner), now)
+            self._send_warm_up_if_needed(agent, self.interpreters_for(agent.owner), now)
 
     def look(self, now: float) -> None:
-        """Let jobs have the nodes that were waited for long enough, and where there are other jobs
-        than before tell the agents that lack their Python.
+        """Make nodes available whose wait is over. If the set of jobs has changed, send warm-up
+        requests to agents that lack an interpreter.
         """
         for agent in self._parts.agents:
             if agent.awaited and now >= agent.awaited_until:
                 self._join(agent, None, now)
-            elif agent.awaited and now >= agent.warm_up_sent_at + AGAIN_S:
-                self._tell(agent, self.interpreters_for(agent.owner), now)
+            elif agent.awaited and now >= agent.warm_up_sent_at + REPEAT_S:
+                self._send_warm_up(agent, self.interpreters_for(agent.owner), now)
         jobs = frozenset(self._parts.runs)
         if jobs == self._jobs:
             return
@@ -105,20 +120,22 @@ class Arrivals:
                 continue
             if agent.owner not in interpreters:
                 interpreters[agent.owner] = self.interpreters_for(agent.owner)
-            mine = interpreters[agent.owner]
-            if agent.awaited and agent.awaited not in {one.key for one in mine}:
-                agent.awaited = mine[0].key if mine else ""
+            wanted_interpreters = interpreters[agent.owner]
+            if agent.awaited and agent.awaited not in {each.key for each in wanted_interpreters}:
+                agent.awaited = wanted_interpreters[0].key if wanted_interpreters else ""
                 if agent.awaited in ("", *agent.warm):
                     self._join(agent, None, now)
-            self._tell_what_lacks(agent, mine, now)
+            self._send_warm_up_if_needed(agent, wanted_interpreters, now)
 
-    def _tell_what_lacks(
+    def _send_warm_up_if_needed(
         self, agent: LeasedAgent, interpreters: tuple[Interpreter, ...], now: float
     ) -> None:
         if any(interpreter.key not in (agent.warm or ()) for interpreter in interpreters):
-            self._tell(agent, interpreters, now)
+            self._send_warm_up(agent, interpreters, now)
 
-    def _tell(self, agent: LeasedAgent, interpreters: tuple[Interpreter, ...], now: float) -> None:
+    def _send_warm_up(
+        self, agent: LeasedAgent, interpreters: tuple[Interpreter, ...], now: float
+    ) -> None:
         agent.warm_up_sent_at = now
         self._parts.agents.reach(agent, WarmUp(interpreters, self._idle_s))
 

@@ -18,7 +18,9 @@ log = structlog.get_logger(__name__)
 
 
 class AssociationWatch:
-    """Keeps the parties of one daemon up to date. ``read``: asks Slurm; None: nobody is asked."""
+    """Keeps the parties of one daemon up to date. ``read``: queries Slurm; None if accounts are not
+    read from Slurm.
+    """
 
     def __init__(self, core: Core, parts: Parts, read: Callable[[], Associations] | None) -> None:
         self._core = core
@@ -26,7 +28,7 @@ class AssociationWatch:
         self._read = read
 
     async def learn(self) -> None:
-        """Ask once. Where Slurm does not answer, what was known stays."""
+        """Read the associations once. If Slurm does not answer, the last ones stay."""
         if self._read is None:
             return
         try:
@@ -39,8 +41,8 @@ class AssociationWatch:
             self._parts.controller.shares.set_weights(self._parts.parties.weights())
 
     async def run(self) -> None:
-        """Ask for ever."""
-        every = self._parts.config.shares.refresh
+        """Read the associations periodically, until cancelled."""
+        interval_s = self._parts.config.shares.refresh
         while self._read is not None:
-            await asyncio.sleep(every)
+            await asyncio.sleep(interval_s)
             await self.learn()

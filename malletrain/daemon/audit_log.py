@@ -1,5 +1,5 @@
 """The audit log: every decision and every change is one event, which is stored, logged, and sent to
-clients that wait for news.
+the clients that wait for events.
 """
 
 from __future__ import annotations
@@ -38,7 +38,17 @@ class AuditLog:
         generation: int | None = None,
         **data: Any,
     ) -> None:
-        """Append one event. ``sentence`` is for people, ``data`` for programs."""
+        """Append one event.
+
+        Args:
+            kind: kind of the event.
+            sentence: description for users.
+            job: id of the job; empty if the event is not about a job.
+            node: name of the node; empty if the event is not about a node.
+            lease: id of the lease; empty if the event is not about a lease.
+            generation: number of the round; None if the event is not about a round.
+            data: values for programs.
+        """
         row = EventRow(
             self._clock.now(), kind, job, node, lease, generation, {"sentence": sentence, **data}
         )
@@ -53,7 +63,13 @@ class AuditLog:
         self._news = asyncio.Event()
 
     def since(self, seq: int, limit: int, job: str | None) -> list[EventView]:
-        """Events after number ``seq``; a negative ``seq`` means the last ``-seq`` ones."""
+        """Return the stored events after an event number.
+
+        Args:
+            seq: number of the event; a negative number selects the last ``-seq`` events.
+            limit: maximum number of events.
+            job: id of the job to which the events are limited; None for all events.
+        """
         if seq < 0:
             return [_view(row) for row in self._store.last_events(min(limit, -seq), job=job)]
         return [_view(row) for row in self._store.events_since(seq, limit, job=job)]

@@ -1,4 +1,4 @@
-"""Maps each kind of main scheduler to its scavenger: the one place where a new kind is added."""
+"""Maps each kind of main scheduler to its scavenger. To support a new kind, extend this module."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from scavenger.slurm.site import KILL_WAIT_S
 class Backend:
     """One kind of main scheduler.
 
-    ``connect``: its scavenger; starts nothing. ``prepare``: what must be there before the daemon
-    polls (may start an embedded cluster). ``can_prepare``: whether that would succeed, (works,
-    sentence) per thing tested. ``grace_s``: seconds between the notice of a preemption and its end.
-    ``check``: whether the scheduler serves the daemon at this moment.
+    ``connect``: returns its scavenger; starts nothing. ``prepare``: creates what the daemon needs
+    before it polls (may start an embedded cluster). ``can_prepare``: tests whether that would
+    succeed, and yields (works, sentence) for each test. ``grace_s``: seconds between the notice of
+    a preemption and its end. ``check``: tests whether the scheduler serves the daemon at this
+    moment.
     """
 
     connect: Callable[[Config], Scavenger]
@@ -36,14 +37,14 @@ class Backend:
     grace_s: Callable[[Config], float]
     check: Callable[[Config], Iterator[tuple[bool, str]]]
     addresses: Callable[[Config], Sequence[str]] | None = None
-    """Addresses or names of its nodes, as it has them; None: every node is this machine. Raises
+    """Returns addresses or names of its nodes; None if every node is this machine. Raises
     SchedulerError.
     """
 
     def host(self, config: Config) -> str:
-        """The host that agents and clients are told to reach the daemon at. Raises AddressError.
+        """Return the host at which agents and clients reach the daemon. Raises AddressError.
 
-        A main scheduler that does not answer says nothing of its nodes.
+        If the main scheduler does not answer, its nodes are not taken into account.
         """
         nodes: Sequence[str] = ()
         if self.addresses is not None:
@@ -54,16 +55,17 @@ class Backend:
 
 
 def backend(config: Config) -> Backend:
-    """The backend of the configured scheduler."""
+    """Return the backend of the configured scheduler."""
     return _BACKENDS[config.scheduler.kind]
 
 
 def notice_of(config: Config, mbit: float = 0.0) -> HandOverTime:
-    """What a node that leaves has for handing over what it has of a snapshot.
+    """Return the time in which a leaving node can hand over its part of a snapshot.
 
     Args:
-        config: the site's. Where it says nothing of the main scheduler's notice its default counts.
-        mbit: of the network, as measured; 0: it was not.
+        config: the site's configuration. If it does not set the grace time, the main scheduler's
+            default applies.
+        mbit: measured throughput of the network, Mbit/s; 0 if it was not measured.
     """
     return HandOverTime(config.jobs.drain_timeout, backend(config).grace_s(config), mbit)
 
@@ -72,7 +74,7 @@ def _connect_local(config: Config) -> LocalScavenger:
     return LocalScavenger(config.cluster_dir)
 
 
-def _runs(config: Config) -> bool:
+def _is_running(config: Config) -> bool:
     try:
         _connect_local(config).poll()
     except SchedulerError:
@@ -82,7 +84,7 @@ def _runs(config: Config) -> bool:
 
 def _prepare_local(config: Config) -> None:
     local = config.scheduler.local
-    if not local.autostart or _runs(config):
+    if not local.autostart or _is_running(config):
         return
     start_cluster(
         config.cluster_dir,
@@ -99,13 +101,13 @@ def _can_prepare_local(config: Config) -> Iterator[tuple[bool, str]]:
     local = config.scheduler.local
     if not local.autostart:
         return
-    if _runs(config):
-        if changed := _changed(config):
+    if _is_running(config):
+        if changed := _changed_options(config):
             yield (
                 False,
                 f"The embedded cluster in {config.cluster_dir} still runs as it was started: "
-                f"{changed}. Stop it with 'malletrain cluster stop', so that it is started anew "
-                "(jobs go on from their snapshots), or put [scheduler.local] back.",
+                f"{changed}. Stop it with 'malletrain cluster stop', so that it is started again "
+                "(jobs resume from their snapshots), or restore [scheduler.local].",
             )
         return
     if local.trace is not None:
@@ -122,9 +124,11 @@ def _can_prepare_local(config: Config) -> Iterator[tuple[bool, str]]:
     )
 
 
-def _changed(config: Config) -> str:
-    """What differs between the cluster that runs and [scheduler.local]; empty: nothing."""
-    local, runs = config.scheduler.local, _connect_local(config).options()
+def _changed_options(config: Config) -> str:
+    """Return the differences between the running cluster and [scheduler.local]; empty if there are
+    none.
+    """
+    local, running_options = config.scheduler.local, _connect_local(config).options()
     options = {
         "nodes": local.nodes,
         "trace": None if local.trace is None else str(local.trace.resolve()),
@@ -134,9 +138,9 @@ def _changed(config: Config) -> str:
         "seed": local.seed,
     }
     return ", ".join(
-        f"{name} is {_shown(runs[name])} there and {_shown(value)} in the configuration"
+        f"{name} is {_shown(running_options[name])} there and {_shown(value)} in the configuration"
         for name, value in options.items()
-        if name in runs and runs[name] != value
+        if name in running_options and running_options[name] != value
     )
 
 
@@ -147,7 +151,7 @@ def _shown(value: object) -> str:
 
 
 def _check_local(config: Config) -> Iterator[tuple[bool, str]]:
-    if _runs(config) or not config.scheduler.local.autostart:
+    if _is_running(config) or not config.scheduler.local.autostart:
         yield from _connect_local(config).check()
 
 
@@ -157,9 +161,15 @@ def _of_batch(
     default_grace_s: float,
     addresses: Callable[[Config], Sequence[str]],
 ) -> Backend:
-    """The backend of a batch scheduler. ``default_grace_s``: what agents are told by the daemon
-    where the configuration says nothing; the scavenger, which asks the scheduler, tells each lease
-    the true one.
+    """Return the backend of a batch scheduler.
+
+    Args:
+        connect: returns the scavenger.
+        table: returns the scheduler's table of the configuration.
+        default_grace_s: grace time for agents if the configuration does not set one, seconds. The
+            scavenger queries the scheduler and passes the actual value to each lease.
+        addresses: returns addresses or names of the nodes.
+
     """
 
     def can_prepare(config: Config) -> Iterator[tuple[bool, str]]:

@@ -1,9 +1,9 @@
-"""Measures the network bandwidth between leased nodes: between two nodes of each class, again after
-a day.
+"""Measures the network bandwidth between two leased nodes of each class, once a day.
 
-Decides which two nodes and when. The result is an event, and is shown beside the network in
-``malletrain show`` and ``malletrain check``. Main jobs are on other nodes; one connection between
-two leased nodes uses its part of the network for a quarter of a second.
+Decides which two nodes are measured and when. The result is recorded as an event, and shown next to
+the network in ``malletrain show`` and ``malletrain check``. The measurement hardly affects main
+jobs: they run on other nodes, and one connection between two leased nodes sends for a quarter of a
+second.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import NetworkView
 
 SEND_S = 0.25
-AGAIN_S = 86_400.0
-FAILED_AGAIN_S = 600.0
+"""Duration of a measurement, seconds."""
+INTERVAL_S = 86_400.0
+"""Interval between two measurements of a class, seconds."""
+RETRY_INTERVAL_S = 600.0
+"""Time until a failed measurement is repeated, seconds."""
 
 
 class Bandwidth:
-    """What was measured, by class of nodes."""
+    """Schedules the measurements of all classes of nodes."""
 
     def __init__(self, core: Core, probes: Probes) -> None:
         self._core = core
@@ -27,7 +30,7 @@ class Bandwidth:
         self._due: dict[str, float] = {}
 
     def look(self, now: float) -> None:
-        """Begin what is due. Call it every half second or so."""
+        """Begin the measurements that are due. Call it about every half second."""
         interface_for = self._core.config.nodes.interface_for
         pairs: dict[str, list[str]] = {}
         for agent in self._core.agents:
@@ -35,7 +38,7 @@ class Bandwidth:
                 pairs.setdefault(agent.node_class, []).append(agent.node)
         for node_class, nodes in pairs.items():
             if len(nodes) > 1 and now >= self._due.get(node_class, 0.0):
-                self._due[node_class] = now + FAILED_AGAIN_S
+                self._due[node_class] = now + RETRY_INTERVAL_S
                 self._measure(node_class, nodes[0], nodes[1], now)
 
     def _measure(self, node_class: str, a: str, b: str, now: float) -> None:
@@ -51,7 +54,7 @@ class Bandwidth:
             if result is None:
                 return
             if result.reached:
-                self._due[node_class] = self._core.clock.now() + AGAIN_S
+                self._due[node_class] = self._core.clock.now() + INTERVAL_S
                 finding = (
                     f"{result.mbit / 1000:.3g} Gbit/s go through one connection from {a} to {b}"
                 )

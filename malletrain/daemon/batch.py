@@ -1,4 +1,4 @@
-"""Makes the scavenger of a batch scheduler from the configuration."""
+"""Creates the scavenger of a batch scheduler from the configuration."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from scavenger.slurm.associations import Associations, read_associations
 from scavenger.slurm.scavenger import SlurmScavenger
 
 LEASE_TAG = "lease-tag"
-"""The file of the state directory with the tag that its database says."""
+"""File of the state directory with the lease tag of its database."""
 _MOM = re.compile(r"^ +Mom = (\S+)$", re.MULTILINE)
-"""The line of a vnode in what pbsnodes prints that names its host."""
+"""The line with the host of a vnode in the output of pbsnodes."""
 
 
 def connect_slurm(config: Config) -> SlurmScavenger:
-    """The scavenger of Slurm; asks it nothing. Raises SchedulerError when the site's batch script
-    cannot be read.
+    """Return the scavenger of Slurm without a request to Slurm. Raises SchedulerError if the site's
+    batch script cannot be read.
     """
     table = config.scheduler.slurm
     settings = slurm_settings(config)
@@ -47,8 +47,8 @@ def connect_slurm(config: Config) -> SlurmScavenger:
 
 
 def connect_pbs(config: Config) -> PbsScavenger:
-    """The scavenger of PBS; asks it nothing. Raises SchedulerError when the site's batch script
-    cannot be read.
+    """Return the scavenger of PBS without a request to PBS. Raises SchedulerError if the site's
+    batch script cannot be read.
     """
     table = config.scheduler.pbs
     settings = pbs_settings(config)
@@ -57,12 +57,12 @@ def connect_pbs(config: Config) -> PbsScavenger:
 
 
 def slurm_settings(config: Config) -> BatchSettings[slurm_job.SlurmLeaseOptions]:
-    """What the scavenger of Slurm is told."""
+    """Return the settings of the scavenger of Slurm."""
     return _settings(config, "slurm", config.scheduler.slurm, slurm_job.SlurmLeaseOptions)
 
 
 def pbs_settings(config: Config) -> BatchSettings[pbs_job.PbsLeaseOptions]:
-    """What the scavenger of PBS is told."""
+    """Return the settings of the scavenger of PBS."""
     settings = _settings(config, "pbs", config.scheduler.pbs, pbs_job.PbsLeaseOptions)
     shell = settings.lease.shell or str(shipped("jobscripts/pbs/shell.sh").resolve())
     return replace(settings, lease=replace(settings.lease, shell=shell))
@@ -71,11 +71,12 @@ def pbs_settings(config: Config) -> BatchSettings[pbs_job.PbsLeaseOptions]:
 def _settings(
     config: Config, kind: str, table: BatchScheduler, options: type[OptionsT]
 ) -> BatchSettings[OptionsT]:
-    """What the ``table`` of this ``kind`` of scheduler says and the sections that are for all
-    kinds. ``options``: what only this kind knows of; each of its fields is a key of the table.
+    """Return the settings from the ``table`` of this ``kind`` of scheduler and from the sections
+    for all kinds. ``options``: class of the options that only this kind has; each of its fields is
+    a key of the table.
     """
     gaps = config.gaps
-    own = {f.name: getattr(table, f.name) for f in fields(options)}  # type: ignore[arg-type]
+    option_values = {f.name: getattr(table, f.name) for f in fields(options)}  # type: ignore[arg-type]
     backfill = table.mode == "backfill"
     return BatchSettings(
         tag=lease_tag(config),
@@ -83,7 +84,7 @@ def _settings(
         lease=options(
             **{
                 name: tuple(value) if isinstance(value, list) else value
-                for name, value in own.items()
+                for name, value in option_values.items()
             }
         ),
         rules=gap_rules(config),
@@ -114,53 +115,53 @@ def _settings(
 
 
 def _policy(table: BatchScheduler) -> CommandPolicy:
-    """How the scheduler's commands are run."""
+    """Return the time-out and the number of tries of the scheduler's commands."""
     return CommandPolicy(table.command_timeout, table.command_tries)
 
 
 def _commands(
     table: BatchScheduler, environment: Mapping[str, str], longest_pause_s: float
 ) -> Commands:
-    """What runs the commands of a scavenger. A scheduler that is busy or silent is left alone for
-    ``longest_pause_s`` at most.
+    """Return the runner of a scavenger's commands. ``longest_pause_s``: maximum pause before the
+    next request to a busy or silent scheduler, seconds.
     """
     return Commands(_policy(table), environment, calls=CallLog(most_s=longest_pause_s))
 
 
 def _memory(config: Config) -> GapMemory:
-    """What is remembered of the site's gaps."""
+    """Return the record of the site's earlier gaps."""
     gaps = config.gaps
     path = config.state_dir / "gaps.json"
     return GapMemory(path, gaps.expected_length, foretells=gaps.lifetimes)
 
 
 def prepare(config: Config, table: BatchScheduler) -> None:
-    """Make the folder for what leases print."""
+    """Create the folder for the output of leases."""
     if table.keep_output:
         make_private_dir(output_dir(config))
 
 
 def slurm_addresses(config: Config) -> list[str]:
-    """Where Slurm reaches its nodes (NodeAddr). Raises SchedulerError."""
+    """Return the addresses of Slurm's nodes (NodeAddr). Raises SchedulerError."""
     commands = Commands(_policy(config.scheduler.slurm), slurm_source.asking_environment())
     return commands.ask(["sinfo", "-h", "-a", "-N", "-o", "%o"]).split()
 
 
 def slurm_associations(config: Config) -> Associations:
-    """Slurm's accounts and shares. Raises SchedulerError."""
+    """Return Slurm's accounts and shares. Raises SchedulerError."""
     commands = Commands(_policy(config.scheduler.slurm), slurm_source.asking_environment())
     return read_associations(commands)
 
 
 def pbs_addresses(config: Config) -> list[str]:
-    """The hosts of PBS's vnodes. Raises SchedulerError."""
+    """Return the hosts of PBS's vnodes. Raises SchedulerError."""
     commands = Commands(_policy(config.scheduler.pbs), pbs_source.asking_environment())
     printed = commands.ask(["pbsnodes", "-a", "-v"])
     return _MOM.findall(printed)
 
 
 def gap_rules(config: Config) -> GapRules:
-    """Section [gaps]."""
+    """Return the rules of section [gaps]."""
     gaps = config.gaps
     return GapRules(
         partitions=frozenset(gaps.partitions),
@@ -175,13 +176,13 @@ def gap_rules(config: Config) -> GapRules:
 
 
 def output_dir(config: Config) -> Path:
-    """Where what leases print is kept."""
+    """Return the folder for the output of leases."""
     return config.state_dir.absolute() / "leases"
 
 
 def template(script: Path | None, kind: str) -> str:
-    """The batch script of the leases: the site's own, else the one for this ``kind``. Raises
-    SchedulerError.
+    """Return the batch script of the leases: the site's own, else the default for this ``kind``.
+    Raises SchedulerError.
     """
     try:
         return (script or shipped(f"jobscripts/{kind}/lease.sh")).read_text("utf-8")
@@ -192,8 +193,8 @@ def template(script: Path | None, kind: str) -> str:
 
 
 def lease_tag(config: Config) -> str:
-    """What tells the leases of this daemon from those of others: what its database says, else of
-    its key, or of its place as long as it has none.
+    """Return the tag that distinguishes the leases of this daemon from those of others: that of its
+    database, else one derived from its key, or from its state directory if it has no key yet.
     """
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if tag := (config.state_dir / LEASE_TAG).read_text("utf-8").strip():
@@ -206,7 +207,9 @@ def lease_tag(config: Config) -> str:
 
 
 def write_lease_tag(config: Config, tag: str) -> None:
-    """Leases of this daemon have this tag from now on; empty: that of its key. Raises OSError."""
+    """Store the tag for future leases of this daemon; empty for the one derived from its key.
+    Raises OSError.
+    """
     path = config.state_dir / LEASE_TAG
     if not tag:
         path.unlink(missing_ok=True)

@@ -30,7 +30,7 @@ from malletrain.protocol.event_kinds import EventKind
 from scavenger.hostlist import named
 
 NO_CURVE = (
-    "How the job scales could not be found out: {why} It is taken to speed up as "
+    "How the job scales could not be measured: {why} It is assumed to speed up as "
     "nodes^{exponent:g}. Call malletrain.report() at the "
     "end of every step, or give a curve with --curve."
 )
@@ -39,26 +39,26 @@ ENDINGS = {
     JobState.CANCELLED: (EventKind.JOB_CANCELLED, "The job was cancelled: {why}."),
     JobState.FAILED: (EventKind.JOB_FAILED, "The job failed: {why}"),
 }
-"""What is told of a job that has ended."""
+"""Final state of a job → kind and sentence of its event."""
 
 
 class LeaseCommands(Protocol):
-    """Who takes and ends leases. All are called within a step."""
+    """Takes and ends leases. All methods are called within a decision step."""
 
     def take(self, nodes: tuple[str, ...], owner: str) -> None:
-        """Ask for a lease on each of these nodes, as ``owner`` (empty: as the daemon's user)."""
+        """Request a lease on each of these nodes for ``owner`` (empty for the daemon's user)."""
 
     def release(self, nodes: tuple[str, ...]) -> None:
-        """Nothing is to run on these nodes any more."""
+        """End the leases of these nodes: no job needs them."""
 
     def reclaim(self, nodes: tuple[str, ...], within_s: float) -> None:
-        """Another owner's jobs need these nodes more: end their leases once their jobs have moved
-        off.
+        """End the leases of these nodes when their jobs have moved off: another owner's jobs need
+        them more. ``within_s``: maximum time until then, seconds.
         """
 
 
 class CommandRunner:
-    """Carries out what the controller commands."""
+    """Carries out the commands of the controller."""
 
     def __init__(self, parts: Parts, leases: LeaseCommands) -> None:
         self._parts = parts
@@ -127,7 +127,7 @@ class CommandRunner:
         self._move(run, (), now, command.within_s)
 
     def _change(self, run: ActiveJob, command: Start | Rescale, now: float) -> None:
-        old = run.row.planned_nodes
+        old_nodes = run.row.planned_nodes
         record = self._parts.controller.jobs[run.row.id]
         self._parts.repository.save(
             run,
@@ -142,10 +142,10 @@ class CommandRunner:
         within = command.within_s if isinstance(command, Rescale) else None
         self._parts.audit.record(
             EventKind.JOB_STARTED if isinstance(command, Start) else EventKind.JOB_RESCALED,
-            f"{_step(len(old), len(command.nodes))}: {named(command.nodes)}.",
+            f"{_describe_change(len(old_nodes), len(command.nodes))}: {named(command.nodes)}.",
             job=run.row.id,
             nodes=list(command.nodes),
-            before=list(old),
+            before=list(old_nodes),
             within_s=within,
         )
         self._move(run, command.nodes, now, within)
@@ -179,6 +179,6 @@ class CommandRunner:
         parts.curves.news = True  # another job is next
 
 
-def _step(before: int, after: int) -> str:
+def _describe_change(before: int, after: int) -> str:
     nodes = f"{after} node{'s' if after != 1 else ''}"
     return f"From {before} to {nodes}" if before else f"Started on {nodes}"

@@ -40,7 +40,7 @@ from scavenger.interface import Scavenger
 
 @dataclass(frozen=True)
 class Service:
-    """What the daemon's life needs of its parts."""
+    """The components that :mod:`malletrain.daemon.main` starts, uses and stops."""
 
     core: Core
     agent_handlers: AgentHandlers
@@ -71,18 +71,24 @@ def compose(
     log_file: RotatedLog | None,
     users_problems: Callable[[], tuple[str, ...]],
 ) -> Service:
-    """The parts of one daemon, each with those that it needs. To be called within its loop.
+    """Create and connect the components of one daemon. Call it within the daemon's loop.
 
     Args:
-        endpoint: where agents reach the daemon.
-        command: what an agent is started with.
-        send: takes a message to a peer, and says whether it could be reached.
-        boot: names this start of the daemon.
-        handler_failures: outlives the parts.
-        retention: what deletes what is too old.
-        path: the configuration's file.
-        log_file: where the log goes; None: to standard error.
-        users_problems: what is wrong with the list of users, as sentences.
+        config: the site's configuration.
+        store: the database.
+        keys: keys of the daemon, its leases and jobs.
+        clock: the daemon's clock.
+        metrics: counters for Prometheus.
+        scavenger: connection to the main scheduler.
+        endpoint: address at which agents reach the daemon.
+        command: returns the command that starts an agent.
+        send: sends a message to a peer, and returns whether it could be reached.
+        boot: id of this start of the daemon.
+        handler_failures: messages that could not be handled; outlives the components.
+        retention: deletes old rows.
+        path: file of the configuration; None if there is none.
+        log_file: file of the log; None for standard error.
+        users_problems: returns what is wrong with the list of users, as sentences.
     """
     parts = make_parts(config, store, clock, metrics, send, keys.job_key)
     logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
@@ -127,13 +133,13 @@ def compose(
 def agent_command(
     endpoint: str, server_key: str, grace_s: float, nodes: NodesSection
 ) -> Callable[[str, KeyPair], tuple[tuple[str, ...], dict[str, str]]]:
-    """What starts the agent of a lease.
+    """Return a function that returns the command and environment of a lease's agent.
 
     Args:
-        endpoint: where agents reach the daemon.
+        endpoint: address at which agents reach the daemon.
         server_key: the daemon's public key.
-        grace_s: between the notice of a preemption and its end.
-        nodes: how the site wants their health looked after.
+        grace_s: seconds between the notice of a preemption and its end.
+        nodes: section with the site's health checks of nodes.
     """
     plan = HealthPlan(
         tuple(nodes.health_check), nodes.health_interval, nodes.health_timeout, nodes.gpu_check

@@ -1,12 +1,12 @@
-"""The controller's shell: feeds it events, has its commands carried out, and saves everything
-before anybody is told.
+"""The controller's shell: passes events to it, carries out its commands, and saves everything
+before messages are sent.
 
-One transaction is: something happened → the controller and the rounds decide → the store is written
-→ messages are sent. The transactions of one batch are committed together
-(:mod:`malletrain.daemon.transactions`). A daemon that is killed between two batches loses nothing;
-one that is killed within a batch has told nobody. After a failed transaction memory and store may
-differ: this core ends (:meth:`Core.fail`), and another one starts from the store, as after a
-restart. The jobs go on meanwhile.
+The order in a transaction: an event occurs → the controller and the rounds decide → the store is
+written → messages are sent. The transactions of one batch are committed together
+(:mod:`malletrain.daemon.transactions`). A daemon that is killed between two batches loses nothing.
+One that is killed within a batch has not sent any message of it. After a failed transaction memory
+and store may differ: this core ends (:meth:`Core.fail`), and another one starts from the store, as
+after a restart. Jobs continue meanwhile.
 """
 
 from __future__ import annotations
@@ -51,17 +51,19 @@ MEASURED_EVERY_S, OBSERVED_EVERY_S = 0.2, 1.0
 other jobs.
 """
 RECONNECT_HEARTBEATS = 3
-"""Unanswered heartbeats after which agents connect anew (:mod:`malletrain.agent.link`)."""
+"""Number of unanswered heartbeats after which agents reconnect (:mod:`malletrain.agent.link`)."""
 PARTITION_HOLD_S = 60.0
-"""How long planning is suspended, counted from the last check that found a partition."""
+"""Time for which planning is suspended after the last check that found a partition, seconds."""
 SERVICE_COST = RescaleCost(up_s=1.0, down_s=1.0, start_s=5.0)
-"""Rescale costs of a service, seconds of its value: joiners stop nobody, and leavers hand over what
-they hold. They are above 0 so that plans do not swap nodes for nothing.
+"""Rescale costs of a service, seconds. A service does not stop: joiners start next to the others,
+and leavers hand over what they hold. The costs are above 0 so that plans do not swap nodes without
+a benefit.
 """
 
 
 class Core:
-    """Steps, and the jobs in the daemon's hands. Make it within the loop that it is to run in.
+    """Runs the decision steps, and holds the unfinished jobs. Create it within the loop in which it
+    runs.
 
     Args:
         parts: the daemon's state; its fields are attributes here too.
@@ -80,7 +82,9 @@ class Core:
         self.agents, self.rounds, self.runs = parts.agents, parts.rounds, parts.runs
         self.transmit = parts.outbox.answer
         """Answer a peer, now or after this batch."""
-        self._runner = runner = TransactionRunner(parts, self._begin, self._decide, self._sent)
+        self._runner = runner = TransactionRunner(
+            parts, self._begin, self._decide, self._after_batch
+        )
         self.transaction, self.batch = runner.transaction, runner.batch
         self.failed = runner.failed
         self.guard, self.fail, self.task_ended = runner.guard, runner.fail, runner.task_ended
@@ -89,13 +93,13 @@ class Core:
         )
         self._events = parts.events
         self._commands = CommandRunner(parts, leases)
-        self._alarm = Alarm(self.guard, self.clock.now, self._next, self.tick)
+        self._alarm = Alarm(self.guard, self.clock.now, self._next_due_at, self.tick)
         self._gathered = Gathering(self.guard(self._take_gathered))
-        self._plans_seen = 0
+        self._plans_counted = 0
 
     @property
     def config(self) -> Config:
-        """As it holds now."""
+        """The current configuration."""
         return self._parts.config
 
     @property
@@ -108,10 +112,10 @@ class Core:
     def _begin(self, now: float) -> None:
         """Called at the beginning of a transaction."""
         if unheard_s := self.liveness.unheard_s(now):
-            self._unheard(unheard_s, now)
+            self._postpone_limits(unheard_s, now)
 
     def _decide(self, now: float) -> None:
-        """Have the controller decide what follows from the events of a transaction."""
+        """Pass the events of a transaction to the controller, and carry out its commands."""
         while self._events:
             news = tuple(self._events)
             self._events.clear()
@@ -119,11 +123,11 @@ class Core:
                 self._commands.carry_out(command, now)
         self._shares.keep(now)
 
-    def _sent(self, unreached: set[bytes]) -> None:
+    def _after_batch(self, unreached: set[bytes]) -> None:
         """Called after a batch is saved and its messages are sent."""
         if unreached:
-            self._not_reached(unreached)
-        self._count()
+            self._mark_unreachable(unreached)
+        self._count_plans()
         self._alarm.set()
 
     def feed(self, event: Event) -> None:
@@ -132,7 +136,7 @@ class Core:
             self._events.append(event)
 
     def tick(self) -> None:
-        """Carry on wherever a time limit has passed."""
+        """Act on all time limits that have passed."""
         with self.transaction() as now:
             self.feed(Tick())
             if (due := self.curves.tell_at()) is not None and now >= due:
@@ -142,10 +146,12 @@ class Core:
                 if run.starting_until is not None and now >= run.starting_until:
                     self.rounds.rescale_over(run)
 
-    # --- when agents cannot be heard ---
+    # --- partitions ---
 
-    def _unheard(self, unheard_s: float, now: float) -> None:
-        """Extend all time limits by the seconds in which the daemon cannot have heard anybody."""
+    def _postpone_limits(self, unheard_s: float, now: float) -> None:
+        """Extend all time limits by the seconds in which the daemon cannot have received
+        messages.
+        """
         for run in self.runs.values():
             run.rounds.postpone(unheard_s)
             if run.starting_until is not None:
@@ -157,7 +163,9 @@ class Core:
             self.recovered(f"The daemon stood still for {unheard_s:.3g} s", now)
 
     def partitioned(self, now: float) -> None:
-        """The daemon is cut off from its agents. Call it again while that lasts."""
+        """Suspend planning: the daemon is cut off from its agents. Call it in every check during
+        the partition.
+        """
         if self.liveness.settling_until is None:
             count = len(list(self.agents))
             self._record_partition(f"Most of the {count} agents fell silent at one moment", now)
@@ -165,9 +173,11 @@ class Core:
         self.controller.hold(now + PARTITION_HOLD_S)
 
     def recovered(self, sentence: str, now: float) -> None:
-        """The agents report again, or will in a moment. Wait for them as after a restart."""
+        """Wait for the agents as after a restart: the partition has ended, and they report again
+        soon.
+        """
         self._record_partition(sentence, now)
-        back_by = now + self.config.daemon.adopt_wait  # they connect anew, one by one
+        back_by = now + self.config.daemon.adopt_wait  # they do not reconnect all at once
         self.agents.heard(back_by)
         self.liveness.settle(back_by, now)
         self.controller.hold(back_by)
@@ -175,17 +185,17 @@ class Core:
     def _record_partition(self, sentence: str, now: float) -> None:
         self.audit.record(
             EventKind.DAEMON_PARTITIONED,
-            f"{sentence}. The daemon was cut off from its agents, which are not lost. The jobs go "
-            "on; the daemon waits for the agents to report again.",
+            f"{sentence}. The daemon was cut off from its agents, which are not lost. The jobs "
+            "continue; the daemon waits for the agents to report again.",
         )
 
     def close(self) -> None:
-        """Nothing happens by itself any more."""
+        """Cancel all timers."""
         self._gathered.close()
         self._alarm.close()
 
-    def _next(self) -> float | None:
-        """When :meth:`tick` is due although nothing happens."""
+    def _next_due_at(self) -> float | None:
+        """Return when :meth:`tick` is due without an event; None if it is not."""
         times = [self.controller.next_wakeup(), self.curves.tell_at()]
         for run in self.runs.values():
             times += [run.rounds.next_wakeup(), run.starting_until]
@@ -195,39 +205,39 @@ class Core:
         run = self.runs.get(job)
         return run.spec if run is not None else None
 
-    def _not_reached(self, peers: set[bytes]) -> None:
+    def _mark_unreachable(self, peers: set[bytes]) -> None:
         for agent in self.agents:
             if agent.peer in peers and agent.unreachable_since is None:
                 agent.unreachable_since = self.clock.now()
                 self.unreachable(agent.node)
 
-    def _count(self) -> None:
+    def _count_plans(self) -> None:
         plan = self.controller.last_plan
-        if plan is not None and self.controller.plans != self._plans_seen:
-            self._plans_seen = self.controller.plans
+        if plan is not None and self.controller.plans != self._plans_counted:
+            self._plans_counted = self.controller.plans
             self.metrics.plan(plan.solve_s, plan.gap)
 
     # --- jobs ---
 
     def add(self, row: JobRow, spec: messages.JobSpec) -> ActiveJob:
-        """Take a job in hand: a new one, or one that the store knows."""
+        """Take over a job: a new one, or one from the store."""
         return self.add_all([(row, spec)])[0]
 
     def add_all(self, jobs: Sequence[tuple[JobRow, messages.JobSpec]]) -> list[ActiveJob]:
-        """The same with many; what the store knows of them is read at once."""
+        """Take over several jobs. Their rows are read from the store together."""
         profiled = self.config.profiling.enabled
         curves = self.curves.begin([(row.id, spec) for row, spec in jobs], profiled=profiled)
         goals = self.goals.begin(jobs)
         return [
-            self._add(row, spec, begins, *goal)
-            for (row, spec), begins, goal in zip(jobs, curves, goals, strict=True)
+            self._add(row, spec, stored_curve, *goal)
+            for (row, spec), stored_curve, goal in zip(jobs, curves, goals, strict=True)
         ]
 
     def _add(
         self,
         row: JobRow,
         spec: messages.JobSpec,
-        begins: InitialCurve,
+        stored_curve: InitialCurve,
         goals: OwnerGoals,
         so_far: GoalsSoFar,
     ) -> ActiveJob:
@@ -244,13 +254,13 @@ class Core:
         self.runs[row.id] = run
         curve = ScalingCurve.of((int(k), v) for k, v in spec.curve.items()) if spec.curve else None
         quotas = self.parties.quotas(spec.owner)
-        most = max(spec.min_nodes, min([spec.max_nodes, *(quota.nodes for quota in quotas)]))
+        max_nodes = max(spec.min_nodes, min([spec.max_nodes, *(quota.nodes for quota in quotas)]))
         sizes = spec.profile_sizes
         self.feed(
             JobSubmitted(
                 row.id,
                 spec.min_nodes,
-                most,
+                max_nodes,
                 weight=spec.weight,
                 goal=Goal(spec.goal),
                 curve=curve,
@@ -258,9 +268,9 @@ class Core:
                 tries=row.tries,
                 last_broke=row.last_broke,
                 profile=spec.profile,
-                profile_sizes=tuple(k for k in sizes if k <= most) or None if sizes else None,
-                scaling=begins.scaling,
-                kind=begins.kind,
+                profile_sizes=tuple(k for k in sizes if k <= max_nodes) or None if sizes else None,
+                scaling=stored_curve.scaling,
+                kind=stored_curve.kind,
                 owner=self.accounts.of(spec.owner),
                 goals=goals,
                 so_far=so_far,
@@ -276,22 +286,22 @@ class Core:
         return run
 
     def trainer(self, user: str) -> Trainer | None:
-        """In whose plan the user's jobs are; None where there is one plan."""
+        """Return the trainer in whose plan the user's jobs are; None if there is only one plan."""
         return self.controller.trainers.of(self.parties.trainer(user))
 
     def trainer_of(self, job: JobRecord) -> Trainer | None:
-        """The same for a job."""
+        """Return the trainer in whose plan a job is; None if there is only one plan."""
         return self.controller.trainers.of(job.submitted.trainer)
 
     def reweigh(self, job: str, spec: messages.JobSpec) -> None:
-        """An unfinished job counts as ``spec`` says from now on."""
+        """Change the weight of an unfinished job to that of ``spec``."""
         run = self.runs[job]
         run.spec = spec
         self.repository.save(run, spec=msgspec.json.encode(spec).decode())
         self.feed(JobWeighed(job, spec.weight))
 
     def revalue(self, job: str, spec: messages.JobSpec) -> None:
-        """Nodes are worth to an unfinished service what ``spec`` says from now on."""
+        """Change the values of nodes for an unfinished service to those of ``spec``."""
         run = self.runs[job]
         run.spec = spec
         self.repository.save(run, spec=msgspec.json.encode(spec).decode())
@@ -299,14 +309,16 @@ class Core:
         self.feed(CurveLearned(job, ScalingCurve.of(points), SERVICE_COST))
 
     def progressed(self, run: ActiveJob, record: messages.Progress) -> None:
-        """Let the controller know of progress, now and then."""
+        """Pass a job's progress to the controller, at the interval of its state."""
         if not self.config.profiling.enabled:
             return
-        run.counts.feed(record)
+        run.counts.add_report(record)
         now = self.clock.now()
-        every = MEASURED_EVERY_S if run.row.state == JobState.PROFILING.value else OBSERVED_EVERY_S
+        interval_s = (
+            MEASURED_EVERY_S if run.row.state == JobState.PROFILING.value else OBSERVED_EVERY_S
+        )
         if (
-            now - run.progress_at < every
+            now - run.progress_at < interval_s
             or run.counts.generation != run.rounds.generation
             or not run.counts.advance()
         ):
@@ -323,7 +335,7 @@ class Core:
         )
 
     def save_soon(self, run: ActiveJob) -> None:
-        """Write how far the job has come, with what is written of others."""
+        """Save the job's progress together with that of other jobs."""
         self._gathered.save(run)
 
     def _take_gathered(self, reports: GatheredReports) -> None:
@@ -332,13 +344,13 @@ class Core:
             self._events += reports.progress.values()
             for job, run in reports.to_save.items():
                 if self.runs.get(job) is not run:
-                    continue  # it has ended meanwhile
+                    continue  # it has ended
                 self.repository.checkpoint(run, now)
                 if (done := self.goals.progressed(run)) is not None:
                     self._events.append(done)
 
     def keep_rescales(self, run: ActiveJob) -> None:
-        """Write the rescales that are over, and let the controller know what they cost."""
+        """Store the finished rescales of a job, and pass their costs to the controller."""
         for r in run.monitor.finished_rescales():
             with self.transaction():
                 self.repository.rescale(run, r)
@@ -346,39 +358,39 @@ class Core:
                     self.feed(RescaleCosted(run.row.id, r.kind, r.cost_s))
 
     def unreachable(self, node: str) -> None:
-        """The agent on ``node`` cannot be reached: failures of its peers are not the job's fault
-        until it is back or lost.
+        """Handle an agent that cannot be reached: until it is back or lost, failures of its peers
+        do not count as the job's own.
         """
         for run in self.runs.values():
             if node in run.rounds.members:
                 run.rounds.unreachable(node)
 
     def first_sample(self, run: ActiveJob) -> None:
-        """Samples of the newest round have come in."""
+        """Handle the first samples of the newest round: its rescale is over."""
         if run.starting_until is not None:
             self._parts.failing.works(run.spec.script, run.rounds.members)
             with self.transaction():
                 self.rounds.rescale_over(run)
 
-    # --- the end, and a restart ---
+    # --- end and restart ---
 
     def keep_shares(self, now: float) -> None:
-        """Write down what shares were served."""
+        """Store the service of all shares."""
         self._shares.keep(now, at_once=True)
 
     def restore(self) -> None:
-        """Take in hand what the store knows; agents will report what runs."""
+        """Take over the unfinished jobs in the store. Agents report later what they run."""
         with self.transaction() as now:
             self._shares.restore(now)
             rows = self.store.list_jobs([s.value for s in JobState if not s.ended])
             jobs = [(row, decode_spec(row.spec)) for row in rows]
-            begun = {row.id for row, _ in jobs if row.started is not None}
-            awaited = {each for row, spec in jobs if row.id not in begun for each in spec.after}
-            still = {row.id for row in not_completed(self.store, awaited)}
+            started = {row.id for row, _ in jobs if row.started is not None}
+            awaited = {each for row, spec in jobs if row.id not in started for each in spec.after}
+            blocking = {row.id for row in not_completed(self.store, awaited)}
             self.add_all(
                 [
                     (row, spec)
                     for row, spec in jobs
-                    if row.id in begun or still.isdisjoint(spec.after)
+                    if row.id in started or blocking.isdisjoint(spec.after)
                 ]
             )

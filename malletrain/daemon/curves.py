@@ -1,5 +1,5 @@
-"""The daemon's memory of scaling curves: with which curve a new job starts, and what is stored of
-each job for later ones.
+"""Stores scaling curves: provides the curve with which a new job starts, and stores that of each
+job for later ones.
 
 Decides under which key a curve is stored. :mod:`malletrain.core.siblings` decides whose curve a job
 inherits; the controller and the JPA decide what is measured.
@@ -31,46 +31,55 @@ from malletrain.store.store import Store
 
 log = structlog.get_logger(__name__)
 
-KEPT_INTERRUPTIONS = 100
-LARGEST_SCRIPT = 16 * 1024 * 1024
+MAX_INTERRUPTIONS = 100
+"""Number of a job's last donations to profiles that are stored."""
+MAX_SCRIPT_BYTES = 16 * 1024 * 1024
+"""Number of bytes of a script that its profile key covers."""
 NEWS_EVERY_S = 1.0
-"""Waiting jobs are told no more often: hundreds that run keep curves all the time."""
+"""Minimum interval between updates of waiting jobs, seconds. With hundreds of running jobs, curves
+change all the time.
+"""
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """A :class:`malletrain.core.siblings.SiblingStorage` over the store: the curves on one class of
-    nodes with so many processes on each.
+    """A :class:`malletrain.core.siblings.SiblingStorage` over the store: the curves for one class
+    of nodes and one number of processes per node.
     """
 
     store: Store
+    """The database."""
     costs: RescaleCosts
+    """Configured cost of rescaling."""
     node_class: str
+    """Class of the nodes."""
     processes: int
+    """Number of processes per node."""
     now: float
+    """Time at which curves are stored, seconds."""
     rows_by_key: Mapping[str, CurveRow] | None = None
-    """The newest curve of each key, where they have been read; None: they have not."""
+    """Newest curve of each key; None if they are not read yet."""
     every: tuple[Sibling, ...] | None = None
-    """The newest curves of all keys, where they have been read."""
+    """Newest curves of all keys; None if they are not read yet."""
 
     def put(self, sibling: Sibling) -> None:
-        """Keep it."""
+        """Store the curve of a job."""
         size, data = sibling.size, sibling.scaling.to_dict()
         fields = (sibling.key, self.node_class, self.processes, data, sibling.job, self.now)
         self.store.put_curve(CurveRow(*fields, size.parameters, size.flops))
 
     def of_key(self, key: str) -> Sibling | None:
-        """The newest of this key; None where it cannot be read."""
+        """Return the newest curve of this key; None if there is none or it cannot be decoded."""
         row = self.store.curve(key) if self.rows_by_key is None else self.rows_by_key.get(key)
         return self._sibling(row) if row else None
 
     def others(self, key: str) -> list[Sibling]:
-        """Those of other keys that can be read, the newest first."""
+        """Return the curves of other keys that can be decoded, the newest first."""
         every = self.read().every or ()
         return [sibling for sibling in every if sibling.key != key]
 
     def read(self) -> _Stored:
-        """The same with the curves of all keys in memory: several jobs are asked for."""
+        """Return a copy that has the curves of all keys in memory, for queries of several jobs."""
         if self.every is not None:
             return self
         rows = self.store.curves(self.node_class, self.processes)
@@ -85,13 +94,14 @@ class _Stored:
 
 @dataclass(frozen=True)
 class InitialCurve:
-    """The scaling curve with which a job starts."""
+    """The curve with which a job starts."""
 
     scaling: ScalingModel | None
-    """What it starts with: its own from before a restart, else that of its kind; None: nothing."""
+    """Its own curve from before a restart, else that of its kind; None if there is neither."""
     kind: str
-    """Jobs of one kind scale alike; empty where they may differ in level, or nothing is
-    profiled."""
+    """Kind of the job; jobs of one kind scale alike. Empty if they may differ in level, or
+    profiling is off.
+    """
 
 
 class Curves:
@@ -105,22 +115,24 @@ class Curves:
         self._controller = controller
         self._costs = costs
         self.news = False
-        """What is known, or who waits, has changed since waiting jobs were last told."""
+        """Whether the curves or the set of waiting jobs have changed since the last update of
+        waiting jobs.
+        """
         self._news_at = -math.inf
 
-    # --- a job begins ---
+    # --- start of a job ---
 
     def begin(
         self, jobs: Sequence[tuple[str, messages.JobSpec]], *, profiled: bool = True
     ) -> list[InitialCurve]:
-        """How jobs (id and specification) begin, all read at once. ``profiled``: whether the site
-        has jobs profiled.
+        """Return the curve with which each of the jobs (id and specification) starts. They are read
+        together. ``profiled``: whether profiling is on.
         """
         rows = self._store.many.profiles(job for job, _ in jobs)
         if profiled:
             for job, spec in jobs:
                 if job not in rows:
-                    node_class = self._usual_class()
+                    node_class = self._most_frequent_class()
                     row = ProfileRow(job, self._key(spec, node_class), node_class)
                     rows[job] = self._store.put_profile(row)
         rows_by_key = self._store.many.curves(row.key for row in rows.values() if not row.learned)
@@ -138,10 +150,16 @@ class Curves:
             beginnings.append(InitialCurve(model, "" if _may_differ(spec) else row.key))
         return beginnings
 
-    # --- a job goes on ---
+    # --- running jobs ---
 
     def keep(self, job: str, spec: messages.JobSpec, scaling: ScalingModel) -> None:
-        """Store what is known now, for this job and for the next of its kind."""
+        """Store the scaling model of a job, for itself and for later jobs of its kind.
+
+        Args:
+            job: id of the job.
+            spec: its specification.
+            scaling: its scaling model.
+        """
         row = self._store.put_profile(
             replace(self._on_its_class(job, spec), learned=scaling.to_dict(), waits="")
         )
@@ -152,11 +170,13 @@ class Curves:
         self.news = self.news or stored
 
     def tell_at(self) -> float | None:
-        """When :meth:`for_waiting` is due; None: nothing has changed."""
+        """Return when :meth:`for_waiting` is due; None if nothing has changed."""
         return self._news_at + NEWS_EVERY_S if self.news else None
 
     def for_waiting(self, specs: Callable[[str], messages.JobSpec | None]) -> list[PriorSuggested]:
-        """What waiting jobs are told of jobs of other sizes. ``specs``: how a job was submitted."""
+        """Return the priors that waiting jobs get from jobs with other model sizes. ``specs``:
+        returns the specification of a job.
+        """
         read: dict[tuple[str, int], _Stored] = {}
 
         def sized(job: str) -> SizedJob | None:
@@ -164,36 +184,42 @@ class Curves:
             if spec is None or not (spec.parameters or spec.flops):
                 return None
             row, size = self._row(job), ModelSize(_positive(spec.parameters), _positive(spec.flops))
-            node_class = self._usual_class()  # when it was submitted, there may have been no node
+            # at its submission there may have been no node
+            node_class = self._most_frequent_class()
             if node_class != row.node_class:  # its script is read for that: once
                 row = replace(row, key=self._key(spec, node_class), node_class=node_class)
                 self._store.put_profile(row)
-            where = node_class, spec.nproc_per_node
-            if where not in read:
-                read[where] = self._storage(row, spec).read()
-            return SizedJob(row.key, size, read[where], self._costs)
+            class_and_processes = node_class, spec.nproc_per_node
+            if class_and_processes not in read:
+                read[class_and_processes] = self._storage(row, spec).read()
+            return SizedJob(row.key, size, read[class_and_processes], self._costs)
 
         self.news, self._news_at = False, self._clock.now()
-        most = self._controller.queue.max_running
-        return suggestions(self._controller.state.unfinished.values(), most, sized)
+        max_running = self._controller.queue.max_running
+        return suggestions(self._controller.state.unfinished.values(), max_running, sized)
 
     def waits(self, job: str, reason: str) -> None:
-        """Why its profile does not begin."""
+        """Store why the job's profile does not begin."""
         self._store.put_profile(replace(self._row(job), waits=reason))
 
     def interrupted(self, job: str, data: dict[str, Any]) -> None:
-        """It gave nodes to a profile."""
+        """Store that the job gave nodes to a profile."""
         row = self._row(job)
         interruptions = (*row.interruptions, {"time": self._clock.now(), **data})[
-            -KEPT_INTERRUPTIONS:
+            -MAX_INTERRUPTIONS:
         ]
         self._store.put_profile(replace(row, interruptions=interruptions))
 
     def described(
         self, job: str, spec: messages.JobSpec, facts: dict[str, Any]
     ) -> ScalingModel | None:
-        """Its script says how large its model is; what the nearest sibling suggests, if there is
-        one.
+        """Store the model size that the job's script reports. Returns the prior from the nearest
+        sibling; None if there is none.
+
+        Args:
+            job: id of the job.
+            spec: its specification.
+            facts: ``parameters`` and ``flops_per_sample`` of its model.
         """
         size = ModelSize(
             _positive(facts.get("parameters")), _positive(facts.get("flops_per_sample"))
@@ -205,8 +231,8 @@ class Curves:
         return siblings.suggested(self._storage(row, spec), row.key, size, self._costs)
 
     def another_model(self, job: str, facts: dict[str, Any]) -> str:
-        """What the model that its script describes is called, where it described another one
-        before; else nothing. Ask before :meth:`described`.
+        """Return the description of the model that the job's script reports, if it reported another
+        one before; else empty. Call it before :meth:`described`.
         """
         row = self._row(job)
         pairs = (
@@ -218,7 +244,7 @@ class Curves:
         return " ".join(f"{now:.4g}" for _, now in pairs if now is not None)
 
     def read(self, row: ProfileRow) -> ScalingModel:
-        """What a row says is known; nothing where it cannot be read."""
+        """Return the scaling model in a row; an empty one if it cannot be decoded."""
         return _read(row.learned, f"job {row.job}", self._costs) or ScalingModel(costs=self._costs)
 
     # --- inside ---
@@ -227,8 +253,8 @@ class Curves:
         return self._store.profile(job) or ProfileRow(job)
 
     def _on_its_class(self, job: str, spec: messages.JobSpec) -> ProfileRow:
-        """The job's row, of the class of nodes it runs on: which one that would be was a guess when
-        it was submitted.
+        """Return the job's row for the class of nodes that it runs on. At its submission that class
+        is only a guess.
         """
         row = self._row(job)
         record = self._controller.jobs.get(job)
@@ -249,8 +275,8 @@ class Curves:
         now = self._clock.now()
         return _Stored(self._store, self._costs, row.node_class, spec.nproc_per_node, now)
 
-    def _usual_class(self) -> str:
-        """The class that most nodes are of."""
+    def _most_frequent_class(self) -> str:
+        """Return the most frequent class of nodes."""
         nodes_by_class = Counter(node.info.node_class for node in self._controller.nodes.values())
         return max(nodes_by_class, key=lambda c: (nodes_by_class[c], c), default="default")
 
@@ -258,12 +284,11 @@ class Curves:
     def _key(spec: messages.JobSpec, node_class: str) -> str:
         try:
             with open(spec.script, "rb") as file:
-                script = file.read(LARGEST_SCRIPT)
+                script = file.read(MAX_SCRIPT_BYTES)
         except OSError:  # the daemon's user may not read what the job's owner may
             script = f"{spec.owner}:{Path(spec.script)}".encode("utf-8", "surrogateescape")
-        user_key = (
-            f"{spec.owner}:{spec.profile_key}" if spec.profile_key else None
-        )  # others may choose the same name for something else
+        # Other users may choose the same key for other jobs.
+        user_key = f"{spec.owner}:{spec.profile_key}" if spec.profile_key else None
         return profile_key(
             script,
             spec.args,
@@ -275,8 +300,8 @@ class Curves:
 
 
 def _may_differ(spec: messages.JobSpec) -> bool:
-    """Whether only its owner says with which jobs it scales alike: those may differ in level. The
-    trials of a sweep that share a profile are taken at their owner's word.
+    """Whether the level of the job's curve may differ from that of other jobs with its key: only
+    the owner states that they scale alike. For trials of a sweep the owner's statement is trusted.
     """
     return bool(spec.profile_key) and not spec.sweep
 
@@ -292,8 +317,8 @@ def _read(data: Any, whose: str, costs: RescaleCosts) -> ScalingModel | None:
 
 
 def _identity(software: messages.SoftwareEnvironment | None) -> tuple[str, ...]:
-    """What of a software environment tells two jobs of one script apart: other libraries, another
-    curve. How an image is run makes no difference.
+    """Return the parts of a software environment that distinguish two jobs of one script, because
+    other libraries change the curve. The container runtime does not.
     """
     if software is None:
         return ()

@@ -1,6 +1,6 @@
 """``malletrain extend``: changes the goals of a job that has not ended.
 
-Decides which requests are valid. The API decides who may ask, the controller what follows.
+Decides which requests are valid. The API decides who may send them, the controller what follows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEYS = ("deadline", "budget_nh", "more_nh", "work")
 
 
 def goals_of(spec: messages.JobSpec) -> OwnerGoals:
-    """The goals that a job is submitted with."""
+    """Return the goals in a job's specification."""
     budget_s = None if spec.budget_nh is None else spec.budget_nh * HOUR_S
     return OwnerGoals(spec.deadline, budget_s, spec.work)
 
@@ -31,8 +31,13 @@ def goals_of(spec: messages.JobSpec) -> OwnerGoals:
 def extended(
     core: Core, row: JobRow, changes: Mapping[str, float | None]
 ) -> tuple[OwnerGoals, bool]:
-    """The goals that the job is to have, and whether its work is the owner's word. Raises
+    """Return the new goals of the job, and whether its owner stated its work. Raises
     RequestRefused.
+
+    Args:
+        core: the daemon's core.
+        row: row of the job.
+        changes: goal (one of ``KEYS``) → new value; None removes the goal.
     """
     unknown = sorted(set(changes) - set(KEYS))
     if unknown or not changes:
@@ -47,22 +52,28 @@ def extended(
     if (more := changes.get("more_nh")) is not None:
         if goals.budget_s is None:
             raise RequestRefused(
-                f"Job {row.id} has no budget that something could be added to; give one, such as "
-                "200nh.",
+                f"Job {row.id} has no budget that could be raised; give one, such as 200nh.",
                 "usage",
             )
         fields["budget_s"] = goals.budget_s + more * HOUR_S
     if "work" in changes:
         fields["work"], stated = changes["work"], changes["work"] is not None
     new_goals = replace(goals, **fields)
-    changed = OwnerGoals(**fields)  # what stays need not be right any more
+    changed = OwnerGoals(**fields)  # unchanged goals may be invalid by now
     if problem := goals_problem(changed, decode_spec(row.spec).mode, core.clock.now()):
         raise RequestRefused(problem, "usage")
     return new_goals, stated
 
 
 def extend(core: Core, row: JobRow, new_goals: OwnerGoals, stated: bool) -> None:
-    """Give the job these goals; call it within a step."""
+    """Set the goals of the job. Call it within a transaction.
+
+    Args:
+        core: the daemon's core.
+        row: row of the job.
+        new_goals: the goals.
+        stated: whether the owner stated the work.
+    """
     data: dict[str, Any] = {
         "deadline": new_goals.deadline,
         "budget_nh": None if new_goals.budget_s is None else new_goals.budget_s / HOUR_S,

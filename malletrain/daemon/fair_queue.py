@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[S, T]):
-    """A sender with many items does not delay the next item of another sender."""
+    """Queue in which a sender with many items does not delay the next item of another sender."""
 
     def __init__(self) -> None:
         self._items: dict[S, deque[T]] = {}

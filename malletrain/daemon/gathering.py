@@ -1,7 +1,7 @@
 """Collects progress reports of jobs for one transaction, because a transaction looks at every job
 and a thousand jobs report every second.
 
-Decides how long reports wait. The core decides what they mean.
+Decides how long reports wait. The core handles them.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from malletrain.core.events import Progressed
 from malletrain.daemon.job_repository import ActiveJob
 
 GATHER_S = 0.1
-"""How long the first of them waits."""
+"""Time for which the first report waits, seconds."""
 
 
 @dataclass
 class GatheredReports:
-    """What came in, the newest of each job."""
+    """The newest reports of each job since the last transaction."""
 
     progress: dict[str, Progressed] = field(default_factory=dict)
-    """For the controller, by job."""
+    """Events for the controller, by job id."""
     to_save: dict[str, ActiveJob] = field(default_factory=dict)
-    """The jobs of which it is to be written how far they have come, by id."""
+    """Jobs whose progress is to be saved, by id."""
 
 
 class Gathering:
-    """Of one core. ``take``: hears of what was gathered, from the loop."""
+    """Collects the reports of one core. ``take``: called with them, from the loop."""
 
     def __init__(self, take: Callable[[GatheredReports], None]) -> None:
         self._take = take
@@ -36,25 +36,25 @@ class Gathering:
         self._timer: asyncio.TimerHandle | None = None
 
     def progressed(self, event: Progressed) -> None:
-        """The controller is to hear of it."""
+        """Add a progress event for the controller."""
         self._reports.progress[event.job] = event
-        self._begin()
+        self._start_timer()
 
     def save(self, run: ActiveJob) -> None:
-        """It is to be written how far the job has come."""
+        """Add a job whose progress is to be saved."""
         self._reports.to_save[run.row.id] = run
-        self._begin()
+        self._start_timer()
 
     def close(self) -> None:
-        """Nothing is told any more."""
+        """Cancel the timer. Waiting reports are dropped."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _begin(self) -> None:
+    def _start_timer(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._over)
+            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._hand_over)
 
-    def _over(self) -> None:
+    def _hand_over(self) -> None:
         reports, self._reports, self._timer = self._reports, GatheredReports(), None
         self._take(reports)

@@ -11,10 +11,18 @@ from malletrain.daemon.metrics import NODE_USES, Metrics
 
 
 def show_gauges(service: Service, metrics: Metrics, since_s: float) -> None:
-    """Tell the metrics how things stand. ``since_s``: seconds since they were told last, for what
-    is summed up over time.
+    """Set all gauges. ``since_s``: seconds since the last call, for counters of node-seconds and
+    energy.
+
+    Args:
+        service: components of the daemon.
+        metrics: the metrics.
+        since_s: seconds since the last call, for counters of node-seconds and energy.
     """
-    agents, drawn_by = list(service.core.agents), service.core.config.accounting.watts_by_class
+    agents, watts_by_class = (
+        list(service.core.agents),
+        service.core.config.accounting.watts_by_class,
+    )
     leased = [(agent.node, agent.node_class, use_of(agent)) for agent in agents]
     uses = Counter(use for *_, use in leased)
     metrics.nodes(*(uses[use] for use in NODE_USES))
@@ -28,12 +36,12 @@ def show_gauges(service: Service, metrics: Metrics, since_s: float) -> None:
     metrics.warm(sum(agent.warm_bytes for agent in agents))
     for use in NODE_USES:
         metrics.node_seconds(use, uses[use] * since_s)
-    if drawn_by:
-        working = Counter((agent.node_class, agent.holds is not None) for agent in agents)
-        for (node_class, busy), count in working.items():
-            if watts := drawn_by.get(node_class):
-                drawn = count * (watts.busy if busy else watts.idle)
-                metrics.energy(node_class, drawn * since_s)
+    if watts_by_class:
+        nodes_by_state = Counter((agent.node_class, agent.holds is not None) for agent in agents)
+        for (node_class, busy), count in nodes_by_state.items():
+            if watts := watts_by_class.get(node_class):
+                energy_j = count * (watts.busy if busy else watts.idle)
+                metrics.energy(node_class, energy_j * since_s)
     service.leases.update_health()
     metrics.jobs(Counter(job.state.value for job in service.core.controller.jobs.values()))
     metrics.memory(service.core.agents.memory())
@@ -44,7 +52,7 @@ def show_gauges(service: Service, metrics: Metrics, since_s: float) -> None:
 
 
 def use_of(agent: LeasedAgent) -> str:
-    """What a leased node is used for now; one of NODE_USES."""
+    """Return the current use of a leased node, one of NODE_USES."""
     if agent.gone_at is not None:
         return "leaving"
     return "training" if agent.holds is not None else "free"

@@ -1,8 +1,8 @@
-"""The goals of jobs in the daemon: read from and written to the store, passed to the controller,
-shown to clients.
+"""Reads and writes the goals of jobs in the store, passes them to the controller, and shows them to
+clients.
 
-Decides what is stored and what clients see. :mod:`malletrain.core.goal_keeper` decides how a job
-stands with its goal and what follows.
+Decides what is stored and what clients see. :mod:`malletrain.core.goal_keeper` decides the standing
+of a job's goals and what follows.
 """
 
 from __future__ import annotations
@@ -29,30 +29,36 @@ from malletrain.store.records import GoalRow, JobRow, NodeSpanRow
 from malletrain.store.store import Store
 
 HOUR_S = 3600.0
-RECALLED_S = 60 * 86400.0
-"""Forecasts older than this are left to the past when the daemon starts."""
+MAX_FORECAST_AGE_S = 60 * 86400.0
+"""Maximum age of the forecasts that are loaded at the daemon's start, seconds."""
 KEEP_EVERY_S = 5.0
-"""How often what jobs are charged is written down."""
+"""Interval at which the charges of jobs are stored, seconds."""
 YEAR_S = 366 * 86400.0
-LATEST_S, MOST_NH, MOST_WORK = 100 * YEAR_S, 1e12, 1e15
-"""Bounds of a deadline (seconds from now), a budget and the work. What would end later than a
-deadline can be, never does.
+MAX_DEADLINE_S, MAX_BUDGET_NH, MAX_WORK = 100 * YEAR_S, 1e12, 1e15
+"""Maximum deadline (seconds from now), budget (node-hours) and work (samples). A job whose end is
+forecast beyond the maximum deadline counts as never ending.
 """
 
 
 def goals_problem(goals: OwnerGoals, mode: str, now: float) -> str:
-    """What is wrong with the goals of a job, as a sentence; empty: nothing."""
+    """Return what is wrong with the goals of a job, as a sentence; empty if they are valid.
+
+    Args:
+        goals: goals of the job.
+        mode: mode of the job, such as ``"service"``.
+        now: time, seconds.
+    """
     if goals.deadline is not None and not now < goals.deadline:
-        return "The job's deadline is over already; give a time to come."
-    if goals.deadline is not None and not goals.deadline < now + LATEST_S:
+        return "The job's deadline has passed already; give a future time."
+    if goals.deadline is not None and not goals.deadline < now + MAX_DEADLINE_S:
         return (
-            f"The job's deadline is more than {LATEST_S / YEAR_S:.0f} years ahead; give a nearer "
-            "one, or none."
+            f"The job's deadline is more than {MAX_DEADLINE_S / YEAR_S:.0f} years ahead; give a "
+            "nearer one, or none."
         )
-    if goals.budget_s is not None and not 0 < goals.budget_s <= MOST_NH * HOUR_S:
+    if goals.budget_s is not None and not 0 < goals.budget_s <= MAX_BUDGET_NH * HOUR_S:
         return "The job's budget is no number of node-hours above 0; give one such as 200nh."
-    if goals.work is not None and not 0 < goals.work <= MOST_WORK:
-        return f"The job's work is no number of samples above 0 and up to {MOST_WORK:g}."
+    if goals.work is not None and not 0 < goals.work <= MAX_WORK:
+        return f"The job's work is no number of samples above 0 and up to {MAX_WORK:g}."
     if mode == "service" and (goals.deadline is not None or goals.work is not None):
         return "A service has no end, so that it can have a budget but no deadline and no work."
     return ""
@@ -72,40 +78,43 @@ class JobGoals:
         now = clock.now()
         spans = store.goals.spans(now - MAX_SPANS * SPAN_S)
         self._keeper.history.restore(NodeSpan(s.began, s.node_class, s.nodes) for s in spans)
-        self._recall_forecasts(now)
+        self._restore_forecasts(now)
 
-    def _recall_forecasts(self, now: float) -> None:
-        """Let the controller know what came of the forecasts of before: the audit log says when a
-        job's first was made, its row when it ended.
+    def _restore_forecasts(self, now: float) -> None:
+        """Pass the outcome of earlier forecasts to the controller. The audit log has the time of a
+        job's first forecast, its row the time of its end.
         """
-        firsts = {
+        first_forecasts = {
             event.job: Made(*event.data["first"])
-            for event in self._store.events_of(EventKind.GOAL_STANDING, now - RECALLED_S)
+            for event in self._store.events_of(EventKind.GOAL_STANDING, now - MAX_FORECAST_AGE_S)
             if "first" in event.data
         }
-        over, unfinished = [], {}
-        rows = self._store.many.jobs(firsts)
-        for job, made in firsts.items():
+        ended, unfinished = [], {}
+        rows = self._store.many.jobs(first_forecasts)
+        for job, forecast in first_forecasts.items():
             row = rows.get(job)
             if row is None:
                 continue
             if row.ended is None:
-                unfinished[job] = made
+                unfinished[job] = forecast
             else:
-                over.append(Ended(made, row.ended, row.state == JobState.COMPLETED))
-        over.sort(key=lambda each: each.at)
-        self._keeper.past.restore(over, unfinished)
+                ended.append(Ended(forecast, row.ended, row.state == JobState.COMPLETED))
+        ended.sort(key=lambda each: each.at)
+        self._keeper.past.restore(ended, unfinished)
 
     def too_small(self, budget_nh: float | None, min_nodes: int) -> str:
-        """Why a job with this budget would never get nodes, as a sentence; empty: it can."""
-        least = self._keeper.least_budget_s(min_nodes) / HOUR_S
-        if budget_nh is None or budget_nh * (1 + 1e-9) >= least:
+        """Return why a job with this budget would never get nodes, as a sentence; empty if it can
+        get nodes.
+        """
+        min_budget_nh = self._keeper.least_budget_s(min_nodes) / HOUR_S
+        if budget_nh is None or budget_nh * (1 + 1e-9) >= min_budget_nh:
             return ""
         return (
             f"A budget of {budget_nh:.4g} node-hours is too small to start the job: it needs "
-            f"{min_nodes} node{'' if min_nodes == 1 else 's'}, and is given none unless the budget "
-            f"lasts for the time that a plan looks ahead, {math.ceil(least * 1000) / 1000:g} "
-            "node-hours. Give that at least, or none."
+            f"{min_nodes} node{'' if min_nodes == 1 else 's'}, and gets none unless the budget "
+            "lasts for the time that a plan looks ahead, "
+            f"{math.ceil(min_budget_nh * 1000) / 1000:g} node-hours. Give at least that, or "
+            "no budget."
         )
 
     # --- jobs ---
@@ -113,7 +122,9 @@ class JobGoals:
     def begin(
         self, jobs: Sequence[tuple[JobRow, messages.JobSpec]]
     ) -> list[tuple[OwnerGoals, GoalsSoFar]]:
-        """What the controller is told of jobs that are new, or that the store knows."""
+        """Return the goals and the progress with which each of the jobs starts in the
+        controller.
+        """
         rows = self._store.many.goals(row.id for row, _ in jobs)
         return [self._begin(row, spec, rows.get(row.id)) for row, spec in jobs]
 
@@ -131,18 +142,20 @@ class JobGoals:
         return goals, GoalsSoFar(row.samples, stored.charged_s, stored.charged_at, standing)
 
     def progressed(self, run: ActiveJob) -> WorkReported | None:
-        """What the controller is told of a job's progress; None: it need not know."""
+        """Return the event of a job's progress for the controller; None if the job has no goals."""
         if run.row.id not in self._keeper.records:
             return None
         return WorkReported(run.row.id, run.monitor.total)
 
     def work_left(self, run: ActiveJob, facts: Mapping[str, Any]) -> list[Event]:
-        """The job's sampler says how much work is left."""
+        """Store the remaining work that a job's sampler reports. Returns the events for the
+        controller.
+        """
         remaining, generation = facts.get("left"), facts.get("generation")
         row = self._store.goals.of(run.row.id) or GoalRow(run.row.id)
         if row.stated or generation != run.rounds.generation:
             return []
-        if not isinstance(remaining, int | float) or not 0 <= remaining <= MOST_WORK:
+        if not isinstance(remaining, int | float) or not 0 <= remaining <= MAX_WORK:
             return []
         work = run.monitor.total + float(remaining)
         goals = OwnerGoals(row.deadline, row.budget_s, work)
@@ -153,12 +166,14 @@ class JobGoals:
         ]
 
     def extend(self, job: str, goals: OwnerGoals, *, stated: bool) -> GoalsChanged:
-        """The owner wants these goals from now on. ``stated``: the work is the owner's word."""
+        """Store new goals of a job. ``stated``: whether the owner stated the work. Returns the
+        event for the controller.
+        """
         self._put(job, goals, stated=stated)
         return GoalsChanged(job, goals)
 
     def of(self, job: str) -> tuple[OwnerGoals, bool]:
-        """The goals of a job, and whether its work is the owner's word."""
+        """Return the goals of a job, and whether its owner stated the work."""
         row = self._store.goals.of(job) or GoalRow(job)
         return OwnerGoals(row.deadline, row.budget_s, row.work), bool(row.stated)
 
@@ -175,7 +190,7 @@ class JobGoals:
         )
 
     def stands(self, job: str, data: Mapping[str, Any]) -> None:
-        """It stands so with the job's goals now: what the controller announced."""
+        """Store the standing of a job's goals. ``data``: data of the controller's announcement."""
         if (row := self._store.goals.of(job)) is not None:
             charged_s = HOUR_S * float(data["charged_nh"])
             now = self._clock.now()
@@ -184,8 +199,8 @@ class JobGoals:
             )
 
     def charge(self, job: str) -> None:
-        """Write down what the job was charged until now; call it within a step, and in the one in
-        which its nodes change.
+        """Store what the job has been charged. Call it within a transaction, and in the one in
+        which the job's nodes change.
         """
         record, now = self._keeper.records.get(job), self._clock.now()
         if record is None or record.goals.budget_s is None:
@@ -194,11 +209,11 @@ class JobGoals:
         if row is not None and (record.account.holds or charged_s != row.charged_s):
             self._store.goals.put(replace(row, charged_s=charged_s, charged_at=now))
 
-    # --- now and then ---
+    # --- periodically ---
 
     def keep(self, *, at_once: bool = False) -> None:
-        """Write down what jobs are charged and how many nodes there were, when it is time to or
-        ``at_once``; call it within a step.
+        """Store the charges of jobs and the number of nodes, at most every ``KEEP_EVERY_S`` unless
+        ``at_once``. Call it within a transaction.
         """
         now = self._clock.now()
         if now < self._saved_at + KEEP_EVERY_S and not at_once:
@@ -209,75 +224,79 @@ class JobGoals:
         if spans := self._keeper.history.fresh():
             rows = (NodeSpanRow(*span) for span in spans)
             self._store.goals.put_spans(rows, now - 2 * MAX_SPANS * SPAN_S)
-        self._tell_metrics(now)
+        self._update_metrics(now)
 
-    def _tell_metrics(self, now: float) -> None:
+    def _update_metrics(self, now: float) -> None:
         standings: dict[str, int] = {}
         slack, remaining = {}, {}
         for job, record in self._keeper.records.items():
             if record.standing is not None:
                 word = record.standing.value
                 standings[word] = standings.get(word, 0) + 1
-            deadline, seen, budget_s = record.goals.deadline, record.forecast, record.goals.budget_s
-            if deadline is not None and seen is not None and math.isfinite(seen.end):
-                slack[job] = deadline - seen.end
+            deadline, forecast, budget_s = (
+                record.goals.deadline,
+                record.forecast,
+                record.goals.budget_s,
+            )
+            if deadline is not None and forecast is not None and math.isfinite(forecast.end):
+                slack[job] = deadline - forecast.end
             if budget_s is not None:
                 remaining[job] = budget_s - record.account.charged(now)
         helpable = sum(more_nodes_help(record, now) for record in self._keeper.records.values())
         self._metrics.goals(standings, slack, remaining, helpable)
 
-    # --- what is shown ---
+    # --- views ---
 
     @property
     def history(self) -> NodeHistory:
-        """The nodes that there were of late."""
+        """The recent numbers of nodes."""
         return self._keeper.history
 
     def rows(self) -> dict[str, GoalRow]:
-        """The goals of all jobs."""
+        """Return the goals of all jobs."""
         return self._store.goals.all()
 
     def row(self, job: str) -> GoalRow | None:
-        """The goals of a job."""
+        """Return the goals of a job; None if it has no row."""
         return self._store.goals.of(job)
 
     def view(self, job: str, row: GoalRow | None) -> GoalView | None:
-        """How it stands with a job's goals; None: it has none, and its work is not known."""
+        """Return the view of a job's goals; None if it has none and its work is not known."""
         if row is None:
             return None
         record, now = self._keeper.records.get(job), self._clock.now()
         charged_s = record.account.charged(now) if record and row.budget_s else row.charged_s
-        seen = record.forecast if record else None
+        forecast = record.forecast if record else None
         return GoalView(
             row.deadline,
             None if row.budget_s is None else row.budget_s / HOUR_S,
             charged_s / HOUR_S,
             row.work,
             row.standing,
-            _finite(seen.end, now) if seen else None,
-            _finite(seen.low, now) if seen else None,
-            _finite(seen.high, now) if seen else None,
-            seen.hours if seen else 0.0,
-            _why(record, now) if record else "",
+            _finite(forecast.end, now) if forecast else None,
+            _finite(forecast.low, now) if forecast else None,
+            _finite(forecast.high, now) if forecast else None,
+            forecast.hours if forecast else 0.0,
+            _no_forecast_reason(record, now) if record else "",
         )
 
 
 def _finite(at: float, now: float) -> float | None:
-    """JSON knows no infinity, and no calendar the year 10^12."""
-    return at if at < now + LATEST_S else None
+    """Return ``at``; None if it is beyond the maximum deadline, because JSON has no infinity."""
+    return at if at < now + MAX_DEADLINE_S else None
 
 
-def _why(record: GoalRecord, now: float) -> str:
-    """Why there is no forecast, as a sentence; empty where there is one."""
+def _no_forecast_reason(record: GoalRecord, now: float) -> str:
+    """Return why there is no forecast, as a sentence; empty if there is one."""
     if record.job.halted:
-        return "The budget is spent; malletrain extend lets the job go on."
+        return "The budget is spent; malletrain extend lets the job continue."
     if record.goals.work is None:
         return (
-            "When it ends can be said once it is known how much work there is: --work SAMPLES, or "
+            "The end can be forecast once the amount of work is known: --work SAMPLES, or "
             "sampler.epochs(N) of malletrain.ElasticSampler."
         )
     if record.forecast is None:
-        return "When it ends can be said once its speed is known."
+        return "The end can be forecast once the job's speed is known."
     if _finite(record.forecast.end, now) is None:
-        return "With the nodes that there were of late it does not end."
+        return "With the nodes that were available lately it does not end."
     return ""

@@ -1,9 +1,9 @@
-"""Exceptions while a message is handled. They cost that message, and never the daemon.
+"""Records exceptions of message handlers. Such an exception costs the message, never the daemon.
 
-Decides what operators are told, and that a sender whose messages of one kind fail repeatedly has
-messages of this kind refused for a while. If memory and store may differ after a failure
-(:mod:`malletrain.daemon.transactions`), :mod:`malletrain.daemon.main` makes the daemon's components
-anew; this record outlives them.
+Decides what is reported to operators. Decides that after repeated failures of one sender's messages
+of one kind, such messages are refused for a while. If memory and store may differ after a failure
+(:mod:`malletrain.daemon.transactions`), :mod:`malletrain.daemon.main` replaces the daemon's
+components; this record outlives them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,19 @@ import structlog
 from malletrain.daemon.metrics import Metrics
 
 MEMORY_S = 600.0
-"""How long a failure counts against its sender, and against the daemon."""
+"""Time for which a failure counts against its sender and against the daemon, seconds."""
 REFUSAL_S, MAX_REFUSAL_S = 60.0, 3600.0
-"""How long messages of a kind are refused after its second failure; doubled at each further one."""
+"""Time for which messages of a kind are refused after their second failure, and its maximum,
+seconds. It doubles with each further failure.
+"""
 MAX_RESTARTS = 3
-"""Restarts of the daemon's components within MEMORY_S after failures that no message caused."""
+"""Maximum number of restarts of the components within MEMORY_S after failures that no message
+caused.
+"""
 MAX_SENDERS = 10_000
+"""Maximum number of (sender, kind) pairs whose failures are recorded."""
 SENDERS = {"lease": "agent", "client": "client", "unauthenticated": "unknown"}
+"""Role of a sender in the key ring → its label in the metrics."""
 
 log = structlog.get_logger(__name__)
 
@@ -35,16 +41,17 @@ class HandlerFailure:
     """A message whose handler raised an exception."""
 
     who: str
-    """The sender, as the key ring names it."""
+    """Sender, as named by the key ring."""
     kind: str
-    """The type of message, or the operation of a client."""
+    """Type of the message, or operation of a client."""
     cause: str
-    """The exception and the line that raised it."""
+    """Exception and the line that raised it."""
     time: float
+    """Time of the failure, seconds."""
 
     @property
     def sentence(self) -> str:
-        """What happened, for operators."""
+        """Description for operators."""
         role, _, name = self.who.partition(":")
         sender = {"lease": f"the agent of lease {name}", "client": f"the client of {name}"}.get(
             role, "a client that has not logged in"
@@ -66,40 +73,47 @@ class HandlerFailures:
         self.count = 0
         """Number of failures."""
         self.last: HandlerFailure | None = None
+        """The newest failure; None if there was none."""
         self._by_sender: dict[tuple[str, str], tuple[int, float]] = {}
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
 
     def of_message(self, who: str, kind: str, error: BaseException) -> HandlerFailure:
-        """Record that the handler of a message of ``who`` raised ``error``."""
+        """Record a failed message.
+
+        Args:
+            who: sender, as named by the key ring.
+            kind: type of the message, or operation of a client.
+            error: exception that the handler raised.
+        """
         now, key = self._now(), (who, kind)
-        times, last = self._by_sender.get(key, (0, now))
-        if now - last > MEMORY_S + self._pause_s(times):
-            times = 0
+        failures, last = self._by_sender.get(key, (0, now))
+        if now - last > MEMORY_S + self._pause_s(failures):
+            failures = 0
         if len(self._by_sender) >= MAX_SENDERS:
             self._by_sender.pop(next(iter(self._by_sender)))
-        self._by_sender[key] = (times + 1, now)
+        self._by_sender[key] = (failures + 1, now)
         self.count, self.last = self.count + 1, HandlerFailure(who, kind, cause_of(error), now)
         self._metrics.failed_message(SENDERS.get(who.partition(":")[0], "unknown"))
         log.error("message failed", who=who, kind=kind, exception=_trace(error))
         return self.last
 
     def refusal(self, who: str, kind: str) -> str:
-        """Why messages of this kind from ``who`` are refused now, as a sentence; empty if they are
-        not.
+        """Return why messages of this kind from ``who`` are refused now, as a sentence; empty if
+        they are not.
         """
         if not self._by_sender:
             return ""
-        times, last = self._by_sender.get((who, kind), (0, 0.0))
-        remaining_s = last + self._pause_s(times) - self._now()
+        failures, last = self._by_sender.get((who, kind), (0, 0.0))
+        remaining_s = last + self._pause_s(failures) - self._now()
         if remaining_s <= 0.0:
             return ""
         return (
-            f"The daemon failed at {times} messages {kind} of yours; it takes no more of them for "
-            f"{remaining_s:.0f} s. Its log says how it failed."
+            f"The daemon failed to handle {failures} of your messages {kind}; it refuses more of "
+            f"them for {remaining_s:.0f} s. Its log has the cause."
         )
 
     def summary(self) -> str:
-        """A sentence for operators; empty if there was no failure."""
+        """Return a sentence for operators; empty if there was no failure."""
         if self.last is None:
             return ""
         number = "One message" if self.count == 1 else f"{self.count:,} messages"
@@ -110,31 +124,31 @@ class HandlerFailures:
 
     def may_begin_anew(self, error: BaseException) -> bool:
         """Record a failure of the daemon that no message caused. Returns whether its components may
-        be made anew once more; else the daemon ends, and the service manager decides.
+        be replaced again. If not, the daemon ends, and the service manager decides.
         """
         now = self._now()
-        often = len(self._restarts) == MAX_RESTARTS and now - self._restarts[0] < MEMORY_S
+        too_often = len(self._restarts) == MAX_RESTARTS and now - self._restarts[0] < MEMORY_S
         self._restarts.append(now)
-        log.error("the daemon failed", again=not often, exception=_trace(error))
-        return not often
+        log.error("the daemon failed", again=not too_often, exception=_trace(error))
+        return not too_often
 
     def doubtful(self) -> bool:
-        """Whether the daemon failed lately, and it is unknown which message caused it."""
+        """Whether the daemon failed within ``MEMORY_S`` without a known message as the cause."""
         return bool(self._restarts) and self._now() - self._restarts[-1] < MEMORY_S
 
     @staticmethod
-    def _pause_s(times: int) -> float:
-        return 0.0 if times < 2 else min(MAX_REFUSAL_S, REFUSAL_S * 2.0 ** min(times - 2, 16))
+    def _pause_s(failures: int) -> float:
+        return 0.0 if failures < 2 else min(MAX_REFUSAL_S, REFUSAL_S * 2.0 ** min(failures - 2, 16))
 
 
 def _trace(error: BaseException) -> str:
-    """The traceback for the log, without local variables, which may be secrets."""
+    """Return the traceback for the log, without local variables, which may be secrets."""
     return "".join(traceback.format_exception(error, limit=-20))[:20_000].rstrip()
 
 
 def cause_of(error: BaseException) -> str:
-    """The exception and the line that raised it, as one line of bounded length."""
+    """Return the exception and the line that raised it, as one line of bounded length."""
     text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{text.rstrip('.')}{where}."
+    location = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{text.rstrip('.')}{location}."

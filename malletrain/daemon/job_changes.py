@@ -29,9 +29,10 @@ class JobChanges:
 
     Args:
         core: the daemon's core.
-        views: makes the answers.
-        find: (job, user) → the job that the user means. Raises RequestRefused.
-        transaction: a transaction of the core, as the API opens it.
+        views: creates the answers.
+        find: returns the job that a user means by a name or id; arguments: name, user. Raises
+            RequestRefused.
+        transaction: opens a transaction of the core as the API does.
     """
 
     def __init__(
@@ -51,8 +52,8 @@ class JobChanges:
         }
 
     async def _weigh(self, user: str, params: Mapping[str, Any]) -> JobView:
-        """Change how much an unfinished job counts beside the others."""
-        row = self._own(user, params, "weigh")
+        """Change the weight of an unfinished job."""
+        row = self._find_managed(user, params, "weigh")
         if row.id not in self._core.runs:
             raise RequestRefused(f"Job {row.id} is {row.state} already.")
         spec = weighed(decode_spec(row.spec), params.get("weight"))
@@ -61,7 +62,7 @@ class JobChanges:
         return self._views.view(user, self._core.store.get_job(row.id) or row, spec)
 
     async def _extend(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
-        row = self._own(user, params, "extend")
+        row = self._find_managed(user, params, "extend")
         if JobState(row.state).ended:
             raise RequestRefused(f"Job {row.id} is {row.state} already.")
         changes = msgspec.convert(params["changes"], dict[str, float | None])
@@ -70,18 +71,19 @@ class JobChanges:
             extend(self._core, row, new_goals, stated)
         return {"job": self._views.view(user, self._core.store.get_job(row.id) or row)}
 
-    def _own(self, user: str, params: Mapping[str, Any], what: str) -> JobRow:
+    def _find_managed(self, user: str, params: Mapping[str, Any], operation: str) -> JobRow:
         row = self._find(text(params, "job"), user)
         if not self._core.accounts.may_manage(user, row.owner):
             raise RequestRefused(
-                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can {what} it."
+                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can "
+                f"{operation} it."
             )
         return row
 
 
 def arrays_of(jobs: Iterable[tuple[str, JobSpec]]) -> dict[tuple[str, int], list[str]]:
-    """The jobs of arrays: (name of the array as far as it is in theirs, digits of their index) →
-    their ids.
+    """Return (prefix of the job names, number of digits of the index) → ids of the jobs, for each
+    array.
     """
     arrays: dict[tuple[str, int], list[str]] = {}
     for job, spec in jobs:
@@ -92,16 +94,16 @@ def arrays_of(jobs: Iterable[tuple[str, JobSpec]]) -> dict[tuple[str, int], list
 
 
 def jobs_of_array(arrays: Mapping[tuple[str, int], list[str]], name: str) -> list[str]:
-    """The ids of the jobs of the array that was submitted as ``name``."""
+    """Return the ids of the jobs of the array that was submitted as ``name``."""
     digits = sorted({count for _, count in arrays})
     return [job for n in digits for job in arrays.get((name[: 63 - n], n), ())]
 
 
 def dependencies(core: Core, predecessors: Sequence[JobRow]) -> tuple[str, ...]:
-    """The ids of the jobs after which a new one is to begin. Raises RequestRefused."""
+    """Return the ids of the jobs that a new job waits for. Raises RequestRefused."""
     for row in not_completed(core.store, [row.id for row in predecessors]):
         if JobState(row.state).ended:
             raise RequestRefused(
-                f"Job {row.id} ({row.name}) {outcome(row)}, so a job after it would never begin."
+                f"Job {row.id} ({row.name}) {outcome(row)}, so a job after it would never start."
             )
     return tuple(dict.fromkeys(row.id for row in predecessors))

@@ -1,8 +1,9 @@
-"""Jobs that begin after others (``--after``), and jobs with a time limit (``--time-limit``).
+"""Handles jobs that start after others (``--after``), and jobs with a time limit
+(``--time-limit``).
 
-Decides when such a job begins, is cancelled because a job before it did not complete, or reaches
-its limit. All of it follows from the stored jobs and events, so that a restarted daemon needs
-nothing else.
+Decides when such a job starts, is cancelled because a job before it did not complete, or reaches
+its limit. All decisions follow from stored jobs and events, so a restart of the daemon loses
+nothing.
 """
 
 from __future__ import annotations
@@ -17,40 +18,40 @@ from malletrain.protocol.event_kinds import EventKind
 from malletrain.store.records import EventRow, JobRow
 
 NODE_EVENTS = (EventKind.JOB_STARTED, EventKind.JOB_SUSPENDED)
-"""The events at which a job gets nodes, and at which it has none any more."""
+"""Kinds of the events at which a job gets nodes and loses its last ones."""
 
 
 def running_s(events: Iterable[EventRow], now: float) -> float:
-    """How long a job has had nodes.
+    """Return for how long a job has had nodes.
 
     Args:
-        events: those of :data:`NODE_EVENTS` of the job, oldest first.
-        now: epoch seconds.
+        events: the job's events of the kinds :data:`NODE_EVENTS`, oldest first.
+        now: time, seconds.
 
     Returns:
         Seconds.
     """
-    total, since = 0.0, None
+    total, started_at = 0.0, None
     for event in events:
         if event.kind == EventKind.JOB_STARTED:
-            since = event.time if since is None else since
-        elif since is not None:
-            total, since = total + event.time - since, None
-    return total if since is None else total + max(0.0, now - since)
+            started_at = event.time if started_at is None else started_at
+        elif started_at is not None:
+            total, started_at = total + event.time - started_at, None
+    return total if started_at is None else total + max(0.0, now - started_at)
 
 
 class JobDependencies:
-    """Looks after the jobs that wait for others and those with a time limit."""
+    """Manages the jobs that wait for others and those with a time limit."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._waiting: set[str] | None = None
         self._running_s: dict[str, float] = {}
-        """How long each job with a time limit has had nodes, seconds."""
+        """Job with a time limit → time for which it has had nodes, seconds."""
         self._checked = 0.0
 
     def submitted(self, row: JobRow) -> None:
-        """Begin a newly stored job, or have it wait for others. Call it within a transaction."""
+        """Start a newly stored job, or let it wait for others. Call it within a transaction."""
         spec = decode_spec(row.spec)
         if open_jobs := not_completed(self._core.store, spec.after):
             named = ", ".join(f"{job.id} ({job.name})" for job in open_jobs)
@@ -74,13 +75,15 @@ class JobDependencies:
         self._waiting_jobs().discard(job)
 
     def check(self) -> None:
-        """Begin or cancel the jobs for which it is time. Call it regularly."""
+        """Start or cancel the jobs that are due. Call it regularly."""
         for job in sorted(self._waiting_jobs()):
             self._check_job(job)
         self._check_limits()
 
     def _waiting_jobs(self) -> set[str]:
-        """Ids of the jobs that wait for others, read from the store after a restart."""
+        """Return the ids of the jobs that wait for others. After a restart they are read from the
+        store.
+        """
         if self._waiting is None:
             self._waiting = {
                 row.id
@@ -125,5 +128,5 @@ class JobDependencies:
 
 
 def outcome(job: JobRow) -> str:
-    """How an ended job ended, as words of a sentence."""
+    """Return the outcome of an ended job, as words of a sentence."""
     return "was cancelled" if job.state == JobState.CANCELLED.value else job.state

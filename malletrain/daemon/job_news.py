@@ -1,7 +1,7 @@
-"""Records which jobs have reported a metric or have ended, for clients that wait for that.
+"""Records which jobs have reported a metric or have ended, for clients that wait for such news.
 
-Decides what is remembered. Each piece of news has a number, and a client names the last one that it
-has seen, so nothing is missed between two requests.
+Decides which news are kept. Each piece of news has a number, and a client states the last number
+that it has received, so it misses nothing between two requests.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ from collections.abc import Sequence
 
 from malletrain.daemon.waiting import happens
 
-MOST_REMEMBERED = 10_000
-"""Jobs of which it is known when they last had news."""
+MAX_JOBS = 10_000
+"""Maximum number of jobs whose newest number is kept."""
 
 
 class JobNews:
-    """The news of all jobs, since the daemon was started."""
+    """The news of all jobs since the daemon's start."""
 
-    def __init__(self, most: int = MOST_REMEMBERED) -> None:
+    def __init__(self, most: int = MAX_JOBS) -> None:
         self._most = most
         self._newest: OrderedDict[str, int] = OrderedDict()
-        self._forgotten = 0
-        """The newest number of a job that is not remembered any more."""
-        self._came = asyncio.Event()
+        self._newest_dropped = 0
+        """Newest number of the jobs that are no longer kept."""
+        self._news = asyncio.Event()
         self.number = 0
-        """Of the newest."""
+        """Number of the newest piece of news."""
 
     def came(self, job: str) -> None:
-        """There is news of ``job``."""
+        """Record news of ``job``."""
         self.number += 1
         self._newest[job] = self.number
         self._newest.move_to_end(job)
         while len(self._newest) > self._most:
-            _, self._forgotten = self._newest.popitem(last=False)
-        self._came.set()
-        self._came = asyncio.Event()
+            _, self._newest_dropped = self._newest.popitem(last=False)
+        self._news.set()
+        self._news = asyncio.Event()
 
     def since(self, number: int, jobs: Sequence[str]) -> list[str]:
-        """Those of ``jobs`` with news after ``number``, and those that may have had some."""
-        return [job for job in jobs if self._newest.get(job, self._forgotten) > number]
+        """Return those of ``jobs`` with news after ``number``, and those that may have had news."""
+        return [job for job in jobs if self._newest.get(job, self._newest_dropped) > number]
 
     async def more(self, wait_s: float) -> None:
         """Return at the next news, or after ``wait_s``."""
-        await happens(self._came, wait_s)
+        await happens(self._news, wait_s)

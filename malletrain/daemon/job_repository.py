@@ -1,5 +1,4 @@
-"""Stores what is known of a job: its row, its progress, its measurements, the costs of its
-rescales.
+"""Stores the rows, progress, measurements and rescale costs of jobs.
 
 Decides nothing. Everything here runs within a transaction of the core, so it is saved together with
 the event that caused it.
@@ -16,58 +15,68 @@ import msgspec
 
 from malletrain.core.events import JobState
 from malletrain.core.fabric import Fabric
-from malletrain.daemon.aligned import AlignedCounts
 from malletrain.daemon.audit_log import AuditLog
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.metric_series import GrowingSeries
 from malletrain.daemon.metrics import Metrics
 from malletrain.daemon.monitor import JobMonitor, RescaleRecord
+from malletrain.daemon.sample_counts import SampleCount
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.rounds.interface import Rounds
 from malletrain.store.records import JobRow, ObservationRow, RescaleRow
 from malletrain.store.store import Store
 
-KEPT_NOTICES = 20
+MAX_NOTICES = 20
+"""Maximum number of notices that are stored of a job."""
 
 
 @dataclass
 class ActiveJob:
-    """An unfinished job in the daemon's hands."""
+    """An unfinished job and its state in memory."""
 
     row: JobRow
+    """Its row in the store."""
     spec: messages.JobSpec
+    """Its specification."""
     rounds: Rounds
+    """Decides its rounds."""
     monitor: JobMonitor
+    """Measures its progress."""
     starting_until: float | None = None
-    """Until when the first sample of the newest round is waited for."""
+    """Time until which the first sample of the newest round is awaited; None if it is not."""
     checkpointed_at: float = 0.0
+    """Time at which its progress was last stored."""
     fabric: Fabric | None = None
-    """The network of the newest round, where one is chosen."""
+    """Network of the newest round; None if none is chosen."""
     bereft: dict[str, int] = field(default_factory=dict)
-    """Node → the newest round in which its workers died, or gave up, because of a lost peer."""
+    """Node → newest round in which its workers died or gave up because of a lost peer."""
     crashed: int = 0
-    """The newest round in which workers died by themselves: their peers speak of them."""
+    """Newest round in which workers died by themselves. Reports of lost peers mean these
+    workers.
+    """
     barred: int = 0
-    """The newest round in which workers found no way to a peer."""
+    """Newest round in which workers could not connect to a peer."""
     launcher_tail: str = ""
-    """The last words of a launcher that ended."""
+    """Last output of a launcher that ended."""
     unfit: list[str] = field(default_factory=list)
-    """Nodes on which its software could not be had, while it has come up on none; a node that was
-    tried again as often."""
-    counts: AlignedCounts = field(default_factory=AlignedCounts)
+    """Nodes on which its software was not available, as long as it has started on none. A node
+    appears once for each try.
+    """
+    counts: SampleCount = field(default_factory=SampleCount)
+    """Samples of its newest round at a common time."""
     series: dict[str, GrowingSeries] = field(default_factory=dict)
-    """Its metrics over time, by name."""
+    """Name → metric over time."""
     progress_at: float = 0.0
-    """When the controller last heard of its progress."""
+    """Time at which the controller last received its progress."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes it runs on, in rank order; none while it is suspended."""
+        """Nodes on which it runs, in rank order; none while it is suspended."""
         return () if self.row.state == JobState.SUSPENDED.value else self.rounds.members
 
     def rate(self, now: float) -> float:
-        """Samples/s now; 0 while it has no node."""
+        """Return its current throughput, samples/s; 0 while it has no node."""
         return self.monitor.rate(now) if self.nodes else 0.0
 
 
@@ -81,31 +90,31 @@ class JobRepository:
         self._audit = audit
 
     def save(self, run: ActiveJob, **changes: Any) -> None:
-        """Write fields of the job, and with them how far it has come: late reports add to what
-        was counted before the present round.
+        """Store fields of the job together with its progress. Late reports add to the count before
+        the current round.
         """
         counted = {"samples": run.monitor.total, "samples_before": run.monitor.before}
         run.row = self._store.change_job(run.row, **counted, **changes)
 
     def checkpoint(self, run: ActiveJob, now: float) -> None:
-        """Write how far the job has come and what was measured of it since the last time."""
+        """Store the job's progress, and the throughput measured since the last call."""
         run.checkpointed_at = now
         self.save(run, last_progress=run.monitor.last_sample)
-        if (seen := run.monitor.observation()) is not None:
+        if (observation := run.monitor.observation()) is not None:
             row = ObservationRow(
                 run.row.id,
-                seen.nodes,
-                seen.batch,
-                seen.rate,
-                seen.spread,
-                seen.seconds,
-                seen.samples,
+                observation.nodes,
+                observation.batch,
+                observation.rate,
+                observation.spread,
+                observation.seconds,
+                observation.samples,
                 now,
             )
             self._store.put_observation(row)
 
     def rescale(self, run: ActiveJob, r: RescaleRecord) -> None:
-        """Write a rescale that is over, with what it cost."""
+        """Store a finished rescale and its cost."""
         self._store.put_rescale(
             RescaleRow(
                 run.row.id,
@@ -130,9 +139,9 @@ class JobRepository:
         )
 
     def notice(self, run: ActiveJob, sentence: str) -> None:
-        """A sentence for the job's owner; saying it again does nothing."""
+        """Add a notice for the job's owner. A repeated notice has no effect."""
         if sentence not in run.row.notices:
-            self.save(run, notices=(*run.row.notices, sentence)[-KEPT_NOTICES:])
+            self.save(run, notices=(*run.row.notices, sentence)[-MAX_NOTICES:])
             self._audit.record(EventKind.JOB_NOTICE, sentence, job=run.row.id)
 
 
@@ -145,12 +154,12 @@ def _rescale_sentence(r: RescaleRecord) -> str:
 
 
 def decode_spec(text: str) -> messages.JobSpec:
-    """The job as it was submitted, from the store."""
+    """Decode a job specification from the store."""
     return msgspec.convert(json.loads(text), messages.JobSpec)
 
 
 def not_completed(store: Store, jobs: Iterable[str]) -> list[JobRow]:
-    """Those of these jobs that have not completed, whether they still may or not."""
+    """Return those of the jobs that have not completed, including failed and cancelled ones."""
     ids = list(jobs)
     rows = store.many.jobs(ids)
     selected = [rows[job] for job in ids if job in rows]
@@ -158,7 +167,9 @@ def not_completed(store: Store, jobs: Iterable[str]) -> list[JobRow]:
 
 
 def submitted_before(store: Store, spec: messages.JobSpec) -> JobRow | None:
-    """The job that the owner of ``spec`` has submitted under its key."""
+    """Return the job that the owner of ``spec`` has already submitted with the same key; None if
+    there is none.
+    """
     for row in store.find_jobs(spec.name):
         named = row.owner == spec.owner and row.name == spec.name
         if named and decode_spec(row.spec).key == spec.key:

@@ -1,4 +1,4 @@
-"""Views of jobs for clients: their rows, and what the daemon knows besides.
+"""Creates the views of jobs for clients from their rows and the daemon's memory.
 
 :mod:`malletrain.protocol.discretion` decides what each client may see. Changes nothing.
 """
@@ -40,8 +40,14 @@ from malletrain.store.records import STARTED, GoalRow, JobRow, ProfileRow
 def short_of(
     needed: int, present: int, coming: int, alone: Mapping[str, float] | None = None
 ) -> str:
-    """What a job waits for: so many nodes are needed, so many are held, and so many more warm
-    up. ``alone``: idle nodes that are not asked for yet, with the seconds for which they are not.
+    """Return what a job waits for, as words.
+
+    Args:
+        needed: minimum number of nodes of the job.
+        present: number of nodes that are held.
+        coming: number of nodes that warm up.
+        alone: idle node that is left alone after failures → seconds until it is requested again.
+
     """
     nodes = "1 node" if needed == 1 else f"{needed} nodes at least"
     have = {0: "none is held", 1: "1 is held"}.get(present, f"{present} are held")
@@ -56,10 +62,11 @@ def short_of(
 
 
 def waiting_for(reasons: Sequence[str]) -> str:
-    """What leases wait for in the main scheduler, to go behind a sentence; empty: none waits.
+    """Return what leases wait for in the main scheduler, to append to a sentence; empty if none
+    waits.
 
     Args:
-        reasons: the main scheduler's own, one for each lease; empty where it gives none.
+        reasons: the main scheduler's reason for each lease; empty if it gives none.
     """
     if not reasons:
         return ""
@@ -93,8 +100,15 @@ class JobViews:
         rescales: int | None = None,
         goal: GoalRow | None = None,
     ) -> JobView:
-        """What ``user`` may see of a job. ``rescales``: how many, where that is known; ``goal``:
-        its goals, where they were read with it.
+        """Return the parts of a job that ``user`` may see.
+
+        Args:
+            user: user of the client.
+            row: row of the job.
+            spec: its specification; None to decode it from the row.
+            rescales: number of its rescales; None to read it and the goals from the store.
+            goal: its goals; None if it has none.
+
         """
         spec = spec or decode_spec(row.spec)
         goal = self._core.goals.row(row.id) if rescales is None else goal
@@ -125,20 +139,20 @@ class JobViews:
         return sum(r.kind != STARTED for r in self._core.store.rescales(row.id))
 
     def _reason(self, row: JobRow) -> str:
-        """Why it is as it is. What keeps a suspended job waiting now says more than that it was
-        suspended.
+        """Return why the job is in its state. For a suspended job the current reason to wait says
+        more than the stored one.
         """
         if row.state == JobState.SUSPENDED.value:
-            return self._why(row) or row.reason
+            return self._waiting_reason(row) or row.reason
         run = self._core.runs.get(row.id)
         if run is not None and run.rounds.finishing:
             return FINISHING
         if run is not None and run.rounds.between_epochs and not row.reason:
             return BETWEEN_EPOCHS
-        return row.reason or self._why(row)
+        return row.reason or self._waiting_reason(row)
 
-    def _why(self, row: JobRow) -> str:
-        """Why a job has no nodes, for those that wait."""
+    def _waiting_reason(self, row: JobRow) -> str:
+        """Return why a waiting job has no nodes; empty for others."""
         job = self._core.controller.jobs.get(row.id)
         if job is None or job.state.ended or job.nodes:
             return ""
@@ -148,10 +162,10 @@ class JobViews:
         now = self._core.clock.now()
         if gaps.backing_off(owner, now):
             why = self._refusals.get(owner) or "'malletrain events' says why"
-            return f"leases as {owner} come to nothing ({why}); tried again later"
+            return f"leases as {owner} fail ({why}); tried again later"
         if (quota := self._core.controller.quotas.full(job)) is not None:
             return f"{quota.name} may have {quota.nodes} nodes at once, and other jobs have them"
-        behind = self._behind(job.submitted.party)
+        behind = self._share_reason(job.submitted.party)
         trainer = self._core.trainer_of(job)
         nodes = sum(
             node.owner == owner and (trainer is None or trainer.may_use(node.pool))
@@ -159,8 +173,8 @@ class JobViews:
         )
         if nodes < job.submitted.min_nodes:
             refused = self._refusals.get(owner, "")
-            why = f"; the last lease asked for came to nothing: {refused}"
-            own = f" for trainer {trainer.name}" if trainer is not None else ""
+            why = f"; the last lease request failed: {refused}"
+            for_trainer = f" for trainer {trainer.name}" if trainer is not None else ""
             coming = sum(
                 a.owner == owner
                 and bool(a.awaited)
@@ -169,29 +183,29 @@ class JobViews:
             )
             lacks = short_of(job.submitted.min_nodes, nodes, coming, gaps.left_alone(owner, now))
             waits = waiting_for([why for whose, why in self._pending.values() if whose == owner])
-            return f"{lacks}{own}{waits or (why if refused else behind)}"
+            return f"{lacks}{for_trainer}{waits or (why if refused else behind)}"
         return f"others are served first{behind}"
 
-    def _behind(self, party: str) -> str:
-        """Why others come before a party that got more than was due to it; empty where it did
+    def _share_reason(self, party: str) -> str:
+        """Return why others come before a party that got more than its due share; empty if it did
         not.
         """
         shares = self._core.controller.shares
-        mine = shares.standing(party)
+        standing = shares.standing(party)
         if (
-            mine is None
-            or mine.factor >= 1
-            or not any(other.factor > mine.factor for other in shares.standings())
+            standing is None
+            or standing.factor >= 1
+            or not any(other.factor > standing.factor for other in shares.standings())
         ):
             return ""
-        return f"; {mine.sentence()}".rstrip(".; ")
+        return f"; {standing.sentence()}".rstrip(".; ")
 
     def detail(self, user: str, row: JobRow) -> JobDetail:
-        """Everything that ``user`` may see of a job."""
+        """Return all details of a job that ``user`` may see."""
         spec = decode_spec(row.spec)
         store = self._core.store
         mine = self._core.accounts.may_manage(user, row.owner)
-        made = JobDetail(
+        detail = JobDetail(
             self.view(user, row, spec),
             msgspec.to_builtins(spec),
             tuple(
@@ -221,15 +235,15 @@ class JobViews:
             self._slow(row),
             of_job(self._core, row.id),
         )
-        return made if mine else detail_for_others(made)
+        return detail if mine else detail_for_others(detail)
 
     def share(self, party: str) -> ShareView | None:
-        """How a party stands; None where shares are not counted."""
+        """Return the share of a party; None if shares are not counted."""
         standing = self._core.controller.shares.standing(party)
         return None if standing is None else _share(standing)
 
     def shares(self, user: str) -> tuple[ShareView, ...]:
-        """That of the user's party; all, for an operator."""
+        """Return the share of the user's party; all shares for an operator."""
         core = self._core
         mine = core.parties.party(user)
         return tuple(
@@ -239,14 +253,14 @@ class JobViews:
         )
 
     def _stacks(self, row: JobRow) -> dict[str, str]:
-        """Where its workers stood when they last hung; of a completed job nobody wonders."""
+        """Return the stacks of its workers at the last hang; none for a completed job."""
         if row.state == JobState.COMPLETED.value:
             return {}
         hung = self._core.store.job_events(row.id, [EventKind.JOB_HUNG])
         return dict(hung[-1].data.get("stacks", {})) if hung else {}
 
     def _network(self, row: JobRow) -> str:
-        """By which network it goes, and what was measured there."""
+        """Return the network that it uses and the measurement of that, as sentences."""
         run = self._core.runs.get(row.id)
         if run is None or run.fabric is None or not run.rounds.members:
             return ""
@@ -255,35 +269,36 @@ class JobViews:
         return f"{run.fabric.sentence} {measured.sentence if measured else ''}".strip()
 
     def _memory(self, row: JobRow) -> str:
-        """What its snapshots take of its nodes' memory."""
+        """Return the memory of its nodes that its snapshots occupy, as a sentence."""
         run = self._core.runs.get(row.id)
         if run is None:
             return ""
-        taken = [agent.memory_bytes for agent in self._with_snapshots(run)]
-        return in_memory(taken, row.snapshot, self._notice(run))
+        bytes_by_node = [agent.memory_bytes for agent in self._with_snapshots(run)]
+        return in_memory(bytes_by_node, row.snapshot, self._notice(run))
 
     def late(self, user: str) -> dict[str, str]:
-        """The user's jobs, or an operator's all, of which a node that leaves has not the time to
-        hand over what it has of the snapshot in memory: why.
+        """Return job → sentence, for the jobs whose leaving nodes have too little time to hand over
+        their part of the snapshot in memory. For an operator all jobs are included, else the user's
+        own.
         """
-        may = self._core.accounts.may_manage
-        links = {
+        may_manage = self._core.accounts.may_manage
+        late_hand_overs = {
             job: state_memory.late(run.row.snapshot, self._notice(run))
             for job, run in self._core.runs.items()
-            if may(user, run.row.owner) and self._with_snapshots(run)
+            if may_manage(user, run.row.owner) and self._with_snapshots(run)
         }
-        return {job: sentence for job, sentence in links.items() if sentence}
+        return {job: sentence for job, sentence in late_hand_overs.items() if sentence}
 
     def _with_snapshots(self, run: ActiveJob) -> list[LeasedAgent]:
         agents = (self._core.agents.on(node) for node in run.rounds.members)
         return [agent for agent in agents if agent is not None and agent.memory_bytes]
 
     def _notice(self, run: ActiveJob) -> HandOverTime:
-        """What its nodes have for a hand-over."""
+        """Return the time in which its nodes can hand over a snapshot."""
         return self._core.rounds.hand_over(run.rounds.members)
 
     def _slow(self, row: JobRow) -> tuple[str, ...]:
-        """What is known of those of its nodes that hold up the others."""
+        """Return a sentence about each of its slow nodes."""
         run, slow = self._core.runs.get(row.id), self._core.slow.current(self._core.clock.now())
         members = run.rounds.members if run else ()
         return tuple(slow[node].sentence for node in members if node in slow)
@@ -331,7 +346,7 @@ def _share(standing: PartyStanding) -> ShareView:
 def _profile_state(
     row: JobRow, spec: messages.JobSpec, profile: ProfileRow, model: ScalingModel
 ) -> tuple[str, str]:
-    """In a word and a sentence, how the profile of a job stands."""
+    """Return the state of a job's profile as a word and a sentence."""
     if row.state == JobState.PROFILING.value:
         return "profiling", ""
     if spec.curve is not None:
@@ -339,11 +354,11 @@ def _profile_state(
     if model.result and (model.profiled or JobState(row.state).ended):
         return model.result, model.reason
     if spec.min_nodes == spec.max_nodes:
-        return "off", "The job can use one number of nodes only."
+        return "off", "The job can use only one number of nodes."
     if not spec.profile:
         return (
             "known" if model.has_data else "off"
-        ), "The owner wants no profile; only what is seen in passing is known."
+        ), "The owner wants no profile; only its ordinary progress is measured."
     if JobState(row.state).ended:
         return ("known" if model.has_data else "off"), "The job ended before it was profiled."
     return "waiting", profile.waits or model.reason
@@ -352,7 +367,7 @@ def _profile_state(
 def _points(
     model: ScalingModel, spec: messages.JobSpec, kappa: float
 ) -> tuple[CurvePointView, ...]:
-    """The curve at every size, or at a selection of many; nothing while nothing is known."""
+    """Return the curve at every size, or at a selection of many; empty if nothing is known."""
     bids = model.bid_curve(range(spec.min_nodes, spec.max_nodes + 1), kappa)
     if bids is None:
         return ()

@@ -1,7 +1,7 @@
-"""Remembers which database a state directory had, so that a lost one is not taken for a new one: a
-daemon that knows no jobs would end their leases.
+"""Records which database a state directory uses, so that a lost database is not mistaken for a new
+one. A daemon that knows no jobs would end their leases.
 
-Decides what is reported of a database that is empty and was not.
+Decides what is reported when a used database is empty or missing.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from malletrain.config.model import Config
 from malletrain.identity.state_directory import write_atomically
 
 NAME = "database"
-"""The file in the state directory that has its URL, without password."""
+"""File in the state directory with the URL of the database, without password."""
 
 
 def remember_database(config: Config) -> None:
-    """The database of this configuration is in use. Raises OSError."""
-    path, shown = _file(config), _shown(config)
-    if _read(path) != shown:
-        write_atomically(path, shown + "\n")
+    """Record that the database of this configuration is in use. Raises OSError."""
+    path, url = _file(config), _shown_url(config)
+    if _read(path) != url:
+        write_atomically(path, url + "\n")
 
 
 def lost_database(config: Config) -> str:
-    """Why the database of this configuration, which is empty or not there, may not be begun anew,
-    as a sentence; empty: it may.
+    """Return why the empty or missing database of this configuration may not be initialised again,
+    as a sentence; empty if it may.
     """
-    path, shown = _file(config), _shown(config)
-    if _read(path) != shown:
+    path, url = _file(config), _shown_url(config)
+    if _read(path) != url:
         return ""
     return (
-        f"{shown} is empty or not there, and the daemon of {config.state_dir} had its jobs and "
-        "leases in it. Put the newest copy in its place with `malletrain db restore --config FILE "
-        "COPY` (PostgreSQL: pg_restore), or make it reachable again: jobs that it knows go on. To "
-        f"begin with no jobs instead, and have all leases ended, delete {path}."
+        f"{url} is empty or not there, and the daemon of {config.state_dir} had its jobs and "
+        "leases in it. Restore the newest copy with `malletrain db restore --config FILE "
+        "COPY` (PostgreSQL: pg_restore), or make it reachable again: jobs that it knows continue. "
+        f"To start without jobs instead, and end all leases, delete {path}."
     )
 
 
@@ -43,7 +43,7 @@ def _file(config: Config) -> Path:
     return config.state_dir / NAME
 
 
-def _shown(config: Config) -> str:
+def _shown_url(config: Config) -> str:
     return make_url(config.database_url).render_as_string(hide_password=True)
 
 

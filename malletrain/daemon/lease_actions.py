@@ -1,9 +1,9 @@
-"""Takes, releases and reclaims leases, as the controller commands.
+"""Takes, releases and reclaims leases, as commanded by the controller.
 
-Decides what is stored before the main scheduler is asked: a lease is in the store first, so that a
-daemon that is killed finds at its next start what became of it. Everything here runs within a
-transaction of the core. :mod:`malletrain.daemon.lease_reconciler` makes the calls of the scheduler,
-which wait for it in a queue.
+Decides what is stored before the main scheduler is called. A lease is stored first, so that after a
+crash the next daemon can find out what became of it. Everything here runs within a transaction of
+the core. :mod:`malletrain.daemon.lease_reconciler` makes the calls of the scheduler, which wait for
+it in a queue.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from malletrain.store.records import LeaseRow
 from scavenger.interface import Lease, LeaseRequest, LeaseState
 
 EXIT_WAIT_S = 2.0
-"""How long a dismissed agent has to exit before the main scheduler is asked to end its lease. It
-usually exits sooner, and the lease with it. (OpenPBS 23.06 sometimes never answers a ``qdel`` for a
-job that ends at the same moment.)
+"""Time that a dismissed agent has to exit before the main scheduler is asked to end its lease,
+seconds. It usually exits sooner, and the lease with it. (OpenPBS 23.06 sometimes never answers a
+``qdel`` for a job that ends at the same moment.)
 """
 
 AgentCommand = Callable[[str, KeyPair], tuple[Sequence[str], Mapping[str, str]]]
@@ -42,32 +42,34 @@ AgentCommand = Callable[[str, KeyPair], tuple[Sequence[str], Mapping[str, str]]]
 
 @dataclass(frozen=True)
 class TakeCall:
-    """Ask the main scheduler for these leases."""
+    """Call of the main scheduler that requests leases."""
 
     requests: tuple[LeaseRequest, ...]
 
 
 @dataclass(frozen=True)
 class ReleaseCall:
-    """Have the main scheduler end these leases."""
+    """Call of the main scheduler that ends leases."""
 
     leases: tuple[Lease, ...]
 
 
 @dataclass(frozen=True)
 class ReclaimExpired:
-    """The time is over in which the job had to move off the node of this lease."""
+    """End of the time in which a job had to move off the node of a lease."""
 
     lease: str
+    """Id of the lease."""
     why: str = RECLAIM_SENTENCE
-    """Why it had to, as a sentence."""
+    """Why it had to move off, as a sentence."""
 
 
 @dataclass(frozen=True)
 class SpareCheck:
-    """Check whether the job has left a spare node."""
+    """Check of whether the job has left a spare node."""
 
     lease: str
+    """Id of the lease."""
     releasing: bool = False
     """Whether the agent had been told to release the job at the previous check."""
 
@@ -81,8 +83,8 @@ class LeaseActions:
     Args:
         parts: the daemon's state.
         departures: handles nodes that leave.
-        keys: makes the keys of leases.
-        command: makes the command of an agent.
+        keys: creates the keys of leases.
+        command: returns the command of an agent.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class LeaseActions:
         self._command = command
         self.calls: asyncio.Queue[Call] = asyncio.Queue()
         self.being_taken: set[str] = set()
-        """Leases in the store for which the scheduler may not have been asked yet."""
+        """Leases in the store that may not have been requested from the scheduler yet."""
 
     def take(self, nodes: tuple[str, ...], owner: str) -> None:
         """Request a lease on each of these nodes.
@@ -131,7 +133,7 @@ class LeaseActions:
         for row in rows:
             parts.audit.record(
                 EventKind.LEASE_REQUESTED,
-                "The node is idle and of use.",
+                "The node is idle and a job can use it.",
                 node=row.node,
                 lease=row.id,
             )
@@ -139,8 +141,8 @@ class LeaseActions:
         self.calls.put_nowait(TakeCall(tuple(requests)))
 
     def release(self, nodes: tuple[str, ...]) -> None:
-        """Release nodes that no job needs any more. A node that its job has not left yet, because
-        its joiners are starting or it is saving, is released when the job has left.
+        """Release nodes that no job needs. A node that its job has not left yet, because its
+        joiners are starting or it is saving, is released when the job has left.
         """
         agents = (self._parts.agents.on(node) for node in nodes)
         busy = {a.node: a for a in agents if a is not None and self._job_is_leaving(a)}
@@ -161,8 +163,8 @@ class LeaseActions:
             self._end((agent.node,), SPARE_SENTENCE, RELEASED)
 
     def check_spare(self, check: SpareCheck) -> None:
-        """Release a spare node although its job has not left it, if its agent is lost or has not
-        released the job since the previous check, so that it or the job's processes hang.
+        """Release a spare node that its job has not left, if its agent is lost or has not released
+        the job since the previous check: then the agent or the job's processes hang.
         """
         agent = self._parts.agents.of_lease(check.lease)
         row = self._parts.lease_rows.active.get(check.lease)
@@ -219,7 +221,7 @@ class LeaseActions:
         asyncio.get_running_loop().call_later(EXIT_WAIT_S, self._end_remaining, leases)
 
     def _end_remaining(self, leases: tuple[str, ...]) -> None:
-        """Have the main scheduler end those of these leases that have not ended."""
+        """Request the end of those of the leases that have not ended."""
         rows = map(self._parts.lease_rows.active.get, leases)
         if remaining := tuple(_lease(row) for row in rows if row is not None):
             self.calls.put_nowait(ReleaseCall(remaining))
@@ -266,7 +268,7 @@ class LeaseActions:
         self.calls.put_nowait(ReleaseCall(tuple(rows)))
 
     def release_again(self, lease: str) -> None:
-        """Ask once more for the end of a lease that should have ended."""
+        """Repeat the request to end a lease that should have ended."""
         row = self._parts.lease_rows.active[lease]
         self.calls.put_nowait(ReleaseCall((_lease(row),)))
 
@@ -275,8 +277,9 @@ class LeaseActions:
 
         Args:
             nodes: names of the nodes.
-            within_s: time that the jobs have for it, seconds.
-            why: because jobs of another owner need the nodes more, or an operator wants them back.
+            within_s: time that the jobs have to move off, seconds.
+            why: reason as a sentence: jobs of another owner need the nodes more, or an operator
+                wants them back.
         """
         for node in nodes:
             agent = self._parts.agents.on(node)
@@ -287,11 +290,11 @@ class LeaseActions:
             self._take_back_later(agent, within_s, why)
 
     def sick(self, agent: LeasedAgent, sentence: str, broken: bool) -> None:
-        """End the lease on a node that is not fit for jobs, after its job has moved off, and do not
+        """End the lease on a node that is unfit for jobs, after its job has moved off, and do not
         use the node for a while.
 
         Args:
-            agent: on the node.
+            agent: agent of the node.
             sentence: what is wrong with the node.
             broken: whether the job's workers have failed, so that nothing has to be moved.
         """

@@ -60,8 +60,8 @@ class LeaseReconciler:
         lease_actions: its queue has the calls to make.
         departures: handles nodes that leave.
         keys: the keys of leases.
-        scavenger: of the main scheduler.
-        endpoint: where agents reach the daemon.
+        scavenger: connection to the main scheduler.
+        endpoint: address at which agents reach the daemon.
     """
 
     def __init__(
@@ -85,15 +85,16 @@ class LeaseReconciler:
         self._running_call: asyncio.Future[Any] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.active: Mapping[str, LeaseRow] = parts.lease_rows.active
-        """The leases that have not ended, by id."""
+        """Leases that have not ended, by id."""
         self.last_poll: PollResult | None = None
+        """Answer of the last successful poll; None before the first."""
         self._unheard = Unheard(_report_limit_s(parts.config))
         self._strays = Strays()
         self._overstaying = Unheard(_report_limit_s(parts.config))
         self._scheduler_health = SchedulerHealth(core, parts)
         self.restraints = Restraints(parts)
         self._absent: set[str] = set()
-        """Leases that the newest poll did not show."""
+        """Leases that are missing from the newest poll."""
         self.polls = PollWatch(parts.config.scheduler.poll_interval)
         for row in self.active.values():
             keys.accept_lease(row.id, row.public_key)
@@ -103,7 +104,7 @@ class LeaseReconciler:
     # --- commands of the controller ---
 
     async def work(self) -> None:
-        """Make the queued calls, for ever."""
+        """Make the queued calls, until cancelled."""
         while True:
             call = await self._lease_actions.calls.get()
             if self._core.failed.done():
@@ -182,19 +183,22 @@ class LeaseReconciler:
     # --- polling ---
 
     async def run(self) -> None:
-        """Poll for ever: every poll interval or when the scavenger expects news, and soon after an
-        event about which the main scheduler knows more.
+        """Poll until cancelled: every poll interval or when the scavenger expects news, and soon
+        after an event whose cause the main scheduler knows.
         """
         interval = self._parts.config.scheduler.poll_interval
         while True:
             await self.poll()
-            again = (self.last_poll.poll_again_s if self.last_poll else None) or interval
+            wait_s = (self.last_poll.poll_again_s if self.last_poll else None) or interval
             contact = self._scavenger.contact()
-            again = max(again, contact.busy_s)
-            # Many such events in a row (a hundred nodes lost at once) must not cause a poll each.
-            pause = min(again, max(min(1.0, again / 5), contact.busy_s, contact.poll_after_s))
-            await asyncio.sleep(pause)
-            await happens(self._parts.poll_soon, again - pause)
+            wait_s = max(wait_s, contact.busy_s)
+            # Many such events in a row (a hundred nodes lost together) must not cause one poll
+            # each.
+            min_wait_s = min(
+                wait_s, max(min(1.0, wait_s / 5), contact.busy_s, contact.poll_after_s)
+            )
+            await asyncio.sleep(min_wait_s)
+            await happens(self._parts.poll_soon, wait_s - min_wait_s)
             self._parts.poll_soon.clear()
 
     async def poll(self) -> None:
@@ -258,7 +262,7 @@ class LeaseReconciler:
                     self._correct_start(row, lease)
             self._cancel_unheard(now)
             failing = self._parts.failing.findings
-            for node in list(failing):  # without an agent there, the next one is told
+            for node in list(failing):  # without an agent, the node's next agent gets it
                 if (agent := self._parts.agents.on(node)) is not None:
                     self._lease_actions.sick(agent, failing.pop(node), broken=False)
             if strays := self._strays.to_end(poll.leases, self.active, now):
@@ -292,7 +296,9 @@ class LeaseReconciler:
             self._parts.events.append(Foretold(cohorts(poll.foretold)))
 
     def _last_output(self, row: LeaseRow, reason: str) -> str:
-        """What to add to ``reason``: the last line that a failed lease printed."""
+        """Return what to append to ``reason``: the last line that a failed lease printed, or the
+        file to look into.
+        """
         if not reason.startswith(FAILED):
             return ""
         if line := last_words(output_dir(self._parts.config), row.id):
@@ -300,13 +306,15 @@ class LeaseReconciler:
         return f"; see ~{row.owner}/{KEPT_AT_HOME}/{row.id}.out" if row.owner else ""
 
     def _correct_start(self, row: LeaseRow, lease: Lease | None) -> None:
-        """Store the start of the lease as the main scheduler has it, by which users are charged."""
+        """Store the start of the lease that the main scheduler reports, because users are charged
+        from it.
+        """
         started = lease.started if lease else None
         if row.started is not None and started is not None and started < row.started:
             self._parts.lease_rows.update(row.id, started=max(started, row.requested - 1.0))
 
     def restrain(self, restraint: Restraint, release: Collection[str], why: str) -> None:
-        """Restrict the nodes that may be leased, from this transaction on.
+        """Restrict the nodes that may be leased. Call it within a transaction.
 
         Args:
             restraint: which nodes may not be leased.
@@ -344,7 +352,7 @@ class LeaseReconciler:
         """End the leases of which no agent has reported. Call it within a transaction.
 
         Args:
-            sentence: why none will report.
+            sentence: why no agent will report.
 
         Returns:
             Ids of these leases.
@@ -356,8 +364,8 @@ class LeaseReconciler:
         return lost
 
     def _release_again(self, now: float) -> None:
-        """Ask again for the end of leases that should have ended and have no agent: the first
-        request was refused, or lost with the daemon that made it.
+        """Repeat the request to end leases that should have ended and have no agent. The first
+        request was refused, or lost with an earlier daemon.
         """
         if self._core.liveness.partitioned_since is not None:
             return
@@ -372,7 +380,7 @@ class LeaseReconciler:
         for lease in self._overstaying.overdue(waiting, now):
             log.warning("lease released again", lease=lease, node=self.active[lease].node)
             self._lease_actions.release_again(lease)
-            self._overstaying.anew(lease)
+            self._overstaying.restart(lease)
 
     def _end(
         self, lease_id: str, reason: str, *, requested: bool = True, at: float | None = None
@@ -380,11 +388,11 @@ class LeaseReconciler:
         """Record the end of a lease.
 
         Args:
-            lease_id: of the lease.
+            lease_id: id of the lease.
             reason: words without a full stop.
-            requested: whether the main scheduler was asked for it. If not, the core
-                requests another.
-            at: when it ended by the main scheduler's account, epoch seconds; None if unknown.
+            requested: whether it was requested from the main scheduler. If not, the core requests
+                another.
+            at: time of its end reported by the main scheduler, seconds; None if unknown.
         """
         now = self._parts.clock.now()
         active = self.active.get(lease_id)
@@ -395,13 +403,13 @@ class LeaseReconciler:
             return
         reason = UNHEARD if row.end_reason == UNHEARD else reason
         self._keys.drop_lease(lease_id)
-        words = {
+        end_words = {
             RELEASED: "released",
             RECLAIMED: "reclaimed",
             SICK: "sick",
             "preempted": "preempted",
         }
-        word = words.get(row.end_reason, "ended" if row.started else "not-started")
+        word = end_words.get(row.end_reason, "ended" if row.started else "not-started")
         word = word if requested else "not-yet"
         self._parts.metrics.lease_ended(word)
         self._parts.audit.record(
@@ -429,7 +437,9 @@ class LeaseReconciler:
 
 
 def _report_limit_s(config: Config) -> float:
-    """How long a lease may run before its agent reports, seconds: health checks come first."""
+    """Return the seconds within which the agent of a running lease has to report. They include the
+    health checks.
+    """
     nodes = config.nodes
     checks = 1 + nodes.gpu_check if nodes.health_check else 0
     return config.allocation.lease_wait + checks * nodes.health_timeout

@@ -1,5 +1,5 @@
-"""The rows of leases that have not ended, in the store and in memory. All changes to one are made
-here.
+"""Owns the rows of leases that have not ended, in the store and in memory. Only this module changes
+them.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from malletrain.store.store import Store
 
 
 class LeaseRows:
-    """Leases by id. Changes belong into a step of the core."""
+    """Rows of leases by id. Change them within a transaction of the core."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.active: dict[str, LeaseRow] = {row.id: row for row in store.active_leases()}
 
     def add(self, rows: Sequence[LeaseRow]) -> None:
-        """New leases."""
+        """Add new leases."""
         self._store.add_leases(rows)
         self.active.update((row.id, row) for row in rows)
 
     def update(self, lease: str, **changes: Any) -> LeaseRow:
-        """Change a lease that has not ended."""
+        """Change fields of a lease that has not ended. Returns the new row."""
         self.update_all({lease: changes})
         return self.active[lease]
 
     def update_all(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
-        """Change leases (by id) that have not ended: the same fields of all. Nothing is written
-        where nothing changes: after a restart all agents say what the store knows.
+        """Change leases (by id) that have not ended: the same fields of each. Unchanged rows are
+        not written, because after a restart all agents report what the store already has.
         """
         updates = [
             (row, fields)
@@ -41,7 +41,16 @@ class LeaseRows:
         self.active.update((row.id, row) for row in self._store.change_leases(updates))
 
     def end(self, lease: str, reason: str, now: float) -> LeaseRow | None:
-        """The lease has ended; its row as it was before, None if it had ended already."""
+        """Record the end of a lease.
+
+        Args:
+            lease: id of the lease.
+            reason: why it ended, words without a full stop.
+            now: time of its end, seconds.
+
+        Returns:
+            Its previous row; None if it had ended already.
+        """
         row = self.active.pop(lease, None)
         if row is not None:
             ended = {"state": LeaseStatus.ENDED, "ended": now, "end_reason": reason}
@@ -49,5 +58,5 @@ class LeaseRows:
         return row
 
     def on(self, node: str) -> str | None:
-        """The first lease on the node; None when there is none."""
+        """Return the first lease on the node; None if there is none."""
         return next((row.id for row in self.active.values() if row.node == node), None)

@@ -1,6 +1,6 @@
-"""What a client with an unknown key may do: it may identify itself, and is told how.
+"""Handles clients with unknown keys: they may log in, and the answers say how.
 
-Decides only whether to believe it; the key ring keeps the keys of users who logged in.
+Decides only whether a credential is valid. The key ring stores the keys of users who logged in.
 """
 
 from __future__ import annotations
@@ -17,42 +17,45 @@ from malletrain.protocol import messages
 log = structlog.get_logger(__name__)
 
 UNAUTHENTICATED = "unauthenticated"
-"""The code of answers to those who have to say who they are first."""
-MOST_WAITING = 20
-"""Logins that wait while one is checked; unauthenticated clients can send as many as they like."""
+"""Error code of answers to clients that have to log in first."""
+MAX_WAITING = 20
+"""Maximum number of logins that wait while one is checked. Unauthenticated clients can send any
+number.
+"""
 
 
 class Credentials(Protocol):
-    """Who can say whose a credential is."""
+    """Verifies credentials."""
 
     def user(self, credential: str, payload: str) -> str:
-        """The user who made the credential over ``payload``. Raises UsersError."""
+        """Return the user who created the credential over ``payload``. Raises UsersError."""
         ...
 
 
 class Login:
-    """Answers unauthenticated clients. Checks credentials one at a time; a few may wait for that.
+    """Answers unauthenticated clients. Checks one credential at a time; a few may wait.
 
     Args:
-        munge: who vouches for the machine's users; None: nobody, so that nobody logs in.
+        keys: keys of the daemon and its clients.
+        munge: verifies credentials of the machine's users; None if logins are not possible.
     """
 
     def __init__(self, keys: KeyRing, munge: Credentials | None) -> None:
         self._keys = keys
         self._munge = munge
-        self._one = asyncio.Lock()
+        self._check_lock = asyncio.Lock()
         self._waiting = 0
 
     async def answer(self, key: str, request: messages.Request) -> messages.Reply:
-        """The reply to one request of the client with this key. Whatever goes wrong with what the
-        client sent is said in it.
+        """Return the reply to one request of the client with this key. Errors in the request are
+        reported in the reply.
         """
         if request.op != "login" or self._munge is None:
             data = {"munge": self._munge is not None}
             return messages.Reply(
                 request.id, False, data, "The daemon does not know your key.", UNAUTHENTICATED
             )
-        if self._waiting > MOST_WAITING:
+        if self._waiting > MAX_WAITING:
             return messages.Reply(
                 request.id,
                 False,
@@ -61,7 +64,7 @@ class Login:
         self._waiting += 1
         try:
             credential = str(request.parameters().get("credential", ""))
-            async with self._one:
+            async with self._check_lock:
                 user = await asyncio.to_thread(
                     self._munge.user, credential, login_payload(self._keys.server.public, key)
                 )

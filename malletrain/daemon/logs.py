@@ -1,4 +1,4 @@
-"""The daemon's own log.
+"""Sets up the daemon's own log.
 
 Decides format and level. Lines go to standard error, or to a file that is rotated by size, for
 people (``text``) or for a log collector (``json``, one object a line). A logger is bound once to
@@ -22,21 +22,22 @@ from malletrain.identity.state_directory import written_in_vain
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 
-_FIRST = ("job", "node", "lease")
+_FIRST_FIELDS = ("job", "node", "lease")
+"""Fields that come first in a line of text."""
 
 
-KEPT_FILES = 4
-"""Log files before the present one."""
+MAX_OLD_FILES = 4
+"""Number of older log files that are kept."""
 
 
 class RotatedLog:
-    """A file to write lines to, which is rotated when it would become larger than ``limit``
-    bytes. Lines that cannot be written there, as where its disk is full, go to standard error.
+    """A log file that is rotated before it exceeds ``limit`` bytes. Lines that cannot be written,
+    for example because the disk is full, go to standard error.
     """
 
     def __init__(self, path: Path, limit: int) -> None:
         self.path = path
-        self._handler = _Rotating(path, maxBytes=limit, backupCount=KEPT_FILES, encoding="utf-8")
+        self._handler = _Rotating(path, maxBytes=limit, backupCount=MAX_OLD_FILES, encoding="utf-8")
         self._handler.terminator = ""
 
     def write(self, text: str) -> None:
@@ -44,19 +45,19 @@ class RotatedLog:
         self._handler.handle(logging.makeLogRecord({"msg": text}))
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing: lines are not buffered."""
 
     def close(self) -> None:
-        """Close the file. What is written after that opens it again."""
-        with contextlib.suppress(OSError):  # what was buffered has gone to standard error
+        """Close the file. A later write opens it again."""
+        with contextlib.suppress(OSError):  # buffered lines have gone to standard error
             self._handler.close()
 
 
 class _Rotating(RotatingFileHandler):
-    """Says once why lines cannot be written, until one can."""
+    """Reports once why lines cannot be written, until a line is written again."""
 
     _failures = 0
-    """Lines in a row that could not be written."""
+    """Number of consecutive lines that could not be written."""
 
     def emit(self, record: logging.LogRecord) -> None:
         before = self._failures
@@ -73,7 +74,7 @@ class _Rotating(RotatingFileHandler):
                 f"{written_in_vain(error)} Its lines go here meanwhile.\n"
             )
         sys.stderr.write(record.getMessage())
-        if self.stream is not None:  # drop what could not be written, or it comes again
+        if self.stream is not None:  # drop the buffered lines, else they are written again
             stream, self.stream = self.stream, None
             with contextlib.suppress(OSError):
                 stream.close()
@@ -82,8 +83,16 @@ class _Rotating(RotatingFileHandler):
 def configure(
     level: str = "info", fmt: str = "text", to: RotatedLog | TextIO | None = None
 ) -> None:
-    """Set up logging of this process; ``level`` is one of LEVELS, ``fmt`` one of FORMATS, ``to``
-    where lines go: None is standard error. Libraries' logs take the same way.
+    """Set up logging of this process. Libraries' logs go to the same place.
+
+    Args:
+        level: minimum level, one of LEVELS.
+        fmt: format of the lines, one of FORMATS.
+        to: file of the log; None for standard error.
+
+    Raises:
+        ValueError: ``level`` or ``fmt`` is unknown.
+
     """
     stream: Any = to or sys.stderr
     if level not in LEVELS or fmt not in FORMATS:
@@ -99,14 +108,14 @@ def configure(
     ]
     if fmt == "json":
         # Not dict_tracebacks: it shows local variables, and the secrets among them.
-        last: list[Any] = [
+        final_processors: list[Any] = [
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(default=str),
         ]
     else:
-        last = [structlog.processors.format_exc_info, _as_text]
+        final_processors = [structlog.processors.format_exc_info, _as_text]
     structlog.configure(
-        processors=[*shared, *last],
+        processors=[*shared, *final_processors],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=False,
@@ -115,33 +124,40 @@ def configure(
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *final_processors,
+            ],
         )
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(number)
-    # They tell every step of a start at level info.
+    # They log every step of a start at level info.
     for library in ("alembic", "asyncio", "sqlalchemy"):
         logging.getLogger(library).setLevel(max(number, logging.WARNING))
 
 
 def get_logger(**bound: Any) -> Any:
-    """A logger whose lines all carry ``bound``: ``log.info("job started", nodes=4)``,
-    ``log.bind(job="j3")``.
+    """Return a logger whose lines all have the fields ``bound``: ``log.info("job started",
+    nodes=4)``, ``log.bind(job="j3")``.
     """
     return structlog.get_logger(**bound)
 
 
 def _as_text(_logger: Any, _method: str, entry: MutableMapping[str, Any]) -> str:
-    """``2026-02-10T08:52:01.123 warning  node lost  job=j3 node=n07 notice=false``"""
+    """Return the line ``2026-02-10T08:52:01.123 warning  node lost  job=j3 node=n07
+    notice=false``.
+    """
     time, level, message = (
         entry.pop("timestamp", ""),
         entry.pop("level", ""),
         entry.pop("event", ""),
     )
     trace = entry.pop("exception", None)
-    names = [name for name in _FIRST if name in entry] + sorted(entry.keys() - set(_FIRST))
+    names = [name for name in _FIRST_FIELDS if name in entry] + sorted(
+        entry.keys() - set(_FIRST_FIELDS)
+    )
     pairs = " ".join(f"{name}={_show(entry[name])}" for name in names)
     line = f"{time[:23]} {level:<7} {message}" + (f"  {pairs}" if pairs else "")
     return f"{line}\n{trace}" if trace else line

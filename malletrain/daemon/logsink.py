@@ -1,9 +1,9 @@
-"""Logs of jobs on the daemon's disk: a file for each job, round and stream, written at the offsets
-that agents name.
+"""Stores the logs of jobs on the daemon's disk: a file for each job, round, stream and node,
+written at the offsets that agents state.
 
-Writing is idempotent, so agents may send again what was not acknowledged. If the end of a log is
-known to be missing, a line says so there. Reading joins the rounds of a stream, the oldest first.
-It does not decide who may read.
+Writing is idempotent, so agents may repeat unacknowledged pieces. If the end of a log is known to
+be missing, a line at its end says so. Reading joins the rounds of a stream, the oldest first. It
+does not decide who may read.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 class LogSink:
-    """The folder ``root/<job>/g<generation>-<stream>@<node>.log``; at most ``limit_bytes`` a file
-    are kept.
+    """The files ``root/<job>/g<generation>-<stream>@<node>.log``. Each file keeps at most
+    ``limit_bytes``.
     """
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self._root = root
         self._limit = limit_bytes
-        self._behind: dict[Path, tuple[str, int]] = {}
-        """Node and size of the logs of which the last piece was not all there is."""
+        self._incomplete: dict[Path, tuple[str, int]] = {}
+        """Incomplete log → its node, and its size on the node in bytes."""
 
     def write(
         self,
@@ -42,39 +42,66 @@ class LogSink:
         data: bytes,
         size: int = 0,
     ) -> int:
-        """Keep ``data`` at ``offset`` of a log that has ``size`` bytes on its node. Returns the
-        offset up to which the file is whole. Raises OSError when the disk refuses.
+        """Write a piece of a log.
+
+        Args:
+            job: id of the job.
+            generation: number of the round.
+            stream: name of the stream, such as ``rank0``.
+            node: node on which the log was written.
+            offset: position of the piece, bytes.
+            data: the piece.
+            size: size of the log on its node, bytes.
+
+        Returns:
+            The offset up to which the file is complete.
+
+        Raises:
+            OSError: the file cannot be written.
+
         """
         path, end = self._path(job, generation, stream, node), offset + len(data)
         if offset >= self._limit:
             return end
         _unmark(path)
         end = self._write(path, offset, data)
-        self._behind.pop(path, None)
+        self._incomplete.pop(path, None)
         if end > self._limit:
-            _mark(path, max(size, end) - self._limit, self._cut(), at_least=True)
+            _mark(path, max(size, end) - self._limit, self._limit_reason(), at_least=True)
         elif size > end:
-            self._behind[path] = (node, size)
+            self._incomplete[path] = (node, size)
         return end
 
     def ended(self, job: str, generation: int, stream: str, node: str, size: int) -> None:
-        """A log that has ``size`` bytes on its node ends here with what there is of it."""
+        """Close a log: no more pieces of it arrive. If bytes are missing, its last line says so.
+
+        Args:
+            job: id of the job.
+            generation: number of the round.
+            stream: name of the stream.
+            node: node on which the log was written.
+            size: size of the log on its node, bytes.
+        """
         path = self._path(job, generation, stream, node)
-        self._behind.pop(path, None)
+        self._incomplete.pop(path, None)
         _unmark(path)
         stored_bytes = path.stat().st_size if path.exists() else 0
         if stored_bytes < size:
             lost = f"{node} was given back before they were sent, and they are gone with it"
-            _mark(path, size - stored_bytes, self._cut() if stored_bytes >= self._limit else lost)
+            _mark(
+                path,
+                size - stored_bytes,
+                self._limit_reason() if stored_bytes >= self._limit else lost,
+            )
 
     def gone(self, node: str) -> None:
-        """The node is gone, and nothing more comes from it."""
-        for path in [path for path, (where, _) in self._behind.items() if where == node]:
-            _, size = self._behind.pop(path)
+        """Close the incomplete logs of a lost node."""
+        for path in [path for path, (where, _) in self._incomplete.items() if where == node]:
+            _, size = self._incomplete.pop(path)
             lost = f"{node} was lost before they were sent"
             _mark(path, size - path.stat().st_size, lost, at_least=True)
 
-    def _cut(self) -> str:
+    def _limit_reason(self) -> str:
         limit = format_size(self._limit)
         return f"of each log the first {limit} are kept ([jobs] log_limit)"
 
@@ -89,7 +116,7 @@ class LogSink:
         try:
             size = os.fstat(fd).st_size
             if path.name.startswith("g0-") and offset == 0:
-                os.ftruncate(fd, 0)  # a new launcher on the same node begins its logs anew
+                os.ftruncate(fd, 0)  # a new launcher on the same node starts its logs again
             if offset > size:
                 return size
             os.pwrite(fd, data[: self._limit - offset], offset)
@@ -98,10 +125,16 @@ class LogSink:
         return end
 
     def read(self, job: str, stream: str, cursor: str, limit: int, ended: bool) -> LogView:
-        """Up to ``limit`` bytes of ``stream`` after ``cursor`` (empty: from the beginning;
-        ``tail:N``: the last N bytes).
+        """Return a piece of a stream. Several rounds are separated by lines with their names.
 
-        Rounds are separated by a line that names them when there is more than one.
+        Args:
+            job: id of the job.
+            stream: name of the stream.
+            cursor: cursor of the previous answer; empty for the beginning, ``tail:N`` for the last
+                N bytes.
+            limit: maximum size of the piece, bytes.
+            ended: whether the job has ended and the logs are complete.
+
         """
         files = self._files(job, stream)
         streams = self._streams(job)
@@ -110,7 +143,7 @@ class LogSink:
             cursor = self._tail(files, int(last)) if _NUMBER.fullmatch(last) else ""
         start_key, offset = _parse(cursor)
         text: list[str] = []
-        room = limit
+        remaining_bytes = limit
         for index, (key, path) in enumerate(files):
             if key < start_key:
                 continue
@@ -122,14 +155,14 @@ class LogSink:
             offset = min(offset, size)
             with path.open("rb") as f:
                 f.seek(offset)
-                data = f.read(max(room, 4))  # a whole character at least
+                data = f.read(max(remaining_bytes, 4))  # at least one whole character
             grows = index == len(files) - 1 and not ended
             if offset + len(data) < size or grows:
                 data = _whole(data)
             text.append(data.decode("utf-8", "replace"))
-            room -= len(data)
+            remaining_bytes -= len(data)
             start_key, offset = key, offset + len(data)
-            if room <= 0 or path.stat().st_size > offset:
+            if remaining_bytes <= 0 or path.stat().st_size > offset:
                 return LogView(
                     "".join(text), f"{key[0]}:{offset}:{key[1]}", bool(data), streams, ended
                 )
@@ -138,7 +171,7 @@ class LogSink:
         )
 
     def tail(self, job: str, stream: str, size: int) -> str:
-        """The last ``size`` bytes of a stream as text."""
+        """Return the last ``size`` bytes of a stream as text."""
         return self.read(job, stream, f"tail:{size}", size, ended=True).text
 
     def _files(self, job: str, stream: str) -> list[tuple[tuple[int, str], Path]]:
@@ -166,7 +199,7 @@ class LogSink:
 
 
 def _safe(name: str) -> str:
-    """A name that stays in its folder."""
+    """Return the name without characters that could lead out of its folder."""
     return _UNSAFE.sub("_", name) if name.strip(".") else "_"
 
 
@@ -179,8 +212,8 @@ def _parse(cursor: str) -> tuple[tuple[int, str], int]:
 
 
 def _mark(path: Path, missing: int, why: str, *, at_least: bool = False) -> None:
-    """Say at the end of a log what is missing there. Where the log itself ends is written beside
-    it, for what may come after all.
+    """Append a line to a log that says what is missing. The end of the log itself is stored in a
+    file next to it, in case more pieces arrive.
     """
     with path.open("ab+") as file:
         end = file.seek(0, os.SEEK_END)
@@ -194,11 +227,11 @@ def _mark(path: Path, missing: int, why: str, *, at_least: bool = False) -> None
 
 
 def _unmark(path: Path) -> None:
-    """Take back what :func:`_mark` said."""
-    beside = _end_of(path)
-    if beside.exists():
-        os.truncate(path, int(beside.read_text()))
-        beside.unlink()
+    """Remove the line that :func:`_mark` has appended."""
+    end_file = _end_of(path)
+    if end_file.exists():
+        os.truncate(path, int(end_file.read_text()))
+        end_file.unlink()
 
 
 def _end_of(path: Path) -> Path:
@@ -206,12 +239,14 @@ def _end_of(path: Path) -> Path:
 
 
 def _whole(data: bytes) -> bytes:
-    """``data`` without a character cut in half at its end (unless nothing would be left)."""
+    """Return ``data`` without an incomplete UTF-8 character at its end, unless nothing would be
+    left.
+    """
     for cut in range(1, min(4, len(data)) + 1):
         byte = data[-cut]
         if byte < 0x80:
             break
         if byte >= 0xC0:
-            need = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return data[:-cut] if cut < need and len(data) > cut else data
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return data[:-cut] if cut < length and len(data) > cut else data
     return data

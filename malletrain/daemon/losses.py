@@ -1,9 +1,9 @@
 """Decides whether a closed connection means the loss of a node. Pure.
 
-An agent's connection may end while the agent lives; it connects again in a moment. If workers on
-another node of its job fail at the same time because of a lost peer, two kernels have closed
-connections, and the node counts as lost at once. Not if workers of the job failed by themselves,
-because then others report a lost peer too.
+An agent's connection may end while the agent lives; the agent reconnects soon. But if workers on
+another node of its job fail at the same time because of a lost peer, connections to two hosts have
+been closed, and the node counts as lost at once. This does not apply if workers of the job failed
+by themselves, because then others report a lost peer, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from malletrain.rounds.failure_grace import LAST_RESORT_CODE
 
 
 def of_a_peer(assignment: Assignment) -> bool:
-    """Whether the workers on a node died of, or gave up because of, a lost peer."""
+    """Whether the workers on a node died or gave up because of a lost peer."""
     if assignment.phase is AssignmentPhase.LOST:
         return True
     failed = assignment.phase is AssignmentPhase.FAILED and assignment.failures
@@ -27,7 +27,13 @@ def of_a_peer(assignment: Assignment) -> bool:
 
 
 def note(run: ActiveJob, node: str, assignment: Assignment) -> None:
-    """Remember what the workers on ``node`` died of."""
+    """Record the cause of the failure of the workers on ``node``.
+
+    Args:
+        run: the job.
+        node: name of the node.
+        assignment: state of the job on the node.
+    """
     if of_a_peer(assignment):
         run.bereft[node] = assignment.generation
     elif assignment.phase is AssignmentPhase.FAILED and any(map(_by_itself, assignment.failures)):
@@ -37,15 +43,13 @@ def note(run: ActiveJob, node: str, assignment: Assignment) -> None:
 
 
 def _by_itself(failure: Failure) -> bool:
-    """Whether a worker died of nothing that the loss of a node explains, its own node's or a
-    peer's.
-    """
+    """Whether the loss of a node, its own or a peer's, does not explain the death of a worker."""
     return failure.exitcode not in (-9, LAST_RESORT_CODE) and not secondary(failure)
 
 
 def lost_to_peers(agents: Agents, runs: Iterable[ActiveJob]) -> list[LeasedAgent]:
-    """The agents whose connection ended and whose peers lost them, too, in the newest round. One
-    that has said itself that it lost a peer is not whom the others lost.
+    """Return the agents whose connection ended and whose peers report a loss in the newest round.
+    An agent that reports a lost peer itself is not the lost one.
     """
     lost_agents = []
     for run in runs:

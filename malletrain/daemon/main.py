@@ -1,8 +1,8 @@
-"""The daemon's life: locks the state directory, listens, restores, polls, adopts; on SIGTERM it
-stops and leaves the jobs running.
+"""Runs the daemon: locks the state directory, listens, restores the state, polls, adopts jobs. On
+SIGTERM it stops and leaves the jobs running.
 
-After a failed transaction, and when the host's clock was set, it makes its components anew and
-adopts again within the same process; agents and clients keep their connections.
+After a failed transaction or a change of the host's clock it replaces its components and adopts the
+jobs again within the same process. Agents and clients keep their connections.
 """
 
 from __future__ import annotations
@@ -64,13 +64,16 @@ from scavenger.interface import SchedulerError
 log = structlog.get_logger(__name__)
 
 WATCH_EVERY_S = 0.5
+"""Interval of the periodic checks, seconds."""
 LOST_WAIT_S = 600.0
-"""So long a start waits for leases to end whose agents cannot find the daemon."""
+"""Maximum time for which a start waits for the end of leases whose agents cannot find the daemon,
+seconds.
+"""
 
 
 def run(config: Config, path: Path | None = None) -> int:
-    """Run the daemon until SIGTERM or SIGINT; returns the exit code (0: stopped as asked, 1: could
-    not run). ``path``: the file of the configuration, which a reload reads again.
+    """Run the daemon until SIGTERM or SIGINT. Returns the exit code (0: stopped by a signal, 1:
+    could not run). ``path``: file of the configuration, for reloads.
     """
     section = config.daemon
     allow_many()
@@ -87,7 +90,7 @@ def run(config: Config, path: Path | None = None) -> int:
                 for sentence in problems:
                     print(f"malletraind: {sentence}", file=sys.stderr)
                 return 1
-            owned = stack.enter_context(own(config.database_url, _called(config), _stand_by))
+            owned = stack.enter_context(own(config.database_url, _daemon_name(config), _stand_by))
             with Store.open(config.database_url, owned.verify) as store:
                 remember_database(config)
                 daemon = Daemon(config, store, backend(config), path, file, owned.look)
@@ -97,22 +100,22 @@ def run(config: Config, path: Path | None = None) -> int:
         return 1
 
 
-def _called(config: Config) -> str:
-    """What this daemon is called where several use one database."""
+def _daemon_name(config: Config) -> str:
+    """Return the name of this daemon among those that share a database."""
     return f"malletraind {socket.gethostname()} pid {os.getpid()} {config.state_dir}"
 
 
 def _stand_by(owner: str) -> None:
-    """Another daemon has the database: tell it, also to a service manager, which would take a
-    daemon that waits for one that does not start.
+    """Report that this daemon waits for the database of another one. The service manager is
+    notified, too, because it would take a waiting daemon for one that failed to start.
     """
     log.warning("the database is another daemon's; this one waits and takes over", owner=owner)
     tell_service_manager(f"READY=1\nSTATUS=Waits for the database, which {owner} has.")
 
 
 def tell_service_manager(state: str) -> None:
-    """Tell systemd how the service is doing, where it asks for that (sd_notify(3)); a manager that
-    does not listen is no trouble.
+    """Report the state of the service to systemd if it asks for that (sd_notify(3)). Failures are
+    ignored.
     """
     if address := os.environ.get("NOTIFY_SOCKET"):
         with (
@@ -125,13 +128,13 @@ def tell_service_manager(state: str) -> None:
 
 
 def _all_reported(core: Core) -> bool:
-    """Whether the agent of every lease that runs has said hello."""
+    """Whether the agents of all running leases have sent Hello."""
     running = [row.id for row in core.lease_rows.active.values() if row.started]
     return all(core.agents.of_lease(lease) for lease in running)
 
 
 class Daemon:
-    """One daemon, from its start to its end."""
+    """The daemon's process, from its start to its end."""
 
     def __init__(
         self,
@@ -145,13 +148,12 @@ class Daemon:
         self.config = config
         self._path, self._log_file, self._others = path, log_file, others
         self.endpoint = ""
-        """Where agents and clients reach it, once it listens."""
+        """Address at which agents and clients reach it; empty before it listens."""
         self._lost_agents = ""
-        """Why the agents of leases taken before its start do not find it, as a sentence; empty:
-        they do.
+        """Why the agents of earlier leases cannot find it, as a sentence; empty if they can.
         """
         self.service: Service | None = None
-        """Its parts, once the main scheduler is connected."""
+        """Its components; None before the main scheduler is connected."""
         self.users = Users(config.daemon.users) if config.daemon.users is not None else None
         self._users_problems: tuple[str, ...] = ()
         self.keys = KeyRing(
@@ -171,13 +173,15 @@ class Daemon:
         self._transport = Transport(self.keys.server, self.keys.identity)
 
     async def serve(self) -> int:
-        """Run until a signal asks to stop, or something that cannot be mended happens."""
+        """Run until a signal to stop, or an error that a restart of the components does not
+        cure.
+        """
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        again = asyncio.Event()
-        loop.add_signal_handler(signal.SIGHUP, again.set)
+        reload_requested = asyncio.Event()
+        loop.add_signal_handler(signal.SIGHUP, reload_requested.set)
         try:
             bound = self._listen()
             host = await asyncio.to_thread(self._scheduler.host, self.config)
@@ -189,12 +193,12 @@ class Daemon:
             self._serve_metrics()
             self.metrics.started(__version__)
             with full_collections_rare():
-                # Nothing here keeps the parts that have failed: the next ones leave their garbage
-                # out of Python's search for such.
-                failed = await self._live(self.service, stop, again)
+                # Nothing here refers to the failed components, else freeze_objects would keep
+                # their memory.
+                failed = await self._live(self.service, stop, reload_requested)
                 while failed is not None:
                     self.service = self._connect()
-                    failed = await self._live(self.service, stop, again, failed)
+                    failed = await self._live(self.service, stop, reload_requested, failed)
             return 0
         finally:
             tell_service_manager("STOPPING=1")
@@ -202,7 +206,7 @@ class Daemon:
             self._transport.stop()
 
     def _serve_metrics(self) -> None:
-        """Raises MetricsError where the address was asked for and cannot be had."""
+        """Serve the metrics. Raises MetricsError if a required address is not available."""
         settings = self.config.daemon
         if not settings.metrics_listen:
             return
@@ -217,17 +221,25 @@ class Daemon:
         self,
         service: Service,
         stop: asyncio.Event,
-        again: asyncio.Event,
+        reload_requested: asyncio.Event,
         before: ComponentFailure | None = None,
     ) -> ComponentFailure | None:
-        """Serve with these parts until a signal asks to stop (None), or until they have failed in a
-        way that others may go on after. ``again``: a signal asks for the configuration to be read
-        again.
+        """Serve with these components until a signal to stop, or until they have failed.
+
+        Args:
+            service: the components.
+            stop: set by a signal to stop.
+            reload_requested: set by a signal to reload the configuration.
+            before: failure of the previous components; None at the start of the daemon.
+
+        Returns:
+            The failure, after which new components can take over; None after a signal to stop.
+
         """
         loop, tasks = asyncio.get_running_loop(), []
         try:
             await service.associations.learn()
-            # First what was: agents may have called already, and speak of jobs known before.
+            # Restore first: agents may have called already, and report earlier jobs.
             wait_s = self._restore(service, before)
             reached(FaultPoint.DAEMON_RESTORED)
             freeze_objects()
@@ -241,7 +253,7 @@ class Daemon:
                 service.notices.run(),
                 service.associations.run(),
                 self._watch(service),
-                self._reload(service, again),
+                self._reload(service, reload_requested),
                 self._keep_database(),
             ):
                 tasks.append(loop.create_task(work))
@@ -298,9 +310,9 @@ class Daemon:
             error = core.failed.exception()
             assert error is not None
             if isinstance(error, StoreError) and not isinstance(error, StatementRefused):
-                raise error  # nothing can be kept: the service manager tries again
-            explained = isinstance(error, MessageFailed | ClockWasSet)
-            if not (explained or self.handler_failures.may_begin_anew(error)):
+                raise error  # nothing can be stored: the service manager restarts the daemon
+            has_sentence = isinstance(error, MessageFailed | ClockWasSet)
+            if not (has_sentence or self.handler_failures.may_begin_anew(error)):
                 raise error
             if isinstance(error, ClockWasSet):
                 self._clock.set()
@@ -313,15 +325,16 @@ class Daemon:
             nodes = len(list(core.agents))
             core.audit.record(
                 EventKind.DAEMON_STOPPED,
-                f"The daemon stops; {running} jobs go on without it on {nodes} nodes.",
+                f"The daemon stops; {running} jobs continue without it on {nodes} nodes.",
             )
-        remove_daemon_info(
-            self.config.state_dir / INFO
-        )  # what was announced to the site stays: it is true again at the next start
+        # The announcement to the site stays: it is valid again at the next start.
+        remove_daemon_info(self.config.state_dir / INFO)
         return None
 
     def _restore(self, service: Service, before: ComponentFailure | None) -> float:
-        """Take in hand what was. Returns how long to wait for agents at most, seconds."""
+        """Take over the jobs and leases in the store. Returns the maximum time to wait for agents,
+        seconds.
+        """
         core, lease_count = service.core, len(service.leases.active)
         wait = self.config.daemon.adopt_wait if lease_count else 0.0
         core.controller.hold(core.clock.now() + wait + 60.0)
@@ -332,18 +345,18 @@ class Daemon:
         else:
             kind = before.kind
             sentence = (
-                f"{before.sentence} It has taken {inventory} in hand anew; the jobs went on "
-                "meanwhile."
+                f"{before.sentence} It has taken over {inventory} again; the jobs "
+                "continued meanwhile."
             )
         with core.transaction():
             core.audit.record(kind, sentence, boot=self._boot)
         return wait
 
     async def _lead(self, service: Service, wait_s: float) -> None:
-        """Give the agents time to report, then begin to plan."""
+        """Wait for the agents to report, then adopt the jobs and start to plan."""
         core, loop = service.core, asyncio.get_running_loop()
         due = loop.time() + wait_s
-        # reports and the ends of leases count alike: looking is simpler than being told of both
+        # both reports and ends of leases count: polling is simpler than two notifications
         while loop.time() < due and not _all_reported(core):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         if self._lost_agents:
@@ -353,8 +366,8 @@ class Daemon:
         reached(FaultPoint.DAEMON_ADOPTED)
 
     async def _end_lost(self, service: Service) -> None:
-        """End the leases whose agents cannot find this daemon, and wait until they have ended:
-        their jobs are to run once, and not beside themselves.
+        """End the leases whose agents cannot find this daemon, and wait until they have ended, so
+        that no job runs twice at once.
         """
         core, sentence, self._lost_agents = service.core, self._lost_agents, ""
         with core.transaction() as now:
@@ -390,8 +403,8 @@ class Daemon:
             show_gauges(service, self.metrics, WATCH_EVERY_S)
 
     def _look_at_users(self) -> None:
-        """Tell what is wrong with the list of users, once for each reason: where it is not read,
-        who was to be taken off by it is in still; whose line is wrong is out.
+        """Log each problem of the list of users once. If the list cannot be read, removed users
+        still have access; a user whose line is wrong has none.
         """
         if self.users is None:
             return
@@ -403,7 +416,9 @@ class Daemon:
         self.metrics.users_problems(len(self._users_problems))
 
     async def _keep_database(self) -> None:
-        """See that the database is this daemon's, and tell which others wait for it."""
+        """Check periodically that the database still belongs to this daemon, and log which other
+        daemons wait for it.
+        """
         waiting: set[str] = set()
         while True:
             await asyncio.sleep(BEAT_S)
@@ -412,11 +427,11 @@ class Daemon:
                 log.warning("another daemon waits for the database of this one", waiting=other)
             waiting = others
 
-    async def _reload(self, service: Service, again: asyncio.Event) -> None:
-        """Read the configuration again at each SIGHUP."""
+    async def _reload(self, service: Service, reload_requested: asyncio.Event) -> None:
+        """Reload the configuration at each SIGHUP."""
         while True:
-            await again.wait()
-            again.clear()
+            await reload_requested.wait()
+            reload_requested.clear()
             try:
                 config = await asyncio.to_thread(service.reload.read)
             except (ConfigError, RequestRefused) as error:
@@ -425,11 +440,11 @@ class Daemon:
                 changes_ = service.reload.apply(config, "SIGHUP")
                 log.info("configuration reloaded", **changes_)
 
-    # --- where it listens ---
+    # --- address ---
 
     def _listen(self) -> str:
-        """Bind. With port 0 the port of the last time is taken again: the agents of a daemon that
-        was killed look for it there.
+        """Bind the address. Port 0 means the port of the last start, because agents of a daemon
+        that was killed reconnect to that.
         """
         listen, port_file = self.config.daemon.listen, self.config.state_dir / "port"
         if not listen.endswith(":0"):

@@ -16,16 +16,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 TRIM_INTERVAL_S = 60.0
+"""Interval between two trims without growth, seconds."""
 MIN_TRIM_INTERVAL_S = 1.0
-"""Least time between two trims; a trim of 600 MB takes 25 ms."""
+"""Minimum time between two trims, seconds. A trim of 600 MB takes 25 ms."""
 GROWTH_BYTES = 16 * 1024 * 1024
-"""A process that has grown by so much since one of the last trims is trimmed before the interval is
-over. A trim that frees less than WORTHWHILE_BYTES doubles the wait for the next one.
+"""Growth since one of the last trims from which the process is trimmed before the interval is over.
+A trim that frees less than WORTHWHILE_BYTES doubles the wait for the next one.
 """
 HISTORY = 10
-"""Number of trims whose result is remembered; memory held for longer is in use."""
+"""Number of trims whose result is kept. Memory held for longer is in use."""
 SWOLLEN_BYTES = 4 * GROWTH_BYTES
+"""Growth since the last trims from which the process counts as swollen."""
 WORTHWHILE_BYTES = GROWTH_BYTES // 2
+"""Minimum number of freed bytes of a worthwhile trim."""
 MMAP_BYTES = 64 * 1024
 """Allocations of this size get pages of their own, which are returned when they are freed
 (mallopt(3), M_MMAP_THRESHOLD). By default glibc raises the threshold up to 32 MB, and holes of
@@ -33,6 +36,7 @@ megabytes stay between small objects.
 """
 _MMAP_THRESHOLD = -3
 COLLECT_INTERVAL_S = 600.0
+"""Interval of full garbage collections, seconds."""
 _NEVER = 2**30
 """Threshold of Python's full collections that is never reached."""
 
@@ -40,7 +44,7 @@ _STATM = Path("/proc/self/statm")
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process, bytes (proc(5)); 0 if it is unknown."""
+    """Return the resident memory of this process, bytes (proc(5)); 0 if it is unknown."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -49,9 +53,9 @@ def resident_bytes() -> int:
 
 @contextmanager
 def full_collections_rare() -> Iterator[None]:
-    """Have full garbage collections run every COLLECT_INTERVAL_S only, in
-    :meth:`MemoryTrim.update`. With 10,000 agents a full collection blocks the event loop for
-    200 ms, and by default ran every other second. Young generations are collected as usual.
+    """Run full garbage collections only every COLLECT_INTERVAL_S, in :meth:`MemoryTrim.update`.
+    With 10,000 agents a full collection blocks the event loop for 200 ms, and by default runs every
+    other second. Young generations are collected as usual.
     """
     before = gc.get_threshold()
     gc.set_threshold(*before[:2], _NEVER)
@@ -62,8 +66,8 @@ def full_collections_rare() -> Iterator[None]:
 
 
 def freeze_objects() -> None:
-    """Exclude all present objects (modules, restored state) from garbage collection. A further call
-    collects what has become garbage, and freezes the rest again.
+    """Exclude all current objects (modules, restored state) from garbage collection. A further call
+    collects those that have become garbage, and freezes the rest again.
     """
     gc.unfreeze()
     gc.collect()
@@ -72,8 +76,8 @@ def freeze_objects() -> None:
 
 @contextmanager
 def collection_disabled() -> Iterator[None]:
-    """Disable garbage collection, for code that makes many objects and no cycles. Decoding a
-    message of half a million lists takes 19 ms then, and 125 ms otherwise.
+    """Disable garbage collection, for code that creates many objects and no cycles. Decoding a
+    message of half a million lists then takes 19 ms instead of 125 ms.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -89,8 +93,8 @@ class MemoryTrim:
 
     def __init__(self, resident: Callable[[], int] = resident_bytes) -> None:
         self._resident = resident
-        self._last = float("-inf")
-        self._collected = float("inf")
+        self._last_trim_at = float("-inf")
+        self._last_collection_at = float("inf")
         self._after_trims: deque[int] = deque(maxlen=HISTORY)
         """Resident bytes after each of the last trims, less those accounted for."""
         self._wait_s = MIN_TRIM_INTERVAL_S
@@ -101,35 +105,35 @@ class MemoryTrim:
             library.mallopt(_MMAP_THRESHOLD, MMAP_BYTES)
 
     def swollen(self, accounted: int = 0) -> bool:
-        """Whether the process holds far more than after the last trims. ``accounted``: bytes that
-        are known to be in use, as for :meth:`update`.
+        """Whether the process holds far more memory than after the last trims. ``accounted``: bytes
+        that are known to be in use, as for :meth:`update`.
         """
         if not self._after_trims:
             return False
         return self._resident() - accounted - min(self._after_trims) > SWOLLEN_BYTES
 
     def update(self, now: float, accounted: int = 0) -> bool:
-        """Collect garbage and trim the heap, if it is time to. Call it regularly.
+        """Collect garbage and trim the heap if either is due. Call it regularly.
 
         Args:
-            now: seconds.
+            now: time, seconds.
             accounted: bytes that are known to be in use, such as those of connections.
 
         Returns:
             Whether the heap was trimmed.
         """
-        self._collected = min(self._collected, now)
-        if now - self._collected >= COLLECT_INTERVAL_S:
-            self._collected = now
+        self._last_collection_at = min(self._last_collection_at, now)
+        if now - self._last_collection_at >= COLLECT_INTERVAL_S:
+            self._last_collection_at = now
             gc.collect()
-        since = now - self._last
-        if since < self._wait_s:
+        elapsed_s = now - self._last_trim_at
+        if elapsed_s < self._wait_s:
             return False
         before = self._resident()
         growth = before - accounted - min(self._after_trims, default=0)
-        if since < TRIM_INTERVAL_S and growth < GROWTH_BYTES:
+        if elapsed_s < TRIM_INTERVAL_S and growth < GROWTH_BYTES:
             return False
-        self._last = now
+        self._last_trim_at = now
         if self._trim is not None:
             self._trim(0)
         after = self._resident()

@@ -30,17 +30,17 @@ log = structlog.get_logger(__name__)
 
 
 LOG_LINES_PER_S = 0.1
-"""Lines of the log per second about invalid messages of one kind of sender."""
+"""Maximum number of log lines per second about invalid messages of one kind of sender."""
 PROBES_S = (0.02, 0.2)
-"""Delays after the end of a connection at which the daemon probes the peer."""
+"""Delays after the end of a connection at which the daemon probes the peer, seconds."""
 LONG_POLLS = frozenset({"events", "news"})
-"""Operations that may wait for news; they change nothing."""
-RESTARTING = "The daemon is beginning anew; ask again in a moment."
+"""Operations that may wait for news. They change nothing."""
+RESTARTING = "The daemon is restarting; ask again in a moment."
 
 
 class MessageFailed(Exception):
-    """The handler of a message failed within a transaction, so that the daemon's components have to
-    be made anew. Its ``__cause__`` is the exception.
+    """The handler of a message failed within a transaction, so the daemon's components have to be
+    replaced. ``__cause__`` is the exception.
     """
 
     def __init__(self, handler_failure: HandlerFailure) -> None:
@@ -52,9 +52,13 @@ class ClientRequest(NamedTuple):
     """A request of a client."""
 
     peer: bytes
+    """Address of the connection."""
     key: str
+    """Public key of the client, z85."""
     user: str
+    """User of the client."""
     request: messages.Request
+    """The request."""
 
 
 class MessageRouter:
@@ -66,7 +70,8 @@ class MessageRouter:
         api: answers requests of clients.
         login: answers unauthenticated peers.
         handler_failures: records messages whose handler failed.
-        identity: public key → its owner, as the key ring names it.
+        identity: returns the owner of a public key, as named by the key ring; None if there is
+            none.
     """
 
     def __init__(
@@ -93,7 +98,7 @@ class MessageRouter:
         self._disconnected: set[bytes] = set()
         """Peers whose connections have just ended."""
         self._probes: list[asyncio.TimerHandle] = []
-        """Timers of the probes that are due for them."""
+        """Timers of their probes."""
         self._table: dict[str, Callable[[bytes, str, Any, int, str], None]] = {
             "lease": lambda peer, name, message, size, key: agent_handlers.handle(
                 peer, name, message
@@ -106,9 +111,9 @@ class MessageRouter:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """A context for the messages that are read at one go: their changes are saved together, and
-        answers are sent after that. If the daemon has failed lately for an unknown reason, messages
-        are handled one by one, so that a message that makes it fail is found.
+        """Context for the messages that are read together: their changes are saved together before
+        the answers are sent. If the daemon has failed lately for an unknown reason, messages are
+        handled one by one, so that the message that causes the failure is found.
         """
         if self._handler_failures.doubtful():
             yield
@@ -124,12 +129,12 @@ class MessageRouter:
 
         Args:
             peer: address of the connection.
-            who: owner of the key, as the key ring names it.
-            message: as decoded.
-            size: of the message, bytes.
+            who: owner of the key, as named by the key ring.
+            message: the decoded message.
+            size: size of the message, bytes.
             key: public key of the sender, z85.
         """
-        if self._core.failed.done():  # the next core asks agents who they are
+        if self._core.failed.done():  # agents identify themselves to the next core
             if isinstance(message, messages.Request):
                 self._core.transmit(peer, _failure(message, RESTARTING))
             return
@@ -153,43 +158,41 @@ class MessageRouter:
             log.warning("message refused", reason=sentence)
 
     def withdrawn(self, peer: bytes) -> None:
-        """Answer a peer whose lease has ended. It is told so, because otherwise it would stay for
-        ever (its node may have lost contact with the main scheduler). The answer waits for the
-        batch to be saved, in which the lease may have ended.
+        """Tell a peer that its lease has ended. Otherwise it would never exit if its node has lost
+        contact with the main scheduler. The answer waits until the batch is saved in which the
+        lease may have ended.
         """
-        self.invalid("A message came from a peer whose key is not valid any more.")
+        self.invalid("A message came from a peer whose key is no longer valid.")
         self._core.transmit(peer, messages.Goodbye("The lease has ended."))
 
     def dropped(self, who: str, number: int) -> None:
-        """Count and log messages that were dropped unread, because too many of their sender
-        wait.
-        """
+        """Count and log messages that were dropped unread because too many of their sender wait."""
         sender = _sender(who)
         self._core.metrics.dropped_messages(sender, number)
         if self._log_rate.at_once(f"dropped {sender}"):
             log.warning("messages dropped: too many of one sender wait", sender=who)
 
     def disconnected(self, peer: bytes) -> None:
-        """Schedule probes of a peer whose connection ended: only a moment later does it show that
-        nothing reaches the peer. Connections that end at about the same time share the probes.
+        """Schedule probes of a peer whose connection ended. Only after a moment do messages to it
+        fail. Connections that end at about the same time share the probes.
         """
         if not self._disconnected:
             loop, probe = asyncio.get_running_loop(), self._core.guard(self._agent_handlers.probe)
-            gone: set[bytes] = set()
-            self._disconnected = gone
-            self._probes = [due for due in self._probes if due.when() > loop.time()]
-            self._probes.append(loop.call_later(PROBES_S[0], self._probe, gone, probe))
-            self._probes += [loop.call_later(delay, probe, gone) for delay in PROBES_S[1:]]
+            ended_peers: set[bytes] = set()
+            self._disconnected = ended_peers
+            self._probes = [timer for timer in self._probes if timer.when() > loop.time()]
+            self._probes.append(loop.call_later(PROBES_S[0], self._probe, ended_peers, probe))
+            self._probes += [loop.call_later(delay, probe, ended_peers) for delay in PROBES_S[1:]]
         self._disconnected.add(peer)
 
     def close(self) -> None:
         """Cancel all timers."""
-        for due in self._probes:
-            due.cancel()
+        for timer in self._probes:
+            timer.cancel()
 
-    def _probe(self, gone: set[bytes], probe: Callable[[set[bytes]], None]) -> None:
+    def _probe(self, ended_peers: set[bytes], probe: Callable[[set[bytes]], None]) -> None:
         self._disconnected = set()
-        probe(gone)
+        probe(ended_peers)
 
     def end_waiting(self) -> None:
         """Answer the long polls whose key has been withdrawn. Call it twice a second."""
@@ -207,11 +210,11 @@ class MessageRouter:
             self._core.transmit(peer, messages.Error(sentence))
         elif (turn := self._rates.next(user, size)) is not None:
             request = ClientRequest(peer, key, user, message)
-            task = self._reply(peer, f"client:{user}", message, self._in_turn(request, turn))
+            task = self._reply(peer, f"client:{user}", message, self._answer_in_turn(request, turn))
             if message.op in LONG_POLLS:
                 self.long_polls[task] = request
                 task.add_done_callback(self.long_polls.pop)
-        else:  # a flood of requests gets no task for each
+        else:  # a flood of requests must not create a task for each
             rate = self._core.config.daemon.request_rate
             sentence = (
                 f"Too many of your requests wait; {rate:g} a second are answered. Wait for the "
@@ -220,7 +223,7 @@ class MessageRouter:
             reply = messages.Reply(message.id, False, error=sentence, code="busy")
             self._core.transmit(peer, reply)
 
-    async def _in_turn(self, client: ClientRequest, turn: Turn) -> messages.Reply:
+    async def _answer_in_turn(self, client: ClientRequest, turn: Turn) -> messages.Reply:
         user, request, answer = client.user, client.request, None
         try:
             if turn.wait_s:
@@ -241,7 +244,7 @@ class MessageRouter:
             self._core.transmit(peer, messages.Goodbye("The lease has ended."))
 
     def _failed(self, who: str, kind: str, error: BaseException) -> None:
-        """Record a message whose handler failed. Unless memory and store differ, that is all."""
+        """Record a message whose handler failed. If memory and store may differ, the core fails."""
         core = self._core
         if core.failed.done():
             return
@@ -257,7 +260,7 @@ class MessageRouter:
         try:
             with core.transaction():
                 core.audit.record(
-                    EventKind.MESSAGE_FAILED, f"{handler_failure.sentence} Nothing else came of it."
+                    EventKind.MESSAGE_FAILED, f"{handler_failure.sentence} It had no other effect."
                 )
         except Exception as again:
             core.fail(again)
@@ -285,7 +288,7 @@ class MessageRouter:
             reply = await answer
         except Exception as error:
             cause = (error.__cause__ or error) if isinstance(error, TransactionFailed) else error
-            sentence = "The daemon failed at this request; its log says how."
+            sentence = "The daemon failed to handle this request; its log has the cause."
             if isinstance(cause, CoreOver):
                 sentence = RESTARTING
             else:
@@ -295,7 +298,7 @@ class MessageRouter:
 
 
 def _sender(words: str) -> str:
-    """The kind of sender; ``words`` begin with its role."""
+    """Return the kind of sender. ``words`` begin with its role."""
     return {"lease": "agent", "client": "client"}.get(words.partition(":")[0], "unknown")
 
 

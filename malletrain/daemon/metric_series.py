@@ -1,8 +1,8 @@
-"""The stored values of a job's metric.
+"""Stores the values of a job's metrics.
 
-Decides which incoming values are new and which are stored. Values of one name come from one rank of
-a round, the lowest that reports it, so they form a curve. :mod:`malletrain.core.thinning` decides
-how many are kept.
+Decides which incoming values are new and stored. Values of one name come from one rank of a round,
+the lowest that reports it, so they form a curve. :mod:`malletrain.core.thinning` decides how many
+are kept.
 """
 
 from __future__ import annotations
@@ -15,37 +15,50 @@ from malletrain.protocol.views import SeriesView
 from malletrain.store.records import JobRow, MetricRow
 from malletrain.store.series_table import SeriesTable
 
-MOST_SHOWN, LEAST_SHOWN = 50_000, 100
-"""Values in one answer of all metrics together; of one metric, at least where there are many."""
+MAX_VALUES, MIN_VALUES_PER_METRIC = 50_000, 100
+"""Maximum number of values in one answer, for all metrics together; minimum number of values of
+each metric if there are many metrics.
+"""
 
 
 class Value(NamedTuple):
-    """One value that was reported."""
+    """One reported value of a metric."""
 
     time: float
+    """Time of the report, seconds since the epoch."""
     value: float
+    """The value."""
     step: int | None
+    """Step of the script; None if it states none."""
     samples: float
+    """Samples that the job had processed."""
     nodes: int
+    """Number of the job's nodes."""
 
 
 class GrowingSeries:
-    """One metric of a job that has not ended. Use it within a step of the core."""
+    """One metric of an unfinished job. Use it within a transaction of the core."""
 
     def __init__(self, table: SeriesTable, job: str, name: str) -> None:
         self._table, self._job, self._name = table, job, name
         newest = table.newest(job, name)
         self._count = newest.number + 1 if newest else 0
-        wide = width(self._count)
-        self._tail = table.tail(job, name, max(0, self._count - 1) // wide * wide)
+        stride = width(self._count)
+        self._tail = table.tail(job, name, max(0, self._count - 1) // stride * stride)
         self._source: tuple[int, int] | None = None
-        self._began = self._count
-        """How many there were when its source began."""
+        self._source_start = self._count
+        """Number of values before the current source."""
         self._last = newest.time if newest else 0.0
 
     def add(self, generation: int, rank: int, values: Iterable[Value]) -> None:
-        """Values that this rank of this round reports. Those that were here before, as an agent
-        sends them again after a reconnection, change nothing.
+        """Add the values that a rank reports. Repeated values, such as those that an agent sends
+        again after a reconnection, are ignored.
+
+        Args:
+            generation: number of the round.
+            rank: rank of the worker.
+            values: values, the oldest first.
+
         """
         source = (generation, rank)
         if self._source is not None and source != self._source:
@@ -54,9 +67,9 @@ class GrowingSeries:
                 return
             self._last = 0.0  # another process, of another clock
             if generation == self._source[0]:
-                self._take_back()
+                self._remove_source()
         if source != self._source:
-            self._source, self._began = source, self._count
+            self._source, self._source_start = source, self._count
         rows: list[MetricRow] = []
         for v in values:
             if v.time > self._last:
@@ -70,43 +83,43 @@ class GrowingSeries:
         if rows:
             self._append(rows)
 
-    def _take_back(self) -> None:
-        """A lower rank reports too: what the higher one said in this round does not count."""
-        self._table.replace(self._job, self._name, self._began, [])
-        wide = width(self._began)
-        self._count = self._began
-        first = max(0, self._count - 1) // wide * wide
+    def _remove_source(self) -> None:
+        """Remove the values of a higher rank in this round, because a lower rank reports, too."""
+        self._table.replace(self._job, self._name, self._source_start, [])
+        stride = width(self._source_start)
+        self._count = self._source_start
+        first = max(0, self._count - 1) // stride * stride
         self._tail = self._table.tail(self._job, self._name, first)
 
     def _append(self, rows: list[MetricRow]) -> None:
         count = self._count + len(rows)
-        wide = width(count)
-        if wide == width(self._count):
+        stride = width(count)
+        if stride == width(self._count):
             base = self._tail
         else:
             base = self._table.rows(self._job, [self._name])
         selected = thinned([*base, *rows], count)
         self._table.replace(self._job, self._name, (base or rows)[0].number, selected)
         self._count = count
-        self._tail = [row for row in selected if row.number >= (count - 1) // wide * wide]
+        self._tail = [row for row in selected if row.number >= (count - 1) // stride * stride]
 
 
 def series_views(
     table: SeriesTable, job: JobRow, names: Collection[str], since: float, most: int
 ) -> list[SeriesView]:
-    """The metrics of a job over time, as many of their values as one answer holds.
+    """Return the metrics of a job over time, thinned to the size of one answer.
 
     Args:
-        table: where they are stored.
-        job: whose.
-        names: which; none: all.
-        since: only values reported later, seconds since the epoch.
-        most: so many of each at most; 0: all that are kept.
+        table: table of the stored values.
+        job: row of the job.
+        names: names of the metrics; empty for all.
+        since: time before the first returned value, seconds since the epoch.
+        most: maximum number of values of each metric; 0 for all that are stored.
     """
     by_name: dict[str, list[MetricRow]] = {}
     for row in table.rows(job.id, names):
         by_name.setdefault(row.name, []).append(row)
-    most = min(most or MAX_POINTS, max(LEAST_SHOWN, MOST_SHOWN // max(1, len(by_name))))
+    most = min(most or MAX_POINTS, max(MIN_VALUES_PER_METRIC, MAX_VALUES // max(1, len(by_name))))
     views = []
     for name, rows in by_name.items():
         count = rows[-1].number + 1

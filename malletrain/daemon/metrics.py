@@ -1,9 +1,8 @@
 """The daemon's metrics for Prometheus.
 
-Decides names, labels and buckets, and serves them over HTTP. It measures nothing: the daemon calls
-one method for each thing that happens. Labels have few values: only current jobs and nodes are
-shown, and at most MOST_SHOWN jobs. Names follow the Prometheus conventions (base units,
-``_total``).
+Decides names, labels and buckets, and serves the metrics over HTTP. It measures nothing: the daemon
+calls a method for each event. Labels have few values: only current jobs and nodes are shown, and at
+most MAX_SHOWN_JOBS jobs. Names follow the Prometheus conventions (base units, ``_total``).
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ SENDERS = ("agent", "client", "unknown")
 NODE_USES = ("training", "free", "leaving")
 STANDINGS = ("on_track", "at_risk", "infeasible", "missed")
 ENDS = ("completed", "failed", "cancelled")
-MOST_SHOWN = 200
-"""Jobs with a label of their own, for each metric: more would weigh on a site's Prometheus."""
+MAX_SHOWN_JOBS = 200
+"""Maximum number of jobs with a label of their own in each metric. More would burden a site's
+Prometheus.
+"""
 JOB_STATES = ("queued", "profiling", "running", "suspended", "completed", "failed", "cancelled")
 
 
@@ -36,7 +37,7 @@ class MetricsError(RuntimeError):
 
 
 class Metrics:
-    """All metrics of one daemon, in a registry of their own."""
+    """All metrics of one daemon, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -58,12 +59,12 @@ class Metrics:
         self._jobs = gauge("jobs", "Jobs by state.", "state")
         self._rate = gauge("job_samples_per_second", "Throughput of a job now.", "job")
         self._job_nodes = gauge("job_nodes", "Nodes a job runs on now.", "job")
-        self._ended = counter("jobs_ended_total", "Jobs that have ended, by how.", "state")
+        self._ended = counter("jobs_ended_total", "Jobs that have ended, by final state.", "state")
         self._memory = gauge(
-            "snapshot_memory_bytes", "Memory of a job's nodes that its snapshots take.", "job"
+            "snapshot_memory_bytes", "Memory of a job's nodes that its snapshots occupy.", "job"
         )
         self._goals = gauge(
-            "goals", "Unfinished jobs with a deadline or a budget, by how it stands.", "standing"
+            "goals", "Unfinished jobs with a deadline or a budget, by standing.", "standing"
         )
         self._danger = gauge(
             "deadlines_in_danger",
@@ -72,9 +73,7 @@ class Metrics:
         self._slack = gauge(
             "job_deadline_slack_seconds", "A job's deadline less its forecast end.", "job"
         )
-        self._budget = gauge(
-            "job_budget_left_node_seconds", "What a job may still be charged.", "job"
-        )
+        self._budget = gauge("job_budget_left_node_seconds", "Remaining budget of a job.", "job")
         self._shown: set[str] = set()
         self._samples = counter("samples_total", "Samples processed by all jobs.")
         self._job_samples = gauge(
@@ -102,17 +101,17 @@ class Metrics:
         self._leased_nodes_now: set[tuple[str, str, str]] = set()
         self._users_problems = gauge(
             "users_list_problems",
-            "Lines of the list of users that are left out, and 1 more where it is not read.",
+            "Ignored lines of the list of users, plus 1 if the list cannot be read.",
         )
-        self._paused = gauge("leasing_paused", "1 while operators let nothing new be leased.")
+        self._paused = gauge("leasing_paused", "1 while operators have paused leasing.")
         self._restrained = gauge(
             "restrained_nodes", "Nodes that operators have drained or excluded.", "how"
         )
         self._warm = gauge(
-            "fork_server_bytes", "Memory of warm fork servers on leased nodes, all together."
+            "fork_server_bytes", "Total memory of warm fork servers on leased nodes."
         )
         self._sick = gauge("sick_nodes", "Nodes left alone now because they failed a health check.")
-        self._leases_requested = counter("leases_requested_total", "Leases asked for.")
+        self._leases_requested = counter("leases_requested_total", "Leases requested.")
         self._leases_ended = counter("leases_ended_total", "Leases ended, by reason.", "reason")
         self._plans = histogram("plan_seconds", "Time to find a plan.", _PLAN_BUCKETS)
         self._gap = gauge(
@@ -126,12 +125,12 @@ class Metrics:
         )
         self._dropped = counter(
             "dropped_messages_total",
-            "Messages let go unread because too many of their sender waited, by its kind.",
+            "Messages dropped unread because too many of their sender waited, by kind of sender.",
             "sender",
         )
         self._failed = counter(
             "failed_messages_total",
-            "Messages that the daemon failed at, a defect of it, by sender.",
+            "Messages that the daemon failed to handle (a defect of it), by sender.",
             "sender",
         )
         self._poll_failures = counter(
@@ -143,8 +142,8 @@ class Metrics:
         )
         self._missed = gauge(
             "polls_missed",
-            "Polls of the main scheduler in a row that brought nothing, one that is late among "
-            "them; 0: it answers.",
+            "Consecutive polls of the main scheduler without an answer, including a late one; 0 if "
+            "it answers.",
         )
         self._calls = counter(
             "scheduler_calls_total",
@@ -155,17 +154,19 @@ class Metrics:
         self._last_calls: dict[tuple[str, str], int] = {}
         self._backoff = gauge(
             "scheduler_backoff_seconds",
-            "How long leases are not asked for still: the main scheduler is busy, it refused "
-            "submissions, or leases came to nothing.",
+            "Remaining seconds without lease requests: the main scheduler is busy, it refused "
+            "submissions, or leases failed.",
             "cause",
         )
         self._node_seconds = counter("node_seconds_total", "Node time held, by use.", "use")
         self._energy = counter(
-            "energy_joules_total", "Energy of leased nodes, as accounting.watts says.", "node_class"
+            "energy_joules_total",
+            "Energy of leased nodes, computed from accounting.watts.",
+            "node_class",
         )
         self._lag = histogram(
             "event_loop_lag_seconds",
-            "How much later than planned the daemon's loop woke up.",
+            "Delay with which the daemon's loop woke up.",
             _LAG_BUCKETS,
         )
         self._up = gauge("info", "Version of the running daemon; always 1.", "version")
@@ -175,7 +176,7 @@ class Metrics:
         for state in ENDS:
             self._ended.labels(state)
         self.goals({}, {}, {})
-        # What has not happened yet is 0: its first time is to be seen as a rate.
+        # Counters start at 0, so that rate() shows the first event.
         for kind in RESCALE_KINDS:
             self._rescales.labels(kind)
             self._rescale_seconds.labels(kind)
@@ -188,44 +189,64 @@ class Metrics:
         for cause in BACKOFF_CAUSES:
             self._backoff.labels(cause)
 
-    # --- what the daemon calls ---
+    # --- updates ---
 
     def started(self, version: str) -> None:
-        """The daemon of this version runs."""
+        """Set the version of the running daemon."""
         self._up.labels(version).set(1)
 
     def nodes(self, training: int, free: int, leaving: int) -> None:
-        """Nodes held now: with a job, without one, and about to be taken back."""
+        """Set the numbers of leased nodes: with a job, without a job, and leaving.
+
+        Args:
+            training: number of nodes with a job.
+            free: number of nodes without a job.
+            leaving: number of nodes that are about to be taken back.
+        """
         for use, count in zip(NODE_USES, (training, free, leaving), strict=True):
             self._leased.labels(use).set(count)
 
     def leased_nodes(self, nodes: Iterable[tuple[str, str, str]]) -> None:
-        """The nodes held now: (node, class, one of NODE_USES) of each."""
+        """Set the leased nodes: (node, class, one of NODE_USES) of each."""
         now = set(nodes)
-        for gone in self._leased_nodes_now - now:
-            self._leased_nodes.remove(*gone)
-        for new in now - self._leased_nodes_now:
-            self._leased_nodes.labels(*new).set(1)
+        for removed in self._leased_nodes_now - now:
+            self._leased_nodes.remove(*removed)
+        for added in now - self._leased_nodes_now:
+            self._leased_nodes.labels(*added).set(1)
         self._leased_nodes_now = now
 
     def users_problems(self, count: int) -> None:
-        """How much is wrong with the list of users."""
+        """Set the number of problems in the list of users."""
         self._users_problems.set(count)
 
     def restrained(self, paused: bool, drained: int, excluded: int) -> None:
-        """What operators let be leased: whether nothing is, and how many nodes are not."""
+        """Set what operators keep from being leased: whether leasing is paused, and the numbers of
+        drained and excluded nodes.
+
+        Args:
+            paused: whether leasing is paused.
+            drained: number of drained nodes.
+            excluded: number of excluded nodes.
+        """
         self._paused.set(paused)
         self._restrained.labels("drained").set(drained)
         self._restrained.labels("excluded").set(excluded)
 
     def jobs(self, by_state: Mapping[str, int]) -> None:
-        """Number of jobs in each state; states not named have none."""
+        """Set the number of jobs in each state; 0 for missing states."""
         for state in JOB_STATES:
             self._jobs.labels(state).set(by_state.get(state, 0))
 
     def job(self, job: str, rate: float, nodes: int, samples: float) -> None:
-        """How a job does now: samples/s, nodes, samples so far."""
-        if job not in self._shown and len(self._shown) >= MOST_SHOWN:
+        """Set the gauges of one job.
+
+        Args:
+            job: id of the job.
+            rate: current throughput, samples/s.
+            nodes: number of its nodes.
+            samples: samples processed so far.
+        """
+        if job not in self._shown and len(self._shown) >= MAX_SHOWN_JOBS:
             return
         self._shown.add(job)
         self._rate.labels(job).set(rate)
@@ -233,9 +254,9 @@ class Metrics:
         self._job_samples.labels(job).set(samples)
 
     def memory(self, by_job: Mapping[str, int]) -> None:
-        """Bytes of memory that the snapshots of each job take on its nodes."""
+        """Set job → bytes of memory that its snapshots occupy on its nodes."""
         self._memory.clear()
-        for job, number in nlargest(MOST_SHOWN, by_job.items(), key=lambda each: each[1]):
+        for job, number in nlargest(MAX_SHOWN_JOBS, by_job.items(), key=lambda each: each[1]):
             self._memory.labels(job).set(number)
 
     def goals(
@@ -245,118 +266,125 @@ class Metrics:
         left_s: Mapping[str, float],
         in_danger: int = 0,
     ) -> None:
-        """How many jobs stand how with their goals; by job the slack of its deadline, seconds, and
-        what is left of its budget, node-seconds. Shown are those with the least of it.
-        ``in_danger``: jobs whose deadline is in danger and that more nodes could help.
+        """Set the gauges of deadlines and budgets. Only the jobs with the smallest values are
+        shown.
+
+        Args:
+            standings: standing → number of jobs.
+            slack_s: job → deadline minus forecast end, seconds.
+            left_s: job → remaining budget, node-seconds.
+            in_danger: number of jobs that may miss their deadline and could meet it with more
+                nodes.
+
         """
         self._danger.set(in_danger)
         for standing in STANDINGS:
             self._goals.labels(standing).set(standings.get(standing, 0))
         for metric, values in ((self._slack, slack_s), (self._budget, left_s)):
             metric.clear()
-            for job, value in nsmallest(MOST_SHOWN, values.items(), key=lambda each: each[1]):
+            for job, value in nsmallest(MAX_SHOWN_JOBS, values.items(), key=lambda each: each[1]):
                 metric.labels(job).set(value)
 
     def job_ended(self, job: str, state: str) -> None:
-        """A job has ended, with one of ENDS. What is shown of it is removed."""
+        """Count an ended job and remove its gauges. ``state``: one of ENDS."""
         self._ended.labels(state).inc()
         self._shown.discard(job)
         for metric in (self._rate, self._job_nodes, self._job_samples):
-            with contextlib.suppress(KeyError):  # of a job that never ran nothing is shown
+            with contextlib.suppress(KeyError):  # a job that never ran has no gauges
                 metric.remove(job)
 
     def samples(self, count: float) -> None:
-        """``count`` more samples were processed."""
+        """Count processed samples."""
         if count > 0:
             self._samples.inc(count)
 
     def node_seconds(self, use: str, seconds: float) -> None:
-        """Nodes were held for this long more; ``use`` is one of NODE_USES."""
+        """Count node time; ``use`` is one of NODE_USES."""
         if seconds > 0:
             self._node_seconds.labels(use).inc(seconds)
 
     def energy(self, node_class: str, joules: float) -> None:
-        """Leased nodes of this class drew so much more."""
+        """Count energy of leased nodes of a class, joules."""
         if joules > 0:
             self._energy.labels(node_class).inc(joules)
 
     def rescale(self, kind: str, cost_s: float | None) -> None:
-        """A rescale is over; ``cost_s`` is None when no sample came after it."""
+        """Count a finished rescale; ``cost_s`` is None if no sample followed it."""
         self._rescales.labels(kind).inc()
         if cost_s is not None:
             self._rescale_seconds.labels(kind).observe(cost_s)
 
     def preemption(self, notice: bool) -> None:
-        """The main scheduler took a node back."""
+        """Count a preemption; ``notice``: whether the main scheduler gave notice."""
         self._preemptions.labels("yes" if notice else "no").inc()
 
     def warm(self, memory_bytes: int) -> None:
-        """Fork servers on leased nodes have so much memory."""
+        """Set the memory of all fork servers on leased nodes."""
         self._warm.set(memory_bytes)
 
     def sick(self, count: int) -> None:
-        """So many nodes are left alone because they failed a health check."""
+        """Set the number of nodes that are left alone because they failed a health check."""
         self._sick.set(count)
 
     def lease_requested(self, count: int = 1) -> None:
-        """Leases were asked for."""
+        """Count requested leases."""
         self._leases_requested.inc(count)
 
     def lease_ended(self, reason: str) -> None:
-        """A lease ended; ``reason`` is one of a few words, not a sentence."""
+        """Count an ended lease; ``reason`` is one of LEASE_ENDS."""
         self._leases_ended.labels(reason).inc()
 
     def plan(self, seconds: float, gap: float) -> None:
-        """A plan was made in ``seconds``; ``gap`` is relative."""
+        """Record a plan: its computing time, and its relative distance from the bound."""
         self._plans.observe(seconds)
         self._gap.set(gap)
 
     def dropped_messages(self, sender: str, number: int) -> None:
-        """So many messages were let go unread; ``sender`` as in :meth:`invalid_message`."""
+        """Count messages that were dropped unread; ``sender`` as in :meth:`invalid_message`."""
         self._dropped.labels(sender).inc(number)
 
     def invalid_message(self, sender: str) -> None:
-        """A message was refused; ``sender`` is ``agent``, ``client`` or ``unknown``."""
+        """Count an invalid message; ``sender`` is ``agent``, ``client`` or ``unknown``."""
         self._invalid.labels(sender).inc()
 
     def failed_message(self, sender: str) -> None:
-        """A message could not be handled; ``sender`` as in :meth:`invalid_message`."""
+        """Count a message that could not be handled; ``sender`` as in :meth:`invalid_message`."""
         self._failed.labels(sender).inc()
 
     def polled(self, time: float, idle_nodes: int) -> None:
-        """The main scheduler answered at ``time`` (seconds since the epoch)."""
+        """Record a successful poll. ``time``: seconds since the epoch."""
         self._polled.set(time)
         self._idle.set(idle_nodes)
 
     def poll_failed(self) -> None:
-        """The main scheduler could not be asked."""
+        """Count a failed poll."""
         self._poll_failures.inc()
 
     def polls_missed(self, number: int) -> None:
-        """So many polls in a row brought nothing."""
+        """Set the number of consecutive polls without an answer."""
         self._missed.set(number)
 
     def scheduler_calls(self, counts: Mapping[tuple[str, str], int]) -> None:
-        """(command, outcome) → how often it was called since the daemon began."""
+        """Set (command, outcome) → number of calls since the daemon's start."""
         for (command, outcome), count in counts.items():
-            more = count - self._last_calls.get((command, outcome), 0)
-            if more > 0:
-                self._calls.labels(command, outcome).inc(more)
+            increment = count - self._last_calls.get((command, outcome), 0)
+            if increment > 0:
+                self._calls.labels(command, outcome).inc(increment)
         self._last_calls = dict(counts)
 
     def scheduler_backoff(self, cause: str, seconds: float) -> None:
-        """For so long leases are not asked for still; ``cause`` is one of BACKOFF_CAUSES."""
+        """Set the remaining seconds without lease requests; ``cause`` is one of BACKOFF_CAUSES."""
         self._backoff.labels(cause).set(seconds)
 
     def loop_lag(self, seconds: float) -> None:
-        """The daemon's loop woke up this much later than planned."""
+        """Record by how many seconds the daemon's loop woke up late."""
         self._lag.observe(max(0.0, seconds))
 
     # --- serving ---
 
     def serve(self, listen: str) -> int:
-        """Serve the metrics at ``HOST:PORT`` from a thread; returns the port (of use when 0 was
-        given). Raises MetricsError.
+        """Serve the metrics at ``HOST:PORT`` from a thread. Returns the port, which the system
+        chooses if 0 is given. Raises MetricsError.
         """
         host, _, port = listen.rpartition(":")
         try:
@@ -369,7 +397,7 @@ class Metrics:
         return int(self._server[0].server_port)
 
     def stop(self) -> None:
-        """Stop serving. Does nothing when nothing is served."""
+        """Stop serving, if the metrics are served."""
         if self._server is not None:
             server, thread = self._server
             self._server = None

@@ -2,8 +2,8 @@
 rescale. Pure: times come with the data.
 
 Workers report cumulative counts, so a record that is lost or sent twice changes nothing. The total
-of a job is what was counted before its present round plus the counts of the workers since; both
-survive a restart of the daemon. This module decides what was measured, not what follows.
+of a job is the count before its current round plus the counts of that round's workers. Both survive
+a restart of the daemon. This module decides what was measured, not what follows.
 """
 
 from __future__ import annotations
@@ -15,19 +15,25 @@ from statistics import median, quantiles
 from malletrain.protocol import messages
 
 WINDOW_S = 8.0
-"""Length of the window for the throughput shown, seconds."""
+"""Length of the window for the displayed throughput, seconds."""
 WARMUP_SLICES = 2
-"""Slices after the first sample of a round that are not measured: caches and allocators fill."""
+"""Number of slices after the first sample of a round that are not measured, because caches and
+allocators fill.
+"""
 SLICE_S = 1.0
-"""Throughput by scale is the median over slices of this length: one stall spoils one slice."""
-LEAST_SLICES = 3
-MOST_SLICES = 600
+"""Length of a slice, seconds. Throughput by scale is the median over slices, so one stall affects
+only one slice.
+"""
+MIN_SLICES = 3
+"""Minimum number of slices of a measurement."""
+MAX_SLICES = 600
+"""Number of slices that are kept."""
 KEPT_ROUNDS = 3
-"""So many rounds back, late counts still find their place."""
-MOST_WORKERS = 200_000
-"""Processes of the rounds kept whose counts are remembered; those of more are not counted."""
+"""Number of rounds whose counts are kept for late reports."""
+MAX_PROCESSES = 200_000
+"""Maximum number of processes whose counts are kept. Further ones are not counted."""
 MARKS = frozenset({"start", "import", "restoring", "restored"})
-"""The points of a start-up that split a rescale into its phases."""
+"""Points of a start-up that divide a rescale into its phases."""
 
 
 @dataclass(frozen=True)
@@ -37,57 +43,77 @@ class RateObservation:
     """
 
     nodes: int
+    """Number of nodes."""
     batch: float
+    """Global batch size, samples."""
     rate: float
+    """Samples/s."""
     spread: float
+    """Half width of the 95 % interval of ``rate``, samples/s."""
     samples: float
+    """Samples of the measurement."""
     seconds: float
+    """Duration of the measurement."""
 
 
 @dataclass(frozen=True)
 class RescaleRecord:
-    """One rescale, over. ``cost_s``: last sample before → first sample after (for ``start``:
-    decision → first sample).
+    """One finished rescale. ``cost_s``: seconds from the last sample before it to the first sample
+    after it (for ``start``: from the decision to the first sample).
 
-    ``phases`` in seconds, in order: ``detect`` (a loss is noticed and planned for), ``warm``
-    (joiners come up; the others train), ``drain`` (snapshot), ``rendezvous``, ``start``
-    (processes), ``import``, ``build`` (model), ``state`` (load), ``first`` (to the first sample).
+    ``phases`` in seconds, in order: ``detect`` (a loss is detected and a plan computed), ``warm``
+    (joiners start; the others train), ``drain`` (snapshot), ``rendezvous``, ``start`` (processes),
+    ``import``, ``build`` (model), ``state`` (load), ``first`` (to the first sample).
     """
 
     generation: int
+    """Number of the round that it led to."""
     kind: str
+    """``start``, ``up``, ``down``, ``loss`` or ``same``."""
     from_nodes: int
+    """Number of nodes before it."""
     to_nodes: int
+    """Number of nodes after it."""
     began: float
+    """Time of the decision, seconds."""
     ended: float
+    """Time of the first sample after it, seconds."""
     cost_s: float
     phases: dict[str, float]
 
 
 @dataclass
 class PendingRescale:
-    """A rescale under way. ``forming`` is when its newest round was decided, ``formed`` when all
-    its workers ran.
+    """An unfinished rescale. ``forming``: time at which its newest round was decided. ``formed``:
+    time at which all its workers ran.
     """
 
     began: float
+    """Time of the decision, seconds."""
     from_nodes: int
+    """Number of nodes before it."""
     kind: str
+    """``start``, ``up``, ``down``, ``loss`` or ``same``; empty if not known yet."""
     last_sample: float | None
+    """Time of the last sample before it, seconds; None if there was none."""
     drain: float | None = None
+    """Start of the snapshot, seconds; None if there is none."""
     forming: float | None = None
     formed: float | None = None
     generation: int = 0
+    """Number of its newest round."""
     to_nodes: int = 0
+    """Number of nodes of its newest round."""
     marks: dict[str, float] = field(default_factory=dict)
+    """Point of a start-up → time at which the slowest rank reached it, seconds."""
 
 
 class JobMonitor:
     """Progress of one job.
 
     Args:
-        total: samples counted when this monitor was made (from the store).
-        before: samples counted before round ``generation``, likewise.
+        total: samples counted before this monitor was created (from the store).
+        before: samples counted before round ``generation`` (from the store).
         generation: the round that the counts of the workers belong to.
     """
 
@@ -95,14 +121,19 @@ class JobMonitor:
         self._floor = total
         self._since = generation
         self.before = before
+        """Samples counted before the current round."""
         self.generation = generation
+        """Number of the current round."""
         self.last_sample: float | None = None
+        """Time of the newest sample, seconds; None before the first."""
         self.first_sample: float | None = None
+        """Time of the current round's first sample, seconds; None before it."""
         self.nodes = 0
-        self._heard: float | None = None
+        """Number of nodes of the current round."""
+        self._adopted_at: float | None = None
         self._counts: dict[tuple[int, int, int], messages.Progress] = {}
-        self._now_counted = 0.0
-        self._gap = 0.0
+        self._round_samples = 0.0
+        self._mean_report_interval_s = 0.0
         self.slices: dict[int, float] = {}
         self.pending: PendingRescale | None = None
         self._finished: list[RescaleRecord] = []
@@ -112,29 +143,37 @@ class JobMonitor:
     @property
     def total(self) -> float:
         """Samples processed by all workers of all rounds; never falls."""
-        return max(self._floor, self.before + self._now_counted)
+        return max(self._floor, self.before + self._round_samples)
 
     def total_at(self, generation: int, rank: int, own: float) -> float:
-        """Samples processed by all workers when that of ``rank`` had processed ``own`` in its
-        round: the others are taken to have been as far as their counts now stand to its own.
+        """Estimate the samples of all workers at the time of a worker's report. The ratio of the
+        others' counts to its own is assumed to be the same as now.
+
+        Args:
+            generation: number of the round.
+            rank: rank of the worker.
+            own: samples that it had processed in the round at that time.
+
         """
         if generation != self.generation:
             return self.total
-        mine = [r.samples for (g, k, _), r in self._counts.items() if (g, k) == (generation, rank)]
-        counted = sum(mine)
-        share = self._now_counted / counted if counted > 0 else 1.0
+        own_counts = [
+            r.samples for (g, k, _), r in self._counts.items() if (g, k) == (generation, rank)
+        ]
+        counted = sum(own_counts)
+        share = self._round_samples / counted if counted > 0 else 1.0
         return max(self._floor, self.before + own * share)
 
     def by_rank(self) -> dict[int, float]:
-        """Samples of each worker of the present round."""
+        """Return rank → samples of the worker in the current round."""
         return {rank: r.samples for (g, rank, _), r in self._counts.items() if g == self.generation}
 
     def mean_pause(self, steps: int) -> float | None:
-        """Seconds between two steps of a worker of the present round, by its own counts; None where
-        none of them has made so many.
+        """Return the mean seconds between two steps, from the workers' own counts: the maximum over
+        the workers of the current round. None if no worker has finished ``steps`` steps.
         """
-        own = [r for (g, _, _), r in self._counts.items() if g == self.generation]
-        means = [(r.last - r.first) / (r.steps - 1) for r in own if r.steps >= max(2, steps)]
+        records = [r for (g, _, _), r in self._counts.items() if g == self.generation]
+        means = [(r.last - r.first) / (r.steps - 1) for r in records if r.steps >= max(2, steps)]
         return max(means, default=None)
 
     @property
@@ -149,15 +188,19 @@ class JobMonitor:
         return sum(record.batch for record in newest.values())
 
     def rate(self, now: float) -> float:
-        """Samples/s over the last WINDOW_S seconds, or since the round's first sample if that is
-        later; 0 before it.
+        """Return the throughput over the last WINDOW_S seconds, or since the round's first sample
+        if that is later, samples/s; 0 before it.
 
-        Up to the last report while reports come as usual, up to ``now`` when they are overdue: so a
-        stall shows as a falling rate, and steps of many seconds do not.
+        The window ends at the last report, or at ``now`` if reports are overdue. So the rate falls
+        during a stall, but not during a step of many seconds.
         """
         if self.first_sample is None or self.last_sample is None:
             return 0.0
-        end = now if now - self.last_sample > max(1.0, 2 * self._gap) else self.last_sample
+        end = (
+            now
+            if now - self.last_sample > max(1.0, 2 * self._mean_report_interval_s)
+            else self.last_sample
+        )
         begin = max(end - WINDOW_S, self.first_sample)
         if end - begin < 0.5:
             return 0.0
@@ -169,8 +212,8 @@ class JobMonitor:
         return (samples + covered * self.slices.get(first, 0.0)) / (end - begin)
 
     def progress(self, record: messages.Progress) -> None:
-        """Take one worker's cumulative counts; late, repeated, overtaken and senseless records are
-        harmless.
+        """Add one worker's cumulative counts. Late, repeated, overtaken and invalid records do no
+        harm.
         """
         if not sensible(record):
             return
@@ -178,15 +221,15 @@ class JobMonitor:
         count = self._counts.get(key)
         late = record.generation < self.generation
         if record.generation > self.generation:
-            return  # a round that nobody formed
+            return  # a round that does not exist
         if (
             count is None
             and late
             and record.generation <= max(self._since, self.generation - KEPT_ROUNDS)
         ):
-            return  # whether the total has these already nobody knows
+            return  # the total may include these already
         gained = record.samples - (count.samples if count else 0.0)
-        if gained <= 0 or (count is None and len(self._counts) >= MOST_WORKERS):
+        if gained <= 0 or (count is None and len(self._counts) >= MAX_PROCESSES):
             return
         self._counts[key] = record
         self.last_sample = max(self.last_sample or record.last, record.last)
@@ -195,12 +238,12 @@ class JobMonitor:
             if self.pending is not None and self.pending.forming is not None:
                 self.pending.last_sample = self.last_sample
             return
-        self._now_counted += gained
+        self._round_samples += gained
         if self.first_sample is None:
             self.first_sample = record.first
-        if count is None:  # the first report ends the first step: what it took is not known
+        if count is None:  # the first report ends the first step, whose duration is unknown
             gained *= max(0, record.steps - 1) / max(1, record.steps)
-        self._spread_out(
+        self._distribute(
             self.first_sample, count.last if count else record.first, record.last, gained
         )
         pending = self.pending
@@ -211,61 +254,68 @@ class JobMonitor:
         ):
             self._finish(pending, pending.forming, self.first_sample)
 
-    def _spread_out(self, origin: float, begin: float, end: float, gained: float) -> None:
-        """Share ``gained`` out over the slices, counted from ``origin``, that [begin, end]
-        covers.
+    def _distribute(self, origin: float, begin: float, end: float, gained: float) -> None:
+        """Distribute samples over the slices that an interval covers.
+
+        Args:
+            origin: start of the first slice, seconds.
+            begin: start of the interval, seconds.
+            end: end of the interval, seconds.
+            gained: number of samples.
+
         """
-        seen = max(begin, origin, end - MOST_SLICES * SLICE_S)
-        if end <= seen:
+        interval_start = max(begin, origin, end - MAX_SLICES * SLICE_S)
+        if end <= interval_start:
             return
-        self._gap += ((end - seen) - self._gap) * (0.1 if self._gap else 1.0)
-        low, high = (seen - origin) / SLICE_S, (end - origin) / SLICE_S
+        interval_s = end - interval_start
+        mean_s = self._mean_report_interval_s
+        self._mean_report_interval_s += (interval_s - mean_s) * (0.1 if mean_s else 1.0)
+        low, high = (interval_start - origin) / SLICE_S, (end - origin) / SLICE_S
         per_slice = gained * SLICE_S / (end - begin)
         for index in range(math.floor(low), math.floor(high) + 1):
             self.slices[index] = self.slices.get(index, 0.0) + per_slice * (
                 min(high, index + 1) - max(low, index)
             )
         newest = max(self.slices)
-        if (
-            newest - min(self.slices) >= MOST_SLICES
-        ):  # a clock that jumped leaves a hole of any width
+        # After a jump of the clock there is a hole of any width.
+        if newest - min(self.slices) >= MAX_SLICES:
             self.slices = {
-                i: samples for i, samples in self.slices.items() if i > newest - MOST_SLICES
+                i: samples for i, samples in self.slices.items() if i > newest - MAX_SLICES
             }
 
     def observation(self) -> RateObservation | None:
-        """Throughput at the present scale, ``None`` before it has been seen for a few slices after
-        the warm-up.
+        """Return the throughput at the current scale; None before ``MIN_SLICES`` slices after the
+        warm-up.
         """
         if not self.slices or not self.nodes:
             return None
         newest = max(self.slices)
-        # The newest slices are still filling: ranks report at different moments.
-        whole = [
+        # The newest slices are incomplete: ranks report at different times.
+        complete = [
             self.slices.get(i, 0.0) / SLICE_S
             for i in range(max(WARMUP_SLICES, min(self.slices)), newest - 1)
         ]
-        if len(whole) < LEAST_SLICES:
+        if len(complete) < MIN_SLICES:
             return None
-        low, _, high = quantiles(whole, n=4)
+        low, _, high = quantiles(complete, n=4)
         # Notches of a box plot: 1.57 IQR / sqrt(n) is the half width of a 95 % interval of the
         # median (McGill et al. 1978).
-        spread = 1.57 * (high - low) / math.sqrt(len(whole))
+        spread = 1.57 * (high - low) / math.sqrt(len(complete))
         return RateObservation(
             self.nodes,
             self.batch,
-            median(whole),
+            median(complete),
             spread,
-            sum(whole) * SLICE_S,
-            len(whole) * SLICE_S,
+            sum(complete) * SLICE_S,
+            len(complete) * SLICE_S,
         )
 
     def silent_for(self, now: float) -> float:
-        """Seconds since anything was heard: the last sample, the moment all workers ran, or the
-        adoption.
+        """Return the seconds since the last sign of life: the last sample, the start of all
+        workers, or the adoption.
         """
         formed = self.pending.formed if self.pending else None
-        heard = [t for t in (self.last_sample, formed, self._heard) if t is not None]
+        heard = [t for t in (self.last_sample, formed, self._adopted_at) if t is not None]
         return max(0.0, now - max(heard)) if heard else 0.0
 
     # --- rescales ---
@@ -273,11 +323,17 @@ class JobMonitor:
     def rescale_began(
         self, members: tuple[str, ...], nodes: tuple[str, ...], now: float, *, lost: bool = False
     ) -> None:
-        """The job on ``members`` is to go to ``nodes``. ``lost``: because a member is gone."""
+        """Record the decision of a rescale.
+
+        Args:
+            members: nodes of the current round.
+            nodes: nodes of the next round; empty to suspend the job.
+            now: time, seconds.
+            lost: whether a member has been lost.
+        """
         kind = "loss" if lost else "start" if not members else _kind(len(members), len(nodes))
-        resumed = (
-            not members and self.pending is not None and self.pending.kind != "start"
-        )  # what is pending led to a suspension
+        # If there are no members, the pending rescale led to a suspension.
+        resumed = not members and self.pending is not None and self.pending.kind != "start"
         if self.pending is None or self.pending.formed is not None or resumed:
             self.pending = PendingRescale(now, len(members), kind, self.last_sample)
         elif lost and self.pending.kind != "start":
@@ -286,19 +342,25 @@ class JobMonitor:
             self.pending = None
 
     def draining(self, now: float) -> None:
-        """The snapshot is being taken."""
+        """Record the start of the snapshot."""
         self.pending = self.pending or PendingRescale(now, self.nodes, "", self.last_sample)
         self.pending.drain = now
 
     def forming(self, generation: int, members: tuple[str, ...], now: float) -> None:
-        """Round ``generation`` of ``members`` is on its way: counting starts anew."""
+        """Record the decision of a new round, and start to count its samples.
+
+        Args:
+            generation: number of the round.
+            members: its nodes.
+            now: time, seconds.
+        """
         self.before = self._floor = self.total
-        self._now_counted = 0.0
+        self._round_samples = 0.0
         self._counts = {
             key: record for key, record in self._counts.items() if key[0] > generation - KEPT_ROUNDS
         }
         pending = self.pending or PendingRescale(now, self.nodes, "", self.last_sample)
-        if pending.forming is not None:  # a round that came to nothing: this one takes its place
+        if pending.forming is not None:  # the previous round failed: this one replaces it
             pending.drain, pending.formed, pending.marks = None, None, {}
         if pending.kind not in ("start", "loss"):
             pending.kind = _kind(pending.from_nodes, len(members))
@@ -309,7 +371,7 @@ class JobMonitor:
             self.last_sample,
         )
         self.pending = pending
-        self.generation, self.nodes, self.first_sample, self._gap = (
+        self.generation, self.nodes, self.first_sample, self._mean_report_interval_s = (
             generation,
             len(members),
             None,
@@ -318,12 +380,12 @@ class JobMonitor:
         self.slices.clear()
 
     def adopted(self, nodes: int, now: float | None = None) -> None:
-        """After a restart of the daemon: the present round goes on with this many nodes."""
-        self.nodes, self._heard = nodes, now
+        """Continue the current round with this number of nodes after a restart of the daemon."""
+        self.nodes, self._adopted_at = nodes, now
 
     def formed(self, generation: int, now: float) -> None:
-        """Every member's workers have been started; or, told again of the present round, no new one
-        was needed after all.
+        """Record that the workers of all members run. If the event names the current round while a
+        rescale waits, no new round was needed, and the rescale is dropped.
         """
         if self.pending is None:
             return
@@ -333,7 +395,7 @@ class JobMonitor:
             self.pending = None
 
     def mark(self, mark: messages.Mark) -> None:
-        """A worker has come so far; the slowest rank counts."""
+        """Record a point of a worker's start-up. The slowest rank counts."""
         pending = self.pending
         if (
             pending is not None
@@ -344,7 +406,7 @@ class JobMonitor:
             pending.marks[mark.name] = max(mark.time, pending.marks.get(mark.name, mark.time))
 
     def finished_rescales(self) -> list[RescaleRecord]:
-        """The rescales that were completed since the last call."""
+        """Return the rescales that finished since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
@@ -383,7 +445,7 @@ class JobMonitor:
 
 
 def sensible(record: messages.Progress) -> bool:
-    """Whether a worker's counts can be counts at all."""
+    """Whether a worker's counts are finite and not negative."""
     numbers = (record.samples, record.batch, record.first, record.last)
     return all(math.isfinite(x) and x >= 0 for x in numbers)
 

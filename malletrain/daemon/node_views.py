@@ -1,4 +1,4 @@
-"""The machine's nodes as clients see them: idle, being leased, leased, or busy."""
+"""Creates the views of the machine's nodes for clients: idle, being leased, leased, or busy."""
 
 from __future__ import annotations
 
@@ -17,15 +17,22 @@ from scavenger.batch.rules import span
 
 
 def natural(name: str) -> tuple[Any, ...]:
-    """A key that sorts n2 before n10."""
+    """Return a sort key with which n2 comes before n10."""
     return tuple(
         (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
     )
 
 
 def node_views(core: Core, parts: Parts, leases: LeaseReconciler, explain: bool) -> list[NodeView]:
-    """Every node that is idle or ours; with ``explain`` every node of the machine, with the rules
-    that say whether it may be leased.
+    """Return the views of all idle and leased nodes.
+
+    Args:
+        core: the daemon's core.
+        parts: the daemon's state.
+        leases: answers of the main scheduler.
+        explain: whether to include every node of the machine, and the rules by which it may be
+            leased.
+
     """
     now = core.clock.now()
     rules = (
@@ -81,14 +88,16 @@ def node_views(core: Core, parts: Parts, leases: LeaseReconciler, explain: bool)
             warm_bytes=agent.warm_bytes,
         )
     for node in rules.keys() - views.keys():
-        # A node may be free and no gap all the same, because a rule leaves it alone.
+        # A node may be free without being a gap, because a rule excludes it.
         free = all(passed for rule, passed, _ in rules[node] if rule in ("idle", "usable"))
         views[node] = NodeView(node, "idle" if free else "busy", "", "", now)
     ordered = sorted(views, key=natural)
-    whose = {v.node_class: of_class(core, v.node_class) for v in views.values()}
+    trainers_by_class = {v.node_class: of_class(core, v.node_class) for v in views.values()}
     return [
         msgspec.structs.replace(
-            views[node], rules=rules.get(node, ()), trainers=whose[views[node].node_class]
+            views[node],
+            rules=rules.get(node, ()),
+            trainers=trainers_by_class[views[node].node_class],
         )
         for node in ordered
     ]

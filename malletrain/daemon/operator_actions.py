@@ -1,7 +1,7 @@
-"""What people may change at run time: owners the limits of a job's scale, operators what is leased.
+"""Changes at run time: owners change the limits of a job's scale, operators what is leased.
 
-Decides who may, and that a change is recorded before it has effects. The controller decides which
-effects.
+Decides which user may change what, and records a change before it takes effect. The controller
+decides the effects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ import msgspec
 from malletrain.config.model import ConfigError
 from malletrain.core.events import JobState, LimitsChanged
 from malletrain.core.restraint import EVERY_NODE, Restriction
-from malletrain.daemon.admission import MOST_TEXT, RequestRefused, number, problem_of, text, whole
+from malletrain.daemon.admission import (
+    MAX_TEXT_LENGTH,
+    RequestRefused,
+    number,
+    problem_of,
+    text,
+    whole,
+)
 from malletrain.daemon.core import Core
 from malletrain.daemon.lease_reconciler import LeaseReconciler
 from malletrain.daemon.reload import Reload, sentence
@@ -30,14 +37,15 @@ Operation = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 
 
 class OperatorActions:
-    """The operations by which people change what is running.
+    """The operations by which users change running jobs and leases.
 
     Args:
         core: the daemon's core.
-        leases: what asks the main scheduler for leases.
-        find: (job, user) → the job that the user means. Raises RequestRefused.
-        transaction: a transaction of the core, as the API opens it.
-        reload: reads the configuration again.
+        leases: requests leases from the main scheduler.
+        find: returns the job that a user means by a name or id; arguments: name, user. Raises
+            RequestRefused.
+        transaction: opens a transaction of the core as the API does.
+        reload: reloads the configuration.
     """
 
     def __init__(
@@ -60,7 +68,7 @@ class OperatorActions:
         }
 
     async def _scale(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
-        """Other limits of a job's scale."""
+        """Change the limits of a job's scale."""
         core, row = self._core, self._find(text(params, "job"), user)
         if not core.accounts.may_manage(user, row.owner):
             raise RequestRefused(
@@ -79,10 +87,10 @@ class OperatorActions:
         sized = run.spec.mode != "service" and row.started is not None
         if sized and high > largest:
             raise RequestRefused(
-                f"Job {row.id} has begun with at most {largest} nodes: its batches and the ends of "
-                f"its epochs are sized for so many ({env.MAX_WORLD_SIZE}), and more would drop or "
-                f"repeat samples. Give it {largest} at most, or cancel it and submit it again with "
-                f"--nodes {low}:{high}; it goes on from its snapshot.",
+                f"Job {row.id} has started with at most {largest} nodes: its batches and the ends "
+                f"of its epochs are sized for that number ({env.MAX_WORLD_SIZE}), and more would "
+                f"drop or repeat samples. Give it {largest} at most, or cancel it and submit it "
+                f"again with --nodes {low}:{high}; it resumes from its snapshot.",
                 "usage",
             )
         sizes = run.spec.profile_sizes
@@ -108,14 +116,14 @@ class OperatorActions:
             core.feed(LimitsChanged(row.id, low, high))
         return {"job": row.id, "sentence": sentence}
 
-    # --- what is leased at all ---
+    # --- restrictions of leasing ---
 
     async def _pause(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
-        """Nothing new is leased; with ``release`` all leases are given back."""
-        hold, release = self._hold(user, params), params.get("release") is True
+        """Stop leasing; with ``release`` give all leases back."""
+        hold, release = self._restriction(user, params), params.get("release") is True
         leased = self._leased_nodes() if release else []
         sentence = "Nothing new is leased until 'malletrain resume'. " + (
-            _given_back(len(leased)) if release else "What is held stays."
+            _release_sentence(len(leased)) if release else "What is held stays."
         )
         with self._transaction():
             restraint = self._leases.restraints.now.pausing(hold)
@@ -126,23 +134,23 @@ class OperatorActions:
         return {"sentence": sentence}
 
     async def _resume(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
-        """The end of a pause, or (``nodes``) of what was said of these nodes."""
-        self._operator(user)
+        """End a pause, or the restrictions of ``nodes``."""
+        self._require_operator(user)
         nodes = self._nodes(params)
         before = self._leases.restraints.now
         if nodes:
             sick = self._core.sick.now(self._core.clock.now()).keys() & set(nodes)
-            there = sorted({*before.drained, *before.excluded} & set(nodes) | sick)
-            after = before.resuming(there)
-            missing = sorted(set(nodes) - set(there))
-            sentence = f"May be leased again: {_named(there) or 'nothing'}." + (
+            resumed_nodes = sorted({*before.drained, *before.excluded} & set(nodes) | sick)
+            after = before.resuming(resumed_nodes)
+            missing = sorted(set(nodes) - set(resumed_nodes))
+            sentence = f"May be leased again: {_named(resumed_nodes) or 'nothing'}." + (
                 f" Neither drained nor excluded, nor sick: {_named(missing)}." if missing else ""
             )
         else:
-            there, after, sick = [], before.pausing(None), set()
-            more = after.sentence()
+            resumed_nodes, after, sick = [], before.pausing(None), set()
+            remaining = after.sentence()
             word = "is over" if before.paused else "was not there"
-            sentence = f"The pause {word}.{f' Still so: {more}' if more else ''}"
+            sentence = f"The pause {word}.{f' Still so: {remaining}' if remaining else ''}"
         if after == before and not sick:
             raise RequestRefused(sentence)
         with self._transaction():
@@ -150,13 +158,13 @@ class OperatorActions:
                 self._core.sick.forget(node)
             if not nodes:
                 self._core.audit.record(EventKind.LEASING_RESUMED, f"By {user}.", by=user)
-            self._record(EventKind.NODE_RESUMED, there, f"By {user}.", user)
+            self._record(EventKind.NODE_RESUMED, resumed_nodes, f"By {user}.", user)
             self._leases.restrain(after, (), "")
         return {"sentence": sentence}
 
     async def _drain(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
-        """These nodes are given back, and left alone until a time or until they are resumed."""
-        hold, nodes = self._hold(user, params), self._nodes(params)
+        """Give nodes back, and leave them alone until a time or until they are resumed."""
+        hold, nodes = self._restriction(user, params), self._nodes(params)
         if not nodes:
             raise RequestRefused("Name the nodes to drain, or all of them (--all).", "usage")
         leased = [node for node in self._leased_nodes() if EVERY_NODE in nodes or node in nodes]
@@ -165,11 +173,11 @@ class OperatorActions:
         with self._transaction():
             self._record(EventKind.NODE_DRAINED, nodes, sentence, user, until=hold.until)
             self._leases.restrain(restraint, leased, sentence)
-        return {"sentence": f"{_named(nodes)}: {sentence} {_given_back(len(leased))}"}
+        return {"sentence": f"{_named(nodes)}: {sentence} {_release_sentence(len(leased))}"}
 
     async def _exclude(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
-        """No lease is taken on these nodes any more."""
-        hold, nodes = self._hold(user, params), self._nodes(params)
+        """Take no more leases on nodes."""
+        hold, nodes = self._restriction(user, params), self._nodes(params)
         if not nodes or EVERY_NODE in nodes:
             raise RequestRefused("Name the nodes to exclude; 'pause' is for all of them.", "usage")
         restraint = self._leases.restraints.now.excluding(nodes, hold)
@@ -180,8 +188,8 @@ class OperatorActions:
         return {"sentence": f"{_named(nodes)}: {sentence} A lease that is held there stays."}
 
     async def _reload(self, user: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The configuration is read again."""
-        self._operator(user)
+        """Reload the configuration."""
+        self._require_operator(user)
         try:
             config = await asyncio.to_thread(self._reloader.read)
         except ConfigError as error:
@@ -191,27 +199,27 @@ class OperatorActions:
             changes_ = self._reloader.apply(config, user)
         return {"sentence": sentence(changes_), **changes_}
 
-    def _operator(self, user: str) -> None:
+    def _require_operator(self, user: str) -> None:
         if not self._core.accounts.operates(user):
             raise RequestRefused(
                 "Only operators ([daemon] operators in the daemon's configuration) and the user "
                 "who runs the daemon can do this."
             )
 
-    def _hold(self, user: str, params: Mapping[str, Any]) -> Restriction:
-        self._operator(user)
+    def _restriction(self, user: str, params: Mapping[str, Any]) -> Restriction:
+        self._require_operator(user)
         now = self._core.clock.now()
         until = None
         if params.get("until") is not None:
             until = number(params, "until", 0.0, 0.0, 1e11)
             if until <= now:
-                raise RequestRefused("The time until which it is to hold is over already.", "usage")
+                raise RequestRefused("The end of the restriction is in the past.", "usage")
         return Restriction(user, now, until, text(params, "why", ""))
 
     def _nodes(self, params: Mapping[str, Any]) -> list[str]:
         nodes = msgspec.convert(params.get("nodes", []), list[str])
-        if len(nodes) > MAX_NODES or any(not 0 < len(name) <= MOST_TEXT for name in nodes):
-            raise RequestRefused("That is no list of nodes.", "usage")
+        if len(nodes) > MAX_NODES or any(not 0 < len(name) <= MAX_TEXT_LENGTH for name in nodes):
+            raise RequestRefused("The request's 'nodes' is not a valid list of nodes.", "usage")
         names = {row.node for row in self._leases.active.values()}
         if self._leases.last_poll is not None:
             names |= {each.node for each in self._leases.last_poll.explanations}
@@ -237,7 +245,7 @@ class OperatorActions:
 
 
 def _expanded(name: str, names: Collection[str]) -> tuple[str, ...]:
-    """The nodes that a word of an operator names: a node, or a list such as n[1-4]."""
+    """Return the nodes that an operator names: one node, or a list such as n[1-4]."""
     if name in names:
         return (name,)
     try:
@@ -253,8 +261,8 @@ def _named(nodes: list[str]) -> str:
     return f"all nodes, {named(others)}" if others else "all nodes"
 
 
-def _given_back(leases: int) -> str:
-    """What becomes of so many leases, as a sentence."""
+def _release_sentence(leases: int) -> str:
+    """Return what happens to a number of leases, as a sentence."""
     if leases == 0:
         return "There is no lease to give back."
     if leases == 1:

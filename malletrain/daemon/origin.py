@@ -1,7 +1,8 @@
-"""Which daemon a database belongs to: the one that used it last, and where it ran.
+"""Determines which daemon a database belongs to: the one that used it last, and where that ran.
 
-Decides whether leases in the database can find this daemon, and what is reported of a database that
-was moved. The name under which the main scheduler knows the leases is a part of the database.
+Decides whether leases in the database can find this daemon, and what is reported if a database was
+moved. The tag by which the main scheduler's jobs are recognised as leases is stored in the
+database.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _POSTGRES = text(
 class Origin:
     """The daemon that used a database last.
 
-    ``tag``: by what the main scheduler's jobs are known as its leases. ``server_key``: its public
-    key. ``endpoint``: where its agents look for it; empty: it was never reached. ``place``: where
-    the database was. ``state_dir``: the daemon's.
+    ``tag``: tag by which the main scheduler's jobs are recognised as its leases. ``server_key``:
+    its public key. ``endpoint``: address at which its agents look for it; empty if it has had none.
+    ``place``: location of the database. ``state_dir``: the daemon's state directory.
     """
 
     tag: str
@@ -41,7 +42,7 @@ class Origin:
 
 
 def place_of(connection: Connection) -> str:
-    """Where this database is: a copy of it is at another place."""
+    """Return the location of this database. A copy of it has another location."""
     if connection.dialect.name == "postgresql":
         return str(connection.execute(_POSTGRES).scalar())
     file = connection.engine.url.database
@@ -49,15 +50,15 @@ def place_of(connection: Connection) -> str:
 
 
 def read_origin(value: str | None) -> Origin | None:
-    """What :func:`settle_origin` wrote; None: nothing was."""
+    """Return the origin that :func:`settle_origin` has stored; None if there is none."""
     return None if value is None else msgspec.json.decode(value, type=Origin)
 
 
 def moved(config: Config, connection: Connection) -> str:
-    """Why this daemon may not use the database as its own, as a sentence; empty: it may.
+    """Return why this daemon may not use the database as its own, as a sentence; empty if it may.
 
-    A copy of a database knows leases of a daemon that may run still. The lock of the database does
-    not keep the two apart.
+    A copy of a database has the leases of a daemon that may still run. The lock of the database
+    does not separate the two.
     """
     value = connection.execute(text("SELECT value FROM meta WHERE key = 'origin'")).scalar()
     origin = read_origin(value)
@@ -72,18 +73,18 @@ def moved(config: Config, connection: Connection) -> str:
         f"The database was at {origin.place} and belongs to the daemon of {origin.state_dir}, "
         f"which had leases in it ({leases}). If that one still runs, give this daemon another "
         f"database. If not, either copy its folder {origin.state_dir}/keys to "
-        f"{config.state_dir}/keys, and jobs go on where they are if this host has its address; or "
-        "run `malletrain db adopt --config FILE`, and its leases are ended and jobs go on from "
+        f"{config.state_dir}/keys, and jobs continue where they are if this host has its address; "
+        "or run `malletrain db adopt --config FILE`, and its leases are ended and jobs resume from "
         "their snapshots."
     )
 
 
 def settle_origin(config: Config, store: Store) -> None:
-    """The database is this daemon's from now on. Its leases keep the name that they have."""
+    """Make this daemon the owner of the database. Its leases keep their tag."""
     origin, place = read_origin(store.origin()), store.place(place_of)
     key = _server_key(config)
     if origin is None or (origin.server_key != key and origin.place != place):
-        # Where it is a copy no lease is in it: its daemon may go on with its own name.
+        # If it is a copy, it has no leases. The daemon of the original may continue to use its tag.
         write_lease_tag(config, "")
         origin = Origin(lease_tag(config), key, "", place, "")
     write_lease_tag(config, origin.tag)
@@ -91,15 +92,24 @@ def settle_origin(config: Config, store: Store) -> None:
 
 
 def adopt(config: Config, store: Store) -> None:
-    """The database stays where it is now: its daemon runs no more."""
+    """Accept the current location of the database: its former daemon no longer runs."""
     if (origin := read_origin(store.origin())) is not None:
         place = store.place(place_of)
         store.put_origin(msgspec.json.encode(asdict(origin) | {"place": place}).decode())
 
 
 def reached_at(config: Config, store: Store, server_key: str, endpoint: str) -> str:
-    """This daemon is reached at ``endpoint`` from now on. Returns why agents of leases taken before
-    do not find it, as a sentence; empty: they do.
+    """Store the address of this daemon.
+
+    Args:
+        config: the site's configuration.
+        store: the database.
+        server_key: the daemon's public key.
+        endpoint: address at which agents reach it.
+
+    Returns:
+        Why agents of earlier leases cannot find it, as a sentence; empty if they can.
+
     """
     origin = read_origin(store.origin())
     before = (origin.server_key, origin.endpoint) if origin is not None else ("", "")
@@ -107,15 +117,15 @@ def reached_at(config: Config, store: Store, server_key: str, endpoint: str) -> 
         _put(store, origin.tag, server_key, endpoint, origin.place, config)
     if before[1] == "" or before == (server_key, endpoint):
         return ""
-    what = f"at {before[1]}" if before[1] != endpoint else "by another key"
-    return f"Its agent looks for the daemon {what}"
+    difference = f"at {before[1]}" if before[1] != endpoint else "by another key"
+    return f"Its agent looks for the daemon {difference}"
 
 
 def _put(
     store: Store, tag: str, server_key: str, endpoint: str, place: str, config: Config
 ) -> None:
-    made = Origin(tag, server_key, endpoint, place, str(config.state_dir.absolute()))
-    store.put_origin(msgspec.json.encode(made).decode())
+    origin = Origin(tag, server_key, endpoint, place, str(config.state_dir.absolute()))
+    store.put_origin(msgspec.json.encode(origin).decode())
 
 
 def _server_key(config: Config) -> str:

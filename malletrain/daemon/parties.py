@@ -1,7 +1,6 @@
-"""Whose share counts a user's jobs, in which account the user is, and which quotas hold for the
-user.
+"""Determines the party, the account and the quotas of each user.
 
-Derives that from the configuration, the system's groups and Slurm's associations.
+They are derived from the configuration, the system's groups and Slurm's associations.
 :mod:`malletrain.core.shares` and :mod:`malletrain.core.quotas` decide what follows for a plan.
 """
 
@@ -20,11 +19,11 @@ from malletrain.core.trainers import REST
 from scavenger.slurm.associations import Associations
 
 NO_ACCOUNT, NO_GROUP = "(no account)", "(no group)"
-"""Those who are in none are one party."""
+"""Parties of all users without an account, and of all without a group."""
 
 
 def primary_group(user: str) -> str:
-    """The user's primary group as this host knows it; empty when it does not know the user."""
+    """Return the user's primary group on this host; empty if the host does not know the user."""
     try:
         return grp.getgrgid(pwd.getpwnam(user).pw_gid).gr_name
     except KeyError:
@@ -32,7 +31,9 @@ def primary_group(user: str) -> str:
 
 
 class Parties:
-    """The users of one daemon. ``group_of``: user → primary group, empty if there is none."""
+    """The parties of one daemon's users. ``group_of``: returns the primary group of a user, empty
+    if there is none.
+    """
 
     def __init__(self, config: Config, group_of: Callable[[str], str] = primary_group) -> None:
         self._shares, self._quotas = config.shares, config.quotas
@@ -41,17 +42,19 @@ class Parties:
         self._slurms = Associations()
 
     def learned(self, associations: Associations) -> None:
-        """What Slurm knows now."""
+        """Replace Slurm's associations."""
         self._slurms = associations
 
     # --- shares ---
 
     def account(self, user: str) -> str:
-        """The user's account; empty if there is none."""
+        """Return the user's account; empty if there is none."""
         return self._shares.account_of.get(user) or self._slurms.account(user)
 
     def party(self, user: str) -> str:
-        """From whose share the user's jobs are served; empty where shares are not counted."""
+        """Return the party from whose share the user's jobs are served; empty if shares are not
+        counted.
+        """
         if self._shares.by == "none":
             return ""
         if self._shares.by == "user":
@@ -62,26 +65,26 @@ class Parties:
         return self.account(user) or NO_ACCOUNT
 
     def weights(self) -> dict[str, float]:
-        """Party → weight, of those that are not others. Slurm's parts are told as multiples of
-        their mean, so that somebody whom Slurm does not know counts as an average one.
+        """Return party → weight, for parties without the default weight. Slurm's shares are divided
+        by their mean, so that a user whom Slurm does not know has the weight of an average one.
         """
         slurms = {"user": self._slurms.user_shares, "account": self._slurms.account_shares}
-        parts = slurms.get(self._shares.by, {})
-        mean = sum(parts.values()) / len(parts) if parts else 1.0
-        least = 1e-6
+        slurm_shares = slurms.get(self._shares.by, {})
+        mean = sum(slurm_shares.values()) / len(slurm_shares) if slurm_shares else 1.0
+        min_weight = 1e-6
         return {
-            **{name: max(least, part / mean) for name, part in parts.items()},
+            **{name: max(min_weight, part / mean) for name, part in slurm_shares.items()},
             **self._shares.weight_of,
         }
 
     # --- trainers ---
 
     def trainer(self, user: str) -> str:
-        """The trainer of the user's jobs; empty where there is none."""
-        whose = (("users", user), ("accounts", self.account(user)), ("groups", None))
-        for what, name in whose:
+        """Return the trainer of the user's jobs; empty if there is none."""
+        memberships = (("users", user), ("accounts", self.account(user)), ("groups", None))
+        for key, name in memberships:
             for section in self._trainers:
-                named = getattr(section, what)
+                named = getattr(section, key)
                 if named and (self._group_of(user) if name is None else name) in named:
                     return section.name
         rest = (section.name for section in self._trainers if section.rest)
@@ -90,11 +93,11 @@ class Parties:
     # --- quotas ---
 
     def limit(self, quotas: QuotasSection) -> None:
-        """These quotas hold from now on, for what is submitted."""
+        """Replace the quotas, for jobs that are submitted from now on."""
         self._quotas = quotas
 
     def quotas(self, user: str) -> tuple[Quota, ...]:
-        """The limits of nodes that the user's jobs are under."""
+        """Return the node quotas that apply to the user's jobs."""
         account = self.account(user)
         limits = [(f"user {user}", self._quotas.limit("user", user).nodes)]
         if account:
@@ -102,12 +105,13 @@ class Parties:
         return tuple(Quota(name, int(nodes)) for name, nodes in limits if nodes < math.inf)
 
     def refusal(self, user: str, min_nodes: int, owners: Iterable[str]) -> str:
-        """Why the user may not submit a job of so many nodes, as a sentence; empty: the user may.
+        """Return why the user may not submit a job of this size, as a sentence; empty if the user
+        may.
 
         Args:
-            user: who submits.
-            min_nodes: the fewest that the job can use.
-            owners: whose the jobs are that have not ended.
+            user: owner of the job.
+            min_nodes: minimum number of nodes of the job.
+            owners: owner of each unfinished job.
         """
         for quota in self.quotas(user):
             if min_nodes > quota.nodes:
@@ -119,14 +123,16 @@ class Parties:
         account = self.account(user)
         counted = [("user", user, jobs[user])]
         if account:
-            mates = sum(count for owner, count in jobs.items() if self.account(owner) == account)
-            counted.append(("account", account, mates))
+            account_jobs = sum(
+                count for owner, count in jobs.items() if self.account(owner) == account
+            )
+            counted.append(("account", account, account_jobs))
         for kind, name, count in counted:
-            most = self._quotas.limit(kind, name).jobs  # type: ignore[arg-type]
-            if count >= most:
-                jobs_there = "1 job that has" if count == 1 else f"{count} jobs that have"
+            max_jobs = self._quotas.limit(kind, name).jobs  # type: ignore[arg-type]
+            if count >= max_jobs:
+                jobs_phrase = "1 job that has" if count == 1 else f"{count} jobs that have"
                 return (
-                    f"The {kind} {name} has {jobs_there} not ended, and {most:.0f} is the most; "
-                    "submit when one has ended, or cancel one."
+                    f"The {kind} {name} has {jobs_phrase} not ended, and {max_jobs:.0f} is the "
+                    "most; submit when one has ended, or cancel one."
                 )
         return ""

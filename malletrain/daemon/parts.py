@@ -40,7 +40,7 @@ from malletrain.store.store import Store
 from scavenger.interface import Gap
 
 Send = Callable[[bytes, messages.Message], bool]
-"""Send to a peer; False when it cannot be reached."""
+"""Sends a message to a peer; returns False if the peer cannot be reached."""
 
 
 class TransactionOutbox:
@@ -55,8 +55,8 @@ class TransactionOutbox:
         self._waiting: list[tuple[bytes, messages.Message, bool]] = []
 
     def post(self, peer: bytes, message: messages.Message) -> bool:
-        """Send now, or after the batch. Returns whether the peer was reached, True if that is not
-        known yet.
+        """Send a message now, or after the batch. Returns whether the peer was reached; True if
+        that is not known yet.
         """
         if not self.open:
             return self.send(peer, message)
@@ -64,14 +64,16 @@ class TransactionOutbox:
         return True
 
     def answer(self, peer: bytes, message: messages.Message) -> None:
-        """Send an answer now, or after the batch. Its sender asks again if it does not arrive."""
+        """Send an answer now, or after the batch. The requester asks again if it does not
+        arrive.
+        """
         if self.open:
             self._waiting.append((peer, message, False))
         else:
             self.send(peer, message)
 
     def mark(self) -> int:
-        """The number of held messages, for :meth:`forget`."""
+        """Return the number of held messages, for :meth:`forget`."""
         return len(self._waiting)
 
     def forget(self, mark: int) -> None:
@@ -82,20 +84,20 @@ class TransactionOutbox:
         """Send the held messages. Returns the peers that no message of :meth:`post` reached."""
         waiting, self._waiting = self._waiting, []
         unreached = []
-        for peer, message, matters in waiting:
-            arrives = self.send(peer, message)
-            if matters:
-                unreached += [] if arrives else [peer]
+        for peer, message, reports_failure in waiting:
+            is_reached = self.send(peer, message)
+            if reports_failure:
+                unreached += [] if is_reached else [peer]
                 reached(FaultPoint.DAEMON_SENDING)
         return unreached
 
 
 @dataclass
 class Parts:
-    """The state of one daemon. It changes within transactions only."""
+    """The state of one daemon. It changes only within transactions."""
 
     config: Config
-    """As it holds now: what a reload takes over is put here (:mod:`malletrain.daemon.reload`)."""
+    """Current configuration, including reloaded settings (:mod:`malletrain.daemon.reload`)."""
     store: Store
     clock: Clock
     metrics: Metrics
@@ -114,22 +116,22 @@ class Parts:
     events: deque[Event]
     """Events of the open transaction, for the controller."""
     sick: SickNodes
-    """The nodes that failed a health check, or jobs one after another."""
+    """Nodes that failed a health check, or on which several jobs failed."""
     failing: FailingNodes
-    """Which nodes jobs failed on."""
+    """Nodes on which jobs failed."""
     slow: SlowNodes
-    """The nodes that held up the others of their jobs."""
+    """Nodes that hold up the others of their jobs."""
     runs: dict[str, ActiveJob] = field(default_factory=dict)
-    """The unfinished jobs, by id."""
+    """Unfinished jobs, by id."""
     gaps: dict[str, Gap] = field(default_factory=dict)
-    """The idle nodes that the last poll found."""
+    """Gaps of the last poll, by node."""
     refusals: dict[str, str] = field(default_factory=dict)
-    """Owner of leases → why the newest one asked for came to nothing, until one does not."""
+    """Owner of leases → why the newest request failed. Removed when a request succeeds."""
     pending: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Lease that waits in the main scheduler → its owner, and the main scheduler's reason."""
     news: JobNews = field(default_factory=JobNews)
     poll_soon: asyncio.Event = field(default_factory=asyncio.Event)
-    """Something happened of which the main scheduler knows more."""
+    """Set by an event whose cause the main scheduler knows, to poll soon."""
 
 
 def make_parts(
@@ -140,11 +142,15 @@ def make_parts(
     send: Send,
     key_of: Callable[[str], str],
 ) -> Parts:
-    """The parts of a daemon.
+    """Create the state of a daemon.
 
     Args:
-        send: takes a message to a peer, and says whether it could be reached.
-        key_of: job → the secret that the processes of a service share.
+        config: the site's configuration.
+        store: the database.
+        clock: the daemon's clock.
+        metrics: counters for Prometheus.
+        send: sends a message to a peer, and returns whether it could be reached.
+        key_of: returns the secret that the processes of a service share; argument: id of the job.
     """
     events: deque[Event] = deque()
     outbox = TransactionOutbox(send)

@@ -1,7 +1,7 @@
-"""Tracks whether the main scheduler answers: failed polls in a row, and a late poll. Pure.
+"""Tracks whether the main scheduler answers: consecutive failed polls, and a late poll. Pure.
 
 Decides when a poll counts as missed and what is reported. :mod:`malletrain.daemon.lease_reconciler`
-decides when the next poll is made.
+decides when to poll next.
 """
 
 from __future__ import annotations
@@ -10,52 +10,55 @@ from malletrain.config.units import show_duration
 
 
 class PollWatch:
-    """Of one daemon. Times in seconds since the epoch.
+    """The polls of one daemon. Times are in seconds since the epoch.
 
     Args:
-        patience_s: a poll that takes longer is missed, unless the one before it took half as long.
+        timeout_s: time after which a poll counts as missed, unless the previous one took more than
+            half as long as this one, seconds.
     """
 
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self._took_s = 0.0
-        self._began: float | None = None
-        """When the poll under way began."""
-        self._answered: float | None = None
-        """When the last answer came."""
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._last_duration_s = 0.0
+        self._started_at: float | None = None
+        """Start of the running poll; None if no poll runs."""
+        self._answered_at: float | None = None
+        """Time of the last answer; None before the first."""
         self._failed = 0
         self.error = ""
-        """Why the last poll failed, as a sentence; empty: it did not."""
+        """Why the last poll failed, as a sentence; empty if it did not."""
 
     def began(self, now: float) -> None:
-        """A poll begins."""
-        self._began = now
+        """Record the start of a poll."""
+        self._started_at = now
 
     def answered(self, now: float) -> None:
-        """The poll under way was answered."""
-        self._took_s = now - self._began if self._began is not None else 0.0
-        self._began, self._answered, self._failed, self.error = None, now, 0, ""
+        """Record the answer to the running poll."""
+        self._last_duration_s = now - self._started_at if self._started_at is not None else 0.0
+        self._started_at, self._answered_at, self._failed, self.error = None, now, 0, ""
 
     def failed(self, error: str) -> None:
-        """The poll under way failed; ``error``: why, as a sentence."""
-        self._began, self.error = None, error
+        """Record the failure of the running poll. ``error``: why, as a sentence."""
+        self._started_at, self.error = None, error
         self._failed += 1
 
     def missed(self, now: float) -> int:
-        """Polls in a row that brought nothing, one that is late among them; 0: it answers."""
+        """Return the number of consecutive polls without an answer, including a late one; 0 if the
+        scheduler answers.
+        """
         return self._failed + (self._late_s(now) > 0)
 
     def trouble(self, now: float) -> str:
-        """What is wrong, as a sentence; empty: the scheduler answers."""
+        """Return what is wrong, as a sentence; empty if the scheduler answers."""
         if not self.missed(now):
             return ""
         late_s = self._late_s(now)
-        what = self.error or f"it has not answered for {show_duration(late_s)}."
-        if self._answered is None:
-            return f"{what} It has not answered since the daemon's start."
-        return f"{what} Its last answer came {show_duration(now - self._answered)} ago."
+        problem = self.error or f"it has not answered for {show_duration(late_s)}."
+        if self._answered_at is None:
+            return f"{problem} It has not answered since the daemon's start."
+        return f"{problem} Its last answer came {show_duration(now - self._answered_at)} ago."
 
     def _late_s(self, now: float) -> float:
-        """How long the poll under way has taken, seconds; 0: not longer than it may."""
-        took_s = now - self._began if self._began is not None else 0.0
-        return took_s if took_s > max(self._patience_s, 2 * self._took_s) else 0.0
+        """Return for how long the running poll has taken, seconds; 0 if it is not late."""
+        took_s = now - self._started_at if self._started_at is not None else 0.0
+        return took_s if took_s > max(self._timeout_s, 2 * self._last_duration_s) else 0.0

@@ -1,6 +1,6 @@
-"""Limits how much of the daemon's time one user gets; further requests wait.
+"""Limits the share of the daemon's time that one user gets; further requests wait.
 
-Decides when a request is answered, and when too many wait, by requests a second and by processor
+Decides when a request is answered, and when too many wait, from requests per second and processor
 time. A client that waits for each answer, as ``malletrain`` does, is slowed down and never refused.
 The user who runs the daemon and its operators do not wait.
 """
@@ -10,62 +10,65 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MOST_WAITING = 200
-"""Requests of one user that wait for their turn; more are refused."""
-MOST_WAIT_S = 30.0
-"""Who would wait longer for what the requests before took of the processor is refused: else a flood
-of them would be answered for hours after its end.
+MAX_WAITING = 200
+"""Maximum number of waiting requests of one user; more are refused."""
+MAX_WAIT_S = 30.0
+"""Maximum wait of a request for the processor time of earlier ones, seconds. A request that would
+wait longer is refused, else a flood of requests would be answered for hours after its end.
 """
-MOST_WAITING_BYTES = 1024 * 1024
-"""Of these requests together, beside one."""
+MAX_WAITING_BYTES = 1024 * 1024
+"""Maximum size of one user's waiting requests together, unless only one waits."""
 BURST_S = 5.0
-"""Turns of so many seconds are saved up while a user asks for nothing."""
-MOST_PART = 0.1
-"""Of a processor that the answers to one user may take in the long run, if none of them takes very
-long.
+"""Length of the period whose turns a user can save up, seconds."""
+MAX_PROCESSOR_FRACTION = 0.1
+"""Maximum fraction of a processor for the answers to one user in the long run, unless single
+answers take very long.
 """
-MOST_SURPRISE_S = 2.0
-"""One answer, however long it took, has the next ones wait so much longer at most. Who asks again
-and again for what takes more than this part of the processor's time has more than its part.
+MAX_DELAY_BY_ONE_S = 2.0
+"""Maximum time by which one answer delays the next ones, seconds, however long it took. So a user
+whose answers take longer than MAX_PROCESSOR_FRACTION of this time can exceed it.
 """
-MOST_OWED_S = MOST_PART * (BURST_S + 2.0 * MOST_WAIT_S)
-"""What answers took of the processor beyond that is forgotten: who made a flood of dear requests is
-refused for half a minute after it, and not for hours.
+MAX_CHARGED_S = MAX_PROCESSOR_FRACTION * (BURST_S + 2.0 * MAX_WAIT_S)
+"""Maximum processor time that is charged to a user, seconds. After a flood of expensive requests a
+user is refused for half a minute, not for hours.
 """
-MOST_USUAL_S = 0.05
-"""No request is taken, before its answer, for one that needs more of the processor."""
-MOST_USERS = 10_000
+MAX_EXPECTED_S = 0.05
+"""Maximum processor time that is expected of a request, seconds."""
+MAX_USERS = 10_000
+"""Maximum number of users with an account."""
 
 
 @dataclass
 class _Account:
-    """One user's turns."""
+    """Use of the daemon by one user."""
 
     turns: float
+    """Number of requests that may be answered now; negative if requests wait."""
     at: float
-    """When they were counted last."""
+    """Time of the last update, seconds."""
     spent_s: float = 0.0
-    """Of the processor, less what it may have since."""
+    """Processor time charged, less what has been allowed since, seconds."""
     waiting_bytes: int = 0
-    """Of the requests that are not answered yet."""
+    """Size of the requests that are not answered yet."""
     usual_s: float = 0.005
-    """What an answer usually takes of it: how many that wait will take is not known before."""
+    """Processor time that an answer usually takes, seconds: the forecast for waiting requests."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Of one request."""
+    """The turn of one request."""
 
     wait_s: float
+    """Time to wait before the answer, seconds."""
     taken_s: float
-    """Of the processor, before the answer, for it; see :meth:`Rates.took`."""
+    """Processor time charged in advance, seconds; see :meth:`Rates.took`."""
     size: int
-    """Bytes of the request."""
+    """Size of the request, bytes."""
 
 
 class Rates:
-    """The turns of all users. ``rate``: requests a second of one user; ``free``: who does not wait;
-    ``now``: the time, seconds.
+    """The turns of all users. ``rate``: requests per second of one user. ``free``: whether a user
+    does not wait. ``now``: returns the time, seconds.
     """
 
     def __init__(self, rate: float, free: Callable[[str], bool], now: Callable[[], float]) -> None:
@@ -73,17 +76,17 @@ class Rates:
         self._accounts: dict[str, _Account] = {}
 
     def next(self, user: str, size: int = 0) -> Turn | None:
-        """The turn of the next request of ``user``, of so many bytes; None: too many wait
-        already.
+        """Return the turn of the next request of ``user``; None if too many wait already. ``size``:
+        bytes of the request.
         """
         if self._free(user):
             return Turn(0.0, 0.0, size)
         account = self._account(user)
         spent_s = account.spent_s + account.usual_s
-        over_s = spent_s / MOST_PART - BURST_S
-        if account.turns <= 1.0 - MOST_WAITING or over_s > MOST_WAIT_S:
+        over_s = spent_s / MAX_PROCESSOR_FRACTION - BURST_S
+        if account.turns <= 1.0 - MAX_WAITING or over_s > MAX_WAIT_S:
             return None
-        if account.waiting_bytes and account.waiting_bytes + size > MOST_WAITING_BYTES:
+        if account.waiting_bytes and account.waiting_bytes + size > MAX_WAITING_BYTES:
             return None
         account.turns -= 1.0
         account.spent_s = spent_s
@@ -92,19 +95,29 @@ class Rates:
         return Turn(wait_s, account.usual_s, size)
 
     def took(self, user: str, turn: Turn, seconds: float) -> None:
-        """The answer to a request that had its ``turn`` took so much of the processor."""
+        """Charge the processor time of an answer.
+
+        Args:
+            user: user of the request.
+            turn: turn of the request.
+            seconds: processor time of the answer.
+        """
         account = self._account(user)
         account.waiting_bytes = max(0, account.waiting_bytes - turn.size)
         if self._free(user):
             return
-        more = account.spent_s + seconds - turn.taken_s
-        most = MOST_PART * MOST_SURPRISE_S + max(account.spent_s, MOST_PART * BURST_S)
-        account.spent_s = max(0.0, min(more, most, MOST_OWED_S))
+        charged_s = account.spent_s + seconds - turn.taken_s
+        limit_s = MAX_PROCESSOR_FRACTION * MAX_DELAY_BY_ONE_S + max(
+            account.spent_s, MAX_PROCESSOR_FRACTION * BURST_S
+        )
+        account.spent_s = max(0.0, min(charged_s, limit_s, MAX_CHARGED_S))
         usual = account.usual_s + (seconds - account.usual_s) / 5.0
-        account.usual_s = min(usual, MOST_USUAL_S)
+        account.usual_s = min(usual, MAX_EXPECTED_S)
 
     def at_once(self, user: str) -> bool:
-        """Whether it is the turn of ``user`` now; if not, nothing is taken from later ones."""
+        """Take a turn of ``user`` if one is available now. Returns whether it was; if not, later
+        turns are not affected.
+        """
         if self._free(user):
             return True
         account = self._account(user)
@@ -114,13 +127,13 @@ class Rates:
         return True
 
     def _account(self, user: str) -> _Account:
-        now, most = self._now(), max(1.0, self._rate * BURST_S)
-        account = self._accounts.pop(user, None) or _Account(most, now)
+        now, max_turns = self._now(), max(1.0, self._rate * BURST_S)
+        account = self._accounts.pop(user, None) or _Account(max_turns, now)
         self._accounts[user] = account
-        if len(self._accounts) > MOST_USERS:
+        if len(self._accounts) > MAX_USERS:
             self._accounts.pop(next(iter(self._accounts)))
-        since = max(0.0, now - account.at)
-        account.turns = min(most, account.turns + since * self._rate)
-        account.spent_s = max(0.0, account.spent_s - since * MOST_PART)
+        elapsed_s = max(0.0, now - account.at)
+        account.turns = min(max_turns, account.turns + elapsed_s * self._rate)
+        account.spent_s = max(0.0, account.spent_s - elapsed_s * MAX_PROCESSOR_FRACTION)
         account.at = now
         return account

@@ -23,31 +23,33 @@ from malletrain.protocol import wire
 T = TypeVar("T")
 
 MAX_MESSAGES = 2000
-"""Messages of one sender. Agents send a few a second, and all of a minute wait after the daemon
-stood still.
+"""Maximum number of messages of one sender. Agents send a few per second, and those of a minute
+wait after the daemon stood still.
 """
 CAPACITY_BYTES = 24 * 1024 * 1024
-"""Bytes of all senders together, except the first GUARANTEED_BYTES of each."""
+"""Maximum size of the messages of all senders together, without the first GUARANTEED_BYTES of
+each.
+"""
 GUARANTEED_BYTES = 64 * 1024
-"""Bytes that every sender may use, however full the queue is."""
+"""Size of the messages that every sender may have in the queue, even if the queue is full."""
 MESSAGE_OVERHEAD_BYTES = 1024
-"""Memory that a message takes beside its content."""
+"""Memory of a message in addition to its content."""
 CROWDING_MESSAGES, CROWDING_BYTES = 64, 1024 * 1024
-"""A sender with more of either waiting crowds the others."""
+"""Number and size of waiting messages above either of which a sender crowds the others."""
 
 
 UNAUTHENTICATED = "unauthenticated"
-"""The role of keys that have proved nothing yet, see :mod:`malletrain.identity.keys`."""
+"""Role of keys that have not been authenticated, see :mod:`malletrain.identity.keys`."""
 _MAX_BYTES = {"client": wire.MAX_REQUEST_BYTES, UNAUTHENTICATED: wire.MAX_LOGIN_BYTES}
 
 
 def sender_of(key: str, who: str | None) -> str:
-    """The sender to whom messages count. All unauthenticated keys are one sender, because a new key
-    costs nothing.
+    """Return the sender to which messages are charged. All unauthenticated keys are one sender,
+    because a new key costs nothing.
 
     Args:
         key: public key of the connection, z85.
-        who: owner of the key, ``role:name``; None if it has none any more.
+        who: owner of the key, ``role:name``; None if it no longer has one.
     """
     if who is None or who.partition(":")[0] == UNAUTHENTICATED:
         return UNAUTHENTICATED
@@ -55,8 +57,8 @@ def sender_of(key: str, who: str | None) -> str:
 
 
 def max_message_bytes(who: str) -> int:
-    """The largest message of ``who`` (``role:name``), bytes. Agents send logs and counts, which are
-    as large in memory; the others send requests.
+    """Return the maximum size of a message of ``who`` (``role:name``), bytes. Agents send logs and
+    counts, which take no more memory than on the wire. The others send requests.
     """
     role = who.partition(":")[0]
     return _MAX_BYTES.get(role, wire.MAX_MESSAGE_BYTES)
@@ -64,10 +66,12 @@ def max_message_bytes(who: str) -> int:
 
 @dataclass
 class _Usage:
-    """Number and bytes of the messages of one sender that wait."""
+    """Number and size of the waiting messages of one sender."""
 
     number: int = 0
+    """Number of messages."""
     size: int = 0
+    """Size of the messages, bytes."""
 
     @property
     def crowds(self) -> bool:
@@ -75,12 +79,12 @@ class _Usage:
 
 
 class ReceiveQueue(Generic[T]):
-    """See the module.
+    """The waiting messages of all senders.
 
     Args:
-        max_messages: of one sender.
-        capacity: bytes of all senders together.
-        guaranteed: bytes that each sender may use in any case.
+        max_messages: maximum number of messages of one sender.
+        capacity: maximum size of the messages of all senders together, bytes.
+        guaranteed: size of the messages that each sender may have in any case, bytes.
     """
 
     def __init__(
@@ -92,7 +96,7 @@ class ReceiveQueue(Generic[T]):
         self._max_messages, self._free, self._guaranteed = max_messages, capacity, guaranteed
         self._usage: dict[Hashable, _Usage] = {}
         self._waiting: FairQueue[Hashable, tuple[Hashable, T, int]] = FairQueue()
-        self._crowds = 0
+        self._crowding_senders = 0
         """Number of senders that crowd the others."""
 
     def __bool__(self) -> bool:
@@ -100,12 +104,20 @@ class ReceiveQueue(Generic[T]):
 
     @property
     def crowded(self) -> bool:
-        """Whether a sender sends more than is handled."""
-        return self._crowds > 0
+        """Whether a sender sends faster than its messages are handled."""
+        return self._crowding_senders > 0
 
     def put(self, sender: Hashable, message: T, size: int) -> bool:
-        """Add a message of ``size`` bytes. Returns False, and does not, if the sender has as much
-        waiting as it may.
+        """Add a message.
+
+        Args:
+            sender: sender to which it is charged.
+            message: the message.
+            size: its size, bytes.
+
+        Returns:
+            Whether it was added; False if too much of the sender waits.
+
         """
         size += MESSAGE_OVERHEAD_BYTES
         usage = self._usage.get(sender) or _Usage()
@@ -127,8 +139,8 @@ class ReceiveQueue(Generic[T]):
         return message
 
     def _change(self, usage: _Usage, number: int, size: int) -> None:
-        self._crowds -= usage.crowds
+        self._crowding_senders -= usage.crowds
         usage.number += number
         usage.size += size
-        self._crowds += usage.crowds
+        self._crowding_senders += usage.crowds
         self._free -= size

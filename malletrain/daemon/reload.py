@@ -1,6 +1,6 @@
-"""Reads the configuration again while the daemon runs.
+"""Reloads the configuration while the daemon runs.
 
-Decides which keys take effect at once; the others take effect at a restart, over which jobs
+Decides which keys take effect at once. The others take effect at a restart, during which jobs
 continue. An invalid file changes nothing. Both are reported.
 """
 
@@ -39,7 +39,7 @@ AT_ONCE = frozenset(
         *("notify.sendmail", "notify.webhooks"),
     }
 )
-"""Keys that hold from the moment at which they are read again."""
+"""Keys that take effect when they are reloaded."""
 
 NEXT_JOBS = frozenset(
     {
@@ -47,11 +47,13 @@ NEXT_JOBS = frozenset(
         *("containers.runtime", "containers.image", "containers.binds", "containers.options"),
     }
 )
-"""Keys that hold for jobs that are submitted from then on."""
+"""Keys that take effect for jobs that are submitted after the reload."""
 
 
 class Reload:
-    """Of one daemon. ``path``: the file that it was started with; None: it was started without."""
+    """Reloads the configuration of one daemon. ``path``: file with which it was started; None if it
+    was started without one.
+    """
 
     def __init__(
         self,
@@ -72,10 +74,10 @@ class Reload:
         self._log_file = log_file
 
     def read(self) -> Config:
-        """The file as it is now. May take long.
+        """Read the configuration file. May take long.
 
         Raises:
-            ConfigError: with everything that is wrong with it.
+            ConfigError: the file is invalid; the message has all errors.
             RequestRefused: there is no file.
         """
         if self._path is None:
@@ -83,20 +85,28 @@ class Reload:
         return load_config(self._path)
 
     def apply(self, config: Config, by: str) -> dict[str, list[str]]:
-        """Take over what can be. Returns what was ``applied`` at once, what holds for the
-        ``next_jobs``, and what needs a ``restart``: a line for each key.
+        """Apply the changes that need no restart.
+
+        Args:
+            config: the new configuration.
+            by: who reloads it, for the audit log.
+
+        Returns:
+            ``applied``, ``next_jobs`` and ``restart`` → a line for each key that takes effect at
+            once, for the next jobs, and at a restart.
+
         """
         differences = changes(self._parts.config, config)
-        taken = differences.keys() & (AT_ONCE | NEXT_JOBS)
-        if taken:
-            self._take_over(with_changes(self._parts.config, config, taken))
+        reloaded_keys = differences.keys() & (AT_ONCE | NEXT_JOBS)
+        if reloaded_keys:
+            self._take_over(with_changes(self._parts.config, config, reloaded_keys))
         effects = {
             "applied": _lines(differences, differences.keys() & AT_ONCE),
             "next_jobs": _lines(differences, differences.keys() & NEXT_JOBS),
-            "restart": _lines(differences, differences.keys() - taken),
+            "restart": _lines(differences, differences.keys() - reloaded_keys),
         }
         with self._core.transaction() as now:
-            if "jobs.max_running" in taken:
+            if "jobs.max_running" in reloaded_keys:
                 self._core.controller.state.plan_soon(now)
                 self._core.feed(Tick())
             self._core.audit.record(
@@ -108,7 +118,7 @@ class Reload:
         return effects
 
     def failed(self, why: str, by: str) -> None:
-        """Write down that the file was no good."""
+        """Log that the file is invalid."""
         log.warning("configuration not reloaded", reason=why, by=by)
 
     def _take_over(self, config: Config) -> None:
@@ -137,7 +147,7 @@ class Reload:
 
 
 def sentence(effects: Mapping[str, list[str]]) -> str:
-    """What came of it, in one sentence."""
+    """Return the effects of a reload as a sentence."""
     words = (("applied", "applied"), ("next_jobs", "for the next jobs"), ("restart", "to restart"))
     counts = [f"{len(effects[name])} {word}" for name, word in words if effects[name]]
     if not counts:

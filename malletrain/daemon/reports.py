@@ -1,8 +1,8 @@
-"""What agents report of the work itself: progress, metrics, notices, logs. It is stored in the
-database and on the daemon's disk.
+"""Stores what agents report of the work of jobs, in the database and on the daemon's disk:
+progress, metrics, notices, logs.
 
-Decides what is stored: a limited number of metric names, and of a log only what the owner's own
-agent reports of its own node. :mod:`malletrain.protocol.messages` limits single fields;
+Decides what is stored: a limited number of metric names, and only logs that an agent of the job's
+owner reports of its own node. :mod:`malletrain.protocol.messages` limits single fields;
 :mod:`malletrain.daemon.agent_handlers` checks that an agent reports on the job that it holds.
 """
 
@@ -28,19 +28,21 @@ from malletrain.store.rows import stored_text
 log = structlog.get_logger(__name__)
 
 SAVE_EVERY_S = 2.0
-MOST_METRICS, LONGEST_METRIC = 100, 100
-"""Of one job; characters of a name."""
+"""Minimum interval at which a job's progress is stored, seconds."""
+MAX_METRICS, MAX_NAME_LENGTH = 100, 100
+"""Maximum number of metrics of one job, and of characters in a name."""
 TOO_MANY_METRICS = (
-    f"A job has {MOST_METRICS} metrics at most, with names of {LONGEST_METRIC} "
+    f"A job has {MAX_METRICS} metrics at most, with names of {MAX_NAME_LENGTH} "
     "characters at most; the others are not kept."
 )
-GPUS = 64
-"""Processes that a node has at most where the job leaves their number to its GPUs."""
-_REMEMBERED = 256
+MAX_GPUS = 64
+"""Assumed maximum number of processes per node if a job starts one for each GPU."""
+_MAX_CACHED = 256
+"""Number of ended jobs whose facts are cached."""
 
 
 class AgentReports:
-    """Takes the reports of every agent."""
+    """Handles the reports of every agent."""
 
     def __init__(self, core: Core, logs: LogSink, slow: SlowNodeWatch) -> None:
         self._core = core
@@ -49,7 +51,7 @@ class AgentReports:
         self._ended: OrderedDict[str, tuple[str, int, int]] = OrderedDict()
 
     def progress(self, agent: LeasedAgent, run: ActiveJob, message: messages.Progress) -> None:
-        """Counts of one worker."""
+        """Handle the counts of one worker."""
         core = self._core
         before = run.monitor.total
         run.monitor.progress(message)
@@ -69,35 +71,37 @@ class AgentReports:
             core.save_soon(run)
 
     def metric(self, agent: LeasedAgent, run: ActiveJob, message: messages.Metric) -> None:
-        """A number with a name. What is the same name in the store is one metric."""
+        """Store the value of a metric. Names that are equal in the store are one metric."""
         message = msgspec.structs.replace(message, name=stored_text(message.name))
         metrics = run.row.metrics
         with self._core.transaction():
-            if len(message.name) > LONGEST_METRIC or (
-                message.name not in metrics and len(metrics) >= MOST_METRICS
+            if len(message.name) > MAX_NAME_LENGTH or (
+                message.name not in metrics and len(metrics) >= MAX_METRICS
             ):
                 self._core.repository.notice(run, TOO_MANY_METRICS)
             else:
                 self._core.repository.save(run, metrics={**metrics, message.name: message.value})
-                self._grow(run, message)
+                self._append_values(run, message)
                 self._core.news.came(run.row.id)
 
     def worth(self, agent: LeasedAgent, run: ActiveJob, message: messages.Worth) -> None:
-        """A service says anew what nodes are worth to it."""
+        """Handle new values of nodes for a service, which its process reports."""
         if run.spec.mode != "service":
             return
         try:
             spec = valued(run.spec, message.nodes)
         except RequestRefused as error:
             with self._core.transaction():
-                self._core.repository.notice(run, f"What its process says of its worth: {error}")
+                self._core.repository.notice(
+                    run, f"Its process reported invalid values of nodes: {error}"
+                )
             return
         if spec.curve != run.spec.curve:
             with self._core.transaction():
                 self._core.revalue(run.row.id, spec)
 
-    def _grow(self, run: ActiveJob, message: messages.Metric) -> None:
-        """Keep the values over time."""
+    def _append_values(self, run: ActiveJob, message: messages.Metric) -> None:
+        """Append values to a metric's stored series."""
         points = message.points or (messages.MetricSample(self._core.clock.now(), message.value),)
         rank, monitor = message.rank, run.monitor
         values = [
@@ -116,7 +120,7 @@ class AgentReports:
         run.series[message.name].add(message.generation, rank, values)
 
     def notice(self, agent: LeasedAgent, run: ActiveJob, message: messages.Notice) -> None:
-        """A sentence for the owner, or a fact."""
+        """Handle a notice for the owner, or a fact about the job."""
         core = self._core
         with core.transaction():
             if message.sentence:
@@ -134,7 +138,7 @@ class AgentReports:
                     core.feed(PriorSuggested(run.row.id, model))
 
     def log_chunk(self, agent: LeasedAgent, chunk: messages.LogChunk) -> None:
-        """A piece of a log; the job may have ended meanwhile."""
+        """Store a piece of a log. The job may have ended already."""
         if not self._may_write(agent, chunk):
             log.warning(
                 "log refused",
@@ -170,15 +174,15 @@ class AgentReports:
         )
 
     def log_end(self, agent: LeasedAgent, message: messages.LogEnd) -> None:
-        """What is not here of a log will not come."""
+        """Close a log: missing pieces of it will not arrive."""
         if self._may_write(agent, message):
             self._logs.ended(
                 message.job, message.generation, message.stream, message.node, message.size
             )
 
     def _may_write(self, agent: LeasedAgent, chunk: messages.LogChunk | messages.LogEnd) -> bool:
-        """Whether the log is one that this agent can have: of its node, of its user's job, of a
-        round and a rank that there were.
+        """Whether this agent may write the log: it is of its node, of a job of its user, and of an
+        existing round and rank.
         """
         job = self._facts_of(chunk.job)
         if job is None or chunk.node != agent.node:
@@ -190,7 +194,9 @@ class AgentReports:
         return rank == chunk.stream or int(rank) < ranks
 
     def _facts_of(self, job: str) -> tuple[str, int, int] | None:
-        """Owner, newest round and ranks at most of a job; None where there is no such job."""
+        """Return the owner, the newest round and the maximum number of ranks of a job; None if the
+        job does not exist.
+        """
         run = self._core.runs.get(job)
         if run is not None:
             return run.spec.owner, run.rounds.generation, _ranks(run.spec)
@@ -200,12 +206,12 @@ class AgentReports:
         if row is None:
             return None
         facts = (row.owner, row.generation, _ranks(decode_spec(row.spec)))
-        if JobState(row.state).ended:  # nothing of it changes any more
+        if JobState(row.state).ended:  # its facts no longer change
             self._ended[job] = facts
-            while len(self._ended) > _REMEMBERED:
+            while len(self._ended) > _MAX_CACHED:
                 self._ended.popitem(last=False)
         return facts
 
 
 def _ranks(spec: messages.JobSpec) -> int:
-    return spec.largest * (spec.nproc_per_node or GPUS)
+    return spec.largest * (spec.nproc_per_node or MAX_GPUS)

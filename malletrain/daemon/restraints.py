@@ -1,5 +1,5 @@
-"""Which nodes and times operators have excluded from leasing; stored, so that it outlives the
-daemon.
+"""Stores which nodes operators have excluded from leasing and until when, so that a restart of the
+daemon keeps it.
 
 :mod:`malletrain.core.restraint` decides what may be leased.
 """
@@ -14,7 +14,7 @@ from malletrain.protocol.event_kinds import EventKind
 
 
 class Restraints:
-    """Of one daemon. Changed within steps only."""
+    """The current restraint of one daemon. Change it only within transactions."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -22,15 +22,15 @@ class Restraints:
         self.now = msgspec.json.decode(text, type=Restraint) if text else Restraint()
 
     def put(self, restraint: Restraint) -> None:
-        """From now on this is left alone."""
+        """Store and apply a new restraint."""
         self._parts.store.put_restraint(msgspec.json.encode(restraint).decode())
         self.now = restraint
 
     def expire(self, now: float) -> None:
-        """Forget the drains whose time is up."""
-        if over := self.now.over(now):
-            self.put(self.now.resuming(over))
-            for node in over:
+        """Remove the drains whose time is over."""
+        if expired := self.now.over(now):
+            self.put(self.now.resuming(expired))
+            for node in expired:
                 self._parts.audit.record(
                     EventKind.NODE_RESUMED,
                     "Its drain was until now.",

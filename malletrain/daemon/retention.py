@@ -1,18 +1,23 @@
 """Deletes leases and ended jobs that are older than the site's retention time. Decides when to
-look.
+check.
 """
 
 from __future__ import annotations
 
 from malletrain.store.store import Store
 
-EVERY_S = 3600.0
-AGAIN_S = 5.0
-"""How soon after a look that found as many as may go at once."""
+INTERVAL_S = 3600.0
+"""Interval between two checks, seconds."""
+NEXT_BATCH_S = 5.0
+"""Time to the next check if a check has deleted rows, seconds. One check deletes a limited
+number.
+"""
 
 
 class Retention:
-    """Of one store. ``keep_s``: how long after their end, seconds; 0: for ever."""
+    """The retention of one store. ``keep_s``: time for which rows are kept after their end,
+    seconds; 0 to keep them for ever.
+    """
 
     def __init__(self, store: Store, keep_s: float) -> None:
         self._store = store
@@ -20,9 +25,10 @@ class Retention:
         self._due = 0.0
 
     def look(self, now: float) -> int:
-        """Delete what is too old, if it is time to look; how much."""
-        if not self.keep_s or self._due - EVERY_S <= now < self._due:  # else the clock was set back
+        """Delete old rows if a check is due. Returns their number."""
+        # If the clock was set back, the next check is due at once.
+        if not self.keep_s or self._due - INTERVAL_S <= now < self._due:
             return 0
-        gone = self._store.forget(now - self.keep_s)
-        self._due = now + (AGAIN_S if gone else EVERY_S)
-        return gone
+        deleted = self._store.forget(now - self.keep_s)
+        self._due = now + (NEXT_BATCH_S if deleted else INTERVAL_S)
+        return deleted

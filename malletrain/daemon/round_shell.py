@@ -48,18 +48,29 @@ from malletrain.rounds.actions import (
 )
 from scavenger.hostlist import named
 
-NODES_TRIED = 3
-"""A job whose software is on none of so many nodes fails; on fewer if there are no more."""
-LONGEST_REASON = 1000
-"""Characters of why a job broke: it quotes the job's last line, which may be of any length."""
+MAX_NODES_TRIED = 3
+"""Number of nodes without a job's software after which the job fails; fewer if the machine has
+fewer.
+"""
+MAX_REASON_LENGTH = 1000
+"""Maximum length of the reason of a failure, in characters. It quotes the job's last line, which
+may be of any length.
+"""
 
 
 class RoundShell:
-    """For all jobs of one daemon.
+    """Runs the rounds of all jobs of one daemon.
 
     Args:
-        feed: takes events for the controller.
-        key_of: job → the secret that the job's processes share, as hexadecimal text.
+        config: the site's configuration.
+        clock: the daemon's clock.
+        agents: the connected agents.
+        repository: stores jobs.
+        audit: the audit log.
+        feed: passes an event to the controller.
+        key_of: returns the secret that a job's processes share, as hexadecimal text.
+        lasts_of: returns for how long a node is expected to last, seconds; None if unknown.
+        failing: counts failures by node.
     """
 
     def __init__(
@@ -84,16 +95,16 @@ class RoundShell:
         self._lasts_of = lasts_of
         self._failing = failing
         self.measured: dict[str, NetworkView] = {}
-        """Class of nodes → how fast its network was found to be."""
+        """Class of nodes → measurement of its network."""
         self.nodes_in_all: int | None = None
-        """Nodes of the machine, as of the last poll."""
+        """Number of the machine's nodes at the last poll; None before the first."""
 
     def configure(self, config: Config) -> None:
-        """This configuration holds from now on."""
+        """Replace the configuration."""
         self._config = config
 
     def act(self, run: ActiveJob, actions: list[Action]) -> None:
-        """Carry out what the job's rounds ask for."""
+        """Carry out the actions of a job's rounds."""
         job = run.row.id
         for action in actions:
             if isinstance(action, SendAssign):
@@ -143,25 +154,29 @@ class RoundShell:
                 self._failing.done(run.rounds.members)
                 self._feed(JobCompleted(job))
             elif isinstance(action, NodesRejected):
-                self._rejected(run, action)
+                self._reject_nodes(run, action)
             else:
-                self._broke(run, action)
+                self._handle_failure(run, action)
 
     def rescale_over(self, run: ActiveJob) -> None:
-        """The newest round works, or the time to wait for its first sample is up."""
+        """End a rescale: the newest round works, or the time to wait for its first sample is
+        over.
+        """
         run.starting_until = None
         run.unfit.clear()
         self._feed(RescaleFinished(run.row.id))
 
-    def _rejected(self, run: ActiveJob, action: NodesRejected) -> None:
-        """Nodes go, unless the job's software is to be had nowhere: then the nodes are sound."""
+    def _reject_nodes(self, run: ActiveJob, action: NodesRejected) -> None:
+        """Reject nodes, unless the job's software is missing on all of them: then the nodes are
+        fit, and the job fails.
+        """
         if action.unfit:
             run.unfit += action.nodes
             tried = sorted(set(run.unfit))
-            all_there_are = self.nodes_in_all is not None and len(tried) >= self.nodes_in_all
-            if len(run.unfit) >= NODES_TRIED or all_there_are:
-                where = named(tried[:NODES_TRIED])
-                sentence = f"{action.sentence[:LONGEST_REASON]}. It was tried on {where}."
+            is_whole_machine = self.nodes_in_all is not None and len(tried) >= self.nodes_in_all
+            if len(run.unfit) >= MAX_NODES_TRIED or is_whole_machine:
+                where = named(tried[:MAX_NODES_TRIED])
+                sentence = f"{action.sentence[:MAX_REASON_LENGTH]}. It was tried on {where}."
                 self._repository.save(run, failure=sentence)
                 self._audit.record(EventKind.WORKERS_FAILED, sentence, job=run.row.id)
                 self._feed(SoftwareLacking(run.row.id, sentence))
@@ -175,21 +190,21 @@ class RoundShell:
             )
             self._feed(NodeRejected(node))
 
-    def _broke(self, run: ActiveJob, action: Broke) -> None:
+    def _handle_failure(self, run: ActiveJob, action: Broke) -> None:
         if action.expected:
             self._feed(RoundInterrupted(run.row.id))
             return
         first = action.failures[0] if action.failures else None
-        if len(on := self._nodes_of(run, action)) == 1:
-            name, [node] = run.spec.sweep or run.row.id, on
+        if len(failed_nodes := self._nodes_of(run, action)) == 1:
+            name, [node] = run.spec.sweep or run.row.id, failed_nodes
             self._failing.failed(name, run.spec.script, node, self._clock.now())
-        words = f"[launcher]\n{run.launcher_tail}" if run.launcher_tail else action.sentence
-        failure = f"[rank {first.rank}]\n{first.tail}" if first and first.tail else words
+        fallback = f"[launcher]\n{run.launcher_tail}" if run.launcher_tail else action.sentence
+        failure = f"[rank {first.rank}]\n{first.tail}" if first and first.tail else fallback
         sentence = action.sentence
         if first is None:
             sentence += f" See `malletrain logs {run.row.id} --launcher`."
-        if len(sentence) > LONGEST_REASON:
-            sentence = sentence[: LONGEST_REASON - 1] + "…"
+        if len(sentence) > MAX_REASON_LENGTH:
+            sentence = sentence[: MAX_REASON_LENGTH - 1] + "…"
         self._repository.save(run, failure=failure)
         self._audit.record(
             EventKind.WORKERS_FAILED,
@@ -203,7 +218,7 @@ class RoundShell:
 
     @staticmethod
     def _nodes_of(run: ActiveJob, action: Broke) -> set[str]:
-        """Where workers failed by themselves."""
+        """Return the nodes on which workers failed by themselves."""
         each, members = run.spec.nproc_per_node, run.rounds.members
         places = {f.rank // each for f in action.failures if each and not secondary(f)}
         return {members[place] for place in places if 0 <= place < len(members)}
@@ -222,14 +237,14 @@ class RoundShell:
         )
 
     def hand_over(self, nodes: Sequence[str]) -> HandOverTime:
-        """What ``nodes`` have for handing over what they hold of a snapshot."""
+        """Return the time in which ``nodes`` can hand over their parts of a snapshot."""
         classes = {agent.node_class for node in nodes if (agent := self._agents.on(node))}
         measured = (self.measured.get(one) for one in classes)
         slowest = min((result.mbit for result in measured if result and result.mbit), default=0.0)
         return notice_of(self._config, slowest)
 
     def _round(self, run: ActiveJob, action: SendRound) -> messages.Round:
-        """What a member of a round is told."""
+        """Return the message that describes a round to one member."""
         host, port = action.store or ("", 0)
         interface, address = self.place(run, action.node) if run.fabric else ("", "")
         return messages.Round(
@@ -244,7 +259,9 @@ class RoundShell:
         )
 
     def place(self, run: ActiveJob, node: str) -> tuple[str, str]:
-        """Interface (empty: not known) and address of a member in the network of its round."""
+        """Return the interface (empty if unknown) and the address of a member in the network of its
+        round.
+        """
         if run.fabric and (chosen := run.fabric.places.get(node)):
             return chosen.interface, chosen.address
         agent = self._agents.on(node)
@@ -254,7 +271,7 @@ class RoundShell:
         return next(named, ""), agent.host
 
     def networks(self, nodes: Sequence[str]) -> Fabric | None:
-        """The network for ``nodes``, which are of one class."""
+        """Return the network for ``nodes``, which are of one class; None if none is chosen."""
         agents = [(node, self._agents.on(node)) for node in nodes]
         network = next((self._config.nodes.interface_for(a.node_class) for _, a in agents if a), "")
         return choose(network, {node: a.networks if a else () for node, a in agents})
@@ -265,7 +282,9 @@ class RoundShell:
             self._audit.record(EventKind.NETWORK_CHOSEN, run.fabric.sentence, job=run.row.id)
 
     def address_of(self, node: str) -> str:
-        """Where others reach a node in the network that the site names; else where it says."""
+        """Return the address of a node in the site's network for jobs; else the one that its agent
+        reports.
+        """
         chosen = self.networks([node])
         agent = self._agents.on(node)
         if chosen is not None and node in chosen.places:
@@ -273,7 +292,7 @@ class RoundShell:
         return agent.host if agent else ""
 
     def _view(self, run: ActiveJob, action: SendView) -> messages.Round:
-        """What a member of a service is told."""
+        """Return the message that describes the members of a service to one of them."""
         rank = next((i for i, (node, *_) in enumerate(action.members) if node == action.node), 0)
         return messages.Round(
             run.row.id,
@@ -284,7 +303,9 @@ class RoundShell:
         )
 
     def peers(self, view: Sequence[tuple[str, str, float | None]]) -> tuple[messages.Peer, ...]:
-        """The members of a service with their hosts, and how long the leavers have left."""
+        """Return the members of a service with their addresses, and the remaining time of the
+        leavers.
+        """
         now, peers = self._clock.now(), []
         for node, address, leaves in view:
             peers.append(

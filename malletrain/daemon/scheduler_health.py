@@ -1,8 +1,8 @@
-"""Whether the main scheduler answers: metrics for Prometheus, and an event when it becomes
+"""Reports whether the main scheduler answers: metrics for Prometheus, and an event when it becomes
 overloaded or unreachable and when it answers again.
 
 Decides the sentences. :mod:`scavenger.batch.calls` and :mod:`scavenger.batch.poll_pause` decide how
-long the scheduler is not asked.
+long the scheduler is not called.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class SchedulerHealth:
             return
         self._busy = busy
         if busy:
-            what = "has too much to do" if contact.busy else "cannot be asked"
+            problem = "has too much to do" if contact.busy else "cannot be asked"
             sentence = (
-                f"The main scheduler {what} ({busy.rstrip('.')}). It is asked more and "
+                f"The main scheduler {problem} ({busy.rstrip('.')}). It is asked more and "
                 "more rarely, and for no leases, until it answers again."
             )
             self._record(EventKind.SCHEDULER_BUSY, sentence)

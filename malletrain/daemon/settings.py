@@ -30,28 +30,29 @@ ROUNDS: dict[str, type[JobRounds] | type[LiveRounds] | type[ServiceRounds]] = {
     "live": LiveRounds,
     "service": ServiceRounds,
 }
-"""How a job of each mode gets from one set of nodes to another."""
+"""Mode of a job → class of its rounds."""
 MOVING_S = 10.0
-"""How long a job may take to move off a node that is reclaimed, beyond its drain and the end of its
-workers.
+"""Time that a job has to move off a reclaimed node, in addition to its drain and the end of its
+workers, seconds.
 """
 TURN_S = 30.0
-"""How long a batch scheduler usually has for a node that became idle before it is a gap, unless the
-site says: one of its scheduling cycles (``bf_interval`` of Slurm; PBS looks at once and again).
+"""Default time for which an idle node is left to a batch scheduler before it counts as a gap,
+seconds: one of its scheduling cycles (``bf_interval`` of Slurm; PBS starts a cycle at once and
+periodically).
 """
 
 
 def controller_settings(config: Config) -> ControllerSettings:
-    """What the site's configuration says to the controller."""
+    """Return the settings of the controller."""
     settings = _settings(config)
     return freetrain_settings(settings) if config.allocation.policy == "freetrain" else settings
 
 
 def planner(config: Config, clock: MonotonicClock) -> Planner:
-    """Who makes its plans; a time limit is kept on ``clock``."""
+    """Return the function that computes plans. Its time limit is measured by ``clock``."""
     solver = partial(exact, clock=clock)
-    free = config.allocation.policy == "freetrain"
-    return partial(freetrain_plan if free else make_plan, solver=solver)
+    is_freetrain = config.allocation.policy == "freetrain"
+    return partial(freetrain_plan if is_freetrain else make_plan, solver=solver)
 
 
 def _settings(config: Config) -> ControllerSettings:
@@ -98,7 +99,7 @@ def _settings(config: Config) -> ControllerSettings:
         rejected_s=a.rejected_for,
         reclaim_s=j.drain_timeout + j.stop_grace + MOVING_S,
         reclaim_every_s=a.reclaim_every,
-        reclaim_way_s=RECLAIM_WAY_S + _turn_s(config),
+        reclaim_way_s=RECLAIM_WAY_S + _main_scheduler_time_s(config),
         min_charge_s=config.accounting.min_charge,
         charge_factor=config.accounting.charge_factor,
         deadline_weight=a.deadline_weight,
@@ -111,36 +112,36 @@ def _settings(config: Config) -> ControllerSettings:
     )
 
 
-def _turn_s(config: Config) -> float:
-    """How long a node that was given back is left to the main scheduler."""
+def _main_scheduler_time_s(config: Config) -> float:
+    """Return the time for which a released node is left to the main scheduler, seconds."""
     if not isinstance(config.scheduler.table, BatchScheduler):
         return 0.0
     return TURN_S if config.gaps.idle_for is None else config.gaps.idle_for
 
 
 def trainers(config: Config) -> tuple[Trainer, ...]:
-    """What the site's configuration says of trainers, whom nobody names last."""
+    """Return the trainers of the configuration. The one for the remaining users is last."""
     if not config.trainer:
         return ()
-    named = frozenset(name for section in config.trainer for name in section.node_classes)
+    named_classes = frozenset(name for section in config.trainer for name in section.node_classes)
     trainers_ = [
         Trainer(
             section.name,
             Goal.THROUGHPUT if section.objective == "throughput" else Goal.EFFICIENCY,
             DEADLINES_FIRST if section.objective == "deadlines" else None,
             frozenset(section.node_classes) or None,
-            frozenset() if section.node_classes else named,
+            frozenset() if section.node_classes else named_classes,
             section.part,
         )
         for section in sorted(config.trainer, key=lambda section: section.rest)
     ]
     if not any(section.rest for section in config.trainer):
-        trainers_.append(Trainer(REST, Goal(config.allocation.objective), never=named))
+        trainers_.append(Trainer(REST, Goal(config.allocation.objective), never=named_classes))
     return tuple(trainers_)
 
 
 def share_settings(config: Config) -> ShareSettings | None:
-    """What the site's configuration says of shares; None where they are not counted."""
+    """Return the settings of shares; None if shares are not counted."""
     shares = config.shares
     if shares.by == "none":
         return None
@@ -154,8 +155,8 @@ def share_settings(config: Config) -> ShareSettings | None:
 
 
 def round_settings(config: Config) -> RoundSettings:
-    """What the site's configuration says to the rounds. A failure waits for the news of a loss for
-    half an agent's time-out.
+    """Return the settings of the rounds. A failure is held for half an agent's time-out, because
+    the loss of a node may not be known yet.
     """
     jobs = config.jobs
     return RoundSettings(

@@ -1,7 +1,7 @@
-"""What the site adds to a job's software environment at submission. Pure.
+"""Adds the site's software to a job's environment at submission. Pure.
 
-Decides whether the job uses the site's image, and how images are run. It is stored in the job, so
-that it stays the same when the configuration changes.
+Decides whether the job uses the site's image, and how images are run. The result is stored in the
+job, so that a change of the configuration does not affect it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
 
 
 def with_site_software(spec: JobSpec, site: ContainersSection) -> JobSpec:
-    """The job with the site's image, unless it names an environment, and with the site's binds and
-    words for the runtime, if it has an image.
+    """Return the job with the site's image, unless it names an environment. If it has an image, the
+    site's binds and options of the runtime are added.
     """
     software = spec.software or SoftwareEnvironment()
     image = software.container

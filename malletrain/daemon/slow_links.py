@@ -1,9 +1,8 @@
-"""Measures the network between leased nodes, a pair at a time, to find nodes with a slow link.
+"""Measures the network between pairs of leased nodes, to find nodes with a slow link.
 
-Decides when a pair is measured: no pair of a class while another is measured, and no node of a job
-whose round changes or that is profiled. :mod:`malletrain.core.slow_links` decides which pair is
-next and whose link is slow, :mod:`malletrain.daemon.slow_nodes` whether a job goes on without the
-node.
+Decides when a pair is measured: one pair of a class at a time, and no nodes of a job that rescales
+or is being profiled. :mod:`malletrain.core.slow_links` decides which pair is next and whose link is
+slow, :mod:`malletrain.daemon.slow_nodes` whether a job continues without the node.
 """
 
 from __future__ import annotations
@@ -22,22 +21,25 @@ from malletrain.protocol.event_kinds import EventKind
 from malletrain.rounds.interface import RoundStage
 
 SEND_S = 0.1
-"""For how long one pair is measured."""
+"""Duration of the measurement of one pair, seconds."""
 NO_JOB = ""
-"""The group of the nodes that nobody uses."""
+"""Group of the idle nodes."""
 
 
 @dataclass
 class _Class:
-    """The nodes of one class."""
+    """The measurements of one class of nodes."""
 
     links: SlowLinks = field(default_factory=SlowLinks)
+    """Results."""
     began: float = float("-inf")
+    """Start of the last measurement, seconds."""
     under_way: bool = False
+    """Whether a measurement runs."""
 
 
 class SlowLinkWatch:
-    """Of all nodes of one daemon."""
+    """Measures the links of all nodes of one daemon."""
 
     def __init__(self, core: Core, lease_actions: LeaseActions, probes: Probes) -> None:
         self._core = core
@@ -47,7 +49,7 @@ class SlowLinkWatch:
         self._classes: dict[str, _Class] = {}
 
     def look(self, now: float) -> None:
-        """Begin what is due. Call it every half second or so."""
+        """Begin the measurements that are due. Call it about every half second."""
         config = self._core.config
         if slow_node_policy(config) == "off" or not config.nodes.link_every:
             return
@@ -57,15 +59,17 @@ class SlowLinkWatch:
                 present.setdefault(agent.node_class, []).append(agent.node)
         self._classes = {name: self._classes.get(name) or _Class() for name in present}
         for name, nodes in present.items():
-            of = self._classes[name]
-            if not of.under_way and now - of.began >= gap_s(len(nodes), config.nodes.link_every):
-                of.began = now
-                of.links.keep(nodes)
-                self._measure(of, nodes, now)
+            class_state = self._classes[name]
+            if not class_state.under_way and now - class_state.began >= gap_s(
+                len(nodes), config.nodes.link_every
+            ):
+                class_state.began = now
+                class_state.links.keep(nodes)
+                self._measure(class_state, nodes, now)
 
-    def _measure(self, of: _Class, nodes: list[str], now: float) -> None:
+    def _measure(self, class_state: _Class, nodes: list[str], now: float) -> None:
         groups = self._groups(nodes, now)
-        chosen = of.links.next_pair(groups)
+        chosen = class_state.links.next_pair(groups)
         if chosen is None:
             return
         group, a, b = chosen
@@ -74,18 +78,20 @@ class SlowLinkWatch:
             return
 
         def done(results: Results) -> None:
-            of.under_way = False
+            class_state.under_way = False
             result = results.get((a, b))
             at = self._core.clock.now()
             if result is not None and result.reached:
-                of.links.measured(a, b, group, result.mbit, at)
-                self._judge(of.links, group, groups[group], (a, b))
+                class_state.links.measured(a, b, group, result.mbit, at)
+                self._update_slow_nodes(class_state.links, group, groups[group], (a, b))
 
-        of.under_way = True
+        class_state.under_way = True
         self._probes.begin(places, ((a, b),), now, done, SEND_S)
 
     def _groups(self, nodes: list[str], now: float) -> dict[str, list[str]]:
-        """The nodes that carry alike, where that many are worth measuring."""
+        """Return job (NO_JOB for idle nodes) → its nodes, for groups that are large enough to
+        compare.
+        """
         core = self._core
         groups: dict[str, list[str]] = {}
         for node in nodes:
@@ -101,7 +107,7 @@ class SlowLinkWatch:
         }
 
     def _settled(self, job: str, node: str) -> bool:
-        """Whether the job trains on the node, and will for now."""
+        """Whether the job trains on the node and does not rescale."""
         run, record = self._core.runs.get(job), self._core.controller.jobs.get(job)
         return (
             run is not None
@@ -113,7 +119,9 @@ class SlowLinkWatch:
         )
 
     def _places(self, a: str, b: str) -> dict[str, str] | None:
-        """Their addresses in the network of their jobs; None where nothing is between them."""
+        """Return the nodes' addresses in the network of their jobs; None if no network is between
+        them.
+        """
         rounds = self._core.rounds
         fabric = rounds.networks([a, b])
         if fabric is not None and len(fabric.places) > 1:
@@ -124,14 +132,16 @@ class SlowLinkWatch:
             return None
         return None if any(map(_is_loopback, places.values())) else places
 
-    def _judge(
+    def _update_slow_nodes(
         self, links: SlowLinks, group: str, members: list[str], pair: tuple[str, str]
     ) -> None:
         with self._core.transaction() as now:
             slow = self._slow.links(now)
             for node in pair:
-                if (was := slow.get(node)) and links.well(node, was.link_mbit, was.since):
-                    self._well(node, was.link_mbit)
+                if (slow_node := slow.get(node)) and links.well(
+                    node, slow_node.link_mbit, slow_node.since
+                ):
+                    self._record_recovery(node, slow_node.link_mbit)
             for node, link in links.slow(group, members, now).items():
                 self._record_slow(node, link, group, now, fresh=node not in slow)
 
@@ -155,11 +165,11 @@ class SlowLinkWatch:
                     (node,), self._core.controller.settings.reclaim_s, sentence
                 )
 
-    def _well(self, node: str, usual: float) -> None:
+    def _record_recovery(self, node: str, usual: float) -> None:
         self._slow.link_well(node)
         self._core.audit.record(
             EventKind.NODE_NOT_SLOW,
-            f"The link of {node} was measured again and is as those of other nodes.",
+            f"The link of {node} was measured again and is as fast as those of other nodes.",
             node=node,
             usual_mbit=round(usual, 1),
         )

@@ -1,8 +1,8 @@
-"""Finds nodes that slow down the others of their job, and lets jobs go on without them.
+"""Detects nodes that slow down the others of their job, and lets jobs continue without them.
 
-Decides when two counts of a worker make a window. :mod:`malletrain.daemon.slow_links` finds slow
-links. :mod:`malletrain.core.slow_nodes` decides which node is slow and whether a job is better off
-without it; the plan decides which nodes it gets instead.
+Decides when two reports of a worker's counts form a window. :mod:`malletrain.daemon.slow_links`
+finds slow links. :mod:`malletrain.core.slow_nodes` decides which node is slow and whether a job is
+better off without it; the plan decides which nodes it gets instead.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import Progress
 from malletrain.rounds.interface import RoundStage
 
-LEAST_STEPS = 3
-"""Of each worker in a window; with fewer it goes on."""
+MIN_STEPS = 3
+"""Minimum number of steps of each worker in a window. With fewer the window continues."""
 UNEVEN = (
     "Its ranks have unequal work: a rank that takes longer than the others does so on another node "
-    "too. Its nodes are not compared any more."
+    "too. Its nodes are no longer compared."
 )
 
 
@@ -44,17 +44,19 @@ class _Counts:
     """The counts of one worker."""
 
     node: str
+    """Node of the worker."""
     began: Progress
-    """At the begin of the window."""
+    """Counts at the start of the window."""
     now: Progress
+    """Newest counts."""
 
     @property
     def steps(self) -> int:
-        """Of the window."""
+        """Number of steps in the window."""
         return self.now.steps - self.began.steps
 
     def per_step(self) -> tuple[float, float, float]:
-        """Seconds of a step, those it was busy, and its samples."""
+        """Return the mean duration, busy time (both in seconds) and samples of a step."""
         a, b = self.began, self.now
         busy = (b.busy or 0.0) - (a.busy or 0.0)
         return tuple(x / self.steps for x in (b.last - a.last, busy, b.samples - a.samples))  # type: ignore[return-value]
@@ -62,42 +64,44 @@ class _Counts:
 
 @dataclass
 class _Round:
-    """The window under way of a job's newest round."""
+    """The current window of a job's newest round."""
 
     generation: int
+    """Number of the round."""
     began: float
+    """Start of the window, seconds."""
     workers: dict[int, _Counts] = field(default_factory=dict)
-    """By rank."""
+    """Rank → counts of its worker."""
 
     def window(self, job: str, members: tuple[str, ...]) -> StepWindow | None:
-        """What it shows; None where some node has not made enough steps, or does not say how busy
-        it was.
+        """Return the step times of the window; None if a node has too few steps or does not report
+        its busy time.
         """
         by_node: dict[str, list[tuple[float, float, float]]] = {node: [] for node in members}
         for counts in self.workers.values():
-            if counts.steps < LEAST_STEPS:
+            if counts.steps < MIN_STEPS:
                 return None
             if counts.node in by_node:
                 by_node[counts.node].append(counts.per_step())
         if len(by_node) < 2 or not all(by_node.values()):
             return None
-        every = [one for counts_ in by_node.values() for one in counts_]
+        all_steps = [counts for counts_ in by_node.values() for counts in counts_]
         shares = {
             node: StepShare(max(busy for _, busy, _ in counts_), fmean(n for *_, n in counts_))
             for node, counts_ in by_node.items()
         }
-        step_s = median(seconds for seconds, *_ in every)
+        step_s = median(seconds for seconds, *_ in all_steps)
         return StepWindow(job, step_s, shares) if step_s > 0 else None
 
-    def again(self, now: float) -> None:
-        """The next window begins."""
+    def start_next(self, now: float) -> None:
+        """Start the next window."""
         self.began = now
         for counts in self.workers.values():
             counts.began = counts.now
 
 
 class SlowNodeWatch:
-    """Of all jobs of one daemon."""
+    """Compares the nodes of all jobs of one daemon."""
 
     def __init__(self, core: Core, parts: Parts, lease_actions: LeaseActions) -> None:
         self._core = core
@@ -108,7 +112,13 @@ class SlowNodeWatch:
         self._rounds: dict[str, _Round] = {}
 
     def heard(self, node: str, run: ActiveJob, record: Progress) -> None:
-        """Counts of one worker."""
+        """Add the counts of one worker.
+
+        Args:
+            node: node of the worker.
+            run: its job.
+            record: its cumulative counts.
+        """
         generation = run.rounds.generation
         if self._policy == "off" or record.busy is None or record.generation != generation:
             return
@@ -123,7 +133,7 @@ class SlowNodeWatch:
             worker.now = record
 
     def look(self, now: float) -> None:
-        """Call it every half second or so."""
+        """Compare the nodes of finished windows. Call it about every half second."""
         for job, round_ in list(self._rounds.items()):
             run = self._core.runs.get(job)
             if run is None:
@@ -135,13 +145,13 @@ class SlowNodeWatch:
                 and run.rounds.generation == round_.generation
                 and (window := round_.window(job, run.rounds.members)) is not None
             ):
-                round_.again(now)
+                round_.start_next(now)
                 self._compare(run, window)
 
     def _compare(self, run: ActiveJob, window: StepWindow) -> None:
         with self._core.transaction() as now:
             compared = self._slow.compare(window, now)
-            self._say(run, compared, now)
+            self._report(run, compared, now)
             job = self._core.controller.jobs[run.row.id]
             slow_nodes_ = self._slow.current(now)
             links = {n: s for n, s in self._slow.links(now).items() if n in window.shares}
@@ -153,11 +163,11 @@ class SlowNodeWatch:
             if (
                 worth
                 and self._policy == "swap"
-                and self._pays(job, window, slow, saved_s, slow_nodes_)
+                and self._swap_pays(job, window, slow, saved_s, slow_nodes_)
             ):
                 self._swap(slow)
 
-    def _say(self, run: ActiveJob, compared: Compared, now: float) -> None:
+    def _report(self, run: ActiveJob, compared: Compared, now: float) -> None:
         core, job = self._core, run.row.id
         for node in compared.fresh:
             sentence = self._slow.current(now)[node].sentence
@@ -169,7 +179,7 @@ class SlowNodeWatch:
         for node in compared.cleared:
             core.audit.record(EventKind.NODE_NOT_SLOW, UNEVEN, job=job, node=node)
 
-    def _pays(
+    def _swap_pays(
         self,
         job: JobRecord,
         window: StepWindow,
@@ -200,6 +210,6 @@ class SlowNodeWatch:
 
     def _swap(self, slow: Mapping[str, SlowNode]) -> None:
         for node, slow_node in slow.items():
-            sentence = f"{slow_node.sentence} The job does more without it."
+            sentence = f"{slow_node.sentence} The job is faster without it."
             within_s = self._core.controller.settings.reclaim_s
             self._lease_actions.reclaim((node,), within_s, sentence)

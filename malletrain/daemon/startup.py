@@ -1,8 +1,8 @@
-"""What must be right for the daemon to start. The daemon refuses to start for these reasons and no
-others, and ``malletrain check`` reports the same list.
+"""Tests the conditions for a start of the daemon. The daemon refuses to start for these reasons and
+no others, and ``malletrain check`` reports the same list.
 
 Each test does what the daemon would do, starts nothing and leaves nothing behind. Problems that may
-come later, or that only deserve attention, are not here.
+occur later, or that only deserve attention, are not tested here.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ from malletrain.store.schema import HEAD
 from scavenger.interface import SchedulerError
 
 Findings = Iterator[tuple[bool | None, str]]
-"""(whether it works, None: it does and deserves a look, a sentence)"""
+"""(whether the test succeeded, a sentence); None instead of True if it succeeded with a warning"""
 
-ROOM = 1 << 18
-"""Bytes that must fit into the state directory: a new database and what is logged at a start."""
+MIN_FREE_BYTES = 1 << 18
+"""Free space that the state directory needs, bytes: for a new database and the log of a start."""
 ADDRESS = "address"
-"""The test that a daemon which already runs here makes fail."""
+"""Name of the test that fails if a daemon already runs here."""
 
 
 def refusals(config: Config) -> list[str]:
-    """Why the daemon cannot start with ``config``: sentences, none when it can."""
+    """Return why the daemon cannot start with ``config``, as sentences; empty if it can."""
     return [sentence for _, works, sentence in startup_findings(config) if works is False]
 
 
 def startup_findings(
     config: Config, leave_out: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, bool | None, str]]:
-    """(what was tested, and a finding) of all but the tests named."""
+    """Yield (name of the test, its result, a sentence) of all tests except those in
+    ``leave_out``.
+    """
     for name, test in STARTUP:
         if name in leave_out:
             continue
@@ -59,7 +61,7 @@ def startup_findings(
 
 
 def state_directory(config: Config) -> Findings:
-    """The directory is the daemon's user's and has room, or can be made."""
+    """Test whether the directory belongs to the daemon's user and has space, or can be created."""
     path = config.state_dir
     if path.exists() and not path.is_dir():
         yield False, f"{path} is not a directory; set state_dir in [daemon] to one."
@@ -67,24 +69,24 @@ def state_directory(config: Config) -> Findings:
     if path.is_dir() and path.stat().st_mode & stat.S_IWOTH:
         yield (
             False,
-            f"Everybody may write to {path}, and put keys and an address of their own in the place "
-            f"of the daemon's; if nobody has, run: chmod 700 {path}, else name another.",
+            f"Every user can write to {path}, and replace the keys and the address of the daemon; "
+            f"if nobody has done so, run: chmod 700 {path}, else name another directory.",
         )
         return
-    with _tried(path) as new:
+    with _temporary_directory(path) as new:
         try:
             with tempfile.NamedTemporaryFile(dir=path, prefix=".check-") as file:
-                file.write(bytes(ROOM))
+                file.write(bytes(MIN_FREE_BYTES))
         except OSError as error:
-            mend = "make room there" if error.errno in FULL else "make it yours"
+            remedy = "make room there" if error.errno in FULL else "make it yours"
             problem = f"{path} cannot be written ({error.strerror})"
-            yield False, f"{problem}; {mend}, or set state_dir in [daemon] to another."
+            yield False, f"{problem}; {remedy}, or set state_dir in [daemon] to another."
             return
     yield True, f"{path} will be created." if new else f"{path} can be written."
 
 
 def keys(config: Config) -> Findings:
-    """The keys are there and nobody else can read them, or will be made."""
+    """Test whether the keys exist and no other user can read them, or can be created."""
     folder = config.state_dir / "keys"
     if not folder.exists():
         yield True, f"Keys will be made in {folder}."
@@ -107,10 +109,10 @@ def keys(config: Config) -> Findings:
 
 
 def address(config: Config) -> Findings:
-    """The addresses to listen on are free. Where nobody named one for the metrics, they may be
-    missing: several daemons of one host cannot share the default.
+    """Test whether the addresses to listen on are free. The default address of the metrics need not
+    be free, because several daemons of one host cannot share it.
     """
-    for what, text, mend in (
+    for key, text, remedy in (
         ("listen", config.daemon.listen.removeprefix("tcp://"), "set another address"),
         (
             "metrics_listen",
@@ -130,23 +132,23 @@ def address(config: Config) -> Findings:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(where)
         except OSError as error:
-            why = f"{what} = {text} cannot be listened on ({error.strerror or error})"
-            if what == "metrics_listen" and not config.daemon.metrics_required:
-                yield None, f"{why}, so that there are no metrics; {mend} in [daemon]."
+            why = f"{key} = {text} cannot be listened on ({error.strerror or error})"
+            if key == "metrics_listen" and not config.daemon.metrics_required:
+                yield None, f"{why}, so that there are no metrics; {remedy} in [daemon]."
             else:
-                yield False, f"{why}; {mend} in [daemon]."
+                yield False, f"{why}; {remedy} in [daemon]."
         else:
             yield (
                 True,
-                f"{what}: any free port of {host} will be taken."
+                f"{key}: any free port of {host} will be taken."
                 if port == "0"
-                else f"{what}: {text} is free.",
+                else f"{key}: {text} is free.",
             )
 
 
 def database(config: Config) -> Findings:
-    """The database can be opened, and its tables are of this version or can be brought to it.
-    Nothing is created or migrated.
+    """Test whether the database can be opened, and has the tables of this version or can be
+    migrated. Nothing is created or migrated.
     """
     try:
         url = make_url(config.database_url)
@@ -160,23 +162,23 @@ def database(config: Config) -> Findings:
         if lost:
             yield False, lost
             return
-        with _tried(Path(file).parent):
+        with _temporary_directory(Path(file).parent):
             yield True, f"{shown} will be created."
         return
     engine = open_engine(config.database_url)
     try:
         with engine.connect() as connection:
             current = schema_version(connection)
-            elsewhere = moved(config, connection) if current in versions() else ""
+            moved_sentence = moved(config, connection) if current in versions() else ""
     except DBAPIError as error:
         reason = str(error.orig).strip().partition("\n")[0].rstrip(".")
-        what = advice(reason) or " Correct [daemon] database, or make it reachable."
-        yield False, f"{shown} cannot be opened: {reason}.{what}"
+        hint = advice(reason) or " Correct [daemon] database, or make it reachable."
+        yield False, f"{shown} cannot be opened: {reason}.{hint}"
         return
     finally:
         engine.dispose()
-    if elsewhere:
-        yield False, elsewhere
+    if moved_sentence:
+        yield False, moved_sentence
     elif current is None:
         yield not lost, lost or f"{shown} can be opened; its tables will be created."
     elif current == HEAD:
@@ -196,7 +198,7 @@ def database(config: Config) -> Findings:
 
 
 def announcement(config: Config) -> Findings:
-    """The file that tells other users how to reach the daemon can be written."""
+    """Test whether the file with the daemon's address for other users can be written."""
     path = config.daemon.announce
     folder = path.parent if path is not None else None
     if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
@@ -208,14 +210,16 @@ def announcement(config: Config) -> Findings:
 
 
 def scheduler(config: Config) -> Findings:
-    """What the daemon needs of the main scheduler to begin: not that it answers just now."""
+    """Test what the daemon needs of the main scheduler to start. The scheduler need not answer
+    now.
+    """
     yield from backend(config).can_prepare(config)
 
 
 @contextlib.contextmanager
-def _tried(path: Path) -> Iterator[bool]:
-    """The directory ``path``, made for the body where it was not there, and whether it was made.
-    Raises StateDirError when it cannot be made or used.
+def _temporary_directory(path: Path) -> Iterator[bool]:
+    """Create the directory ``path`` for the body if it does not exist. Yields whether it was
+    created. Raises StateDirError if it cannot be created or used.
     """
     new = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
@@ -228,7 +232,7 @@ def _tried(path: Path) -> Iterator[bool]:
 
 
 def announced_address(config: Config) -> Findings:
-    """What agents on the nodes are told leads to this machine."""
+    """Test whether the address for agents leads to this machine."""
     try:
         host = backend(config).host(config)
     except AddressError as error:

@@ -1,9 +1,9 @@
-"""Leases that the main scheduler has and the daemon does not want. Pure.
+"""Finds leases that the main scheduler has and the daemon has not stored as active. Pure.
 
 A lease is stored before it is submitted, so one that is not stored as running has ended for the
 daemon: its submission failed although the main scheduler accepted it, or a poll missed it. Its
-agent cannot report, and would hold its node to the time limit. The scavenger remembers until the
-daemon restarts which leases it gave up. Decides which leases are to be ended now;
+agent cannot report, and would hold its node until the time limit. The scavenger records released
+leases only until the daemon restarts. Decides which leases to end now;
 :mod:`malletrain.daemon.lease_reconciler` ends them.
 """
 
@@ -13,24 +13,26 @@ from collections.abc import Container, Iterable
 
 from scavenger.interface import Lease, LeaseState
 
-AGAIN_S = 30.0
-"""Ending a lease takes its grace time; it is asked for again where it has not ended by then."""
+RETRY_INTERVAL_S = 30.0
+"""Time after which the request to end a lease is repeated, seconds. Its end takes the grace
+time.
+"""
 
 
 class Strays:
-    """Of one daemon."""
+    """The strays of one daemon."""
 
     def __init__(self) -> None:
         self._requested_at: dict[str, float] = {}
-        """Lease → when its end was asked for last."""
+        """Lease → time of the last request to end it."""
 
     def to_end(self, leases: Iterable[Lease], active: Container[str], now: float) -> list[Lease]:
-        """Those to be ended now.
+        """Return the leases to end now.
 
         Args:
-            leases: the leases that a poll has found.
-            active: the ids of those that have not ended for the daemon.
-            now: seconds.
+            leases: the leases in the answer of a poll.
+            active: ids of the leases that have not ended for the daemon.
+            now: time, seconds.
         """
         strays = {
             lease.id: lease
@@ -43,7 +45,7 @@ class Strays:
         due = [
             lease
             for lease in strays.values()
-            if now - self._requested_at.get(lease.id, -AGAIN_S) >= AGAIN_S
+            if now - self._requested_at.get(lease.id, -RETRY_INTERVAL_S) >= RETRY_INTERVAL_S
         ]
         self._requested_at.update((lease.id, now) for lease in due)
         return due

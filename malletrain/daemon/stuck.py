@@ -1,8 +1,8 @@
-"""Rounds that make no step: tests the network between their nodes and acts on the result.
+"""Handles rounds that finish no step: tests the network between their nodes and acts on the result.
 
-Decides when a round is stuck and what is done. A round whose workers failed because they could not
-reach a peer is tested at once. If a connection is blocked, the job goes on without one of its two
-nodes. If all are open and the workers have been silent for much longer than they ever were between
+Decides when a round is stuck and what to do. A round whose workers failed because they could not
+reach a peer is tested at once. If a connection is blocked, the job continues without one of its two
+nodes. If all connections work and the workers have been silent for much longer than ever between
 two reports, they are restarted, which uses up a try. If the script has never reported, only the
 owner is notified: not every script reports.
 """
@@ -16,47 +16,48 @@ from malletrain.core import blocked
 from malletrain.core.events import NodeRejected, RoundInterrupted, WorkersFailed
 from malletrain.daemon.core import Core
 from malletrain.daemon.job_repository import ActiveJob
-from malletrain.daemon.probes import MOST_NODES, Probes, Results
+from malletrain.daemon.probes import MAX_TEST_NODES, Probes, Results
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.rounds.interface import RoundStage
 
-_BEGUN = (RoundStage.FORMING, RoundStage.RUNNING)
-_PAUSES = 3
-"""So many times the longest pause between reports is no pause any more."""
+_STARTED_STAGES = (RoundStage.FORMING, RoundStage.RUNNING)
+_PAUSE_RATIO = 3
+"""Ratio of the silence that leads to a restart to the longest pause between reports."""
 
 
 @dataclass
 class _Watch:
-    """How one job has come on."""
+    """Progress of one job."""
 
     samples: float
+    """Samples that the job has reported."""
     works: int = 0
-    """The newest round in which a step was made."""
+    """Newest round in which a step was finished."""
     since: float | None = None
-    """When the first round began in which no step was made; None: steps are made."""
+    """Start of the first round without a step; None if the current round has finished one."""
     due: float = 0.0
-    """When the ways are tried next, if no step is made until then."""
+    """Time of the next network test, if no step is finished by then."""
     barred: int = 0
-    """The newest round whose ways were tried because its workers found none."""
-    quiet: float | None = None
-    """When the job last reported, or else began; None: that is not known."""
+    """Newest round that was tested because its workers could not reach a peer."""
+    last_report_at: float | None = None
+    """Time of the job's last report, or else of its start; None if unknown."""
     pause: float = 0.0
-    """The longest time for which it was quiet before it reported; 0: it was not seen to."""
+    """Longest time between two reports, seconds; 0 if none was observed."""
 
     def follow(self, run: ActiveJob, now: float) -> None:
-        """Take what the job has reported."""
+        """Take over the job's newest reports."""
         monitor, generation = run.monitor, run.rounds.generation
         if monitor.total > self.samples:
             self.samples = monitor.total
-            if self.quiet is not None:
-                self.pause = max(self.pause, now - self.quiet)
-            self.quiet = now
+            if self.last_report_at is not None:
+                self.pause = max(self.pause, now - self.last_report_at)
+            self.last_report_at = now
         if monitor.generation == generation and monitor.first_sample is not None:
             self.works = generation
 
 
 class StuckRounds:
-    """Looks after the rounds of all jobs."""
+    """Watches the rounds of all jobs."""
 
     def __init__(self, core: Core, probes: Probes) -> None:
         self._core = core
@@ -64,22 +65,24 @@ class StuckRounds:
         self._watches: dict[str, _Watch] = {}
 
     def look(self, now: float) -> None:
-        """Call it every half second or so, while agents are heard."""
+        """Check the rounds of all jobs. Call it about every half second, while agents can be
+        heard.
+        """
         core = self._core
         self._watches = {job: w for job, w in self._watches.items() if job in core.runs}
         limit = core.config.jobs.warmup_timeout
         for job, run in list(core.runs.items()):
             watch = self._watches.get(job)
             if watch is None:
-                watch = self._watches[job] = _Watch(run.monitor.total, _adopted(run))
+                watch = self._watches[job] = _Watch(run.monitor.total, _running_round(run))
             watch.follow(run, now)
-            if not _begun(run):
-                watch.since = watch.quiet = None
+            if not _has_started(run):
+                watch.since = watch.last_report_at = None
             elif watch.works == run.rounds.generation:
                 watch.since = None
             elif watch.since is None:
                 watch.since, watch.due = now, now + limit
-                watch.quiet = now if watch.quiet is None else watch.quiet
+                watch.last_report_at = now if watch.last_report_at is None else watch.last_report_at
             elif watch.barred < run.barred == run.rounds.generation:
                 watch.barred = run.barred
                 self._examine(run, now, barred=True)
@@ -88,11 +91,12 @@ class StuckRounds:
                 self._examine(run, now)
 
     def _examine(self, run: ActiveJob, now: float, barred: bool = False) -> None:
-        """Try the ways. ``barred``: the workers failed because they found one blocked; where none
-        is, that is told as every failure.
+        """Test the connections of a round. ``barred``: whether its workers failed because they
+        could not reach a peer. Such a failure without a blocked connection is reported as any other
+        failure.
         """
         job, generation, all_members = run.row.id, run.rounds.generation, run.rounds.members
-        members = all_members[:MOST_NODES]
+        members = all_members[:MAX_TEST_NODES]
         places = {node: self._core.rounds.place(run, node)[1] for node in members}
         tries = tuple((a, b) for a in members for b in members if a != b)
 
@@ -100,76 +104,93 @@ class StuckRounds:
             current, watch = self._core.runs.get(job), self._watches.get(job)
             if current is None or watch is None or watch.since is None:
                 return
-            if not _begun(current) or watch.works >= generation:
+            if not _has_started(current) or watch.works >= generation:
                 return
             if current.rounds.members != all_members:
-                return  # what was found out is of another round's nodes
+                return  # the results are about the nodes of another round
             if any(not result.reached for result in results.values()):
-                self._go_around(current, results, barred)
+                self._exclude_nodes(current, results, barred)
             elif current.rounds.generation == generation and not barred:
-                self._open(current, watch, now - watch.since, len(results) == len(tries))
+                self._handle_open_network(
+                    current, watch, now - watch.since, len(results) == len(tries)
+                )
 
         if tries:
             self._probes.begin(places, tries, now, done)
         else:
             done({})
 
-    def _began(self, run: ActiveJob) -> str:
+    def _no_step_phrase(self, run: ActiveJob) -> str:
         limit = format_duration(self._core.config.jobs.warmup_timeout)
         return f"Round {run.rounds.generation} has made no step within {limit}"
 
-    def _go_around(self, run: ActiveJob, results: Results, barred: bool) -> None:
-        """Some ways are blocked."""
+    def _exclude_nodes(self, run: ActiveJob, results: Results, barred: bool) -> None:
+        """Continue the job without nodes behind blocked connections."""
         core, job = self._core, run.row.id
-        shut = [(a, b, r.trouble) for (a, b), r in sorted(results.items()) if not r.reached]
+        blocked_connections = [
+            (a, b, r.trouble) for (a, b), r in sorted(results.items()) if not r.reached
+        ]
         failed = f"The workers of round {run.rounds.generation} failed before their first step"
-        why = f"{failed if barred else self._began(run)}: {blocked.sentence(shut)}"
+        problem = failed if barred else self._no_step_phrase(run)
+        why = f"{problem}: {blocked.sentence(blocked_connections)}"
         with core.transaction():
-            for node in blocked.left_out(run.rounds.members, [(a, b) for a, b, _ in shut]):
-                text = f"{why} The job goes on without {node}."
+            for node in blocked.left_out(
+                run.rounds.members, [(a, b) for a, b, _ in blocked_connections]
+            ):
+                text = f"{why} The job continues without {node}."
                 core.audit.record(EventKind.ROUND_STUCK, text, job=job, node=node)
                 core.feed(NodeRejected(node))
             core.repository.notice(run, why)
             core.feed(RoundInterrupted(job))
 
-    def _open(self, run: ActiveJob, watch: _Watch, silent: float, reported: bool) -> None:
-        """No way was found blocked. ``reported``: all were tried."""
-        core, job, began = self._core, run.row.id, self._began(run)
+    def _handle_open_network(
+        self, run: ActiveJob, watch: _Watch, silent: float, reported: bool
+    ) -> None:
+        """Handle a stuck round without a blocked connection. ``silent``: seconds without a step.
+        ``reported``: whether all connections were tested.
+        """
+        core, job, began = self._core, run.row.id, self._no_step_phrase(run)
         with core.transaction():
             if not reported:
                 text = (
-                    f"{began}, and whether its nodes reach each other could not be found out: not "
-                    "all of their agents answered."
+                    f"{began}, and the network between its nodes could not be tested: not all of "
+                    "their agents answered."
                 )
                 core.repository.notice(run, text)
             elif not watch.pause:
                 text = (
-                    f"{began}, though its nodes reach each other: it prepares for long, it hangs, "
-                    "or its script does not call malletrain.report()."
+                    f"{began}, though its nodes reach each other: its preparation takes long, it "
+                    "hangs, or its script does not call malletrain.report()."
                 )
                 core.repository.notice(run, text)
-            elif silent >= _PAUSES * watch.pause:
-                text = f"{began}, though its nodes reach each other; its workers are started again."
+            elif silent >= _PAUSE_RATIO * watch.pause:
+                text = f"{began}, though its nodes reach each other; its workers are restarted."
                 core.audit.record(EventKind.ROUND_STUCK, text, job=job)
                 core.rounds.act(run, run.rounds.give_up())
                 core.feed(WorkersFailed(job, text))
 
 
-def _begun(run: ActiveJob) -> bool:
-    begun = run.rounds.stage in _BEGUN and run.spec.mode != "service"
+def _has_started(run: ActiveJob) -> bool:
+    begun = run.rounds.stage in _STARTED_STAGES and run.spec.mode != "service"
     return begun and not run.rounds.finishing
 
 
-def _adopted(run: ActiveJob) -> int:
-    """The round that was at work when the daemon started; 0: none. Reports of its steps may have
-    come before.
+def _running_round(run: ActiveJob) -> int:
+    """Return the round that was running when the daemon started; 0 if there was none. Its steps may
+    have been reported before.
     """
-    at_work = run.rounds.stage is RoundStage.RUNNING and run.monitor.pending is None
-    return run.rounds.generation if at_work else 0
+    is_running = run.rounds.stage is RoundStage.RUNNING and run.monitor.pending is None
+    return run.rounds.generation if is_running else 0
 
 
 def warn_of_silence(core: Core, run: ActiveJob, now: float) -> None:
-    """Tell the owner of a job that reports nothing for long."""
+    """Notify the owner of a job that has not reported progress for long.
+
+    Args:
+        core: the daemon's core.
+        run: the job.
+        now: time, seconds.
+    """
     limit = core.config.jobs.no_progress_warning
     if (
         run.spec.mode != "service"

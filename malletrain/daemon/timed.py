@@ -1,5 +1,5 @@
-"""Measures the processor time of one answer while the event loop does other things too. Decides
-nothing.
+"""Measures the processor time of one answer, without the other work of the event loop meanwhile.
+Decides nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ T = TypeVar("T")
 
 
 class TimedCall(Generic[T]):
-    """A coroutine, to be awaited in its place. ``seconds``: what it took of this thread so far."""
+    """Wraps a coroutine, to be awaited instead of it. ``seconds``: processor time of this thread
+    that it has taken so far.
+    """
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine
@@ -37,5 +39,5 @@ class TimedCall(Generic[T]):
             except GeneratorExit:
                 self._coroutine.close()
                 raise
-            except BaseException as thrown:  # a cancel, for the coroutine to hear
+            except BaseException as thrown:  # a cancel, which the coroutine has to receive
                 error = thrown

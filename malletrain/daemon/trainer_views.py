@@ -8,7 +8,7 @@ from malletrain.protocol.views import TrainerView
 
 
 def trainer_views(core: Core) -> tuple[TrainerView, ...]:
-    """Every trainer of the daemon, with what is going on in its plan; none where there is one
+    """Return the views of all trainers with a summary of their jobs; empty if there is only one
     plan.
     """
     controller, now = core.controller, core.clock.now()
@@ -16,7 +16,7 @@ def trainer_views(core: Core) -> tuple[TrainerView, ...]:
     for trainer in controller.trainers:
         if trainer is None:
             continue
-        mine = [
+        jobs = [
             job for job in controller.state.unfinished.values() if core.trainer_of(job) is trainer
         ]
         views.append(
@@ -25,10 +25,10 @@ def trainer_views(core: Core) -> tuple[TrainerView, ...]:
                 trainer.objective,
                 tuple(sorted(trainer.only)) if trainer.only is not None else (),
                 trainer.part,
-                sum(bool(job.nodes) for job in mine),
-                sum(not job.nodes for job in mine),
-                sum(len(job.nodes) for job in mine),
-                sum(_rate(core, job, now) for job in mine),
+                sum(bool(job.nodes) for job in jobs),
+                sum(not job.nodes for job in jobs),
+                sum(len(job.nodes) for job in jobs),
+                sum(_rate(core, job, now) for job in jobs),
                 f"{trainer.phrase()}.",
             )
         )
@@ -41,13 +41,13 @@ def _rate(core: Core, job: JobRecord, now: float) -> float:
 
 
 def of_job(core: Core, job: str) -> str:
-    """The trainer of a job, as a phrase; empty where there is none, or it has ended."""
+    """Return the trainer of a job as a phrase; empty if there is none or the job has ended."""
     record = core.controller.jobs.get(job)
     trainer = core.trainer_of(record) if record is not None else None
     return trainer.phrase() if trainer is not None else ""
 
 
 def of_class(core: Core, node_class: str) -> tuple[str, ...]:
-    """The trainers whose jobs may run on nodes of a class."""
-    every = core.controller.trainers
-    return tuple(t.name for t in every if t is not None and t.may_use(node_class))
+    """Return the trainers whose jobs may run on nodes of a class."""
+    trainers = core.controller.trainers
+    return tuple(t.name for t in trainers if t is not None and t.may_use(node_class))

@@ -1,13 +1,13 @@
-"""Transactions of the daemon's core, and batches of them: a decision is saved before anybody is
-told of it.
+"""Transactions of the daemon's core, and batches of them: a decision is saved before any message
+about it is sent.
 
 A transaction is one unit of decisions; it is saved as a whole or not at all. The transactions of
-one batch (all messages that the daemon reads at one go) share one transaction of the database,
-because a commit costs several times what most messages change. Messages and answers go out after
-the commit. A transaction outside of a batch is a batch of its own.
+one batch (all messages that the daemon reads together) share one transaction of the database,
+because a commit takes several times as long as most messages. Messages and answers go out after the
+commit. A transaction outside of a batch is a batch of its own.
 
-Decides that a transaction that fails leaves nothing in the store and has told nobody, and that the
-earlier ones of its batch hold all the same. The caller decides what a transaction does.
+Decides that a failed transaction leaves nothing in the store and sends no messages, and that the
+earlier ones of its batch remain valid. The caller decides what a transaction does.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ class TransactionRunner:
         self._clock, self._store, self._outbox = parts.clock, parts.store, parts.outbox
         self._begin, self._decide, self._sent = begin, decide, sent
         self._batch: ExitStack | None = None
-        self._saving = False
+        self._has_database_transaction = False
         """Whether the batch has a transaction of the database, because it has a transaction."""
-        self._within = False
+        self._is_open = False
         """Whether a transaction is open."""
         self._refused: StoreError | None = None
-        """Why nothing of this batch can be saved."""
+        """Why this batch cannot be saved; None if it can."""
 
     @contextmanager
     def transaction(self) -> Iterator[float]:
-        """Decide everything inside, save it together, then tell it. Transactions nest.
+        """Make all decisions in the body one unit: they are saved together, and their messages are
+        sent after that. Transactions nest.
 
         Yields:
             The time, seconds since the epoch.
@@ -69,17 +70,17 @@ class TransactionRunner:
             CoreOver: the core has failed before.
         """
         now = self._clock.now()
-        if self._within:
+        if self._is_open:
             yield now
             return
         if self.failed.done():
-            raise CoreOver("This core has failed; another one takes its place.")
-        alone = self._batch is None
+            raise CoreOver("This core has failed; another one replaces it.")
+        has_own_batch = self._batch is None
         with self.batch():
             mark = self._outbox.mark()
-            self._within = True
+            self._is_open = True
             try:
-                with self._savepoint(alone):
+                with self._savepoint(has_own_batch):
                     self._begin(now)
                     yield now
                     self._decide(now)
@@ -91,7 +92,7 @@ class TransactionRunner:
                     self._refused = error
                 raise
             finally:
-                self._within = False
+                self._is_open = False
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -99,7 +100,7 @@ class TransactionRunner:
         Batches nest.
 
         Raises:
-            StoreError: the database refuses them; nothing is saved, and nobody is told.
+            StoreError: the database refuses them; nothing is saved, and no message is sent.
         """
         if self._batch is not None:
             yield
@@ -115,8 +116,8 @@ class TransactionRunner:
             self._outbox.forget(0)
             raise
         finally:
-            saved = self._saving
-            self._batch, self._saving, self._refused = None, False, None
+            saved = self._has_database_transaction
+            self._batch, self._has_database_transaction, self._refused = None, False, None
             self._outbox.open = False
         try:
             if saved:
@@ -126,24 +127,24 @@ class TransactionRunner:
                 reached(FaultPoint.DAEMON_SENT)
                 self._sent(unreached)
         except BaseException:
-            self.torn = True  # something that is saved was not sent
+            self.torn = True  # messages of saved decisions were not sent
             raise
 
-    def _savepoint(self, alone: bool) -> AbstractContextManager[Any]:
+    def _savepoint(self, has_own_batch: bool) -> AbstractContextManager[Any]:
         """Begin the database's transaction if the batch has none. A transaction that shares it gets
         a savepoint, to which it is rolled back alone.
         """
         assert self._batch is not None
-        if not self._saving:
+        if not self._has_database_transaction:
             self._batch.enter_context(self._store.transaction())
-            self._saving = True
-        return ExitStack() if alone else self._store.savepoint()
+            self._has_database_transaction = True
+        return ExitStack() if has_own_batch else self._store.savepoint()
 
     # --- failures ---
 
     def guard(self, call: Callable[..., None]) -> Callable[..., None]:
-        """``call`` as a callback of the event loop. Its exception reaches :meth:`fail` instead of
-        the log only. It is not called any more once the core has failed.
+        """Return ``call`` as a callback of the event loop. Its exceptions reach :meth:`fail`
+        instead of only the log. It is no longer called when the core has failed.
         """
 
         def guarded(*args: Any) -> None:
@@ -157,11 +158,13 @@ class TransactionRunner:
         return guarded
 
     def fail(self, error: BaseException) -> None:
-        """The core has failed: memory and store may differ. Only the first error is kept."""
+        """End the core after a failure, because memory and store may differ. Only the first error
+        is kept.
+        """
         if not self.failed.done():
             self.failed.set_exception(error)
 
     def task_ended(self, task: asyncio.Task[None]) -> None:
-        """Done-callback of tasks that must not fail."""
+        """Fail the core if a task has failed: the done-callback of its tasks."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)

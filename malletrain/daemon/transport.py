@@ -1,9 +1,9 @@
 """The daemon's one socket: a ZeroMQ ROUTER under CURVE, on the event loop.
 
-Decides which connections are admitted (known keys), what a message is
+Decides which connections are admitted (known keys), which messages are valid
 (:mod:`malletrain.protocol.messages`), and what happens to an invalid one: its sender gets an error,
-it is counted, nothing else. :mod:`malletrain.daemon.receive_queue` decides how much of a connection
-may wait. The transport does not know what messages mean.
+and it is counted. :mod:`malletrain.daemon.receive_queue` decides how many messages of a connection
+may wait. The transport does not interpret messages.
 """
 
 from __future__ import annotations
@@ -28,95 +28,115 @@ from malletrain.protocol import messages, wire
 from malletrain.protocol.fault_points import FaultPoint, reached
 
 HARD_LIMIT_BYTES = 4 * wire.MAX_MESSAGE_BYTES
-"""A peer that sends a larger frame is cut off by ZeroMQ before the frame is in memory."""
+"""Maximum size of a frame. ZeroMQ disconnects a peer that sends a larger one before the frame is in
+memory.
+"""
 
 IO_THREADS = 3
-"""Threads of ZeroMQ, which do the work of the keys: of one, thousands of agents that come at once
-take all (0.8 ms each), and those that are there are not heard meanwhile.
+"""Number of threads of ZeroMQ, which do the handshakes. Thousands of agents that connect at once
+would occupy a single thread (0.8 ms each), and messages of connected agents would wait.
 """
 
 BACKLOG = 4096
-"""Connections that may wait to be taken; the system may allow fewer (net.core.somaxconn). After a
-restart all agents come within a second, and whom the system turns away tries again ever later.
+"""Maximum number of connections that wait to be accepted; the system may allow fewer
+(net.core.somaxconn). After a restart all agents connect within a second, and an agent that the
+system refuses retries with growing delays.
 """
 
 TURN_S = 0.01
-"""How long messages are handled before others of the loop's work have their turn: who sends very
-much does not keep those waiting whose messages are here already.
+"""Time for which messages are handled before other work of the loop has its turn, seconds. So a
+sender of many messages does not delay the messages that are already here.
 """
 CROWDED_TURN_S = 0.2 * TURN_S
-"""The same while somebody sends more than is handled: to be answered takes others two turns."""
-LEAST_TAKE_IN_S, MOST_TAKE_IN_S = 0.2 * TURN_S, TURN_S
-"""How long messages are taken in after a turn that was not long enough: as long as all else has
-taken since, within these bounds. To take one in is quicker than to handle it, and what is left in
-the socket has no bound in bytes.
+"""The same time while a sender sends faster than its messages are handled. Others need two turns to
+get an answer.
+"""
+MIN_MOVE_S, MAX_MOVE_S = 0.2 * TURN_S, TURN_S
+"""Minimum and maximum time for which messages are moved into the queue after a turn that was too
+short, seconds. Within these bounds it is the time that all other work has taken since. Moving a
+message is faster than handling it, and the socket's own queue has no limit in bytes.
 """
 CONNECTION_BYTES = 64 * 1024
-"""What libzmq and the daemon keep of a connection over which little is said: queues and buffers."""
+"""Memory of libzmq and the daemon for a connection with few messages: queues and buffers."""
 UNREAD_EVERY_S = 60.0
-"""Time between two looks at what came over each connection while memory does not fill."""
+"""Interval between two checks of the bytes received over each connection while memory does not
+grow, seconds.
+"""
 FRAMES = 3
-"""Of a message: its sender's identity, the protocol's tag, the body."""
+"""Number of frames of a message: its sender's identity, the protocol's tag, the body."""
 
 _AT_ONCE, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
-"""As plain numbers: to put flags together costs as much as to send."""
+"""Flags as plain integers, because combining flags takes as long as sending."""
 
 log = structlog.get_logger(__name__)
 
 
-class Came(NamedTuple):
-    """A message as it came in."""
+class ReceivedMessage(NamedTuple):
+    """A received message."""
 
     key: str
-    """Of its sender, z85; empty where it has none."""
+    """Public key of its sender, z85; empty if it has none."""
     frames: list[Any]
-    """The first FRAMES of it."""
+    """Its first FRAMES frames."""
     number: int
-    """Of all of its frames."""
+    """Number of all of its frames."""
     size: int
-    """Bytes of what is kept."""
+    """Size of ``frames``, bytes."""
 
 
 class Receiver(Protocol):
-    """Who hears what comes in. Called from the loop."""
+    """Receives messages from the transport. Called from the loop."""
 
     def batch(self) -> AbstractContextManager[None]:
-        """Around the messages that are taken in at one go."""
+        """Return the context for messages that are read together."""
 
     def message(self, peer: bytes, who: str, message: Any, size: int, key: str) -> None:
-        """A valid message, of so many bytes; ``peer`` addresses the answer, ``who`` is what its key
-        (z85) says.
+        """Receive a valid message.
+
+        Args:
+            peer: address of the connection, for the answer.
+            who: owner of the key, such as ``lease:<id>``.
+            message: the decoded message.
+            size: its size, bytes.
+            key: public key of the sender, z85.
+
         """
 
     def invalid(self, sentence: str) -> None:
-        """Something came that is no message; the sentence says why."""
+        """Receive the report of invalid bytes. ``sentence`` says why they are invalid."""
 
     def withdrawn(self, peer: bytes) -> None:
-        """A peer speaks whose key is not valid any more, although it was when it connected."""
+        """Receive the report of a message from a peer whose key has become invalid since it
+        connected.
+        """
 
     def dropped(self, who: str, number: int) -> None:
-        """So many messages were let go unread: too much of ``who`` waits."""
+        """Receive the report of messages that were dropped unread, because too many of ``who``
+        wait. ``number``: number of messages.
+        """
 
     def disconnected(self, peer: bytes) -> None:
-        """The connection of a peer that has spoken ended."""
+        """Receive the report that a connection ended over which a peer had sent messages."""
 
 
 class Transport:
     """Receives and sends messages of known peers.
 
     Args:
-        lookup: z85 public key → who that is (``lease:<id>``, ``client:<user>``), ``None`` for a
-            client that is unknown. Not called before :meth:`serve`.
+        keys: keys of the daemon.
+        lookup: returns the owner of a public key (z85): ``lease:<id>``, ``client:<user>``; None for
+            an unknown key. Not called before :meth:`serve`.
     """
 
     def __init__(self, keys: KeyPair, lookup: Callable[[str], str | None]) -> None:
         self._lookup = lookup
         self._receiver: Receiver | None = None
-        self._due = False
+        self._receive_scheduled = False
         self._context = zmq.Context(io_threads=IO_THREADS)
-        # On the loop, not in a thread of its own: while the loop is busy such a thread is let in
-        # every 5 ms, several times for each agent, and thousands of agents come at once.
-        self._door = ZapAuthenticator(self._context, lookup)
+        # On the loop, not in a thread of its own: while the loop is busy such a thread runs only
+        # every 5 ms, but it is needed several times per agent, and thousands of agents connect at
+        # once.
+        self._authenticator = ZapAuthenticator(self._context, lookup)
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.curve_secretkey = keys.secret.encode()
         self._socket.curve_publickey = keys.public.encode()
@@ -126,23 +146,23 @@ class Transport:
         self._socket.backlog = BACKLOG
         self._socket.setsockopt(zmq.MAXMSGSIZE, HARD_LIMIT_BYTES)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)  # each costs 20 µs of each connection
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)  # each takes 20 µs per connection
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._received: ReceiveQueue[Came] = ReceiveQueue()
-        self._behind = False
-        """The last turn was not long enough."""
-        self._took_in = 0.0
-        """When messages were last taken in."""
-        self._of_connection: dict[int, bytes] = {}
-        """Descriptor of a connection → the peer that was heard over it."""
+        self._received: ReceiveQueue[ReceivedMessage] = ReceiveQueue()
+        self._turn_was_short = False
+        """Whether the last turn was too short."""
+        self._moved_at = 0.0
+        """Time at which messages were last moved into the queue."""
+        self._peer_of_connection: dict[int, bytes] = {}
+        """Descriptor of a connection → peer that has sent messages over it."""
         self._unread, self._unread_due = Unread(), 0.0
 
     def bind(self, listen: str) -> str:
-        """Bind to ``listen`` (port 0: any); returns the address bound. Who comes waits until
-        :meth:`serve`: ZeroMQ does not try again where it was refused once, and the keys of the
-        leases may not be known yet. Raises OSError with a sentence.
+        """Bind to ``listen`` (port 0: any free port). Returns the bound address. Connections wait
+        until :meth:`serve`, because the keys of the leases may not be known yet, and ZeroMQ does
+        not retry after it was refused. Raises OSError with a sentence.
         """
         address = listen[:-2] + ":*" if listen.endswith(":0") else listen
         # A socket on [::] takes connections of IPv4 too.
@@ -158,46 +178,48 @@ class Transport:
         return str(self._socket.get_string(zmq.LAST_ENDPOINT))
 
     def serve(self, receiver: Receiver) -> None:
-        """Begin to receive."""
+        """Start to receive."""
         self._receiver = receiver
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.fileno(), self._soon)
+        self._loop.add_reader(self._socket.fileno(), self._schedule_receive)
         self._loop.add_reader(self._monitor.fileno(), self._watch)
-        self._loop.add_reader(self._door.socket.fileno(), self._admit)
-        # ZeroMQ's descriptors are edge-triggered: what came before is not told of again.
+        self._loop.add_reader(self._authenticator.socket.fileno(), self._admit)
+        # ZeroMQ's descriptors are edge-triggered: there is no event for earlier messages.
         self._loop.call_soon(self._receive)
         self._loop.call_soon(self._watch)
         self._loop.call_soon(self._admit)
 
     def hold(self) -> None:
-        """Receive nothing for now; who and what comes in waits until :meth:`serve`."""
-        self._look_away()
+        """Stop receiving. Connections and messages wait until the next :meth:`serve`."""
+        self._remove_readers()
         self._receiver = None
 
-    def _look_away(self) -> None:
+    def _remove_readers(self) -> None:
         if self._loop:
-            for socket in (self._socket, self._monitor, self._door.socket):
+            for socket in (self._socket, self._monitor, self._authenticator.socket):
                 self._loop.remove_reader(socket.fileno())
 
     def stop(self) -> None:
-        """Close everything; messages not yet sent are lost (agents and clients ask again)."""
-        self._look_away()
+        """Close everything. Messages that are not sent yet are lost (agents and clients repeat
+        their requests).
+        """
+        self._remove_readers()
         self._receiver = None
-        # ZeroMQ's thread waits for room when nobody reads the ends of connections, and holds the
-        # lock meanwhile that disable_monitor wants.
+        # If the monitor's events are not read, ZeroMQ's thread waits for space in their queue and
+        # holds the lock that disable_monitor needs.
         self._watch()
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=200)
-        self._door.close()
+        self._authenticator.close()
         self._context.term()
 
     def send(self, peer: bytes, message: messages.Message) -> bool:
-        """Send to ``peer``; False when it is not connected (or does not read), or this end is
-        closed: then it hears nothing. An answer that is none of the protocol (it is too large, say)
-        is sent as an error.
+        """Send a message to ``peer``. Returns False if it was not sent: the peer is not connected
+        or does not read, or this end is closed. An answer that cannot be encoded (for example
+        because it is too large) is replaced by an error.
         """
-        if self._socket.closed:  # connections that end with it are still told of
+        if self._socket.closed:  # the ends of its connections are still reported
             return False
         try:
             frames = wire.encode(message)
@@ -220,62 +242,62 @@ class Transport:
                 raise
             return False
         finally:
-            # ZeroMQ's descriptor is edge-triggered: sending may have swallowed the edge of a
-            # message that came in meanwhile.
-            self._soon()
+            # ZeroMQ's descriptor is edge-triggered: sending may have consumed the event of a
+            # message that has arrived meanwhile.
+            self._schedule_receive()
         return True
 
-    def _soon(self) -> None:
-        """Receive in the loop's next turn; once, however often it is asked for."""
-        if self._loop and not self._due:
-            self._due = True
+    def _schedule_receive(self) -> None:
+        """Schedule one :meth:`_receive` in the loop's next round."""
+        if self._loop and not self._receive_scheduled:
+            self._receive_scheduled = True
             self._loop.call_soon(self._receive)
 
     def _receive(self) -> None:
-        self._due = False
+        self._receive_scheduled = False
         if self._receiver is None:
             return
-        # The monitor wakes its reader once, whatever comes after: a wakeup lost would leave ends
-        # unread, and ZeroMQ's thread stops for good when there is no room for more of them.
+        # The monitor wakes its reader only once. A lost wakeup would leave events unread, and
+        # ZeroMQ's thread blocks for ever when their queue is full.
         self._watch()
         with self._receiver.batch():
             more = self._read_batch(self._receiver)
         if more:
-            self._soon()
+            self._schedule_receive()
 
     def _read_batch(self, receiver: Receiver) -> bool:
-        """Handle what is there, for a while; whether there may be more. What was too much for the
-        turn before waits here meanwhile, and its senders take turns.
+        """Handle waiting messages for one turn. Returns whether there may be more. Messages that
+        were too many for the previous turn wait in the queue, which serves their senders in turn.
         """
-        if self._behind:
-            self._take_in(receiver)
+        if self._turn_was_short:
+            self._move_to_queue(receiver)
         until = time.monotonic() + (CROWDED_TURN_S if self._received.crowded else TURN_S)
         while time.monotonic() < until:
-            came = self._received.take() if self._received else self._came(receiver)
-            if came is None:
-                self._behind = False
+            received = self._received.take() if self._received else self._read_message(receiver)
+            if received is None:
+                self._turn_was_short = False
                 return False
-            self._one(came, receiver)
+            self._handle(received, receiver)
             if self._receiver is None:
                 return False
-        self._behind = True
+        self._turn_was_short = True
         return True
 
-    def _take_in(self, receiver: Receiver) -> None:
-        """Let messages wait here, and not in the socket."""
+    def _move_to_queue(self, receiver: Receiver) -> None:
+        """Move messages from the socket into the queue."""
         now = time.monotonic()
-        until = now + min(max(now - self._took_in, LEAST_TAKE_IN_S), MOST_TAKE_IN_S)
-        let_go: Counter[str] = Counter()
-        while time.monotonic() < until and (came := self._came(receiver)) is not None:
-            who = self._lookup(came.key)
-            if not self._received.put(sender_of(came.key, who), came, came.size):
-                let_go[who or ""] += 1
-        for sender, number in let_go.items():
+        until = now + min(max(now - self._moved_at, MIN_MOVE_S), MAX_MOVE_S)
+        dropped: Counter[str] = Counter()
+        while time.monotonic() < until and (received := self._read_message(receiver)) is not None:
+            who = self._lookup(received.key)
+            if not self._received.put(sender_of(received.key, who), received, received.size):
+                dropped[who or ""] += 1
+        for sender, number in dropped.items():
             receiver.dropped(sender, number)
-        self._took_in = time.monotonic()
+        self._moved_at = time.monotonic()
 
-    def _came(self, receiver: Receiver) -> Came | None:
-        """A message; None: none is there, or the socket is closed."""
+    def _read_message(self, receiver: Receiver) -> ReceivedMessage | None:
+        """Read a message from the socket; None if there is none or the socket is closed."""
         try:
             frames, number, size = self._frames()
         except zmq.ZMQError:
@@ -283,17 +305,17 @@ class Transport:
         peer = frames[0].bytes
         descriptor = frames[-1].get(zmq.SRCFD)
         self._unread.read(descriptor, size, number - 1)
-        before = self._of_connection.get(descriptor, peer)
-        self._of_connection[descriptor] = peer
+        before = self._peer_of_connection.get(descriptor, peer)
+        self._peer_of_connection[descriptor] = peer
         if before != peer:  # its connection ended, and another has the descriptor already
             receiver.disconnected(before)
         key = str(frames[-1].get("User-Id")) if number > 1 else ""
-        return Came(key, frames, number, sum(map(len, frames)))
+        return ReceivedMessage(key, frames, number, sum(map(len, frames)))
 
     def _frames(self) -> tuple[list[Any], int, int]:
-        """Those of one message, FRAMES at most; how many it has, and of how many bytes. What has
-        more is none of ours, and the others are let go as they come. Raises ZMQError where there
-        is none.
+        """Read one message. Returns its first FRAMES frames, the number of all frames, and the size
+        of the body in bytes. A message with more frames is invalid, and the others are dropped.
+        Raises ZMQError if there is no message.
         """
         frame: Any = self._socket.recv(_AT_ONCE, copy=False)
         frames, number, size = [frame], 1, 0
@@ -305,30 +327,31 @@ class Transport:
                 frames.append(frame)
         return frames, number, size
 
-    def _one(self, came: Came, receiver: Receiver) -> None:
-        peer, who = came.frames[0].bytes, self._lookup(came.key) if came.key else None
+    def _handle(self, received: ReceivedMessage, receiver: Receiver) -> None:
+        peer, who = received.frames[0].bytes, self._lookup(received.key) if received.key else None
         if who is None:
             receiver.withdrawn(peer)
             return
         try:
-            frames = [frame.bytes for frame in came.frames[1:]]
-            message = wire.decode(frames, came.number - 1, max_message_bytes(who))
+            frames = [frame.bytes for frame in received.frames[1:]]
+            message = wire.decode(frames, received.number - 1, max_message_bytes(who))
         except wire.WireError as e:
             receiver.invalid(f"{who}: {e}")
             self.send(peer, messages.Error(str(e)))
             return
-        receiver.message(peer, who, message, came.size, came.key)
+        receiver.message(peer, who, message, received.size, received.key)
 
     @property
     def connection_bytes(self) -> int:
-        """What all connections take for being there whose peers have spoken: it is no message that
-        waits. Those of nobody, whom no key lets in, do not make room for more.
+        """Memory of the connections whose peers have sent messages, in addition to waiting
+        messages. Connections without a valid key are not counted, so that they do not raise the
+        limit of memory.
         """
         return CONNECTION_BYTES * self._unread.heard
 
     def end_unreadable(self, filling: bool) -> None:
-        """End connections over which very much came of messages whose end does not. To be called
-        twice a second; ``filling``: memory does, so that each is looked at now and not once a
+        """End connections that have sent too much of incomplete messages. Call it twice a second.
+        ``filling``: whether memory grows, so that connections are checked now and not once a
         minute.
         """
         now = time.monotonic()
@@ -337,18 +360,18 @@ class Transport:
         self._unread_due = now + UNREAD_EVERY_S
         self._watch()
         for descriptor in self._unread.too_much(now):
-            peer = self._of_connection.get(descriptor)
+            peer = self._peer_of_connection.get(descriptor)
             self._unread.ended(descriptor)
             with contextlib.suppress(OSError):
                 end_connection(descriptor)
-            heard = "which had spoken before" if peer else "over which nothing else came"
+            history = "which had spoken before" if peer else "over which nothing else came"
             self._receiver.invalid(
-                f"A message without an end filled memory; its connection, {heard}, was ended."
+                f"An incomplete message filled memory; its connection, {history}, was closed."
             )
 
     def _admit(self) -> None:
-        """Let those in who ask, if their keys are known."""
-        if self._receiver is not None and self._door.admit(TURN_S) and self._loop:
+        """Authenticate waiting connections."""
+        if self._receiver is not None and self._authenticator.admit(TURN_S) and self._loop:
             self._loop.call_soon(self._admit)
 
     def _watch(self) -> None:
@@ -359,6 +382,6 @@ class Transport:
                 self._unread.began(descriptor, time.monotonic())
                 continue
             self._unread.ended(descriptor)
-            peer = self._of_connection.pop(descriptor, None)
+            peer = self._peer_of_connection.pop(descriptor, None)
             if peer is not None and self._receiver is not None:
                 self._receiver.disconnected(peer)

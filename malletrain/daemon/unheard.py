@@ -1,7 +1,7 @@
-"""Leases that run without a message from their agents.
+"""Detects leases that run without a message from their agents.
 
-Decides when such a lease has run in vain for too long, and what most likely keeps its agent from
-reporting. :mod:`malletrain.daemon.lease_actions` ends it.
+Decides when such a lease has run for too long, and what most likely keeps its agent from reporting.
+:mod:`malletrain.daemon.lease_actions` ends it.
 """
 
 from __future__ import annotations
@@ -14,57 +14,67 @@ from malletrain.daemon.agent_python import agent_program
 from scavenger.batch.rules import USABLE
 from scavenger.interface import Explanation
 
-_KEPT_BYTES = 2000
-_KEPT_LINES = 3
-_LONGEST_PAUSE_S = 60.0
+_MAX_OUTPUT_BYTES = 2000
+_MAX_OUTPUT_LINES = 3
+"""Maximum number of bytes and lines of a lease's last output."""
+_MAX_POLL_GAP_S = 60.0
+"""Maximum time between two polls that is counted, seconds."""
 
 
 class Unheard:
-    """Since when which lease has run without an agent.
+    """Measures for how long leases have run without an agent.
 
     Args:
-        limit_s: how long it may, in seconds.
+        limit_s: maximum time without an agent, seconds.
     """
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self._waited: dict[str, float] = {}
-        self._looked: float | None = None
+        self._waited_s: dict[str, float] = {}
+        self._last_poll_at: float | None = None
 
     def overdue(self, waiting: Iterable[str], now: float) -> list[str]:
-        """Those of the leases that run without an agent, ``waiting``, that have done so for too
-        long. To be called at every poll: the time counts from when a lease was first seen so, and
-        anew when its agent was there meanwhile.
+        """Return the leases that have run without an agent for too long. Call it at every poll.
+
+        The time starts when a lease is first seen without an agent, and again if it has had an
+        agent meanwhile.
+
+        Args:
+            waiting: leases that run without an agent.
+            now: time, seconds.
+
         """
-        # In a longer pause between two polls it was the daemon that did not listen.
-        since = 0.0 if self._looked is None else min(now - self._looked, _LONGEST_PAUSE_S)
-        self._looked = now
-        self._waited = {
-            lease: self._waited[lease] + since if lease in self._waited else 0.0
+        # In a longer pause between two polls the daemon itself did not receive messages.
+        elapsed_s = (
+            0.0 if self._last_poll_at is None else min(now - self._last_poll_at, _MAX_POLL_GAP_S)
+        )
+        self._last_poll_at = now
+        self._waited_s = {
+            lease: self._waited_s[lease] + elapsed_s if lease in self._waited_s else 0.0
             for lease in waiting
         }
-        return [lease for lease, waited in self._waited.items() if waited > self.limit_s]
+        return [lease for lease, waited in self._waited_s.items() if waited > self.limit_s]
 
-    def anew(self, lease: str) -> None:
-        """Something was done about the lease: its time counts from now."""
-        self._waited[lease] = 0.0
+    def restart(self, lease: str) -> None:
+        """Restart the time of a lease, because it has been acted on."""
+        self._waited_s[lease] = 0.0
 
 
 def last_words(folder: Path, lease: str) -> str:
-    """The last lines that the lease printed, where they are kept here; empty: there are none."""
+    """Return the last lines that the lease printed; empty if there is no output here."""
     try:
         with (folder / f"{lease}.out").open("rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _KEPT_BYTES))
+            file.seek(max(0, file.tell() - _MAX_OUTPUT_BYTES))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    return " / ".join([line for line in lines if line][-_KEPT_LINES:])
+    return " / ".join([line for line in lines if line][-_MAX_OUTPUT_LINES:])
 
 
 def trouble_of(explanations: Iterable[Explanation], node: str) -> str:
-    """What the main scheduler says is wrong with ``node``; empty when it says nothing."""
+    """Return the problem that the main scheduler reports of ``node``; empty if there is none."""
     rules = next((one.rules for one in explanations if one.node == node), ())
     return next((words for rule, passed, words in rules if rule == USABLE and not passed), "")
 
@@ -72,13 +82,14 @@ def trouble_of(explanations: Iterable[Explanation], node: str) -> str:
 def likely_cause(
     words: str, node: str, endpoint: str, output_file: str = "", trouble: str = ""
 ) -> str:
-    """Why an agent on ``node`` may not report, as sentences that say what to look at.
+    """Return why an agent on ``node`` may not report, as sentences that say what to check.
 
     Args:
-        trouble: what the main scheduler says is wrong with the node; empty: nothing.
-        words: the last that the lease printed; empty: nothing is known.
-        endpoint: where agents are told to reach the daemon.
-        output_file: where the owner of the lease finds what it printed; empty: nowhere.
+        words: last output of the lease; empty if there is none.
+        node: node of the lease.
+        endpoint: address at which agents reach the daemon.
+        output_file: file of the lease's owner with its output; empty if there is none.
+        trouble: problem that the main scheduler reports of the node; empty if there is none.
     """
     if trouble:
         return f"The main scheduler says of {node}: {trouble}."

@@ -1,4 +1,4 @@
-"""What leases were used for: node-time by user, account, class of nodes and month, from the stored
+"""Computes the use of leases: node-time by user, account, class of nodes and month, from the stored
 leases, jobs and rescales (:mod:`malletrain.daemon.usage_rows` reads them). Pure.
 
 Decides what counts as what. A leased node *trains* from the first sample of a round to its last.
@@ -24,21 +24,26 @@ LOST = "loss"
 JOULES_PER_KWH = 3.6e6
 
 
-class Drawn(NamedTuple):
-    """What a node draws, watts: without a job, and with one."""
+class NodePower(NamedTuple):
+    """Power of a node without a job and with one, watts."""
 
     idle: float
+    """Power without a job, watts."""
     busy: float
+    """Power with a job, watts."""
 
 
 class Key(NamedTuple):
-    """What sums are kept by."""
+    """Key of the sums."""
 
     month: str
     """``2026-11``."""
     user: str
+    """Owner of the leases or jobs."""
     node_class: str
+    """Class of the nodes."""
     account: str = ""
+    """Account of the owner; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -46,59 +51,79 @@ class Usage:
     """Node-seconds."""
 
     leased: float = 0.0
+    """Time for which nodes were leased."""
     trained: float = 0.0
+    """Time in training."""
     starting: float = 0.0
+    """Time from the decision to start a job to its first sample."""
     rescaling: float = 0.0
+    """Time without samples in rescales."""
     lost: float = 0.0
+    """Time without samples in rescales after preemptions."""
     silent: float = 0.0
+    """Time of jobs that report no samples."""
     samples: float = 0.0
+    """Number of samples processed."""
 
     @property
     def busy(self) -> float:
-        """Those with a job."""
+        """Node-seconds with a job."""
         return self.trained + self.starting + self.rescaling + self.lost + self.silent
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, n) + getattr(other, n) for n in self.__dataclass_fields__))
 
-    def kwh(self, drawn: Drawn) -> float:
-        """Energy of nodes that draw so much."""
+    def kwh(self, power: NodePower) -> float:
+        """Return the energy of nodes with this power, kWh."""
         busy = min(self.busy, self.leased)
-        return (busy * drawn.busy + (self.leased - busy) * drawn.idle) / JOULES_PER_KWH
+        return (busy * power.busy + (self.leased - busy) * power.idle) / JOULES_PER_KWH
 
 
 class LeasedSpan(NamedTuple):
     """One node held from ``begin`` to ``end``, epoch seconds."""
 
     user: str
+    """Owner of the lease."""
     node_class: str
+    """Class of the node."""
     begin: float
     end: float
     account: str = ""
+    """Account of the owner; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class JobHistory:
-    """What is known of one job. Times in epoch seconds."""
+    """History of one job. Times are in epoch seconds."""
 
     user: str
+    """Owner of the job."""
     rescales: Sequence[RescaleRow]
-    """Those that came to a first sample, oldest first."""
+    """Rescales that led to a first sample, oldest first."""
     stops: Sequence[float]
-    """When it was suspended, and when it ended or was looked at last; oldest first."""
+    """Times of its suspensions and of its end (now if it has not ended), oldest first."""
     classes: Sequence[tuple[float, str]]
-    """Since when it was on nodes of which class, oldest first."""
+    """(time, class of the nodes from then on), oldest first."""
     samples: float = 0.0
+    """Number of samples processed so far."""
     account: str = ""
+    """Account of the owner; empty if there is none."""
     moves: Sequence[tuple[float, int]] = ()
-    """Since when it had so many nodes, oldest first."""
+    """(time, number of nodes from then on), oldest first."""
 
 
 def usage(
     leases: Iterable[LeasedSpan], jobs: Iterable[JobHistory], since: float, until: float
 ) -> dict[Key, Usage]:
-    """The sums over ``since`` to ``until``, epoch seconds. Samples of a job are shared out over the
-    time in which it trained.
+    """Return the sums over a period. Samples of a job are distributed over the time in which it
+    trained.
+
+    Args:
+        leases: time for which each node was leased.
+        jobs: histories of the jobs.
+        since: start of the period, epoch seconds.
+        until: end of the period, epoch seconds.
+
     """
     usage_: dict[Key, Usage] = {}
 
@@ -123,7 +148,7 @@ def usage(
 
 
 def spans_of(job: JobHistory) -> Iterator[tuple[str, int, float, float]]:
-    """(field of Usage, nodes, begin, end) of each time in which the job held nodes."""
+    """Yield (field of Usage, nodes, begin, end) for each span in which the job held nodes."""
     rows = job.rescales
     if not any(row.ended is not None for row in rows):
         for number, (begin, nodes) in enumerate(job.moves):
@@ -148,13 +173,13 @@ def spans_of(job: JobHistory) -> Iterator[tuple[str, int, float, float]]:
 
 
 def class_at(classes: Sequence[tuple[float, str]], at: float) -> str:
-    """The class of the nodes on which a job was."""
+    """Return the class of the nodes on which a job ran at a time."""
     index = bisect_right([since for since, _ in classes], at) - 1
     return classes[max(index, 0)][1] if classes else "default"
 
 
 def by_month(begin: float, end: float) -> Iterator[tuple[str, float]]:
-    """(month, seconds of it) of a span of time; nothing when it is empty."""
+    """Yield (month, seconds in it) for each month of a span of time."""
     while begin < end:
         year, month = time.gmtime(begin)[:2]
         following = timegm((year + month // 12, month % 12 + 1, 1, 0, 0, 0))
@@ -163,8 +188,8 @@ def by_month(begin: float, end: float) -> Iterator[tuple[str, float]]:
         begin = to
 
 
-def kwh_of(sums: Mapping[Key, Usage], watts: Mapping[str, Drawn]) -> dict[Key, float]:
-    """Energy by key, of the classes of which it is known what their nodes draw."""
+def kwh_of(sums: Mapping[Key, Usage], watts: Mapping[str, NodePower]) -> dict[Key, float]:
+    """Return key → energy in kWh, for classes with a known power."""
     return {
         key: each.kwh(watts[key.node_class])
         for key, each in sums.items()

@@ -1,7 +1,7 @@
-"""Reads the rows that :mod:`malletrain.daemon.usage` adds up, and makes the answer for clients.
+"""Reads the rows that :mod:`malletrain.daemon.usage` adds up, and creates the answer for clients.
 
-Decides how many rows are read at a time: history is long, and other requests are answered in
-between.
+Decides how many rows are read at a time, because the history is long and other requests are
+answered in between.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from malletrain.daemon.usage import Drawn, JobHistory, Key, LeasedSpan, Usage, kwh_of, usage
+from malletrain.daemon.usage import JobHistory, Key, LeasedSpan, NodePower, Usage, kwh_of, usage
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import UsageView
 from malletrain.store.history_table import HistoryTable
 from malletrain.store.records import JobRow, LeaseRow, RescaleRow
 
 MOVES = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
+"""Events at which the nodes of a job change."""
 AT_ONCE = 50
-"""Jobs or leases that are read and added up in one go."""
+"""Number of jobs or leases that are read and added up at a time."""
 EVENTS_AT_ONCE = 500
+"""Number of events that are read at a time."""
 
 
 async def usage_views(
@@ -27,20 +29,20 @@ async def usage_views(
     since: float,
     until: float,
     own_user: str,
-    watts: Mapping[str, Drawn],
+    watts: Mapping[str, NodePower],
     owner: str | None,
     now: float,
 ) -> list[UsageView]:
-    """A row for each month, user, class of nodes and account, in that order.
+    """Return a row for each month, user, class of nodes and account, in that order.
 
     Args:
-        history: where leases, jobs and rescales are.
-        since: epoch seconds.
-        until: epoch seconds; what has not ended is counted to then.
-        own_user: whose the leases without a named owner are.
-        watts: what nodes of each class draw.
-        owner: the user who is told, of that user's own; None: of everybody's.
-        now: epoch seconds, not before ``until``; to then count the samples of jobs that run.
+        history: tables of leases, jobs and rescales.
+        since: start of the period, epoch seconds.
+        until: end of the period, epoch seconds; unfinished leases and jobs count until then.
+        own_user: owner of the leases without a named owner.
+        watts: class of nodes → power of a node.
+        owner: user whose leases and jobs are counted; None for all users.
+        now: epoch seconds, not before ``until``; samples of running jobs count until then.
     """
     sums: dict[Key, Usage] = {}
     classes: dict[str, str] = {}

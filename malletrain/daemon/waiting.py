@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 MAX_WAIT_S = 10.0
-"""A request waits no longer for what it asks for."""
+"""Maximum time for which a request waits, seconds."""
 
 
 async def happens(event: asyncio.Event, within_s: float) -> bool:
-    """Wait for ``event``, ``within_s`` seconds at most; returns whether it is set.
+    """Wait for ``event``, ``within_s`` seconds at most. Returns whether it is set.
 
     Before Python 3.12 ``asyncio.wait_for`` loses a cancel that comes together with the event, and a
     daemon that waits for its tasks to end would wait for ever.

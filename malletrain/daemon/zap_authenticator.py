@@ -1,4 +1,4 @@
-"""Authenticates connections: ZeroMQ asks it about the key of each (ZAP, ZeroMQ RFC 27).
+"""Authenticates connections: ZeroMQ sends it the key of each (ZAP, ZeroMQ RFC 27).
 
 Decides only that a known key is admitted; each message then carries that key as its ``User-Id``.
 After a restart thousands of agents connect at once, so it does no more than this.
@@ -17,10 +17,10 @@ ENDPOINT = "inproc://zeromq.zap.01"
 VERSION, MECHANISM = b"1.0", b"CURVE"
 KEY_BYTES = 32
 FRAMES = 7
-"""Version, request, domain, address, identity, mechanism, and the key."""
+"""Number of frames of a request: version, request id, domain, address, identity, mechanism, key."""
 
 _AT_ONCE, _MORE = int(zmq.DONTWAIT), int(zmq.SNDMORE)
-"""As plain numbers, as in :mod:`malletrain.daemon.transport`."""
+"""Flags as plain integers, as in :mod:`malletrain.daemon.transport`."""
 
 
 class ZapAuthenticator:
@@ -29,7 +29,7 @@ class ZapAuthenticator:
 
     Args:
         context: the context whose connections are authenticated.
-        lookup: public key (z85) → its owner, None for an unknown key.
+        lookup: returns the owner of a public key (z85); None for an unknown key.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ZapAuthenticator:
         return True
 
     def _receive(self) -> list[bytes]:
-        """The frames of a request. Raises Again if there is none."""
+        """Read the frames of a request. Raises Again if there is none."""
         frame: Any = self.socket.recv(_AT_ONCE, copy=False)
         frames = [frame.bytes]
         while frame.more:
@@ -67,7 +67,7 @@ class ZapAuthenticator:
         return frames
 
     def close(self) -> None:
-        """Authenticate nobody any more."""
+        """Stop authenticating connections."""
         self.socket.close()
 
     def _answer(self, request: list[bytes]) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""The daemon's memory: tables, rows, migrations.
+"""The daemon's database: tables, rows, migrations.
 
 Runs in the daemon. Imports ``core`` and ``protocol`` at most.
 """

@@ -1,8 +1,7 @@
-"""Copies of an SQLite database that is in use, checked before they count; and what is in it, for
-other programs.
+"""Backs up, restores, checks and exports an SQLite database, also while it is in use.
 
-Decides what a good copy is. Runs on the head node, in processes of their own: the daemon takes no
-part. A copy is made by SQLite's online backup, which sees one moment whatever is written meanwhile.
+Decides which copies are valid. Runs on the head node, in its own processes, without the daemon.
+SQLite's online backup makes a consistent snapshot even if the database is written meanwhile.
 """
 
 from __future__ import annotations
@@ -22,33 +21,40 @@ from malletrain.store.migrations import versions
 from malletrain.store.schema import HEAD, metadata
 
 BUSY_S = 30.0
+"""Maximum time to wait for a locked database, seconds."""
 EXPORTED = ("jobs", "leases", "events")
+"""Tables that are exported."""
 SIDE_FILES = ("-wal", "-shm")
+"""Suffixes of the files next to a database in WAL mode."""
 
 
-LEAP = 1_000
-"""Numbers of leases left out after a restore: those younger than the copy have theirs still."""
+SKIPPED_LEASE_IDS = 1_000
+"""Number of lease ids that are skipped after a restore, because leases that are newer than the copy
+may still have them.
+"""
 
 
 class CopyError(RuntimeError):
-    """It cannot be done; the message is a sentence for the operator."""
+    """The operation failed; the message is a sentence for the operator."""
 
 
 def backup(url: str, target: Path) -> int:
-    """Copy the database at ``url`` to ``target``; returns its bytes. Raises CopyError."""
+    """Copy the database at ``url`` to ``target``. Returns the size of the copy, bytes. Raises
+    CopyError.
+    """
     source = _file_of(url)
     if target.exists():
-        raise CopyError(f"{target} is there already; give a name that is not.")
+        raise CopyError(f"{target} exists already; give another name.")
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         os.close(handle)
-        with _opened(source) as from_, _opened(part) as to:
-            from_.backup(to)
-            # The copy is one file; whoever restores it has no other.
-            to.execute("PRAGMA journal_mode=DELETE")
-        _whole(part)
-        _on_disk(part)
+        with _open(source) as source_connection, _open(part) as copy_connection:
+            source_connection.backup(copy_connection)
+            # The copy has to be a single file.
+            copy_connection.execute("PRAGMA journal_mode=DELETE")
+        _checked_version(part)
+        _sync(part)
         os.link(part, target)
         return target.stat().st_size
     except OSError as error:
@@ -59,11 +65,11 @@ def backup(url: str, target: Path) -> int:
 
 
 def restore(url: str, copy: Path) -> Path | None:
-    """Put ``copy`` in the place of the database at ``url``, which nobody uses. Returns where what
-    was there is kept, if there was something. Raises CopyError.
+    """Replace the database at ``url``, which must not be in use, with ``copy``. Returns the backup
+    of the old database; None if there was none. Raises CopyError.
     """
-    target = _file_of(url, must_be=False)
-    version = _whole(copy)
+    target = _file_of(url, must_exist=False)
+    version = _checked_version(copy)
     if version not in versions():
         raise CopyError(
             f"{copy} was written by a later malletrain (schema {version}); restore it with that."
@@ -73,22 +79,22 @@ def restore(url: str, copy: Path) -> Path | None:
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        with _opened(copy) as from_, _opened(part) as to:
-            from_.backup(to)
-            to.execute(
+        with _open(copy) as source_connection, _open(part) as copy_connection:
+            source_connection.backup(copy_connection)
+            copy_connection.execute(
                 "INSERT INTO meta (key, value) VALUES ('last_lease', ?1) "
                 "ON CONFLICT (key) DO UPDATE SET value = CAST(value + ?1 AS TEXT)",
-                (LEAP,),
+                (SKIPPED_LEASE_IDS,),
             )
-            to.commit()
-        _on_disk(part)
+            copy_connection.commit()
+        _sync(part)
         if target.exists():
             backup = target.with_name(f"{target.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
             _back_up(target, backup)
         for side in SIDE_FILES:
             Path(f"{target}{side}").unlink(missing_ok=True)
         os.replace(part, target)
-        _on_disk(target.parent)
+        _sync(target.parent)
     except OSError as error:
         raise CopyError(f"{target} cannot be written: {error.strerror}.") from None
     finally:
@@ -97,11 +103,11 @@ def restore(url: str, copy: Path) -> Path | None:
 
 
 def _back_up(target: Path, backup: Path) -> None:
-    """Give a database another name, too. What is in its log becomes part of it; of one that is too
-    damaged for that the log is kept beside it.
+    """Link a database under a second name. Its write-ahead log is merged first; if the database is
+    too damaged for that, the log is linked, too.
     """
     try:
-        with _opened(target) as old:
+        with _open(target) as old:
             old.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     except CopyError:
         for side in SIDE_FILES:
@@ -111,12 +117,12 @@ def _back_up(target: Path, backup: Path) -> None:
 
 
 def vacuum(url: str) -> tuple[int, int]:
-    """Give the room of what was deleted back to the file system; nobody may use the database at
-    ``url``. Returns its bytes before and after. Raises CopyError.
+    """Return the disk space of deleted rows to the file system. The database at ``url`` must not be
+    in use. Returns its size before and after, bytes. Raises CopyError.
     """
     path = _file_of(url)
-    _whole(path)
-    with _opened(path) as connection:
+    _checked_version(path)
+    with _open(path) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         before = path.stat().st_size
         connection.execute("VACUUM")
@@ -125,10 +131,10 @@ def vacuum(url: str) -> tuple[int, int]:
 
 
 def check(url: str) -> str:
-    """What the database at ``url`` is, as a sentence. Raises CopyError where it is not whole."""
+    """Describe the database at ``url`` in a sentence. Raises CopyError if it is damaged."""
     path = _file_of(url)
-    version = _whole(path)
-    with _opened(path) as connection:
+    version = _checked_version(path)
+    with _open(path) as connection:
         counts = [
             f"{connection.execute(f'SELECT count(*) FROM {name}').fetchone()[0]:,} {name}"
             for name in EXPORTED
@@ -140,12 +146,12 @@ def check(url: str) -> str:
 
 
 def export(url: str, out: TextIO) -> None:
-    """Write all rows of jobs, leases and events to ``out``, as JSON, one a line. Raises
+    """Write all rows of jobs, leases and events to ``out``, as JSON, one per line. Raises
     CopyError.
     """
-    with _opened(_file_of(url)) as connection:
+    with _open(_file_of(url)) as connection:
         connection.row_factory = sqlite3.Row
-        connection.execute("BEGIN")  # all of one moment
+        connection.execute("BEGIN")  # a consistent snapshot
         for name in EXPORTED:
             table = metadata.tables[name]
             key = ", ".join(column.name for column in table.primary_key)
@@ -155,26 +161,26 @@ def export(url: str, out: TextIO) -> None:
 
 
 def _value(value: Any) -> Any:
-    """A column as data; columns of JSON are text in SQLite."""
+    """Return the value of a column. JSON columns are text in SQLite and are decoded."""
     if isinstance(value, str) and value[:1] in ("{", "["):
         with contextlib.suppress(ValueError):
             return json.loads(value)
     return value
 
 
-def _file_of(url: str, must_be: bool = True) -> Path:
+def _file_of(url: str, must_exist: bool = True) -> Path:
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite" or not parsed.database:
         shown = parsed.render_as_string(hide_password=True)
-        raise CopyError(f"{shown} is no SQLite file; use the tools of that database (pg_dump).")
+        raise CopyError(f"{shown} is not an SQLite file; use the tools of that database (pg_dump).")
     path = Path(parsed.database)
-    if must_be and not path.exists():
+    if must_exist and not path.exists():
         raise CopyError(f"There is no database at {path}; has the daemon run with this file?")
     return path
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+def _open(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
         try:
@@ -185,21 +191,23 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
         raise CopyError(f"{path} cannot be used as a database: {error}.") from None
 
 
-def _whole(path: Path) -> str:
-    """The version of the schema of a database that is whole. Raises CopyError."""
-    with _opened(path) as connection:
+def _checked_version(path: Path) -> str:
+    """Return the schema version of a database. Raises CopyError if it is damaged."""
+    with _open(path) as connection:
         problems = [row[0] for row in connection.execute("PRAGMA integrity_check(5)")]
         if problems != ["ok"]:
             raise CopyError(f"{path} is damaged: {'; '.join(problems)}. Restore a copy of it.")
-        there = connection.execute("SELECT name FROM sqlite_master WHERE name='alembic_version'")
-        if there.fetchone() is None:
+        version_table = connection.execute(
+            "SELECT name FROM sqlite_master WHERE name='alembic_version'"
+        )
+        if version_table.fetchone() is None:
             raise CopyError(f"{path} is no database of MalleTrain.")
         if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
             raise CopyError(f"{path} has rows that belong to nothing. Restore a copy of it.")
         return str(connection.execute("SELECT version_num FROM alembic_version").fetchone()[0])
 
 
-def _on_disk(path: Path) -> None:
+def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,9 +1,9 @@
-"""A connection to the database, set up so that a committed transaction survives ``kill -9`` and a
+"""Opens database connections, set up so that a committed transaction survives ``kill -9`` and a
 failed one leaves nothing.
 
-Decides how SQLite is used (write-ahead log, locks taken at the start, file readable by its owner
-only), for how long a server is waited for, and how a URL that cannot be used is told. It knows no
-table.
+Decides how SQLite is used (write-ahead log, locks taken at the start of a transaction, file
+readable by its owner only), the time-outs of a server, and the messages about an unusable URL. It
+knows no tables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, m
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 BUSY_TIMEOUT_MS = 10_000
-"""How long a transaction waits for another process that writes."""
+"""Maximum time for which a transaction waits for another process that writes."""
 SERVER_WAITS = {
     "connect_timeout": BUSY_TIMEOUT_MS // 1000,
     "tcp_user_timeout": BUSY_TIMEOUT_MS,
@@ -25,60 +25,62 @@ SERVER_WAITS = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
 }
-"""How long a PostgreSQL whose host is silent is waited for (libpq, "Parameter Key Words"), where
-the URL does not say. The system's own limit is a quarter of an hour, and the daemon waits with it.
+"""Time-outs of a PostgreSQL server whose host is silent (libpq, "Parameter Key Words"), unless the
+URL sets them. The system's own time-out is a quarter of an hour, for which the daemon would block.
 """
 _LOCKS = "lock_timeout"
 _WAIT_S = 0.01
 
 
 class StoreError(RuntimeError):
-    """The database cannot be used or refused; the message is a sentence for the operator."""
+    """The database cannot be used or refused a transaction; the message is a sentence for the
+    operator.
+    """
 
 
 class StatementRefused(StoreError):
-    """The database works, and takes this one statement not: what it was to store makes no sense."""
+    """The database works but refused one statement, because of its values."""
 
 
 _RESTORE = (
-    "It is damaged: stop the daemon, and put the newest copy in its place with `malletrain db "
-    "restore --config FILE COPY`. Jobs that the copy knows go on; leases taken since are given "
+    "It is damaged: stop the daemon, and restore the newest copy with `malletrain db "
+    "restore --config FILE COPY`. Jobs that the copy knows continue; later leases are given "
     "back."
 )
-_SERVER = "Start its server or make it reachable; the daemon goes on from what is stored."
+_SERVER = "Start its server or make it reachable; the daemon continues from the stored state."
 _ADVICE = (
     ("malformed", _RESTORE),
     ("not a database", _RESTORE),
     ("locked", "Another process holds it: `fuser` on the file names it. End that one."),
-    ("disk is full", "Make room on its file system; the daemon goes on from what is stored."),
+    ("disk is full", "Make room on its file system; the daemon continues from the stored state."),
     ("readonly", "Make the file and its directory the daemon's user's."),
     ("lock timeout", "Another session holds it: pg_stat_activity names it. End that one."),
     ("authentication failed", "Correct user and password in [daemon] database."),
-    ('relation "', "Tables are missing: put the newest copy in their place with pg_restore."),
+    ('relation "', "Tables are missing: restore the newest copy with pg_restore."),
     ("does not exist", "Create it, or correct [daemon] database."),
-    ("pg_hba.conf", "Let it in there (pg_hba.conf), or correct [daemon] database."),
+    ("pg_hba.conf", "Allow the connection in its pg_hba.conf, or correct [daemon] database."),
     ("too many clients", "Its max_connections are in use: end some, or allow more."),
     ("connection slots", "Its max_connections are in use: end some, or allow more."),
     ("connection", _SERVER),
     ("database system is", _SERVER),
 )
-"""What SQLite says of its file, or PostgreSQL of itself → what to do; the first that fits."""
+"""Part of an error message of SQLite or PostgreSQL → what to do. The first match counts."""
 
 
 def advice(message: str) -> str:
-    """What to do about an error of the database, as a sentence with a space before it; empty:
-    nothing is known.
+    """Return what to do about an error of the database, as a sentence after a space; empty if
+    unknown.
     """
     return next((f" {what}" for words, what in _ADVICE if words in message), "")
 
 
 def open_engine(url: str) -> Engine:
-    """An engine for the SQLAlchemy URL ``url``; an SQLite file is created if need be. Raises
+    """Return an engine for the SQLAlchemy URL ``url``. A missing SQLite file is created. Raises
     StoreError.
     """
     try:
-        # A server may have been restarted since the last transaction: a connection is tried before
-        # it is used.
+        # A server may have been restarted since the last transaction, so a connection is tested
+        # before it is used.
         engine_url = make_url(url)
         options: dict[str, Any] = (
             {"connect_args": {"timeout": BUSY_TIMEOUT_MS / 1000}}
@@ -106,21 +108,21 @@ def open_engine(url: str) -> Engine:
 
 
 def _waits(url: URL) -> dict[str, int]:
-    """What the driver of a server is told of waiting, beside what the URL says itself."""
+    """Return the time-outs for the driver of a server, without those that the URL sets."""
     if url.drivername not in ("postgresql", "postgresql+psycopg2", "postgresql+psycopg"):
         return {}
     return {name: value for name, value in SERVER_WAITS.items() if name not in url.query}
 
 
 def _begin_postgresql(connection: Connection) -> None:
-    # Neither in the URL's options, which a pool of connections in between (PgBouncer) refuses, nor
-    # for the connection, which such a pool gives to others.
+    # Not in the URL's options, because a connection pool (PgBouncer) refuses them, and not for the
+    # whole connection, because such a pool shares it with others.
     connection.exec_driver_sql(f"SET LOCAL {_LOCKS} = {BUSY_TIMEOUT_MS}")
 
 
 def _create_privately(path: str | None) -> None:
-    """Create the database file readable by its owner only: the jobs' environments are in it.
-    SQLite's side files follow its mode.
+    """Create the database file readable by its owner only, because it has the jobs' environments.
+    SQLite's side files get the same mode.
     """
     if not path or path == ":memory:":
         return
@@ -132,7 +134,7 @@ def _create_privately(path: str | None) -> None:
 
 
 def _set_up_sqlite(connection: Any, _record: Any) -> None:
-    # the driver would commit before a CREATE TABLE; transactions are begun by _begin_sqlite
+    # the driver would commit before a CREATE TABLE; _begin_sqlite starts transactions
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
@@ -145,8 +147,9 @@ def _set_up_sqlite(connection: Any, _record: Any) -> None:
 
 
 def _write_ahead(cursor: sqlite3.Cursor) -> str:
-    """Turn the write-ahead log on; the journal there is then. SQLite waits for no lock while it
-    changes the journal, so that of several that open a new database all but one would be refused.
+    """Turn the write-ahead log on. Returns the resulting journal mode. SQLite does not wait for
+    locks while it changes the mode, so of several processes that open a new database all but one
+    would fail.
     """
     until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:
@@ -159,13 +162,13 @@ def _write_ahead(cursor: sqlite3.Cursor) -> str:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A transaction that reads first and writes then could fail half-way when another process wrote
-    # in between; taking the lock at once makes it wait instead.
+    # A transaction that reads and then writes could fail if another process wrote in between.
+    # Taking the lock at its start makes it wait instead.
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def schema_version(connection: Connection) -> str | None:
-    """The schema version of the database; None for an empty one."""
+    """Return the schema version of the database; None for an empty one."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()

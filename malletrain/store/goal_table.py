@@ -1,4 +1,4 @@
-"""Goals of jobs, and how many nodes there were, in the database."""
+"""Stores the goals of jobs and the past numbers of nodes in the database."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from malletrain.store.session import Session
 
 
 class GoalTable:
-    """Reads and writes goals, one row a job, and the history of nodes."""
+    """Reads and writes goals, one row per job, and the past numbers of nodes."""
 
     def __init__(self, session: Session) -> None:
         self._db = session
 
     def put(self, row: GoalRow) -> GoalRow:
-        """Store a job's goals as they are now."""
+        """Store a job's goals: insert or replace its row."""
         self._db.put(schema.goals, encode(row))
         return row
 
     def of(self, job_id: str) -> GoalRow | None:
-        """The job's goals."""
+        """Return the job's goals; None if it has none."""
         return self._db.one(select(schema.goals).where(schema.goals.c.job == job_id), GoalRow)
 
     def all(self) -> dict[str, GoalRow]:
-        """The goals of every job that has any."""
+        """Return job → its goals, for jobs that have any."""
         return {row.job: row for row in self._db.all(select(schema.goals), GoalRow)}
 
     def put_spans(self, rows: Iterable[NodeSpanRow], forget_before: float) -> None:
-        """Keep how many nodes there were; what is older than ``forget_before`` goes."""
+        """Store numbers of nodes, and delete rows before ``forget_before``, epoch seconds."""
         table = schema.node_history
         with self._db.transaction() as connection:
             for row in rows:
@@ -40,7 +40,7 @@ class GoalTable:
             connection.execute(delete(table).where(table.c.began < forget_before))
 
     def spans(self, since: float) -> list[NodeSpanRow]:
-        """How many nodes there were since then, oldest first."""
+        """Return the numbers of nodes since a time, oldest first."""
         table = schema.node_history
         return self._db.all(
             select(table).where(table.c.began >= since).order_by(table.c.began), NodeSpanRow

@@ -1,4 +1,4 @@
-"""What was, of many jobs and leases: some rows at a time, for sums over all of them."""
+"""Reads the history of many jobs and leases, some rows at a time, for sums over all of them."""
 
 from __future__ import annotations
 
@@ -21,22 +21,28 @@ class HistoryTable:
     def jobs(
         self, since: float, until: float, owner: str | None, after: int, limit: int
     ) -> list[JobRow]:
-        """The jobs that were there at some time between ``since`` and ``until``, ``limit`` at most,
-        with greater numbers than ``after``, in order of their numbers. ``owner``: whose; None:
-        everybody's.
+        """Return jobs that existed in a period, in order of their numbers.
+
+        Args:
+            since: start of the period, epoch seconds.
+            until: end of the period, epoch seconds.
+            owner: owner of the jobs; None for all owners.
+            after: number before that of the first returned job.
+            limit: maximum number of jobs.
+
         """
-        there = _between(schema.jobs, schema.jobs.c.submitted, since, until, owner, after)
-        return self._db.all(there.limit(limit), JobRow)
+        query = _between(schema.jobs, schema.jobs.c.submitted, since, until, owner, after)
+        return self._db.all(query.limit(limit), JobRow)
 
     def leases(
         self, since: float, until: float, owner: str | None, after: int, limit: int
     ) -> list[LeaseRow]:
-        """As :meth:`jobs`, the leases that ran."""
-        ran = _between(schema.leases, schema.leases.c.started, since, until, owner, after)
-        return self._db.all(ran.limit(limit), LeaseRow)
+        """Like :meth:`jobs`, for leases that ran in the period."""
+        query = _between(schema.leases, schema.leases.c.started, since, until, owner, after)
+        return self._db.all(query.limit(limit), LeaseRow)
 
     def rescales(self, jobs: Collection[str]) -> list[RescaleRow]:
-        """Those of these jobs, of each the oldest first."""
+        """Return the rescales of the jobs, the oldest of each job first."""
         table = schema.rescales
         query = select(table).where(table.c.job.in_(list(jobs)))
         return self._db.all(query.order_by(table.c.job, table.c.generation), RescaleRow)
@@ -44,8 +50,14 @@ class HistoryTable:
     def events(
         self, jobs: Collection[str], kinds: Collection[str], after: int, limit: int
     ) -> list[EventRow]:
-        """Those of these jobs and kinds, oldest first, ``limit`` at most with greater numbers than
-        ``after``.
+        """Return events of jobs, oldest first.
+
+        Args:
+            jobs: ids of the jobs.
+            kinds: kinds of the events.
+            after: number before that of the first returned event.
+            limit: maximum number of events.
+
         """
         table = schema.events.c
         condition = table.job.in_(list(jobs)) & table.kind.in_([str(kind) for kind in kinds])
@@ -61,7 +73,9 @@ def _between(
     owner: str | None,
     after: int,
 ) -> Select[Any]:
-    """Rows of what has a number, an owner and an end, in order of their numbers."""
+    """Return a query for the rows of a table with numbers, owners and ends, in order of their
+    numbers.
+    """
     c = table.c
     overlap = (began < until) & or_(c.ended.is_(None), c.ended > since) & (c.number > after)
     query = select(table).where(overlap).order_by(c.number)

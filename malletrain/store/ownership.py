@@ -1,8 +1,8 @@
-"""One daemon at a time has a database. The one that comes second waits, and takes over when the
-first one ends or is not there any more.
+"""Lets one daemon at a time use a database. A second daemon waits, and takes over when the first
+one ends or is lost.
 
 Decides when a database is free, and when its owner has to stop because it may have lost it. SQLite:
-a lock on a file beside the database, which ends with its process. PostgreSQL:
+a lock on a file next to the database, which ends with its process. PostgreSQL:
 :mod:`malletrain.store.postgres_lock`. Other databases have no such lock.
 """
 
@@ -24,11 +24,13 @@ from malletrain.store.database import StoreError
 from malletrain.store.postgres_lock import PostgresLock
 
 BEAT_S = 5.0
-"""How often an owner looks whether the database is still its own."""
+"""Interval at which an owner checks that the database is still its own, seconds."""
 FENCE_S = 15.0
-"""An owner that has not looked for so long begins no transaction before it has."""
+"""Maximum age of the last check at the start of a transaction, seconds. An owner with an older one
+checks first.
+"""
 ASK_S = 1.0
-"""How often one that waits asks for the database."""
+"""Interval at which a waiting daemon tries to take the database, seconds."""
 
 
 class Lock(Protocol):
@@ -38,8 +40,8 @@ class Lock(Protocol):
     """Whether another daemon can have it while its owner runs, as when a connection is lost."""
 
     def take(self) -> str | None:
-        """Take it if it is free: None. Else who has it, "" where that is not known at this moment.
-        Raises StoreError.
+        """Take the lock if it is free. Returns None if it was taken, else its owner; empty if the
+        owner is not known at this moment. Raises StoreError.
         """
         ...
 
@@ -48,43 +50,43 @@ class Lock(Protocol):
         ...
 
     def look(self) -> list[str]:
-        """Who waits for it. Raises StoreError where it is not held any more."""
+        """Return the daemons that wait for the lock. Raises StoreError if it is no longer held."""
         ...
 
     def close(self) -> None:
-        """Give it back, or wait no longer."""
+        """Release the lock, or stop waiting."""
         ...
 
 
 class Ownership:
-    """A database that this process has. Give it back with :meth:`close`, or use it as a context
-    manager.
+    """Ownership of a database by this process. Release it with :meth:`close`, or use it as a
+    context manager.
     """
 
     def __init__(self, lock: Lock | None, clock: Callable[[], float]) -> None:
         self._lock = lock
         self._clock = clock
-        self._looked = clock()
-        self._one = threading.Lock()
+        self._checked_at = clock()
+        self._check_lock = threading.Lock()
 
     def look(self) -> list[str]:
-        """Daemons that wait for the database. Call it every BEAT_S seconds, in any thread. Raises
-        StoreError where another one may have it.
+        """Check the lock. Returns the daemons that wait for the database. Call it every BEAT_S
+        seconds, in any thread. Raises StoreError if another daemon may have the database.
         """
-        with self._one:
+        with self._check_lock:
             waiting = self._lock.look() if self._lock is not None else []
-            self._looked = self._clock()
+            self._checked_at = self._clock()
             return waiting
 
     def verify(self) -> None:
-        """Look again if that was long ago: this process may have stood still while another daemon
-        took over. Raises StoreError.
+        """Check the lock if the last check is older than FENCE_S: this process may have stood still
+        while another daemon took over. Raises StoreError.
         """
-        if self._clock() - self._looked > FENCE_S:
+        if self._clock() - self._checked_at > FENCE_S:
             self.look()
 
     def close(self) -> None:
-        """Give the database back."""
+        """Release the database."""
         if self._lock is not None:
             self._lock.close()
 
@@ -108,17 +110,17 @@ def own(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
 ) -> Ownership:
-    """Take the database at ``url``; where another daemon has it, wait until it is free.
+    """Take the database at ``url``. If another daemon has it, wait until it is free.
 
-    Where a lock can be lost, who waited waits for FENCE_S more before it begins: the former owner
-    may have lost no more than its connection, and has to notice.
+    If the lock can be lost, a daemon that has waited waits for another FENCE_S. The former owner
+    may have lost only its connection, and has to notice that first.
 
     Args:
-        url: of the database, for SQLAlchemy.
-        who: names this daemon to others.
+        url: SQLAlchemy URL of the database.
+        who: name of this daemon, for others.
         waits: called with the name of the owner, once for each owner.
-        sleep: waits for so many seconds.
-        clock: seconds that go on while the host is suspended.
+        sleep: waits for a number of seconds.
+        clock: returns seconds that advance while the host is suspended.
 
     Raises:
         StoreError: the database cannot be used.
@@ -128,9 +130,9 @@ def own(
         return Ownership(None, clock)
     try:
         owner = ""
-        while (has := lock.take()) is not None:
-            if not owner or has not in ("", owner):
-                owner = has or "a daemon that starts or ends at this moment"
+        while (current_owner := lock.take()) is not None:
+            if not owner or current_owner not in ("", owner):
+                owner = current_owner or "a daemon that starts or ends at this moment"
                 waits(owner)
             lock.wait()
             sleep(ASK_S)
@@ -153,7 +155,9 @@ def _lock_of(url: str, who: str) -> Lock | None:
 
 
 class FileLock:
-    """The lock of an SQLite file: ``flock`` on a file beside it; who waits has a second one."""
+    """Lock of an SQLite file: ``flock`` on a file next to it. A waiting daemon locks a second
+    file.
+    """
 
     may_be_lost = False
 
@@ -165,20 +169,20 @@ class FileLock:
 
     def take(self) -> str | None:
         """See :class:`Lock`."""
-        has = self._try(self._owner)
-        if has is None:
+        owner_name = self._try(self._owner)
+        if owner_name is None:
             self._drop(self._waiting)
-        return has
+        return owner_name
 
     def wait(self) -> None:
         """See :class:`Lock`."""
-        self._try(self._waiting)  # one of several that wait is enough
+        self._try(self._waiting)  # one of several waiting daemons is enough
 
     def look(self) -> list[str]:
         """See :class:`Lock`. A file lock is held until its process ends."""
-        has = self._try(self._waiting)
+        owner_name = self._try(self._waiting)
         self._drop(self._waiting)
-        return [has or "another daemon"] if has is not None else []
+        return [owner_name or "another daemon"] if owner_name is not None else []
 
     def close(self) -> None:
         """See :class:`Lock`."""
@@ -186,7 +190,7 @@ class FileLock:
             self._drop(path)
 
     def _try(self, path: Path) -> str | None:
-        """Lock a file: None. Else what stands in it."""
+        """Lock a file. Returns None if it was locked, else the content of the file."""
         if path in self._handles:
             return None
         try:
@@ -197,16 +201,16 @@ class FileLock:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            has = os.pread(handle, 1000, 0).decode("utf-8", "replace").strip()
+            owner_name = os.pread(handle, 1000, 0).decode("utf-8", "replace").strip()
             os.close(handle)
-            return has
+            return owner_name
         except OSError as error:
             os.close(handle)
             raise StoreError(
                 f"The lock {path} cannot be taken: {error.strerror}. Put the database on a file "
                 "system with locks."
             ) from None
-        with contextlib.suppress(OSError):  # a full disk: the lock is what counts
+        with contextlib.suppress(OSError):  # the disk may be full; the lock alone is enough
             os.ftruncate(handle, 0)
             os.pwrite(handle, self._who.encode(), 0)
         self._handles[path] = handle

@@ -1,8 +1,8 @@
-"""The lock of a PostgreSQL database: an advisory lock that lasts as long as its connection.
+"""Locks a PostgreSQL database with an advisory lock that lasts as long as its connection.
 
-Decides when an owner that is silent is given up. The lock is that of a transaction, so that it
-holds behind a pool of connections (PgBouncer), too; the transaction reads no table and holds up no
-vacuum. Manual: "Explicit Locking", "The Statistics Collector" (pg_stat_activity).
+Decides when a silent owner has lost the lock. The lock belongs to a transaction, so that it works
+behind a connection pool (PgBouncer), too. The transaction reads no table and does not delay vacuum.
+Manual: "Explicit Locking", "The Statistics Collector" (pg_stat_activity).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from malletrain.store.database import StoreError, advice, open_engine
 OWNER, WAITS = 0x4D54, 0x4D55
 """First halves of the keys of the two locks; the second half is that of the schema."""
 SILENT_S = 60.0
-"""An owner whose connection has been silent for so long is not there any more: its host has lost
-power, or stands still. Its connection is closed, so that it stops where it is.
+"""Time without activity after which an owner counts as lost, seconds: its host has lost power or
+stands still. Its connection is closed, so that the owner stops if it comes back.
 """
-_NAME = 63
-"""Longest name of an application that PostgreSQL keeps, characters."""
+_MAX_NAME_LENGTH = 63
+"""Maximum length of an application's name in PostgreSQL, characters."""
 _KEY = "hashtext(current_schema())"
 _SETTINGS = text(
     "SELECT set_config('application_name', :name, true), "
@@ -37,8 +37,8 @@ _HOLDERS = text(
     "AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
     f"AND l.classid::bigint = :kind AND l.objid::bigint = ({_KEY}::bigint & 4294967295)"
 )
-_ANEW = text("SELECT pg_stat_clear_snapshot()")
-"""Within a transaction pg_stat_activity says the same for ever, unless it is told to forget."""
+_CLEAR_SNAPSHOT = text("SELECT pg_stat_clear_snapshot()")
+"""Clears the snapshot that pg_stat_activity keeps within a transaction."""
 _END = text("SELECT pg_terminate_backend(:pid)")
 
 
@@ -51,15 +51,17 @@ class PostgresLock:
         self._engine = open_engine(url)
         self._who = who
         self._connection: Connection | None = None
-        self._shown = False
+        self._wait_is_shown = False
 
     def take(self) -> str | None:
-        """See :class:`~malletrain.store.ownership.Lock`. An owner that is silent is cut off."""
+        """See :class:`~malletrain.store.ownership.Lock`. The connection of a silent owner is
+        closed.
+        """
         try:
-            connection = self._begun()
+            connection = self._open_connection()
             if connection.execute(_TAKE).scalar():
                 return None
-            connection.execute(_ANEW)
+            connection.execute(_CLEAR_SNAPSHOT)
             for pid, name, silent_s in connection.execute(_HOLDERS, {"kind": OWNER}).all():
                 if silent_s is not None and silent_s > SILENT_S:
                     connection.execute(_END, {"pid": pid})
@@ -70,30 +72,31 @@ class PostgresLock:
 
     def wait(self) -> None:
         """See :class:`~malletrain.store.ownership.Lock`."""
-        if self._shown:
+        if self._wait_is_shown:
             return
         try:
-            self._begun().execute(_WAIT)
+            self._open_connection().execute(_WAIT)
         except DBAPIError as error:
             raise self._refusal(error) from None
-        self._shown = True
+        self._wait_is_shown = True
 
     def look(self) -> list[str]:
         """See :class:`~malletrain.store.ownership.Lock`."""
         try:
             if self._connection is None:
-                raise StoreError(f"The database {self._url} is not this daemon's any more.")
-            self._connection.execute(_ANEW)
+                raise StoreError(f"The database {self._url} no longer belongs to this daemon.")
+            self._connection.execute(_CLEAR_SNAPSHOT)
             holders = self._connection.execute(_HOLDERS, {"kind": WAITS}).all()
-            own = self._connection.execute(text("SELECT pg_backend_pid()")).scalar()
+            own_pid = self._connection.execute(text("SELECT pg_backend_pid()")).scalar()
         except DBAPIError as error:
             raise self._refusal(error) from None
-        return [str(name) for pid, name, _ in holders if pid != own]
+        return [str(name) for pid, name, _ in holders if pid != own_pid]
 
     def close(self) -> None:
         """See :class:`~malletrain.store.ownership.Lock`."""
         if self._connection is not None:
-            with contextlib.suppress(DBAPIError):  # its server has gone, and the lock with it
+            # If the server has stopped, the lock is released already.
+            with contextlib.suppress(DBAPIError):
                 self._connection.close()
             self._connection = None
         self._engine.dispose()
@@ -102,17 +105,17 @@ class PostgresLock:
     def _url(self) -> str:
         return self._engine.url.render_as_string(hide_password=True)
 
-    def _begun(self) -> Connection:
-        """The connection, with its one transaction."""
+    def _open_connection(self) -> Connection:
+        """Return the connection with its open transaction."""
         if self._connection is None:
             self._connection = self._engine.connect()
-            self._connection.execute(_SETTINGS, {"name": self._who[:_NAME]})
+            self._connection.execute(_SETTINGS, {"name": self._who[:_MAX_NAME_LENGTH]})
         return self._connection
 
     def _refusal(self, error: DBAPIError) -> StoreError:
         reason = str(error.orig).strip().partition("\n")[0].rstrip(".")
         return StoreError(
-            f"The connection by which this daemon has the database {self._url} is lost ({reason}). "
-            "Another daemon may have it from now on; this one waits for it when it is started "
-            f"again.{advice(reason)}"
+            f"The connection that holds the lock of the database {self._url} is lost ({reason}). "
+            "Another daemon may have the database from now on; this one waits for it when it is "
+            f"restarted.{advice(reason)}"
         )

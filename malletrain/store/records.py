@@ -1,6 +1,6 @@
-"""The rows of the database as the daemon has them in hand: one class a table.
+"""The rows of the database as dataclasses: one class per table.
 
-How they are written and read is :mod:`malletrain.store.rows`'s.
+:mod:`malletrain.store.rows` encodes and decodes them.
 """
 
 from __future__ import annotations
@@ -17,77 +17,95 @@ class JobRow:
     """One malleable job."""
 
     id: str
+    """Id, such as ``j1``."""
     name: str
+    """Name, chosen by the owner."""
     owner: str
+    """User who submitted it."""
     spec: str
-    """JSON text of the job as submitted, kept as it came."""
+    """JSON text of the submitted specification."""
     state: str
     """A :class:`malletrain.core.events.JobState`."""
     reason: str = ""
     """Why it is in this state, as a sentence."""
     submitted: float = 0.0
+    """Time of its submission."""
     started: float | None = None
+    """Time at which it first had nodes; None before."""
     ended: float | None = None
+    """Time of its end; None before."""
     generation: int = 0
     """Number of its last round."""
     planned_nodes: tuple[str, ...] = ()
-    """The nodes that the last plan gave it."""
+    """Its nodes in the last plan."""
     members: tuple[str, ...] = ()
-    """The nodes in its last round."""
+    """Nodes of its last round."""
     tries: int = 0
-    """Starts that ended in a failure of its workers, as far as they still count."""
+    """Number of failures of its workers that still count."""
     last_broke: float | None = None
-    """When the last of them did."""
+    """Time of the last of these failures."""
     samples: float = 0.0
-    """Processed so far, over all its restarts."""
+    """Samples processed so far, over all its restarts."""
     samples_before: float = 0.0
-    """Of these, those before its last round."""
+    """Samples processed before its last round."""
     last_progress: float | None = None
+    """Time of its last reported sample; None before the first."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Last value of each number that the script reported."""
+    """Name → last value of each reported metric."""
     notices: tuple[str, ...] = ()
     """Sentences for its owner, oldest first."""
     snapshot: Mapping[str, Any] = field(default_factory=dict)
-    """Where its state is saved, and up to which sample."""
+    """Location of its last snapshot, and the number of samples at it."""
     failure: str = ""
-    """The last lines of the rank that failed."""
+    """Last lines of the failed rank."""
     account: str = ""
-    """In which its owner was when it was submitted."""
+    """Account of its owner at its submission."""
 
 
 @dataclass(frozen=True)
 class LeaseRow:
-    """One hold on one node."""
+    """One lease of one node."""
 
     id: str
+    """Id, such as ``l1``."""
     node: str
+    """Name of the node."""
     state: str
     """A :class:`malletrain.protocol.event_kinds.LeaseStatus`."""
     scheduler_id: str = ""
-    """What the main scheduler calls the one-node job."""
+    """Id of its job in the main scheduler."""
     public_key: str = ""
-    """z85 text of the CURVE key that its agent proves itself with."""
+    """Public CURVE key of its agent, z85 text."""
     node_class: str = "default"
+    """Class of the node."""
     owner: str = ""
-    """As whom it was submitted; empty: as the daemon's own user."""
+    """User as whom it was submitted; empty for the daemon's own user."""
     requested: float = 0.0
+    """Time of the request."""
     started: float | None = None
+    """Time at which it started to run; None before."""
     ended: float | None = None
+    """Time of its end; None before."""
     end_reason: str = ""
+    """Why it ends or has ended; empty before."""
     account: str = ""
-    """In which its owner was when it was asked for."""
+    """Account of its owner at its request."""
 
 
 @dataclass(frozen=True)
 class ServiceRow:
-    """What a party was served of its share (:class:`malletrain.core.shares.PartyService`)."""
+    """Service that a party has had of its share (:class:`malletrain.core.shares.PartyService`)."""
 
     party: str
+    """Name of the party."""
     served: float
+    """Weighted node-seconds that its jobs had."""
     due: float
+    """Weighted node-seconds that were its share."""
     seconds: float
+    """Time in which something was due to it."""
     updated: float
-    """When this was written."""
+    """Time at which the row was written."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +113,23 @@ class EventRow:
     """One line of the audit log."""
 
     time: float
+    """Time of the event."""
     kind: str
     """An :class:`malletrain.protocol.event_kinds.EventKind`."""
     job: str = ""
+    """Id of the job; empty if it is not about a job."""
     node: str = ""
+    """Name of the node; empty if it is not about a node."""
     lease: str = ""
+    """Id of the lease; empty if it is not about a lease."""
     generation: int | None = None
+    """Number of the round; None if it is not about a round."""
     data: Mapping[str, Any] = field(default_factory=dict)
+    """Values for programs, and the sentence for users."""
     seq: int = 0
-    """Given by the database (0: not stored yet); it grows and is never used twice."""
+    """Number, assigned by the database (0 if not stored yet). Numbers increase and are never
+    reused.
+    """
 
 
 @dataclass(frozen=True)
@@ -111,7 +137,9 @@ class ObservationRow:
     """Throughput of a job, observed at one scale."""
 
     job: str
+    """Id of the job."""
     nodes: int
+    """Number of nodes."""
     batch: float
     """Global batch size, samples."""
     rate: float
@@ -119,13 +147,15 @@ class ObservationRow:
     spread: float
     """Half width of the interval around ``rate``, samples/s."""
     seconds: float
+    """Duration of the measurement."""
     samples: float
-    """Processed in ``seconds``."""
+    """Samples processed in ``seconds``."""
     time: float
+    """Time of the measurement."""
 
 
 STARTED = "start"
-"""The kind of a change from no node at all: a start, which people do not count as a rescale."""
+"""Kind of a change from no nodes: a start, which views do not count as a rescale."""
 
 
 @dataclass(frozen=True)
@@ -133,105 +163,133 @@ class RescaleRow:
     """One change of scale."""
 
     job: str
+    """Id of the job."""
     generation: int
+    """Number of the round that it led to."""
     kind: str
     """``start``, ``up``, ``down``, ``loss`` or ``same``."""
     from_nodes: int
+    """Number of nodes before it."""
     to_nodes: int
+    """Number of nodes after it."""
     began: float
+    """Time of the decision."""
     ended: float | None = None
+    """Time of the first sample after it; None before."""
     cost_s: float | None = None
-    """Last sample before to first sample after, seconds; None until that is known."""
+    """Time from the last sample before to the first sample after it, seconds; None until it is
+    known.
+    """
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Its parts in seconds, by name."""
+    """Name of a phase → its duration, seconds."""
 
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """What is known of one job's scaling."""
+    """Scaling of one job."""
 
     job: str
+    """Id of the job."""
     key: str = ""
     """Its profile key: jobs with the same key scale alike."""
     node_class: str = "default"
+    """Class of the nodes for which the key is."""
     learned: Mapping[str, Any] = field(default_factory=dict)
-    """A :class:`malletrain.core.scaling_model.ScalingModel` as a mapping, empty at first."""
+    """A :class:`malletrain.core.scaling_model.ScalingModel` as a mapping; empty before the first
+    measurement.
+    """
     waits: str = ""
     """Why its profile does not begin."""
     interruptions: tuple[Mapping[str, Any], ...] = ()
-    """When it gave nodes to a profile, each ``{"time", "by", "before", "nodes"}``."""
+    """Times at which it gave nodes to a profile, each ``{"time", "by", "before", "nodes"}``."""
     parameters: float | None = None
-    """Of its model, as its script says."""
+    """Number of parameters of its model, as reported by its script; None if unknown."""
     flops: float | None = None
-    """Of a sample, forward and backward, as its script says."""
+    """FLOPs per sample, forward and backward, as reported by its script; None if unknown."""
 
 
 @dataclass(frozen=True)
 class MetricRow:
-    """One value of a metric of a job, kept of those that its script reported."""
+    """One stored value of a metric of a job."""
 
     job: str
+    """Id of the job."""
     name: str
+    """Name of the metric."""
     number: int
-    """How many were reported before it."""
+    """Number of values that were reported before it."""
     time: float
+    """Time of the report."""
     value: float
+    """The value."""
     step: int | None
-    """The script's own count."""
+    """Step of the script; None if it states none."""
     samples: float
-    """Processed by the job by then."""
+    """Samples that the job had processed."""
     nodes: int
-    """The job's scale then."""
+    """Number of the job's nodes at that time."""
 
 
 @dataclass(frozen=True)
 class CurveRow:
-    """The newest curve of a kind of job, kept for the next of its kind."""
+    """Newest curve of a kind of jobs, for later jobs of that kind."""
 
     key: str
+    """Profile key of the kind of jobs."""
     node_class: str
+    """Class of the nodes."""
     processes: int
-    """On each node."""
+    """Number of processes per node."""
     learned: Mapping[str, Any]
+    """A :class:`malletrain.core.scaling_model.ScalingModel` as a mapping."""
     job: str
-    """Which one it is from."""
+    """Job from which it is."""
     updated: float
+    """Time at which the row was written."""
     parameters: float | None = None
+    """Number of parameters of the job's model; None if unknown."""
     flops: float | None = None
+    """FLOPs per sample of the job's model; None if unknown."""
 
 
 @dataclass(frozen=True)
 class GoalRow:
-    """What the owner of a job wants beyond speed, and how it stands with that."""
+    """Deadline, budget and work of a job, and their standing."""
 
     job: str
+    """Id of the job."""
     deadline: float | None = None
+    """Time by which the job is to complete; None if there is none."""
     budget_s: float | None = None
-    """Charged node-seconds."""
+    """Maximum charged node-seconds; None if there is no budget."""
     work: float | None = None
-    """Samples in all, in the count of the job's own row."""
+    """Total number of samples, as counted in the job's row; None if unknown."""
     stated: int = 0
-    """1: its owner said how much work there is; 0: its sampler did, or nobody."""
+    """1 if the owner stated the work; 0 if the sampler did, or it is unknown."""
     charged_s: float = 0.0
-    """Node-seconds that it was charged, up to ``charged_at``."""
+    """Node-seconds charged up to ``charged_at``."""
     charged_at: float | None = None
+    """Time up to which ``charged_s`` counts; None before the first charge."""
     standing: str = ""
-    """A :class:`malletrain.core.goals.GoalStanding`; empty: not known yet."""
+    """A :class:`malletrain.core.goals.GoalStanding`; empty if not known yet."""
 
 
 @dataclass(frozen=True)
 class NodeSpanRow:
-    """How many nodes of a class there were for jobs over one span, on average."""
+    """Mean number of nodes of a class that were available for jobs in one span."""
 
     began: float
+    """Start of the span."""
     node_class: str
+    """Class of the nodes."""
     nodes: float
+    """Mean number of nodes."""
 
 
 @dataclass(frozen=True)
 class Boot:
-    """This start of the daemon: ``daemon_id`` is the database's own name, ``number`` counts its
-    starts from 1.
+    """One start of the daemon. ``daemon_id``: id of the database. ``number``: number of the start,
+    from 1.
     """
 
     daemon_id: str
@@ -246,10 +304,10 @@ class Totals:
     """Counts and sums over everything stored."""
 
     jobs: Mapping[str, int]
-    """State → jobs."""
+    """State → number of jobs."""
     rescales: Mapping[str, int]
-    """Kind → rescales."""
+    """Kind → number of rescales."""
     events: Mapping[str, int]
-    """Kind → events."""
+    """Kind → number of events."""
     samples: float
-    """Processed by all jobs."""
+    """Samples processed by all jobs."""

@@ -1,7 +1,7 @@
-"""A frozen dataclass as the row of a table, and back.
+"""Encodes frozen dataclasses as rows of tables, and decodes them.
 
-Decides which columns are JSON and what happens to text that is none. Tables and dataclasses are
-:mod:`malletrain.store.schema`'s.
+Decides which columns are JSON, and how invalid text is stored. :mod:`malletrain.store.schema` has
+the tables, :mod:`malletrain.store.records` the dataclasses.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Row = TypeVar(
 )
 
 Named = TypeVar("Named", JobRow, LeaseRow)
-"""The rows that have an id."""
+"""Rows with an id."""
 
 _JSON = frozenset(
     {
@@ -59,23 +59,23 @@ _JSON = frozenset(
     }
 )
 NAN = -sys.float_info.max
-"""In the column of a metric's values: NaN, which SQLite would make NULL."""
+"""Stored instead of NaN in the column of a metric's values, because SQLite would store NULL."""
 _TUPLES = frozenset({"planned_nodes", "members", "notices", "interruptions"})
 
 
 def encode(row: Any) -> dict[str, Any]:
-    """The columns of ``row``."""
+    """Return the columns of ``row``."""
     return encode_values({name: getattr(row, name) for name in field_names(type(row))})
 
 
 def encode_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of some of a row's fields."""
+    """Return the columns of some of a row's fields."""
     return {name: _encode_value(name, value) for name, value in values.items()}
 
 
 def stored_text(text: str) -> str:
-    """As a text is stored. Output of jobs ends up in columns: what is no text must cost a character
-    and not the transaction.
+    """Return the text as it is stored. Columns may have output of jobs, so invalid characters are
+    replaced; otherwise they would make the transaction fail.
     """
     clean = str(text).encode("utf-8", "replace").decode()
     return clean.replace("\0", "\N{REPLACEMENT CHARACTER}")
@@ -94,23 +94,34 @@ def _encode_value(name: str, value: Any) -> Any:
 
 
 def decode(kind: type[Row], columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Row]:
-    """The rows of this kind, of each of which these columns were read, in this order; columns it
-    has no field for are left out.
+    """Decode rows of the database.
+
+    Args:
+        kind: class of the rows.
+        columns: names of the columns that were read; those without a field are ignored.
+        rows: values of each row, in the order of the columns.
+
     """
     names = field_names(kind)
-    places = [(columns.index(name), _reader(name)) for name in names]
+    positions = [(columns.index(name), _decoder(name)) for name in names]
     return [
-        kind(*[row[at] if read is None else read(row[at]) for at, read in places]) for row in rows
+        kind(
+            *[
+                row[index] if decoder is None else decoder(row[index])
+                for index, decoder in positions
+            ]
+        )
+        for row in rows
     ]
 
 
 def field_names(kind: type[Any]) -> tuple[str, ...]:
-    """The fields of a kind of row, in the order in which it is made of them."""
+    """Return the names of a class's fields, in the order of its constructor."""
     return tuple(field.name for field in fields(kind))
 
 
-def _reader(name: str) -> Callable[[Any], Any] | None:
-    """How the column of this name becomes its field; None: it is it."""
+def _decoder(name: str) -> Callable[[Any], Any] | None:
+    """Return the function that decodes a column; None if its value is stored as it is."""
     if name == "metrics":
         return lambda text: {key: float(v) for key, v in json.loads(text).items()}
     if name == "value":
@@ -121,8 +132,8 @@ def _reader(name: str) -> Callable[[Any], Any] | None:
 
 
 def decode_values(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Some of a row's fields, of their columns."""
+    """Return some of a row's fields, decoded from their columns."""
     return {
-        name: value if (read := _reader(name)) is None else read(value)
+        name: value if (read := _decoder(name)) is None else read(value)
         for name, value in columns.items()
     }

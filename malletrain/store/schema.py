@@ -1,8 +1,8 @@
-"""What the daemon remembers: tables, and the rows of them as frozen dataclasses.
+"""Defines the tables of the database.
 
-Decides the names and types of what is stored. How the tables come into being is told by
-:mod:`malletrain.store.migrations` alone (a test holds the two against each other); how they are
-read and written is :mod:`malletrain.store`'s.
+Decides the names and types of columns. Only :mod:`malletrain.store.migrations` creates the tables
+(a test compares the two). :mod:`malletrain.store.records` has the rows as dataclasses, and the rest
+of :mod:`malletrain.store` reads and writes them.
 
 Times are seconds since the epoch, UTC; durations seconds; rates samples/s. Structured columns are
 JSON as text, so that every database stores the same bytes.
@@ -25,8 +25,7 @@ from sqlalchemy import (
 )
 
 HEAD = "0005"
-"""The newest schema version this code knows: the revision of the last file in
-``migrations/versions``.
+"""The newest schema version: the revision of the last file in ``migrations/versions``.
 """
 
 metadata = MetaData(
@@ -41,7 +40,7 @@ metadata = MetaData(
 _Name = String(255)
 _Id = String(64)
 _EMPTY = text("''")
-# SQLite numbers rows by itself in a column of type INTEGER only.
+# SQLite numbers rows only in a column of type INTEGER.
 _Serial = BigInteger().with_variant(Integer, "sqlite")
 
 meta = Table(

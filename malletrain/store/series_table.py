@@ -1,4 +1,6 @@
-"""Metrics over time in the database. Which values are kept is :mod:`malletrain.core.thinning`'s."""
+"""Stores metrics over time in the database. :mod:`malletrain.core.thinning` decides which values
+are kept.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ class SeriesTable:
         self._db = session
 
     def names(self, job: str) -> list[str]:
-        """Of the job's metrics."""
+        """Return the names of the job's metrics."""
         table = schema.metric_points.c
         query = select(table.name).where(table.job == job).distinct().order_by(table.name)
         with self._db.transaction() as connection:
@@ -28,8 +30,13 @@ class SeriesTable:
     def rows(
         self, job: str, names: Collection[str] = (), since: float | None = None
     ) -> list[MetricRow]:
-        """What is kept of these metrics (none: of all), by name and in order; with ``since`` only
-        what was reported later.
+        """Return the stored values of metrics, by name and in order.
+
+        Args:
+            job: id of the job.
+            names: names of the metrics; empty for all.
+            since: time before the first returned value, seconds; None for all values.
+
         """
         table = schema.metric_points
         query = select(table).where(table.c.job == job)
@@ -40,19 +47,32 @@ class SeriesTable:
         return self._db.all(query.order_by(table.c.name, table.c.number), MetricRow)
 
     def newest(self, job: str, name: str) -> MetricRow | None:
-        """The newest value of a series."""
+        """Return the newest value of a series; None if it has none."""
         table = schema.metric_points
         query = select(table).where(table.c.job == job, table.c.name == name)
         return self._db.one(query.order_by(table.c.number.desc()).limit(1), MetricRow)
 
     def tail(self, job: str, name: str, first: int) -> list[MetricRow]:
-        """What is kept of a series from number ``first`` on, in order."""
+        """Return the stored values of a series from number ``first`` on, in order.
+
+        Args:
+            job: id of the job.
+            name: name of the metric.
+            first: number of the first value.
+        """
         table = schema.metric_points
-        mine = (table.c.job == job, table.c.name == name, table.c.number >= first)
-        return self._db.all(select(table).where(*mine).order_by(table.c.number), MetricRow)
+        conditions = (table.c.job == job, table.c.name == name, table.c.number >= first)
+        return self._db.all(select(table).where(*conditions).order_by(table.c.number), MetricRow)
 
     def replace(self, job: str, name: str, first: int, rows: Sequence[MetricRow]) -> None:
-        """Keep exactly these rows of the series from number ``first`` on."""
+        """Replace the stored values of a series from number ``first`` on by ``rows``.
+
+        Args:
+            job: id of the job.
+            name: name of the metric.
+            first: number of the first replaced value.
+            rows: the new values, in order.
+        """
         table = schema.metric_points
         stale = (table.c.job == job) & (table.c.name == name) & (table.c.number >= first)
         with self._db.transaction() as connection:

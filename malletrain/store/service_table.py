@@ -1,4 +1,4 @@
-"""What each party was served of its share, in the database."""
+"""Stores the service to each party in the database."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from malletrain.store.session import Session
 
 
 class ServiceTable:
-    """Reads and writes service, one row a party."""
+    """Reads and writes the service, one row per party."""
 
     def __init__(self, session: Session) -> None:
         self._db = session
 
     def put(self, row: ServiceRow) -> None:
-        """Keep what a party was served."""
+        """Store the service to a party."""
         self._db.put(schema.service, encode(row))
 
     def all(self) -> list[ServiceRow]:
-        """What each party was served, by name."""
+        """Return the service to each party, in order of their names."""
         return self._db.all(select(schema.service).order_by(schema.service.c.party), ServiceRow)

@@ -1,8 +1,8 @@
-"""Transactions on one database, and rows in and out of its tables.
+"""Runs transactions on one database, and reads and writes rows of its tables.
 
-Decides that a block of calls is one transaction, what a refusal of the database is told as, and
-that a database of an earlier version is migrated and one of a later version refused. Which rows
-there are is :mod:`malletrain.store.store`'s.
+Decides that a block of calls is one transaction, which exceptions report errors of the database,
+and that a database of an earlier version is migrated and one of a later version refused.
+:mod:`malletrain.store.store` decides which rows there are.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from malletrain.store.rows import (
 )
 from malletrain.store.statements import AT, appending, inserting, reading, reading_meta, updating
 
-LONGEST_PATTERN = 10_000
-"""Characters of a text by whose beginning rows are looked for. Of some more SQLite makes an error,
-and an error of the database is the end of the daemon.
+MAX_PATTERN_LENGTH = 10_000
+"""Maximum length of a prefix by which rows are searched, characters. For a much longer one SQLite
+raises an error, and an error of the database ends the daemon.
 """
 
 
 class Session:
-    """One user of a database, in one thread. Transactions nest.
+    """Access to a database from one thread. Transactions nest.
 
     Args:
         engine: the database.
-        verify: called before each transaction; raises StoreError where the database is not this
-            process's any more.
+        verify: called before each transaction; raises StoreError if the database no longer belongs
+            to this process.
     """
 
     def __init__(self, engine: Engine, verify: Callable[[], None] = lambda: None) -> None:
@@ -59,7 +59,7 @@ class Session:
         self._connection: Connection | None = None
 
     def close(self) -> None:
-        """Close the database. Nothing is lost by not calling it."""
+        """Close the database. No data is lost without this call."""
         self._engine.dispose()
 
     @property
@@ -69,8 +69,8 @@ class Session:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """Everything called inside is committed together, or not at all when an exception leaves
-        the block.
+        """Run the block as one transaction: it is committed as a whole, or rolled back if an
+        exception leaves the block.
 
         Raises:
             StoreError: the database refuses.
@@ -91,8 +91,8 @@ class Session:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """A savepoint of the open transaction: when an exception leaves the block, only what was
-        called inside is rolled back.
+        """Set a savepoint in the open transaction. If an exception leaves the block, only the block
+        is rolled back.
 
         Raises:
             StoreError: the database refuses.
@@ -113,7 +113,7 @@ class Session:
             raise self._refusal(error) from error
 
     def _refusal(self, error: Exception) -> StoreError:
-        """What the database's own error is told as."""
+        """Return the StoreError that reports an error of the database."""
         cause = error.orig if isinstance(error, DBAPIError) else error
         message = str(cause).strip().partition("\n")[0].rstrip(".")
         driver: Any = self._engine.dialect.loaded_dbapi
@@ -124,8 +124,9 @@ class Session:
         )
 
     def migrate(self) -> None:
-        """Bring the database to this version. What an SQLite file was is kept beside it, for a way
-        back. Raises StoreError for one of a later version, and where no copy can be made.
+        """Migrate the database to this version. An SQLite file is copied first, so that the
+        migration can be undone. Raises StoreError if the database is of a later version or cannot
+        be copied.
         """
         with self.transaction() as connection:
             current = schema_version(connection)
@@ -139,11 +140,11 @@ class Session:
                     "[daemon] database."
                 )
             if current is not None:
-                self._keep(current)
+                self._back_up(current)
             migrations.upgrade(connection)
 
-    def _keep(self, version: str) -> None:
-        """A copy of the database as it was committed last."""
+    def _back_up(self, version: str) -> None:
+        """Copy the last committed state of an SQLite file."""
         path = self._engine.url.database
         if self._engine.dialect.name != "sqlite" or not path or path == ":memory:":
             return
@@ -152,14 +153,14 @@ class Session:
             copies.backup(f"sqlite:///{path}", copy)
         except copies.CopyError as error:
             raise StoreError(
-                f"The database {self.url} is to become schema {schema.HEAD}, and no copy of what "
-                f"it is can be kept: {error} Nothing has changed."
+                f"The database {self.url} is to be migrated to schema {schema.HEAD}, and cannot be "
+                f"copied before: {error} Nothing has changed."
             ) from None
 
     def all(
         self, query: Select[Any], kind: type[Row], where: Mapping[str, Any] | None = None
     ) -> list[Row]:
-        """The rows that the query finds. ``where``: its parameters, if it has any."""
+        """Return the rows of a query. ``where``: its parameters; None if it has none."""
         with self.transaction() as connection:
             result = connection.execute(query, where or {})
             return decode(kind, tuple(result.keys()), result)
@@ -167,12 +168,12 @@ class Session:
     def one(
         self, query: Select[Any], kind: type[Row], where: Mapping[str, Any] | None = None
     ) -> Row | None:
-        """The first row that the query finds."""
+        """Return the first row of a query; None if there is none."""
         return next(iter(self.all(query, kind, where)), None)
 
     def put(self, table: Table, values: Mapping[str, Any]) -> None:
-        """Update the row with the primary key that is in ``values``, or insert it. There is one
-        writer at a time, so that nothing comes in between.
+        """Update the row with the primary key in ``values``, or insert it. There is only one writer
+        at a time, so no other change comes in between.
         """
         key = {AT + column.name: values[column.name] for column in table.primary_key}
         with self.transaction() as connection:
@@ -181,8 +182,8 @@ class Session:
                 connection.execute(inserting(table), values)
 
     def append(self, table: Table, values: Mapping[str, Any]) -> None:
-        """Insert a row that the database numbers, where nobody asks for its number. The driver is
-        asked itself, as in :meth:`part`: this is what most steps change.
+        """Insert a row that the database numbers, without returning its number. The driver is
+        called directly, as in :meth:`savepoint`, because most decision steps append an event.
         """
         statement = appending(table, tuple(values), self._engine.dialect)
         order = statement.positiontup
@@ -195,7 +196,7 @@ class Session:
                 raise self._refusal(error) from error
 
     def add(self, table: Table, rows: list[dict[str, Any]]) -> None:
-        """Insert new rows, at once."""
+        """Insert new rows in one statement."""
         if rows:
             with self.transaction() as connection:
                 connection.execute(inserting(table), rows)
@@ -203,8 +204,16 @@ class Session:
     def change(
         self, table: Table, kind: type[Named], row: Named, changes: Mapping[str, Any]
     ) -> Named:
-        """Set fields of a row that is at hand, by its id; returns it with them, as the database
-        would tell it. It is not read again.
+        """Set fields of a row in memory, and store them by its id. The row is not read again.
+
+        Args:
+            table: table of the row.
+            kind: class of the row.
+            row: the row before the change.
+            changes: field → new value.
+
+        Returns:
+            The changed row, as the database would return it.
 
         Raises:
             StoreError: there is no such row.
@@ -215,7 +224,13 @@ class Session:
     def change_all(
         self, table: Table, kind: type[Named], changes: Sequence[tuple[Named, Mapping[str, Any]]]
     ) -> list[Named]:
-        """As :meth:`change` for many rows, of each of which the same fields change."""
+        """Like :meth:`change` for many rows. The same fields of each row are changed.
+
+        Args:
+            table: table of the rows.
+            kind: class of the rows.
+            changes: each row with its new values by field.
+        """
         if not changes or not changes[0][1]:
             return [row for row, _ in changes]
         names = tuple(changes[0][1])
@@ -225,12 +240,12 @@ class Session:
             {**values, AT + "id": row.id} for (row, _), values in zip(changes, columns, strict=True)
         ]
         with self.transaction() as connection:
-            many: Any = keyed if len(keyed) > 1 else keyed[0]
-            if connection.execute(updating(table, names), many).rowcount != len(keyed):
+            parameters: Any = keyed if len(keyed) > 1 else keyed[0]
+            if connection.execute(updating(table, names), parameters).rowcount != len(keyed):
                 ids = set(connection.execute(select(table.c.id)).scalars())
-                lacks = next(each[AT + "id"] for each in keyed if each[AT + "id"] not in ids)
+                missing_id = next(each[AT + "id"] for each in keyed if each[AT + "id"] not in ids)
                 raise StatementRefused(
-                    f'The database has no row "{lacks}" in {table.name}; it was never stored.'
+                    f'The database has no row "{missing_id}" in {table.name}; it was never stored.'
                 )
         return [
             replace(row, **decode_values(values))
@@ -238,7 +253,13 @@ class Session:
         ]
 
     def update(self, table: Table, kind: type[Row], row_id: str, changes: Mapping[str, Any]) -> Row:
-        """Set fields of the row with this id and return it.
+        """Set fields of the row with this id, and return the row.
+
+        Args:
+            table: table of the row.
+            kind: class of the row.
+            row_id: id of the row.
+            changes: field → new value.
 
         Raises:
             StoreError: there is no such row.
@@ -259,24 +280,24 @@ class Session:
             return row
 
     def counts(self, table: Table, column: str, *where: ColumnElement[bool]) -> dict[str, int]:
-        """How many rows there are of each value of the column, among those of ``where``."""
+        """Return value of a column → number of rows, for the rows that match ``where``."""
         query = select(table.c[column], func.count()).where(*where).group_by(table.c[column])
         with self.transaction() as connection:
             return {row[0]: row[1] for row in connection.execute(query)}
 
     def get_meta(self, key: str) -> str | None:
-        """A value that the daemon keeps about itself."""
+        """Return a value about the daemon itself; None if it is not stored."""
         with self.transaction() as connection:
             value = connection.execute(reading_meta(), {"key": key}).scalar()
             return None if value is None else str(value)
 
     def set_meta(self, key: str, value: str) -> None:
-        """Keep a value about the daemon itself."""
+        """Store a value about the daemon itself."""
         self.put(schema.meta, {"key": key, "value": value})
 
     def next(self, counter: str, count: int = 1) -> int:
-        """Count so many further, and return the first of them; the numbers of a counter begin at 1
-        and none is given twice.
+        """Advance a counter by ``count``, and return the first of the new numbers. They start at 1
+        and are never reused.
         """
         with self.transaction():
             before = int(self.get_meta(counter) or 0)
@@ -285,7 +306,7 @@ class Session:
 
 
 def _check_fields(kind: type[Row], names: Iterable[str]) -> None:
-    """Raises TypeError where rows of this kind have no such fields to be set."""
+    """Raise TypeError if rows of this kind do not have these fields, or they cannot be set."""
     unknown = set(names).difference(field_names(kind)) | set(names) & {"id"}
     if unknown:
         raise TypeError(

@@ -1,7 +1,7 @@
-"""Times in the store that something is counted from, put forward or back with the host's clock.
+"""Shifts stored times after a change of the host's clock, if durations are computed from them.
 
-Decides which they are. Times that are only told (of events, of a job's submission and end, of what
-was measured) stay as they were written.
+Decides which times are shifted. Times that are only displayed (of events, measurements, a job's
+submission and end) stay.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ _COUNTED_FROM = (
     (schema.goals, None, ("charged_at",)),
     (schema.service, None, ("updated",)),
 )
-"""Table, its column that has a value where a row counts no more (None: all count), columns."""
+"""Table, column that has a value if a row is no longer used (None if all are used), columns of the
+times.
+"""
 
 
 def shift_times(connection: Connection, by_s: float) -> None:
-    """Add ``by_s`` seconds, in the transaction of ``connection``, to the times that go on."""
-    for table, over, columns in _COUNTED_FROM:
+    """Add ``by_s`` seconds to the times in use, in the transaction of ``connection``."""
+    for table, ended_column, columns in _COUNTED_FROM:
         for name in columns:
             column = table.c[name]
             change = update(table).where(column.is_not(None)).values({name: column + by_s})
-            connection.execute(change if over is None else change.where(over.is_(None)))
+            connection.execute(
+                change if ended_column is None else change.where(ended_column.is_(None))
+            )

@@ -1,7 +1,7 @@
-"""The statements that the daemon makes at every step, each put together once.
+"""Builds the statements of each decision step once, and caches them.
 
-To build one, and to find its compiled form, costs SQLAlchemy many times what SQLite needs to carry
-it out: with thousands of agents that was most of the daemon's work. Decides nothing.
+Building a statement and finding its compiled form takes SQLAlchemy many times as long as SQLite
+takes to execute it. With thousands of agents that was most of the daemon's work. Decides nothing.
 """
 
 from __future__ import annotations
@@ -14,38 +14,47 @@ from sqlalchemy import Dialect, Insert, Select, Table, Update, bindparam, insert
 from malletrain.store import schema
 
 AT = "at_"
-"""Before the name of a column of the primary key, where a statement looks for its value."""
+"""Prefix of the parameters for columns of the primary key."""
 
 
 @cache
 def inserting(table: Table) -> Insert:
-    """Insert a row, its columns given as parameters."""
+    """Return the statement that inserts a row. Its columns are parameters."""
     return insert(table)
 
 
 @lru_cache(maxsize=64)
 def appending(table: Table, columns: tuple[str, ...], dialect: Dialect) -> Any:
-    """Insert a row of these columns and ask for nothing, as the driver of this dialect wants it: a
-    compiled statement, of which ``positiontup`` is the order of the values (None: by name).
+    """Return the compiled statement that inserts a row of these columns, for the driver of this
+    dialect. Its ``positiontup`` is the order of the values; None if they are passed by name.
+
+    Args:
+        table: table of the row.
+        columns: names of the columns.
+        dialect: dialect of the database.
     """
     return insert(table).inline().compile(dialect=dialect, column_keys=list(columns))
 
 
 @lru_cache(maxsize=1024)
 def updating(table: Table, columns: tuple[str, ...]) -> Update:
-    """Set these columns of the row whose primary key is given as parameters (:data:`AT`)."""
+    """Return the statement that sets these columns of a row. The primary key is passed as
+    parameters (:data:`AT`).
+    """
     conditions = [column == bindparam(AT + column.name) for column in table.primary_key]
     return update(table).where(*conditions).values({name: bindparam(name) for name in columns})
 
 
 @cache
 def reading(table: Table) -> Select[tuple[object, ...]]:
-    """The row whose primary key is given as parameters (:data:`AT`)."""
+    """Return the query for one row. The primary key is passed as parameters (:data:`AT`)."""
     return select(table).where(*[c == bindparam(AT + c.name) for c in table.primary_key])
 
 
 @cache
 def reading_meta() -> Select[tuple[str]]:
-    """A value that the daemon keeps about itself, held against others until the step ends."""
+    """Return the query for a value about the daemon itself. It is locked until the transaction
+    ends.
+    """
     table = schema.meta
     return select(table.c.value).where(table.c.key == bindparam("key")).with_for_update()

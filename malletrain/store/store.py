@@ -1,13 +1,13 @@
-"""The daemon's memory: jobs, leases, the audit log and what was measured, in a database.
+"""Stores jobs, leases, the audit log and measurements in a database.
 
 Decides how rows are read and written, that each call is one short transaction (or part of the one
 opened with :meth:`Store.transaction`), and that a database of an earlier version is migrated and
-one of a later version refused. It does not decide what is remembered
+one of a later version refused. It does not decide which columns are stored
 (:mod:`malletrain.store.schema`) nor when.
 
-A call that returned is on disk: ``kill -9`` loses nothing of it. All calls are synchronous and come
-from one thread, the daemon's loop. SQLite (write-ahead log) by default, anything SQLAlchemy speaks
-by URL.
+When a call returns, its changes are on disk: ``kill -9`` loses nothing of them. All calls are
+synchronous and come from one thread, the daemon's loop. The default database is SQLite with a
+write-ahead log; a URL selects any other that SQLAlchemy supports.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from malletrain.store.retention import forget
 from malletrain.store.rows import encode
 from malletrain.store.series_table import SeriesTable
 from malletrain.store.service_table import ServiceTable
-from malletrain.store.session import LONGEST_PATTERN, Session
+from malletrain.store.session import MAX_PATTERN_LENGTH, Session
 from malletrain.store.statements import AT, inserting, reading
 
 __all__ = [
@@ -62,11 +62,11 @@ __all__ = [
 
 
 RESTRAINT = "restraint"
-"""The key of what operators have told the daemon to leave alone."""
+"""Key of the operators' restraint: what may not be leased."""
 
 
 class Store:
-    """An open database. Make one with :meth:`open`; :meth:`close` it, or use it as a context
+    """An open database. Create it with :meth:`open`. Call :meth:`close`, or use it as a context
     manager.
     """
 
@@ -80,7 +80,7 @@ class Store:
 
     @classmethod
     def open(cls, url: str, verify: Callable[[], None] = lambda: None) -> Store:
-        """Open the database at the SQLAlchemy URL ``url``, create it or migrate it to this version.
+        """Open the database at the SQLAlchemy URL ``url``. It is created or migrated if necessary.
         ``verify``: see :class:`~malletrain.store.session.Session`.
 
         Raises:
@@ -95,7 +95,7 @@ class Store:
         return store
 
     def close(self) -> None:
-        """Close the database. Nothing is lost by not calling it."""
+        """Close the database. No data is lost without this call."""
         self._db.close()
 
     def __enter__(self) -> Store:
@@ -110,14 +110,14 @@ class Store:
         return self._db.url
 
     def transaction(self) -> AbstractContextManager[Connection]:
-        """Everything called inside is committed together, or not at all when an exception leaves
-        the block. Blocks may nest.
+        """Run the block as one transaction: it is committed as a whole, or rolled back if an
+        exception leaves the block. Blocks may nest.
         """
         return self._db.transaction()
 
     def savepoint(self) -> AbstractContextManager[None]:
-        """A savepoint of the open transaction, to which it is rolled back when an exception leaves
-        the block.
+        """Set a savepoint in the open transaction. If an exception leaves the block, only the block
+        is rolled back.
         """
         return self._db.savepoint()
 
@@ -131,35 +131,37 @@ class Store:
             return Boot(daemon_id, self._db.next("boots"))
 
     def origin(self) -> str | None:
-        """The daemon that used the database last, as JSON; None: that is not known."""
+        """Return the daemon that used the database last, as JSON; None if unknown."""
         return self._db.get_meta("origin")
 
     def put_origin(self, text: str) -> None:
-        """Keep which daemon uses the database."""
+        """Store which daemon uses the database."""
         self._db.set_meta("origin", text)
 
     def place(self, of: Callable[[Connection], str]) -> str:
-        """Where the database is, by what ``of`` makes of a connection to it."""
+        """Return the location of the database. ``of``: returns it from a connection."""
         with self.transaction() as connection:
             return of(connection)
 
     def last_notified(self) -> int | None:
-        """The number of the last event of which owners were notified; None: they never were."""
+        """Return the number of the last event of which owners were notified; None if there was
+        none.
+        """
         seq = self._db.get_meta("last_notified")
         return None if seq is None else int(seq)
 
     def set_last_notified(self, seq: int) -> None:
-        """Owners have been notified of the events up to number ``seq``."""
+        """Store the number of the last event of which owners were notified."""
         self._db.set_meta("last_notified", str(seq))
 
     # --- jobs ---
 
     def new_job_id(self) -> str:
-        """The next job id: ``j1``, ``j2``, … Never given twice."""
+        """Return the next job id: ``j1``, ``j2``, … Ids are never reused."""
         return f"j{self._db.next('last_job')}"
 
     def add_job(self, job: JobRow) -> JobRow:
-        """Store a new job. Raises StoreError when its id is taken."""
+        """Store a new job. Raises StoreError if its id exists."""
         with self.transaction() as connection:
             values = {**encode(job), "number": _number(job.id)}
             connection.execute(inserting(schema.jobs), values)
@@ -172,21 +174,19 @@ class Store:
         return self._db.update(schema.jobs, JobRow, job_id, changes)
 
     def change_job(self, job: JobRow, **changes: Any) -> JobRow:
-        """Set fields of a job that is at hand, and return it with them. Raises as
-        :meth:`update_job`.
-        """
+        """Set fields of a job in memory. Returns the changed row. Raises as :meth:`update_job`."""
         return self._db.change(schema.jobs, JobRow, job, changes)
 
     def restraint(self) -> str | None:
-        """What operators have told the daemon to leave alone, as JSON; None: nothing ever."""
+        """Return the operators' restraint as JSON; None if there has been none."""
         return self._db.get_meta(RESTRAINT)
 
     def put_restraint(self, text: str) -> None:
-        """Keep what is to be left alone."""
+        """Store the operators' restraint."""
         self._db.set_meta(RESTRAINT, text)
 
     def get_job(self, job_id: str) -> JobRow | None:
-        """The job with exactly this id."""
+        """Return the job with exactly this id; None if there is none."""
         return self._db.one(reading(schema.jobs), JobRow, {AT + "id": job_id})
 
     def list_jobs(
@@ -194,8 +194,12 @@ class Store:
         states: Iterable[str] | None = None,
         newest: int | None = None,
     ) -> list[JobRow]:
-        """Jobs in order of submission, of these states if given; only so many of the ``newest`` if
-        given.
+        """Return jobs in order of submission.
+
+        Args:
+            states: states of the jobs; None for all.
+            newest: maximum number of jobs, the newest; None for all.
+
         """
         number = schema.jobs.c.number
         query = (
@@ -206,8 +210,8 @@ class Store:
         return self._db.all(query, JobRow)[:: 1 if newest is None else -1]
 
     def find_jobs(self, text: str) -> list[JobRow]:
-        """The jobs that ``text`` may mean: the one with that id; else those of that name; else
-        those whose id or name begin so.
+        """Return the jobs that ``text`` may mean: the one with that id; else those of that name;
+        else those whose id or name starts with it.
 
         In order of submission. More than one means that the text is ambiguous, none that there is
         no such job.
@@ -221,7 +225,7 @@ class Store:
                 table.c.name.startswith(text, autoescape=True),
             ),
         ):
-            if 0 < len(text) <= LONGEST_PATTERN and (
+            if 0 < len(text) <= MAX_PATTERN_LENGTH and (
                 rows := self._db.all(
                     select(table).where(condition).order_by(table.c.number), JobRow
                 )
@@ -232,29 +236,29 @@ class Store:
     # --- leases ---
 
     def new_lease_id(self) -> str:
-        """The next lease id: ``l1``, ``l2``, … Never given twice."""
+        """Return the next lease id: ``l1``, ``l2``, … Ids are never reused."""
         return self.new_lease_ids(1)[0]
 
     def new_lease_ids(self, count: int) -> list[str]:
-        """The next so many."""
+        """Return the next ``count`` lease ids."""
         first = self._db.next("last_lease", count)
         return [f"l{number}" for number in range(first, first + count)]
 
     def add_leases(self, leases: Sequence[LeaseRow]) -> None:
-        """Store new leases. Raises StoreError when one's id is taken."""
+        """Store new leases. Raises StoreError if an id exists."""
         rows = [{**encode(lease), "number": _number(lease.id)} for lease in leases]
         self._db.add(schema.leases, rows)
 
     def change_leases(
         self, changes: Sequence[tuple[LeaseRow, Mapping[str, Any]]]
     ) -> list[LeaseRow]:
-        """Set the same fields of leases that are at hand, of each to its own values; returns them
-        with these. Raises as :meth:`update_lease`.
+        """Set the same fields of leases in memory, each to its own values. Returns the changed
+        rows. Raises as :meth:`update_lease`.
         """
         return self._db.change_all(schema.leases, LeaseRow, changes)
 
     def put_lease(self, lease: LeaseRow) -> LeaseRow:
-        """Store a lease as it is now, new or not."""
+        """Store a lease: insert or replace its row."""
         self._db.put(schema.leases, {**encode(lease), "number": _number(lease.id)})
         return lease
 
@@ -265,11 +269,11 @@ class Store:
         return self._db.update(schema.leases, LeaseRow, lease_id, changes)
 
     def get_lease(self, lease_id: str) -> LeaseRow | None:
-        """The lease with exactly this id."""
+        """Return the lease with exactly this id; None if there is none."""
         return self._db.one(reading(schema.leases), LeaseRow, {AT + "id": lease_id})
 
     def active_leases(self) -> list[LeaseRow]:
-        """Leases that have not ended, oldest first."""
+        """Return the leases that have not ended, oldest first."""
         table = schema.leases
         return self._db.all(
             select(table).where(table.c.state != LeaseStatus.ENDED).order_by(table.c.number),
@@ -277,13 +281,13 @@ class Store:
         )
 
     def list_leases(self) -> list[LeaseRow]:
-        """All leases, oldest first."""
+        """Return all leases, oldest first."""
         return self._db.all(select(schema.leases).order_by(schema.leases.c.number), LeaseRow)
 
     # --- the audit log ---
 
     def add_event(self, row: EventRow) -> None:
-        """Append an event; the database gives it its number."""
+        """Append an event. The database assigns its number."""
         values = encode(row)
         del values["seq"]
         self._db.append(schema.events, values)
@@ -295,7 +299,14 @@ class Store:
         job: str | None = None,
         kinds: Iterable[str] | None = None,
     ) -> list[EventRow]:
-        """At most so many events after number ``seq``, oldest first; of this job, these kinds."""
+        """Return the events after an event number, oldest first.
+
+        Args:
+            seq: number of the event.
+            limit: maximum number of events.
+            job: id of the job to which the events are limited; None for all.
+            kinds: kinds of the events; None for all.
+        """
         table = schema.events.c
         query = _events(job).where(table.seq > seq)
         if kinds is not None:
@@ -303,73 +314,78 @@ class Store:
         return self._db.all(query.order_by(table.seq).limit(limit), EventRow)
 
     def last_events(self, limit: int = 100, job: str | None = None) -> list[EventRow]:
-        """The newest ``limit`` events, oldest of them first, of this job if given."""
+        """Return the newest ``limit`` events, the oldest of them first, of ``job`` if it is
+        given.
+        """
         query = _events(job).order_by(schema.events.c.seq.desc()).limit(limit)
         return self._db.all(query, EventRow)[::-1]
 
     def events_of(self, kind: str, since: float) -> list[EventRow]:
-        """The events of this kind since that time, oldest first."""
+        """Return the events of a kind since a time, oldest first."""
         table = schema.events.c
         query = _events(None).where(table.kind == str(kind), table.time >= since)
         return self._db.all(query.order_by(table.seq), EventRow)
 
     def job_events(self, job: str, kinds: Iterable[str]) -> list[EventRow]:
-        """The job's events of these kinds, oldest first."""
+        """Return the job's events of these kinds, oldest first."""
         query = _events(job).where(schema.events.c.kind.in_([str(kind) for kind in kinds]))
         return self._db.all(query.order_by(schema.events.c.seq), EventRow)
 
-    # --- what was measured ---
+    # --- measurements ---
 
     def put_observation(self, row: ObservationRow) -> None:
-        """Keep ``row`` as what is known of the job at that scale now."""
+        """Store the newest throughput of a job at one scale."""
         self._db.put(schema.observations, encode(row))
 
     def observations(self, job_id: str) -> list[ObservationRow]:
-        """What is known of the job's throughput, one row a scale, smallest first."""
+        """Return the job's throughput, one row per scale, the smallest scale first."""
         table = schema.observations
         return self._db.all(
             select(table).where(table.c.job == job_id).order_by(table.c.nodes), ObservationRow
         )
 
     def put_rescale(self, row: RescaleRow) -> None:
-        """Store a rescale as it is known now; (job, generation) names it."""
+        """Store a rescale: insert or replace the row of (job, generation)."""
         self._db.put(schema.rescales, encode(row))
 
     def rescales(self, job_id: str) -> list[RescaleRow]:
-        """The job's rescales, oldest first."""
+        """Return the job's rescales, oldest first."""
         table = schema.rescales
         return self._db.all(
             select(table).where(table.c.job == job_id).order_by(table.c.generation), RescaleRow
         )
 
     def rescale_counts(self) -> dict[str, int]:
-        """How often each job was rescaled, its starts not counted; jobs that never were are left
-        out.
-        """
+        """Return job → number of its rescales without starts, for jobs that have any."""
         return self._db.counts(schema.rescales, "job", schema.rescales.c.kind != STARTED)
 
     def put_profile(self, row: ProfileRow) -> ProfileRow:
-        """Store what is known of a job's scaling as it is now."""
+        """Store the scaling of a job: insert or replace its row."""
         self._db.put(schema.profiles, encode(row))
         return row
 
     def profile(self, job_id: str) -> ProfileRow | None:
-        """What is known of the job's scaling."""
+        """Return the scaling of a job; None if there is no row."""
         return self._db.one(
             select(schema.profiles).where(schema.profiles.c.job == job_id), ProfileRow
         )
 
     def put_curve(self, row: CurveRow) -> None:
-        """Keep the newest curve of a kind of job."""
+        """Store the newest curve of a kind of jobs."""
         self._db.put(schema.curves, encode(row))
 
     def curve(self, key: str) -> CurveRow | None:
-        """The curve of exactly this kind of job."""
+        """Return the curve with exactly this profile key; None if there is none."""
         return self._db.one(select(schema.curves).where(schema.curves.c.key == key), CurveRow)
 
     def curves(self, node_class: str, processes: int, limit: int = 200) -> list[CurveRow]:
-        """The newest curves on this class of nodes with so many processes on each, the newest
-        first.
+        """Return the newest curves, the newest first.
+
+        Args:
+            node_class: class of the nodes.
+            processes: number of processes per node.
+            limit: maximum number of curves.
+
         """
         table = schema.curves
         query = select(table).where(
@@ -379,16 +395,16 @@ class Store:
             query.order_by(table.c.updated.desc(), table.c.key).limit(limit), CurveRow
         )
 
-    # --- what is kept no longer ---
+    # --- retention and totals ---
 
     def forget(self, before: float) -> int:
-        """Delete some of the leases and jobs that ended before this time, epoch seconds; how many,
-        0 when there are no more.
+        """Delete some of the leases and jobs that ended before this time, epoch seconds. Returns
+        their number; 0 if none is left.
         """
         return forget(self._db, before)
 
     def totals(self) -> Totals:
-        """Sums over everything stored."""
+        """Return counts and sums over everything stored."""
         with self.transaction() as connection:
             samples = connection.execute(select(func.sum(schema.jobs.c.samples))).scalar()
             return Totals(

@@ -1,8 +1,8 @@
-"""The API of the page: ``/api/v1``, one route an operation; data as ``--json`` of the command line
-prints it.
+"""The API of the page: ``/api/v1``, one route per operation. Data have the form of the command
+line's ``--json``.
 
-Decides what is answered from the last look and what the daemon is asked for. Who is let in is
-decided before (:mod:`malletrain.web.guard`), what a viewer sees by :mod:`malletrain.web.viewers`.
+Decides which answers come from the last poll and which from the daemon. :mod:`malletrain.web.guard`
+decides before which requests are admitted, :mod:`malletrain.web.viewers` what a viewer sees.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from malletrain.protocol.views import (
     UsageView,
 )
 from malletrain.web.board import Board, MachineView
-from malletrain.web.calls import Calls
+from malletrain.web.daemon_connections import ConnectionPool
 from malletrain.web.encoded import EncodedAnswers
 from malletrain.web.forms import ScaleForm, SubmitForm
 from malletrain.web.history import HistoryView
@@ -39,8 +39,8 @@ from malletrain.web.timeline import TimelineView
 from malletrain.web.viewers import Viewer
 
 API = "/api/v1"
-FIRST_LOOK_S = 10.0
-"""How long a request waits for the first look at the daemon."""
+FIRST_POLL_WAIT_S = 10.0
+"""Maximum time for which a request waits for the first poll of the daemon, seconds."""
 
 Job = Annotated[str, Path(max_length=300, description="Id or name of a job.")]
 Sweep = Annotated[str, Path(max_length=300, description="Name of a sweep.")]
@@ -49,9 +49,7 @@ Seq = Annotated[int, Query(ge=-1000, le=2**53, description="Number of the last e
 
 
 class WebRefusal(Exception):
-    """A request that is not done. ``code``: as the daemon's, see
-    :class:`malletrain.client.ClientError`.
-    """
+    """A refused request. ``code``: as the daemon's, see :class:`malletrain.client.ClientError`."""
 
     def __init__(self, status: int, sentence: str, code: str = "refused") -> None:
         super().__init__(sentence)
@@ -59,34 +57,36 @@ class WebRefusal(Exception):
 
 
 class Routes:
-    """The operations. ``calls``: to the daemon; ``board``: what it said last; ``home``: the state
-    directory with this user's sweeps.
+    """The operations. ``connections``: to the daemon. ``board``: its last answers. ``home``:
+    the state directory with this user's sweeps.
     """
 
-    def __init__(self, board: Board, poller: Poller, calls: Calls, home: FilePath) -> None:
-        self.board, self.poller, self.calls, self.home = board, poller, calls, home
+    def __init__(
+        self, board: Board, poller: Poller, connections: ConnectionPool, home: FilePath
+    ) -> None:
+        self.board, self.poller, self.connections, self.home = board, poller, connections, home
         self._encoded = EncodedAnswers()
         self.stream = Stream(board, poller)
-        self.router = made = APIRouter(prefix=API)
-        made.get("/machine", responses=answers(MachineView))(self.machine)
-        made.get("/jobs", responses=answers(list[JobView]))(self.jobs)
-        made.post("/jobs", status_code=201, responses=answers(JobView, 201))(self.submit)
-        made.get("/jobs/{job}", responses=answers(JobDetail))(self.job)
-        made.post("/jobs/{job}/cancel", responses=answers(Done))(self.cancel)
-        made.put("/jobs/{job}/scale", responses=answers(Done))(self.scale)
-        made.get("/jobs/{job}/logs", responses=answers(LogView))(self.logs)
-        made.get("/jobs/{job}/history", responses=answers(HistoryView))(self.history)
-        made.get("/jobs/{job}/metrics", responses=answers(list[SeriesView]))(self.metrics)
-        made.get("/nodes", responses=answers(list[NodeView]))(self.nodes)
-        made.get("/timeline", responses=answers(TimelineView))(self.timeline)
-        made.get("/events", responses=answers(list[EventView]))(self.events)
-        made.get("/usage", responses=answers(list[UsageView]))(self.usage)
-        made.get("/forecast", responses=answers(list[NodeForecastView]))(self.forecast)
-        made.get("/sweeps", responses=answers(list[SweepView]))(self.sweeps)
-        made.get("/sweeps/{sweep}", responses=answers(list[TrialView]))(self.trials)
-        made.get("/stream", responses=answers(None))(self.stream.follow)
+        self.router = router = APIRouter(prefix=API)
+        router.get("/machine", responses=answers(MachineView))(self.machine)
+        router.get("/jobs", responses=answers(list[JobView]))(self.jobs)
+        router.post("/jobs", status_code=201, responses=answers(JobView, 201))(self.submit)
+        router.get("/jobs/{job}", responses=answers(JobDetail))(self.job)
+        router.post("/jobs/{job}/cancel", responses=answers(Done))(self.cancel)
+        router.put("/jobs/{job}/scale", responses=answers(Done))(self.scale)
+        router.get("/jobs/{job}/logs", responses=answers(LogView))(self.logs)
+        router.get("/jobs/{job}/history", responses=answers(HistoryView))(self.history)
+        router.get("/jobs/{job}/metrics", responses=answers(list[SeriesView]))(self.metrics)
+        router.get("/nodes", responses=answers(list[NodeView]))(self.nodes)
+        router.get("/timeline", responses=answers(TimelineView))(self.timeline)
+        router.get("/events", responses=answers(list[EventView]))(self.events)
+        router.get("/usage", responses=answers(list[UsageView]))(self.usage)
+        router.get("/forecast", responses=answers(list[NodeForecastView]))(self.forecast)
+        router.get("/sweeps", responses=answers(list[SweepView]))(self.sweeps)
+        router.get("/sweeps/{sweep}", responses=answers(list[TrialView]))(self.trials)
+        router.get("/stream", responses=answers(None))(self.stream.follow)
 
-    # --- from the last look ---
+    # --- from the last poll ---
 
     async def machine(self, request: Request) -> Response:
         """The daemon and the machine at a glance."""
@@ -100,7 +100,7 @@ class Routes:
         owner: Annotated[str | None, Query(max_length=300)] = None,
     ) -> Response:
         """All unfinished jobs and the newest others, the oldest first."""
-        await self._looked()
+        await self._wait_for_first_poll()
         viewer, board = _viewer(request), self.board
         if viewer.all_of_it and state is None and owner is None:
             return self._encoded.answer(
@@ -115,15 +115,15 @@ class Routes:
 
     async def nodes(self, request: Request) -> Response:
         """Idle and leased nodes."""
-        await self._looked()
+        await self._wait_for_first_poll()
         board = self.board
         return self._encoded.answer(
             request, "nodes", board.version, lambda: list(board.nodes.values())
         )
 
     async def timeline(self, request: Request, since: Moment = None) -> Response:
-        """Which node was in which state when, for the last hour at most."""
-        await self._looked()
+        """The states of the nodes over time, for the last hour at most."""
+        await self._wait_for_first_poll()
         board = self.board
         if since:
             return reply(board.timeline.view(since, board.version))
@@ -131,8 +131,8 @@ class Routes:
         return self._encoded.answer(request, "timeline", board.version, everything)
 
     async def history(self, job: Job) -> Response:
-        """Throughput and scale of a job over time, as far as they were seen."""
-        await self._looked()
+        """Throughput and scale of a job over time, since the page was started."""
+        await self._wait_for_first_poll()
         return reply(self.board.history.view((await self._detail(job)).job.id))
 
     # --- from the daemon ---
@@ -149,9 +149,9 @@ class Routes:
         cursor: Annotated[str, Query(max_length=300)] = "",
         limit: Annotated[int, Query(ge=1024, le=1024 * 1024)] = 65536,
     ) -> Response:
-        """A piece of a log from ``cursor`` on."""
+        """A piece of a log after ``cursor``."""
         detail = await self._managed(request, job)
-        piece = await self.calls.shared(
+        piece = await self.connections.run_cached(
             ("logs", detail.job.id, stream, cursor, limit),
             lambda client: client.logs(detail.job.id, stream=stream, cursor=cursor, limit=limit),
         )
@@ -164,9 +164,9 @@ class Routes:
         since: Moment = None,
         most: Annotated[int, Query(ge=0, le=500, description="Points of each; 0: all.")] = 0,
     ) -> Response:
-        """What the script reported over time, as curves."""
+        """The metrics that the script reported, over time."""
         detail = await self._managed(request, job)
-        series = await self.calls.shared(
+        series = await self.connections.run_cached(
             ("metrics", detail.job.id, since, most),
             lambda client: client.metrics(detail.job.id, since=since or 0.0, most=most),
         )
@@ -179,8 +179,10 @@ class Routes:
         limit: Annotated[int, Query(ge=1, le=1000)] = 500,
         job: Annotated[str | None, Query(max_length=300)] = None,
     ) -> Response:
-        """Events after number ``since``, oldest first; a negative one: so many of the newest."""
-        events = await self.calls.shared(
+        """Events after number ``since``, oldest first; a negative number selects that many of the
+        newest.
+        """
+        events = await self.connections.run_cached(
             ("events", since, limit, job),
             lambda client: client.events(since=since, limit=limit, job=job),
         )
@@ -188,24 +190,26 @@ class Routes:
         return reply([viewer.event(event, owners) for event in events])
 
     async def usage(self, request: Request, since: Moment = None, until: Moment = None) -> Response:
-        """What was leased and what for, by user, month and class of nodes."""
-        between = {k: v for k, v in (("since", since), ("until", until)) if v is not None}
-        usage = await self.calls.shared(
-            ("usage", since, until), lambda client: client.usage(**between)
+        """Use of leased nodes, by user, month and class of nodes."""
+        period = {k: v for k, v in (("since", since), ("until", until)) if v is not None}
+        usage = await self.connections.run_cached(
+            ("usage", since, until), lambda client: client.usage(**period)
         )
         return reply(_viewer(request).usage(usage))
 
     async def forecast(self) -> Response:
-        """How many nodes of each class there were in the last day, and will be in the next."""
+        """Number of nodes of each class in the last day, and its forecast for the next day."""
         return reply(
-            await self.calls.shared(("forecast",), lambda client: client.do(operations.forecast()))
+            await self.connections.run_cached(
+                ("forecast",), lambda client: client.do(operations.forecast())
+            )
         )
 
     async def sweeps(self, request: Request) -> Response:
         """The sweeps of the user as whom the page runs; others see none."""
-        mine = _viewer(request).all_of_it
+        is_own = _viewer(request).all_of_it
         try:
-            return reply(await asyncio.to_thread(sweeps, self.home) if mine else [])
+            return reply(await asyncio.to_thread(sweeps, self.home) if is_own else [])
         except SweepAway as error:
             raise WebRefusal(503, str(error)) from None
 
@@ -218,7 +222,7 @@ class Routes:
         except SweepAway as error:
             raise WebRefusal(404, str(error)) from None
 
-    # --- what changes something ---
+    # --- changes ---
 
     async def submit(self, request: Request, form: SubmitForm) -> Response:
         """Submit a job, as ``malletrain submit`` does on the host of the page."""
@@ -233,32 +237,34 @@ class Routes:
         def submit(client: Connection) -> JobView:
             return client.submit(form.spec())
 
-        made = await self.calls.ask(submit)
+        job_view = await self.connections.run(submit)
         self.poller.now()
-        return reply(made, 201)
+        return reply(job_view, 201)
 
     async def cancel(self, request: Request, job: Job) -> Response:
         """Cancel a job: its processes are stopped and its nodes freed."""
         detail = await self._managed(request, job)
-        (result,) = await self.calls.ask(lambda client: client.cancel([detail.job.id]))
+        (result,) = await self.connections.run(lambda client: client.cancel([detail.job.id]))
         self.poller.now()
         if not result["ok"]:
             raise WebRefusal(409, str(result["sentence"]))
         return reply(Done(detail.job.id, str(result["sentence"])))
 
     async def scale(self, request: Request, job: Job, form: ScaleForm) -> Response:
-        """Give a job other limits of its scale."""
+        """Change the limits of a job's scale."""
         detail = await self._managed(request, job)
         limits = {"job": detail.job.id, **form.model_dump()}
-        done = await self.calls.ask(lambda client: client.call("scale", limits, changes=True))
+        result = await self.connections.run(
+            lambda client: client.call("scale", limits, changes=True)
+        )
         self.poller.now()
-        return reply(Done(detail.job.id, str(done["sentence"])))
+        return reply(Done(detail.job.id, str(result["sentence"])))
 
     # --- helpers ---
 
     async def _detail(self, job: str) -> JobDetail:
         try:
-            return await self.calls.shared(("job", job), lambda client: client.job(job))
+            return await self.connections.run_cached(("job", job), lambda client: client.job(job))
         except ClientError as error:
             if error.code == "refused":
                 raise WebRefusal(404, str(error)) from None
@@ -276,11 +282,11 @@ class Routes:
     def _owners(self) -> dict[str, str]:
         return {job.id: job.owner for job in self.board.jobs.values()}
 
-    async def _looked(self) -> None:
-        """Wait for the first look. Raises WebRefusal when there is none."""
+    async def _wait_for_first_poll(self) -> None:
+        """Wait for the first poll. Raises WebRefusal if there is none."""
         version = -1
         while self.board.machine.status is None:
-            if self.board.machine.away or not await self.board.news(version, FIRST_LOOK_S):
+            if self.board.machine.away or not await self.board.news(version, FIRST_POLL_WAIT_S):
                 raise WebRefusal(
                     503, self.board.machine.away or "The daemon does not answer.", "unreachable"
                 )
@@ -293,7 +299,7 @@ def _viewer(request: Request) -> Viewer:
 
 
 def reply(data: Any, status: int = 200) -> Response:
-    """``data`` (views, or what JSON knows) as an answer that nobody keeps."""
+    """Return ``data`` (views, or other data for JSON) as an answer that is not cached."""
     return Response(
         msgspec.json.encode(data),
         status,

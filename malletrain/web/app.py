@@ -1,4 +1,4 @@
-"""The application: API, page and guard put together."""
+"""Builds the application: API, page and guard."""
 
 from __future__ import annotations
 
@@ -19,27 +19,35 @@ from malletrain.render.follow import Look
 from malletrain.submission.error import SpecError
 from malletrain.web.api import API, Routes, WebRefusal, reply
 from malletrain.web.board import Board, HarvestView
-from malletrain.web.calls import Calls
+from malletrain.web.daemon_connections import ConnectionPool
 from malletrain.web.guard import AccessPolicy, WebGuard
 from malletrain.web.poller import Poller
 from malletrain.web.schema import ApiProblem, describe
 
 STATIC = Path(__file__).parent / "static"
 STATUS = {"usage": 400, "unreachable": 503, "internal": 500}
-"""Status of what the daemon says; anything else is 409."""
+"""Error code of the daemon → HTTP status; 409 for other codes."""
 
 
 def make_app(connect: Callable[[], Connection], policy: AccessPolicy, home: Path) -> FastAPI:
-    """The application of one page. ``connect`` makes clients of the daemon; ``home``: the state
-    directory with this user's sweeps. ``state.end()`` has those leave who follow it.
+    """Return the application of one page.
+
+    Args:
+        connect: opens a connection to the daemon.
+        policy: decides who is admitted.
+        home: the state directory with this user's sweeps.
+
+    Returns:
+        The application. ``state.end()`` ends its streams.
+
     """
-    board, calls = Board(policy.own), Calls(connect)
+    board, connections = Board(policy.own), ConnectionPool(connect)
     loop: asyncio.AbstractEventLoop | None = None
 
     def tell(look: Look, harvest: HarvestView | None) -> None:
         def take() -> None:
             if board.machine.away:
-                calls.renew()
+                connections.close_idle()
             board.look(look, harvest)
 
         _later(take)
@@ -47,14 +55,14 @@ def make_app(connect: Callable[[], Connection], policy: AccessPolicy, home: Path
     def away(sentence: str) -> None:
         _later(lambda: board.away(sentence))
 
-    def _later(what: Callable[[], object]) -> None:
+    def _later(function: Callable[[], object]) -> None:
         if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(what)
+            loop.call_soon_threadsafe(function)
 
     poller = Poller(connect, tell, away)
 
     @asynccontextmanager
-    async def living(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         nonlocal loop
         loop = asyncio.get_running_loop()
         poller.start()
@@ -62,7 +70,7 @@ def make_app(connect: Callable[[], Connection], policy: AccessPolicy, home: Path
             yield
         finally:
             poller.end()
-            calls.close()
+            connections.close()
 
     app = FastAPI(
         title="MalleTrain",
@@ -70,20 +78,20 @@ def make_app(connect: Callable[[], Connection], policy: AccessPolicy, home: Path
         docs_url=None,
         redoc_url=None,
         openapi_url=f"{API}/openapi.json",
-        lifespan=living,
-        # What people submit is nobody else's business, whatever the environment asks for.
+        lifespan=lifespan,
+        # Submitted data are private, even if the environment enables telemetry.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.end = board.end
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
-    app.include_router(Routes(board, poller, calls, home).router)
+    app.include_router(Routes(board, poller, connections, home).router)
     app.mount("/", StaticFiles(directory=STATIC, html=True))
     app.add_exception_handler(ClientError, _client_error)
     app.add_exception_handler(WebRefusal, _refusal)
     app.add_exception_handler(SpecError, _spec_error)
     app.add_exception_handler(RequestValidationError, _form_error)
     app.add_exception_handler(HTTPException, _http_error)
-    # Streams are left as they are; the rest of the page is small when it is packed.
+    # Streams are not compressed; the rest of the page becomes small.
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
     app.add_middleware(WebGuard, policy=policy)
     return app
@@ -109,17 +117,13 @@ async def _form_error(request: Request, error: Exception) -> Response:
         f"{'.'.join(str(part) for part in each['loc'][1:]) or 'the body'}: {each['msg']}"
         for each in error.errors()
     ]
-    return reply(
-        ApiProblem(f"The request is not of its form: {'; '.join(problems)}.", "usage"), 400
-    )
+    return reply(ApiProblem(f"The request is malformed: {'; '.join(problems)}.", "usage"), 400)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        sentence = "There is nothing of this name here."
-    else:
-        sentence = f"{error.detail}."
-    made = reply(ApiProblem(sentence, "usage"), error.status_code)
-    made.headers.update(error.headers or {})
-    return made
+    missing = error.status_code == 404
+    sentence = "There is nothing at this path." if missing else f"{error.detail}."
+    response = reply(ApiProblem(sentence, "usage"), error.status_code)
+    response.headers.update(error.headers or {})
+    return response

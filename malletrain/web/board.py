@@ -1,8 +1,7 @@
-"""What the daemon said last, for all viewers: one look shared by everybody, and what changed with
-each look.
+"""Holds the daemon's last answers for all viewers, who share one poll, and the changes of each
+poll.
 
-Decides nothing about what a viewer may see; see :mod:`malletrain.web.viewers`. Lives in the event
-loop of the server: nothing here is called from another thread.
+:mod:`malletrain.web.viewers` decides what a viewer may see. Used only from the server's event loop.
 """
 
 from __future__ import annotations
@@ -18,69 +17,83 @@ from malletrain.render.follow import Look
 from malletrain.web.history import SeenHistory
 from malletrain.web.timeline import NodeTimeline
 
-MOST_CHANGES = 60
-"""Changes kept for viewers that are behind; who is further behind gets everything anew."""
-MOST_EVENTS = 1000
+MAX_CHANGES = 60
+"""Number of changes that are kept for viewers that are behind. A viewer that is further behind gets
+everything again.
+"""
+MAX_EVENTS = 1000
+"""Number of events that are kept."""
 
 
 class HarvestView(msgspec.Struct, frozen=True):
-    """Node-hours since midnight (UTC): leased, and of these with samples processed."""
+    """Node-hours since midnight (UTC): leased, and the part of them in which samples were
+    processed.
+    """
 
     since: float
+    """Midnight (UTC), seconds since the epoch."""
     leased_nh: float
+    """Leased node-hours."""
     trained_nh: float
+    """Node-hours in training."""
 
 
 class MachineView(msgspec.Struct, frozen=True):
-    """The daemon at a glance. ``away``: why it does not answer, as a sentence; empty while it
-    does. ``looked``: when it answered last; ``user``: who looks, ``own``: as who the page runs.
+    """The daemon at a glance. ``away``: why it does not answer, as a sentence; empty if it does.
+    ``looked``: time of its last answer. ``user``: the viewer. ``own``: user as whom the page runs.
     """
 
     status: StatusView | None
+    """The daemon's status; None before the first poll."""
     away: str
     looked: float | None
     harvest: HarvestView | None
+    """Node-hours of the day; None before the first poll."""
     user: str
     own: str
 
 
 class BoardChange(msgspec.Struct, frozen=True):
-    """What is different in ``version`` from the version before; ``full``: everything there is.
+    """Difference between ``version`` and the previous version. ``full``: whether it has everything.
 
-    ``gone``, ``nodes_gone``: ids of jobs and names of nodes that are there no more.
+    ``gone``, ``nodes_gone``: ids of jobs and names of nodes that no longer exist.
     """
 
     version: int
     full: bool
     machine: MachineView
+    """The daemon at a glance."""
     jobs: tuple[JobView, ...] = ()
+    """New and changed jobs."""
     gone: tuple[str, ...] = ()
     nodes: tuple[NodeView, ...] = ()
+    """New and changed nodes."""
     nodes_gone: tuple[str, ...] = ()
     events: tuple[EventView, ...] = ()
+    """New events."""
 
 
 class Board:
-    """The latest look and the last changes. ``own``: the user as whom the daemon is asked."""
+    """The last poll and the last changes. ``own``: user as whom the daemon is polled."""
 
     def __init__(self, own: str) -> None:
         self.own = own
         self.machine = MachineView(None, "", None, None, own, own)
         self.jobs: dict[str, JobView] = {}
         self.nodes: dict[str, NodeView] = {}
-        self.events: deque[EventView] = deque(maxlen=MOST_EVENTS)
+        self.events: deque[EventView] = deque(maxlen=MAX_EVENTS)
         self.timeline = NodeTimeline()
         self.history = SeenHistory()
         self.version = 0
         self.over = False
-        """The server ends: whoever follows is to leave."""
-        self._changes: deque[BoardChange] = deque(maxlen=MOST_CHANGES)
+        """Whether the server ends, so that streams have to end."""
+        self._changes: deque[BoardChange] = deque(maxlen=MAX_CHANGES)
         self._news = asyncio.Event()
 
-    # --- what the poller says ---
+    # --- updates of the poller ---
 
     def look(self, look: Look, harvest: HarvestView | None) -> None:
-        """Take in what the daemon answered."""
+        """Take over the answers of a poll."""
         now = look.status.now
         jobs = {job.id: job for job in look.jobs}
         nodes = {node.node: node for node in look.nodes}
@@ -104,14 +117,14 @@ class Board:
         self._publish(change)
 
     def away(self, sentence: str) -> None:
-        """The daemon does not answer. What it said last stays."""
+        """Record that the daemon does not answer. Its last answers stay."""
         if sentence == self.machine.away:
             return
         self.machine = msgspec.structs.replace(self.machine, away=sentence)
         self._publish(BoardChange(self.version + 1, False, self.machine))
 
     def end(self) -> None:
-        """The server ends."""
+        """End the streams, because the server ends."""
         self.over = True
         self._news.set()
 
@@ -121,10 +134,10 @@ class Board:
         self._news.set()
         self._news = asyncio.Event()
 
-    # --- what viewers ask ---
+    # --- queries of viewers ---
 
     def everything(self, events: int = 100) -> BoardChange:
-        """All there is, with the newest events."""
+        """Return everything, with the newest ``events`` events."""
         newest = list(self.events)[-events:]
         return BoardChange(
             self.version,
@@ -138,7 +151,7 @@ class Board:
         )
 
     def since(self, version: int) -> Sequence[BoardChange]:
-        """The changes after ``version``; everything, where they are not all kept."""
+        """Return the changes after ``version``; everything if some of them are no longer kept."""
         if version == self.version:
             return ()
         if version > self.version or not self._changes or self._changes[0].version > version + 1:
@@ -146,7 +159,9 @@ class Board:
         return [change for change in self._changes if change.version > version]
 
     async def news(self, version: int, within_s: float) -> bool:
-        """Wait until there is something after ``version``; whether there is."""
+        """Wait for a version after ``version``, ``within_s`` seconds at most. Returns whether there
+        is one.
+        """
         if self.version == version and not self.over:
             news = asyncio.ensure_future(self._news.wait())
             try:
@@ -157,7 +172,9 @@ class Board:
 
 
 def _differs(before: NodeView | None, now: NodeView) -> bool:
-    """Whether a node is to be told again; its horizon and its memory change all the time."""
+    """Whether a node has changed for viewers. Its horizon and its memory are ignored, because they
+    change all the time.
+    """
     return before is None or (
         (before.state, before.job, before.lease, before.owner, before.gone_in_s is None)
         != (now.state, now.job, now.lease, now.owner, now.gone_in_s is None)

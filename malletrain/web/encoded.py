@@ -1,7 +1,7 @@
-"""Large answers, encoded once for each version of the board and for all who ask.
+"""Caches large answers, encoded once for each version of the board and for all viewers.
 
-Decides nothing about what is in them. A program that has a version already (``If-None-Match``) is
-told so instead of getting it again.
+Decides nothing about their contents. A client that has a version already (``If-None-Match``) gets
+status 304 instead of the answer.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 from fastapi import Request, Response
 
-LEAST_PACKED = 1000
-"""Bytes under which packing is not worth it."""
+MIN_COMPRESSED_BYTES = 1000
+"""Minimum size of an answer that is compressed, bytes."""
 
 
 class EncodedAnswers:
@@ -23,31 +23,41 @@ class EncodedAnswers:
 
     def __init__(self) -> None:
         self._name = secrets.token_hex(4)
-        """Of this server: versions of another one mean nothing."""
+        """Random name of this server, because versions of another one are not comparable."""
         self._plain: dict[str, tuple[int, bytes]] = {}
-        self._packed: dict[str, tuple[int, bytes]] = {}
+        self._compressed: dict[str, tuple[int, bytes]] = {}
 
     def answer(
-        self, request: Request, what: str, version: int, make: Callable[[], Any]
+        self, request: Request, name: str, version: int, make: Callable[[], Any]
     ) -> Response:
-        """The answer called ``what`` as of ``version`` of the board; ``make``: its data."""
-        etag = f'"{self._name}-{what}-{version}"'
+        """Return a large answer, or status 304 if the client has it already.
+
+        Args:
+            request: request of the client.
+            name: name of the answer.
+            version: version of the board.
+            make: returns the data of the answer.
+        """
+        etag = f'"{self._name}-{name}-{version}"'
         headers = {"cache-control": "no-store", "etag": etag, "vary": "accept-encoding"}
         etags = request.headers.get("if-none-match", "")
         if etag in (each.strip().removeprefix("W/") for each in etags.split(",")):
             return Response(None, 304, headers)
-        body = _cached(self._plain, what, version, lambda: msgspec.json.encode(make()))
-        if "gzip" in request.headers.get("accept-encoding", "") and len(body) >= LEAST_PACKED:
+        body = _cached(self._plain, name, version, lambda: msgspec.json.encode(make()))
+        if (
+            "gzip" in request.headers.get("accept-encoding", "")
+            and len(body) >= MIN_COMPRESSED_BYTES
+        ):
             plain = body
-            body = _cached(self._packed, what, version, lambda: gzip.compress(plain, 1))
+            body = _cached(self._compressed, name, version, lambda: gzip.compress(plain, 1))
             headers["content-encoding"] = "gzip"
         return Response(body, 200, headers, media_type="application/json")
 
 
 def _cached(
-    cache: dict[str, tuple[int, bytes]], what: str, version: int, make: Callable[[], bytes]
+    cache: dict[str, tuple[int, bytes]], name: str, version: int, make: Callable[[], bytes]
 ) -> bytes:
-    entry = cache.get(what)
+    entry = cache.get(name)
     if entry is None or entry[0] != version:
-        entry = cache[what] = (version, make())
+        entry = cache[name] = (version, make())
     return entry[1]

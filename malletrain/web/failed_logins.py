@@ -1,6 +1,8 @@
-"""Requests with a wrong token: how long each waits for its answer, and which are logged. Pure.
+"""Handles requests with a wrong token: how long each waits for its answer, and which are logged.
+Pure.
 
-Decides by address. A request with the right token is never slowed, whoever failed from there.
+Decides by address. A request with the right token is never delayed, even if others from its address
+had a wrong one.
 """
 
 from __future__ import annotations
@@ -8,41 +10,51 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.25, 8.0
+"""First and maximum delay of an answer, seconds. It doubles with each failure."""
 FORGOTTEN_AFTER_S = 600.0
-MOST_ADDRESSES = 1000
+"""Time after which the failures of an address are forgotten, seconds."""
+MAX_ADDRESSES = 1000
+"""Maximum number of addresses that are recorded."""
 LOG_EVERY_S = 10.0
-"""The failures of one address are logged no more often than this, with their number."""
+"""Minimum interval between log lines about one address, seconds. Each has the number of
+failures.
+"""
 
 
 @dataclass
 class _Record:
     failures: int = 0
+    """Number of failures."""
     at: float = 0.0
+    """Time of the last failure, seconds."""
     logged_at: float = float("-inf")
+    """Time of the last log line, seconds."""
 
 
 @dataclass(frozen=True)
 class FailedLogin:
-    """One failure: seconds until it is answered, and the line for the log; empty: none."""
+    """One failure. ``pause_s``: delay of its answer, seconds. ``line``: line for the log; empty if
+    there is none.
+    """
 
     pause_s: float
     line: str
 
 
 class FailedLogins:
-    """Of one page. Times on any clock that does not go back."""
+    """The failures of one page. Times are on a monotonic clock."""
 
     def __init__(self) -> None:
         self._by_address: OrderedDict[str, _Record] = OrderedDict()
 
     def add(self, address: str, now: float) -> FailedLogin:
-        """Another request from ``address`` has a wrong token."""
+        """Record a request with a wrong token from ``address``."""
         record = self._by_address.pop(address, _Record())
         if now - record.at > FORGOTTEN_AFTER_S:
             record = _Record()
         self._by_address[address] = record
-        if len(self._by_address) > MOST_ADDRESSES:
+        if len(self._by_address) > MAX_ADDRESSES:
             self._by_address.popitem(last=False)
         record.failures, record.at = record.failures + 1, now
         line = ""
@@ -51,4 +63,4 @@ class FailedLogins:
             line = f"A login with a wrong token was refused. It came from {address}"
             line += f", {record.failures} so far." if record.failures > 1 else "."
         pause_s = FIRST_PAUSE_S * 2.0 ** min(record.failures - 1, 10)
-        return FailedLogin(min(LONGEST_PAUSE_S, pause_s), line)
+        return FailedLogin(min(MAX_PAUSE_S, pause_s), line)

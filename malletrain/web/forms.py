@@ -1,5 +1,5 @@
-"""What a viewer sends: jobs to submit, and limits of their scale. Decides form only; what a job
-must be like is decided where ``malletrain submit`` decides it.
+"""The forms that viewers send: jobs to submit, and limits of their scale. Decides only their
+format; a job is validated by the same code as in ``malletrain submit``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Nodes = Annotated[int, Field(ge=1, le=MAX_NODES)]
 
 
 class SubmitForm(BaseModel):
-    """A job, in the words of ``malletrain submit``."""
+    """A job, with the options of ``malletrain submit``."""
 
     model_config = ConfigDict(extra="forbid")
 
     script: Annotated[str, Field(min_length=1, max_length=4096)]
-    """Path of the script, as the host of the page sees it."""
+    """Path of the script on the host of the page."""
     args: Texts = []
     nodes: Annotated[str, Field(max_length=40)] | None = None
     """``N`` or ``MIN:MAX``."""
@@ -43,7 +43,7 @@ class SubmitForm(BaseModel):
     modules: Texts = []
 
     def spec(self) -> JobSpec:
-        """The checked job. Raises SpecError."""
+        """Return the validated job specification. Raises SpecError."""
         software = SoftwareOptions(
             module=tuple(self.modules),
             venv=self.venv,

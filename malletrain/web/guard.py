@@ -1,17 +1,18 @@
-"""Who is let in: the first thing that every request of the page meets.
+"""Decides which requests are admitted, before anything else handles them.
 
-Four questions, each answered before anything else is looked at:
+Four questions are answered in this order:
 
-* Is the request meant for this page? Its ``Host`` must be a name that was allowed, or another site
-  could have its own name lead here (DNS rebinding).
-* Does it know the token? In the address once, then in a cookie that no script can read; programs
-  send it as ``Authorization: Bearer``. Compared in constant time. A wrong one is logged, and
-  answered later each time (:mod:`malletrain.web.failed_logins`).
-* Who looks? The user as whom the page runs; where a proxy is trusted, whom its header names.
-* Does it change something? Then it must come from the page itself (CSRF): with a header that no
-  form of another site can send, and, where the browser says from where it comes, from here.
+* Is the request meant for this page? Its ``Host`` must be an allowed name, else another site could
+  let its own name resolve to this host (DNS rebinding).
+* Does it have the token? First in the URL, then in a cookie that no script can read; programs send
+  it as ``Authorization: Bearer``. It is compared in constant time. A wrong token is logged, and
+  answered with a growing delay (:mod:`malletrain.web.failed_logins`).
+* Who is the viewer? The user as whom the page runs; if a proxy is trusted, the user in its header.
+* Does it change something? Then it must come from the page itself (CSRF): it needs a header that no
+  form of another site can send, and if the browser states the request's origin, that must be this
+  page.
 
-What the page may load and do is told to the browser with every answer.
+Headers of every answer tell the browser what the page may load and do.
 """
 
 from __future__ import annotations
@@ -52,22 +53,21 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-"""Sent with every answer: nothing from elsewhere, no script but the page's own files, in no
-frame.
+"""Headers of every answer: no content from other sites, only the page's own scripts, no frames.
 """
 
 
 @dataclass(frozen=True)
 class AccessPolicy:
-    """Whom the page serves, and under which names.
+    """The users whom the page serves, and the names of its host.
 
     Args:
-        own: the user as whom the page runs.
-        token: what a visitor has to know; empty: nothing (a Unix socket behind a proxy).
-        hosts: names by which the page may be called, in lower case and without port.
-        user_header: header in which a trusted proxy says who looks; empty: there is none.
-        proxies: those of the ``hosts`` that are proxies: a page may come from there although the
-            request that reaches this server is for another name.
+        own: user as whom the page runs.
+        token: the token that requests need; empty if they need none (a Unix socket behind a proxy).
+        hosts: allowed names in the ``Host`` header, in lower case and without port.
+        user_header: header in which a trusted proxy names the viewer; empty if there is none.
+        proxies: those of the ``hosts`` that are proxies. A page may have their origin although its
+            requests arrive here with another ``Host``.
         cookie: name of the cookie. Browsers do not keep cookies of different ports apart, so it
             differs from that of another page on this host.
     """
@@ -85,7 +85,7 @@ class AccessPolicy:
 
 
 class RequestDenied(Exception):
-    """A request is not let in: the status and a sentence that says why and what to do."""
+    """A request is not admitted. ``status``: HTTP status. The message says why and what to do."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -93,15 +93,20 @@ class RequestDenied(Exception):
 
 
 class WrongToken(RequestDenied):
-    """A token came with the request, and it is not that of this page."""
+    """The request has a token, but not the one of this page."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status, WRONG_TOKEN)
 
 
 class WebGuard:
-    """ASGI middleware around ``app``; ``scope["state"]["viewer"]`` says who looks. ``sleep``: with
-    which the answer to a wrong token is put off.
+    """ASGI middleware that admits requests. Sets ``scope["state"]["viewer"]``.
+
+    Args:
+        app: the application.
+        policy: decides which requests are admitted.
+        sleep: delays the answer to a wrong token.
+
     """
 
     def __init__(
@@ -114,7 +119,7 @@ class WebGuard:
         self._failed_logins = FailedLogins()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request through, or answer why not."""
+        """Pass the request to the application, or answer why it is denied."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -151,7 +156,9 @@ class WebGuard:
     def _token_in_address(
         self, scope: Scope, headers: dict[str, str]
     ) -> tuple[int, tuple[str, bytes], Iterable[tuple[str, str]]] | None:
-        """The answer to an address with the right token: the same without it, and a cookie."""
+        """Return the answer to a URL with the right token: a redirect to the URL without it, with a
+        cookie. None if the URL has no token.
+        """
         if scope["method"] != "GET" or not self._policy.token:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -164,8 +171,8 @@ class WebGuard:
         cookie = f"{self._policy.cookie}={token}; HttpOnly; SameSite=Strict; Path=/"
         if headers.get("x-forwarded-proto") == "https":
             cookie += "; Secure"
-        here = "./" if scope["path"].endswith("/") else scope["path"].rsplit("/", 1)[-1]
-        location = f"{here}?{rest}" if rest else here
+        page = "./" if scope["path"].endswith("/") else scope["path"].rsplit("/", 1)[-1]
+        location = f"{page}?{rest}" if rest else page
         return 303, ("text/plain", b""), (("location", location), ("set-cookie", cookie))
 
     def _authenticate(self, scope: Scope, headers: dict[str, str]) -> None:
@@ -210,17 +217,19 @@ WRONG_TOKEN = (
 
 
 def _headers(scope: Scope) -> dict[str, str]:
-    """The request's headers; of one that came twice all, so that it is not taken for either."""
-    made: dict[str, str] = {}
+    """Return the request's headers. Values of repeated headers are joined, so that none of them is
+    accepted alone.
+    """
+    joined: dict[str, str] = {}
     for name, value in scope["headers"]:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        made[key] = f"{made[key]}, {text}" if key in made else text
-    return made
+        joined[key] = f"{joined[key]}, {text}" if key in joined else text
+    return joined
 
 
 def _address(scope: Scope, headers: dict[str, str]) -> str:
-    """Where the request comes from. Of a Unix socket that is what its proxy added last; the rest
-    of that header is the visitor's own word.
+    """Return the address of the client. Behind a Unix socket it is the last one in the proxy's
+    header, because the client can set the others.
     """
     if client := scope.get("client"):
         return str(client[0])
@@ -229,7 +238,7 @@ def _address(scope: Scope, headers: dict[str, str]) -> str:
 
 
 def host_name(host: str) -> str:
-    """A ``Host`` header without its port, in lower case."""
+    """Return a ``Host`` header without its port, in lower case."""
     match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(?::\d{1,5})?", host.strip())
     return match[1].lower().rstrip(".") if match else ""
 
@@ -247,8 +256,8 @@ def _check_origin(method: str, headers: dict[str, str], policy: AccessPolicy) ->
     if method in SAFE:
         return
     origin = headers.get("origin", headers.get("host", "")).rpartition("://")[2]
-    elsewhere = origin != headers.get("host") and host_name(origin) not in policy.proxies
-    if elsewhere or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+    is_foreign = origin != headers.get("host") and host_name(origin) not in policy.proxies
+    if is_foreign or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise RequestDenied(
             403, "This request came from another page than this one; nothing was done."
         )

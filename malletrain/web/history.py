@@ -1,7 +1,7 @@
-"""What was seen of the jobs since the page is served: throughput and scale over time.
+"""Records throughput and scale of the jobs over time, since the page was started.
 
-Pure: it is fed with what the daemon says and asked for series. The daemon keeps no throughput over
-time; who looks later than the job began sees it from then on.
+Pure. The daemon does not store throughput over time, so the history of a job starts with the first
+poll after both the job and the page have started.
 """
 
 from __future__ import annotations
@@ -13,44 +13,44 @@ import msgspec
 from malletrain.protocol.views import JobView
 from malletrain.web.series import ThinnedSeries
 
-MOST_JOBS = 2000
-"""Jobs whose history is kept; the one that ran the longest time ago is forgotten first."""
+MAX_JOBS = 2000
+"""Maximum number of jobs with a history. The oldest is removed first."""
 
 
 class HistoryView(msgspec.Struct, frozen=True):
-    """What ``/api/v1/jobs/JOB/history`` answers. ``points``: (time, samples/s, nodes, samples)."""
+    """Answer of ``/api/v1/jobs/JOB/history``. ``points``: (time, samples/s, nodes, samples)."""
 
     job: str
     points: list[tuple[float, ...]]
 
 
 class SeenHistory:
-    """The series of all jobs that ran since this was made."""
+    """The histories of all jobs that have run since this object was created."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, _Seen] = {}
+        self._jobs: dict[str, _JobHistory] = {}
 
     def feed(self, jobs: Sequence[JobView], now: float) -> None:
-        """Take in one look at the jobs at ``now``."""
+        """Add the state of the jobs at ``now``, seconds."""
         for job in jobs:
-            seen = self._jobs.get(job.id)
-            if job.ended is not None and (seen is None or seen.over):
+            history = self._jobs.get(job.id)
+            if job.ended is not None and (history is None or history.over):
                 continue
-            if not job.nodes and seen is None:
+            if not job.nodes and history is None:
                 continue
-            if seen is None:
-                seen = self._jobs[job.id] = _Seen()
-                if len(self._jobs) > MOST_JOBS:
+            if history is None:
+                history = self._jobs[job.id] = _JobHistory()
+                if len(self._jobs) > MAX_JOBS:
                     del self._jobs[next(iter(self._jobs))]
-            seen.over = job.ended is not None
-            seen.points.add(now, job.rate, float(len(job.nodes)), job.samples)
+            history.over = job.ended is not None
+            history.points.add(now, job.rate, float(len(job.nodes)), job.samples)
 
     def view(self, job: str) -> HistoryView:
-        """The series of one job; empty where nothing was seen of it."""
-        return HistoryView(job, (self._jobs.get(job) or _Seen()).points.points())
+        """Return the history of one job; empty if it has none."""
+        return HistoryView(job, (self._jobs.get(job) or _JobHistory()).points.points())
 
 
-class _Seen:
+class _JobHistory:
     def __init__(self) -> None:
         self.points = ThinnedSeries()
         self.over = False

@@ -1,7 +1,8 @@
-"""One look at the daemon for all viewers, again and again in a thread of its own.
+"""Polls the daemon for all viewers, in a thread of its own.
 
-Decides how often. While somebody watches, it looks every second, and more rarely where looking
-takes the daemon long: of its time at most a small share goes to the page, however many watch.
+Decides how often. While viewers watch, it polls every second, and less often if a poll takes the
+daemon long. So the page takes at most a small fraction of the daemon's time, for any number of
+viewers.
 """
 
 from __future__ import annotations
@@ -16,31 +17,34 @@ from malletrain.render.follow import Follower, Look
 from malletrain.render.live import Screen
 from malletrain.web.board import HarvestView
 
-LOOK_EVERY_S = 1.0
+WATCHED_S = 1.0
+"""Interval between two polls while viewers watch, seconds."""
 UNWATCHED_S = 10.0
-"""Between two looks while nobody watches: the story of the nodes goes on."""
-SHARE = 0.03
-"""Of the time at most this share is spent looking; the rest is rest."""
-LONGEST_S = 20.0
+"""Interval between two polls without viewers, seconds. They continue the timeline of the nodes."""
+MAX_POLL_FRACTION = 0.03
+"""Maximum fraction of the time that is spent on polls."""
+MAX_INTERVAL_S = 20.0
+"""Maximum interval between two polls, seconds."""
 HARVEST_EVERY_S = 60.0
-AGAIN_S = 0.5
-"""Between two tries to reach a daemon that does not answer."""
+"""Interval between two queries of the day's usage, seconds."""
+RETRY_INTERVAL_S = 0.5
+"""Interval between two tries to reach a daemon that does not answer, seconds."""
 DAY_S = 86400.0
 
 
 def rest_s(took_s: float, watched: bool) -> float:
-    """How long to rest after a look that took ``took_s`` seconds."""
-    least = LOOK_EVERY_S if watched else UNWATCHED_S
-    return min(LONGEST_S, max(least, took_s / SHARE - took_s))
+    """Return the pause after a poll that took ``took_s``, seconds."""
+    min_pause_s = WATCHED_S if watched else UNWATCHED_S
+    return min(MAX_INTERVAL_S, max(min_pause_s, took_s / MAX_POLL_FRACTION - took_s))
 
 
 class Poller(threading.Thread):
-    """Looks until told to end.
+    """Polls until :meth:`end` is called.
 
     Args:
-        connect: makes a client of the daemon; raises ClientError.
-        tell: what to do with a look and the harvest of the day.
-        away: what to do with a sentence that says why there is none.
+        connect: opens a connection to the daemon; raises ClientError.
+        tell: called with the answers of a poll and the harvest of the day.
+        away: called with a sentence that says why a poll failed.
     """
 
     def __init__(
@@ -51,41 +55,41 @@ class Poller(threading.Thread):
     ) -> None:
         super().__init__(name="poller", daemon=True)
         self._connect, self._tell, self._away = connect, tell, away
-        self._hurry = threading.Event()
-        self._over = False
+        self._poll_now = threading.Event()
+        self._ended = False
         self._watchers = 0
         self._harvest: HarvestView | None = None
         self._harvest_due = 0.0
         self._since: int | None = None
 
     def run(self) -> None:
-        """Look until told to end."""
-        while not self._over:
+        """Poll until :meth:`end` is called."""
+        while not self._ended:
             try:
                 client = self._connect()
             except ClientError as error:
-                self._missed(error)
+                self._poll_failed(error)
                 continue
             try:
                 self._follow(client)
             except ClientError as error:
-                self._missed(error)
+                self._poll_failed(error)
             finally:
                 client.close()
 
     def _follow(self, client: Connection) -> None:
         follower = Follower(Screen(), client)
-        # From the beginning of the audit log it would take long on an old site.
+        # The whole audit log of an old site would take long.
         follower.since = -1000 if self._since is None else self._since
-        while not self._over:
-            began = time.monotonic()
+        while not self._ended:
+            started_at = time.monotonic()
             look = follower.ask()
             self._since = max(0, follower.since)
-            took = time.monotonic() - began
-            self._tell(look, self._harvested(client, look.status.now))
-            self._pause(rest_s(took, self._watchers > 0))
+            took_s = time.monotonic() - started_at
+            self._tell(look, self._current_harvest(client, look.status.now))
+            self._pause(rest_s(took_s, self._watchers > 0))
 
-    def _harvested(self, client: Connection, now: float) -> HarvestView | None:
+    def _current_harvest(self, client: Connection, now: float) -> HarvestView | None:
         if time.monotonic() >= self._harvest_due:
             midnight = now - now % DAY_S
             rows = client.usage(since=midnight)
@@ -95,30 +99,32 @@ class Poller(threading.Thread):
             self._harvest_due = time.monotonic() + HARVEST_EVERY_S
         return self._harvest
 
-    def _missed(self, error: ClientError) -> None:
+    def _poll_failed(self, error: ClientError) -> None:
         self._away(str(error))
-        self._pause(AGAIN_S)
+        self._pause(RETRY_INTERVAL_S)
 
     def _pause(self, seconds: float) -> None:
-        self._hurry.wait(seconds)
-        self._hurry.clear()
+        self._poll_now.wait(seconds)
+        self._poll_now.clear()
 
     def watched(self, more: int) -> None:
-        """``more`` viewers than before (negative: fewer)."""
+        """Change the number of viewers by ``more``."""
         self._watchers += more
         if more > 0:
             self.now()
 
     def now(self) -> None:
-        """Look at once."""
-        self._hurry.set()
+        """Poll at once."""
+        self._poll_now.set()
 
     def end(self) -> None:
-        """Stop looking."""
-        self._over = True
-        self._hurry.set()
+        """Stop polling."""
+        self._ended = True
+        self._poll_now.set()
 
 
 def connector(state_dir: Path | None) -> Callable[[], Connection]:
-    """Makes clients of the daemon of ``state_dir``, found anew each time: it may have moved."""
+    """Return a function that connects to the daemon of ``state_dir``. Each call looks up its
+    address, because it may have moved.
+    """
     return lambda: Connection.of(state_dir)

@@ -1,5 +1,5 @@
-"""The OpenAPI description: schemas of the answers from the views themselves, so that there is one
-definition of each.
+"""Builds the OpenAPI description. The schemas of answers are derived from the views, so that each
+has only one definition.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from malletrain.web.timeline import TimelineView
 
 
 class Done(msgspec.Struct, frozen=True):
-    """Something was done with ``job``; ``sentence`` says what."""
+    """A change of ``job`` succeeded; ``sentence`` describes it."""
 
     job: str
     sentence: str
 
 
 class ApiProblem(msgspec.Struct, frozen=True):
-    """Nothing was done. ``error``: why, as a sentence; ``code``: refused | usage | internal |
+    """A request failed. ``error``: why, as a sentence; ``code``: refused | usage | internal |
     unreachable | unauthenticated.
     """
 
@@ -66,57 +66,60 @@ MEASURED = (
     ("SeriesView", "values", "items"),
     ("TrialView", "values", "additionalProperties"),
 )
-"""Numbers that scripts measured: schema, property, keyword of the values' own schema."""
+"""Numbers measured by scripts: schema, property, keyword of the values' own schema."""
 REF = "#/components/schemas/{name}"
 PROBLEMS = {
-    400: "The request is not of its form, or asks for what cannot be.",
+    400: "The request is malformed or invalid.",
     401: "The token is missing or wrong.",
     403: "Not from here, or not for this user.",
     404: "There is no such job.",
-    405: "The path knows no such method.",
+    405: "The path has no such method.",
     409: "The daemon refused.",
-    421: "Called by a name that this page is not known by.",
-    500: "The daemon failed at it; its log says how.",
+    421: "The name in the request is not one of this page.",
+    500: "The daemon failed to handle it; its log has the cause.",
     503: "No daemon answers.",
 }
 
 
 def answers(shown: Any, status: int = 200) -> dict[int | str, dict[str, Any]]:
-    """What a route answers: ``shown`` with ``status`` (None: a stream), or a problem."""
+    """Return the responses of a route: a view with its status, or a problem. ``shown``: class of
+    the view; None for a stream.
+    """
     if shown is None:
-        good: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
+        content: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
     else:
         (schema,), _ = msgspec.json.schema_components((shown,), ref_template=REF)
-        good = {"application/json": {"schema": schema}}
+        content = {"application/json": {"schema": schema}}
     (problem,), _ = msgspec.json.schema_components((ApiProblem,), ref_template=REF)
-    bad = {"application/json": {"schema": problem}}
-    made: dict[int | str, dict[str, Any]] = {
-        code: {"description": sentence, "content": bad} for code, sentence in PROBLEMS.items()
+    problem_content = {"application/json": {"schema": problem}}
+    responses: dict[int | str, dict[str, Any]] = {
+        code: {"description": sentence, "content": problem_content}
+        for code, sentence in PROBLEMS.items()
     }
-    made[status] = {"description": "As asked.", "content": good}
-    return made
+    responses[status] = {"description": "As asked.", "content": content}
+    return responses
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The whole description, as ``/api/v1/openapi.json`` serves it."""
+    """Return the whole description, served as ``/api/v1/openapi.json``."""
     if app.openapi_schema is None:
-        made = get_openapi(
+        description = get_openapi(
             title="MalleTrain",
             version=__version__,
             summary="Jobs, nodes and events of one MalleTrain daemon, as one user sees them.",
             routes=app.routes,
         )
         _, components = msgspec.json.schema_components(SHOWN, ref_template=REF)
-        schemas = made.setdefault("components", {}).setdefault("schemas", {})
+        schemas = description.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(components)
-        # A metric that is NaN or infinite is null, as JSON has no number for it.
+        # A metric that is NaN or infinite is null, because JSON has no such number.
         for view, field, part in MEASURED:
             schemas[view]["properties"][field][part] = {"type": ["number", "null"]}
-        for path in made["paths"].values():
+        for path in description["paths"].values():
             for operation in path.values():
-                # Such problems are answered as all others are.
+                # Validation errors are answered like all other problems.
                 operation["responses"].pop("422", None)
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
-        app.openapi_schema = made
+        app.openapi_schema = description
     return app.openapi_schema

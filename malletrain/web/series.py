@@ -1,21 +1,22 @@
-"""A series of numbers over time in bounded memory: the whole story, coarser the longer it is.
+"""Stores a series of numbers over time in bounded memory. The longer the series, the coarser it is.
 
 Pure.
 """
 
 from __future__ import annotations
 
-MOST_POINTS = 600
+MAX_POINTS = 600
+"""Default maximum number of points."""
 
 
 class ThinnedSeries:
-    """Points (time, values) of which at most ``most`` are kept, spread over all of the time.
+    """Points (time, values), at most ``most`` of them, spread over the whole time.
 
-    When there are too many, every other one goes and from then on points closer together than twice
-    the distance before are not taken up. The newest is always there.
+    When there are too many, every second one is removed, and the minimum distance of further points
+    is doubled. The newest point is always kept.
     """
 
-    def __init__(self, most: int = MOST_POINTS) -> None:
+    def __init__(self, most: int = MAX_POINTS) -> None:
         if most < 4:
             raise ValueError(f"A series of {most} points shows nothing; keep 4 at least.")
         self._most = most
@@ -24,7 +25,7 @@ class ThinnedSeries:
         self._step_s = 0.0
 
     def add(self, time: float, *values: float) -> None:
-        """One more point. A time before that of the newest is left out."""
+        """Add a point. A point before the newest one is ignored."""
         if self._newest is not None and time < self._newest[0]:
             return
         self._newest = (time, *values)
@@ -37,7 +38,7 @@ class ThinnedSeries:
             self._step_s = max(2 * self._step_s, 2 * length / self._most)
 
     def points(self) -> list[tuple[float, ...]]:
-        """The points that are kept, the oldest first."""
+        """Return the points, the oldest first."""
         if self._newest is not None and self._points and self._newest != self._points[-1]:
             return [*self._points, self._newest]
         return list(self._points)

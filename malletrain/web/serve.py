@@ -1,7 +1,7 @@
-"""Serving the page: where it listens, who is let in there, and how its address is told.
+"""Serves the page: where it listens, who is admitted there, and how its address is shown.
 
-Decides what goes together: a header that says who looks is believed only where nobody but the proxy
-can send one.
+Decides which options can be combined: a header that names the viewer is trusted only if the proxy
+alone can send it.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ from malletrain.web.app import make_app
 from malletrain.web.guard import COOKIE, AccessPolicy, host_name
 
 FIRST_PORT = 8870
-"""The port that is tried first, so that a tunnel finds it again."""
+"""The first port to try, so that an existing tunnel keeps working."""
 PORTS = 20
+"""Number of ports to try before any free one."""
 ALWAYS = ("127.0.0.1", "localhost", "[::1]")
-LEAVE_S = 1
-"""How long the end waits for viewers that still watch."""
+"""Names of the page that are always allowed."""
+SHUTDOWN_TIMEOUT_S = 1
+"""Time for which the server waits for the streams of viewers at its end, seconds."""
 REDIRECT = """<!doctype html><meta charset="utf-8"><title>MalleTrain</title>
 <meta http-equiv="refresh" content="0; url={url}"><a href="{url}">MalleTrain</a>
 """
 
 
 class WebError(RuntimeError):
-    """The page cannot be served like this; the message is a sentence."""
+    """The page cannot be served with these options; the message is a sentence."""
 
 
 @dataclass(frozen=True)
 class ListenAddress:
-    """Where the page listens: ``host`` and ``port`` (0: one that is free), or the Unix socket
+    """Address of the page: ``host`` and ``port`` (0 for any free port), or the Unix socket
     ``path``.
     """
 
@@ -60,7 +62,7 @@ class ListenAddress:
 
 
 def parse_address(text: str) -> ListenAddress:
-    """The address in ``HOST:PORT``, ``:PORT``, ``[HOST]:PORT``, ``HOST`` or ``unix:PATH``.
+    """Parse ``HOST:PORT``, ``:PORT``, ``[HOST]:PORT``, ``HOST`` or ``unix:PATH``.
 
     Raises WebError.
     """
@@ -81,10 +83,18 @@ def parse_address(text: str) -> ListenAddress:
 def make_access_policy(
     address: ListenAddress, own: str, token: str, hosts: Sequence[str], user_header: str
 ) -> AccessPolicy:
-    """The access policy of the page at ``address``.
+    """Return the access policy of a page.
 
-    ``token``: what visitors have to know, empty: one is drawn. ``hosts``: further names of the
-    page. ``user_header``: of a proxy, empty: none. Raises WebError.
+    Args:
+        address: address of the page.
+        own: user as whom the page runs.
+        token: token that requests need; empty to generate one.
+        hosts: further names of the page.
+        user_header: header of a proxy that names the viewer; empty if there is none.
+
+    Raises:
+        WebError: the options do not go together.
+
     """
     if user_header and not address.loopback:
         raise WebError(
@@ -108,56 +118,64 @@ def make_access_policy(
         names.add(host_name(f"[{address.host}]" if ":" in address.host else address.host))
     if "" in names:
         raise WebError("--allow-host: that is no name of a host.")
-    # A second wins over nothing: without a header the socket's permissions do not say who looks.
-    made = "" if behind_proxy and not token else token or secrets.token_hex(32)
-    return AccessPolicy(own, made, frozenset(names), user_header.lower(), proxies - {*ALWAYS})
+    # No token is needed behind a proxy on a Unix socket: only the proxy can connect.
+    required_token = "" if behind_proxy and not token else token or secrets.token_hex(32)
+    return AccessPolicy(
+        own, required_token, frozenset(names), user_header.lower(), proxies - {*ALWAYS}
+    )
 
 
 def bind(address: ListenAddress) -> socket.socket:
-    """A listening socket at ``address``. Raises WebError."""
+    """Return a listening socket at ``address``. Raises WebError."""
     if address.path:
         return _unix(address.path)
     ports = [address.port] if address.port else [*range(FIRST_PORT, FIRST_PORT + PORTS), 0]
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     why = ""
     for port in ports:
-        made = socket.socket(family, socket.SOCK_STREAM)
+        listening = socket.socket(family, socket.SOCK_STREAM)
         try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind((address.host, port))
-            made.listen(128)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((address.host, port))
+            listening.listen(128)
         except OSError as error:
-            made.close()
+            listening.close()
             why = error.strerror or str(error)
             continue
-        return made
+        return listening
     raise WebError(f"The address {address.host}:{address.port} cannot be used: {why}.")
 
 
 def _unix(path: str) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-            made.connect(path)
+            listening.connect(path)
             raise WebError(f"Another page listens at {path}; give another path.")
         if os.path.exists(path):
             os.unlink(path)
-        made.close()
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o117)  # for the group of its directory, which is the proxy's
+        listening.close()
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        old_umask = os.umask(0o117)  # writable for the group of its directory, which is the proxy's
         try:
-            made.bind(path)
+            listening.bind(path)
         finally:
-            os.umask(before)
-        made.listen(128)
+            os.umask(old_umask)
+        listening.listen(128)
     except OSError as error:
-        made.close()
+        listening.close()
         raise WebError(f"The socket {path} cannot be used: {error.strerror or error}.") from None
-    return made
+    return listening
 
 
 def url_of(address: ListenAddress, listening: socket.socket, token: str) -> str:
-    """The address to open, with the token; that of a Unix socket has none."""
+    """Return the URL to open, with the token; for a Unix socket its path without the token.
+
+    Args:
+        address: address of the page.
+        listening: its socket.
+        token: token that requests need.
+    """
     if address.path:
         return f"unix:{address.path}"
     port = listening.getsockname()[1]
@@ -170,8 +188,8 @@ def url_of(address: ListenAddress, listening: socket.socket, token: str) -> str:
 
 @contextlib.contextmanager
 def in_browser(url: str) -> Iterator[None]:
-    """Open ``url`` in this user's browser, if there is one. By way of a private file: everybody on
-    the host can read the arguments of a process.
+    """Open ``url`` in this user's browser, if there is one. A private file redirects to it, because
+    every user of the host can read the arguments of a process.
     """
     handle, path = tempfile.mkstemp(prefix="malletrain-web-", suffix=".html")
     try:
@@ -194,8 +212,19 @@ def serve(
     *,
     browser: bool = False,
 ) -> None:
-    """Serve the page until a signal ends it. ``say``: tells a person the address; ``home``: the
-    state directory with this user's sweeps; ``browser``: opens it as well. Raises WebError.
+    """Serve the page until a signal.
+
+    Args:
+        connect: opens a connection to the daemon.
+        address: address to listen on.
+        policy: decides which requests are admitted.
+        say: shows the URL to the user.
+        home: the state directory with this user's sweeps.
+        browser: whether to open the URL in a browser.
+
+    Raises:
+        WebError: the address cannot be used.
+
     """
     listening = bind(address)
     if not address.path:
@@ -212,7 +241,7 @@ def serve(
         server_header=False,
         proxy_headers=False,
         ws="none",
-        timeout_graceful_shutdown=LEAVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
     )
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.closing(listening))
@@ -224,7 +253,9 @@ def serve(
 
 
 class _PageServer(uvicorn.Server):
-    """Ends the streams first, which have no end of their own."""
+    """Server that ends the streams first when it shuts down, because they never end by
+    themselves.
+    """
 
     def __init__(self, config: uvicorn.Config, end: Callable[[], None]) -> None:
         super().__init__(config)

@@ -1,7 +1,7 @@
-"""The sweeps of the user as whom the page runs, from the same ledger as ``malletrain sweep``.
+"""Reads the sweeps of the user as whom the page runs, from the same ledger as ``malletrain sweep``.
 
-Decides how a sweep is shown. Where the extra ``sweep`` is not installed there are none. Runs in a
-thread: each call opens the database and closes it again.
+Decides how a sweep is shown. Without the extra ``sweep`` there are none. Runs in a thread: each
+call opens the database and closes it again.
 """
 
 from __future__ import annotations
@@ -23,38 +23,48 @@ class SweepView(msgspec.Struct, frozen=True):
     """One line of ``malletrain sweep status``."""
 
     name: str
+    """Name of the sweep."""
     trials: dict[str, int]
-    """State → trials."""
+    """State → number of trials."""
     target_trials: int
-    """How many there are to be."""
+    """Planned number of trials."""
     best: float | None
+    """Best value, if the sweep has one objective; None if there is none."""
     attended: bool
     """Whether a process runs it."""
     sentence: str
-    """How it ended; empty while it has not."""
+    """How it ended, as a sentence; empty if it has not ended."""
 
 
 class TrialView(msgspec.Struct, frozen=True):
     """One line of ``malletrain sweep show``."""
 
     trial: int
+    """Number of the trial."""
     state: str
+    """State of the trial."""
     job: str
-    """Empty before it has one."""
+    """Id of its job; empty before it has one."""
     values: dict[str, float]
+    """Metric → value."""
     step: int | None
+    """Last reported step; None before the first."""
     parameters: dict[str, Any]
+    """Parameter → value."""
     node_hours: float
+    """Charged node-hours."""
     best: bool
+    """Whether it is the best trial."""
     note: str
+    """Remark for users."""
 
 
 class SweepAway(Exception):
-    """There is no such sweep, or no database of sweeps; the text says so."""
+    """The sweep does not exist, or the database of sweeps cannot be used; the message says so."""
 
 
 def sweeps(home: Path) -> list[SweepView]:
-    """All sweeps kept in the state directory ``home``. Raises SweepAway."""
+    """Return all sweeps in the state directory ``home``. Raises SweepAway."""
     try:
         from malletrain.sweep.ledger import summaries
         from malletrain.sweep.process import attended
@@ -72,13 +82,13 @@ def sweeps(home: Path) -> list[SweepView]:
 
 
 def trials(home: Path, name: str) -> list[TrialView]:
-    """The trials of a sweep, the best first. Raises SweepAway."""
+    """Return the trials of a sweep, the best first. Raises SweepAway."""
     try:
         from malletrain.sweep.ledger import Ledger
         from malletrain.sweep.results import results
         from malletrain.sweep.spec import SweepError
     except ImportError:
-        raise SweepAway("Sweeps need a package that is not here: malletrain[sweep].") from None
+        raise SweepAway("Sweeps need a package that is not installed: malletrain[sweep].") from None
     try:
         with _storage(home) as storage:
             if storage is None:
@@ -97,7 +107,7 @@ def _view(each: Summary, attended: bool) -> SweepView:
 
 @contextlib.contextmanager
 def _storage(home: Path) -> Iterator[BaseStorage | None]:
-    """The database of sweeps, closed at the end; None: nobody has begun a sweep here."""
+    """Open the database of sweeps, and close it at the end. Yields None if there is no sweep."""
     from malletrain.sweep.ledger import open_storage, storage_url
 
     url = storage_url("", home)

@@ -1,7 +1,7 @@
-"""Which node was in which state when, for the last hour: the timeline of the page on the machine.
+"""Records the states of the nodes over the last hour, for the timeline of the page on the machine.
 
-Pure: it is fed with what the daemon says of nodes and events, and asked for spans. Where nothing is
-said of a node, the main scheduler uses it.
+Pure: computes spans from the daemon's nodes and events. A node without a span is in use by the main
+scheduler.
 """
 
 from __future__ import annotations
@@ -15,32 +15,36 @@ from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView, NodeView
 
 WINDOW_S = 3600.0
-MOST_SPANS = 200
-"""Of one node; the oldest go first."""
+"""Length of the timeline, seconds."""
+MAX_SPANS = 200
+"""Maximum number of spans of one node. The oldest are removed first."""
 BUSY = "busy"
-GAVE = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
-TOOK = (
+NODES_CHANGED = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
+NODES_LOST = (
     EventKind.JOB_SUSPENDED,
     EventKind.JOB_COMPLETED,
     EventKind.JOB_FAILED,
     EventKind.JOB_CANCELLED,
 )
 MARKS: dict[str, bool] = {EventKind.NODE_LEAVING: True, EventKind.NODE_VANISHED: False}
-"""Events that show as a mark, and whether notice was given."""
+"""Kind of the events that are shown as marks → whether notice was given."""
 
 
 class SpanView(msgspec.Struct, frozen=True):
-    """One node in one state from ``start`` to ``end`` (seconds since the epoch; None: still)."""
+    """One node in one state from ``start`` to ``end`` (seconds since the epoch; None if it has not
+    ended).
+    """
 
     node: str
     state: str
     job: str
+    """Id of the job on the node; empty if there is none."""
     start: float
     end: float | None
 
 
 class MarkView(msgspec.Struct, frozen=True):
-    """The main scheduler took ``node`` back at ``time``; ``notice``: it said so before."""
+    """Preemption of ``node`` at ``time``. ``notice``: whether the main scheduler gave notice."""
 
     node: str
     time: float
@@ -48,16 +52,17 @@ class MarkView(msgspec.Struct, frozen=True):
 
 
 class TimelineView(msgspec.Struct, frozen=True):
-    """What ``/api/v1/timeline`` answers. Where no span says otherwise, a node is in use by the main
-    scheduler, or nothing is known of it. ``version``: of the last change of the stream that is in
-    it.
+    """Answer of ``/api/v1/timeline``. Outside of its spans a node is in use by the main scheduler,
+    or its state is unknown. ``version``: version of the last change of the stream that it includes.
     """
 
     version: int
     since: float
+    """Start of the timeline, seconds since the epoch."""
     now: float
     spans: tuple[SpanView, ...]
     marks: tuple[MarkView, ...]
+    """Preemptions."""
 
 
 class NodeTimeline:
@@ -68,30 +73,38 @@ class NodeTimeline:
         self._open: dict[str, SpanView] = {}
         self._past: dict[str, deque[SpanView]] = {}
         self._marks: deque[MarkView] = deque(maxlen=10_000)
-        self._live_from: float | None = None
+        self._first_poll_at: float | None = None
         self._now = 0.0
 
     def feed(self, events: Iterable[EventView], nodes: Sequence[NodeView], now: float) -> None:
-        """Take in one look at the daemon.
+        """Add the answers of one poll.
 
-        Events before the first look tell what was held then; from the first look on the states of
-        the nodes are what counts.
+        Before the first poll, states follow from events; from then on, from the states of the
+        nodes.
+
+        Args:
+            events: new events, the oldest first.
+            nodes: idle and leased nodes.
+            now: time of the poll, seconds since the epoch.
+
         """
         for event in events:
             if event.kind in MARKS:
                 self._marks.append(MarkView(event.node, event.time, MARKS[event.kind]))
-            if self._live_from is None:
-                self._past_event(event)
-        self._live_from = self._live_from or now
+            if self._first_poll_at is None:
+                self._apply_event(event)
+        self._first_poll_at = self._first_poll_at or now
         self._now = now
         for node in self._open.keys() - {view.node for view in nodes}:
             self._set(node, BUSY, "", now)
         for view in nodes:
             self._set(view.node, view.state, view.job, now)
-        self._forget(now - self._window_s)
+        self._prune(now - self._window_s)
 
     def view(self, since: float = 0.0, version: int = 0) -> TimelineView:
-        """The spans that reach beyond ``since``, of each node in order, as of ``version``."""
+        """Return the spans that end after ``since``, in order for each node. ``version``: version
+        of the board.
+        """
         since = max(since, self._now - self._window_s)
         spans = []
         for node in sorted(self._past.keys() | self._open.keys()):
@@ -101,21 +114,21 @@ class NodeTimeline:
         marks = tuple(mark for mark in self._marks if mark.time >= since)
         return TimelineView(version, since, self._now, tuple(spans), marks)
 
-    def _past_event(self, event: EventView) -> None:
+    def _apply_event(self, event: EventView) -> None:
         if event.kind == EventKind.NODE_JOINED:
             self._set(event.node, "free", "", event.time)
         elif event.kind == EventKind.NODE_LOST:
             self._set(event.node, BUSY, "", event.time)
-        elif event.kind in GAVE:
+        elif event.kind in NODES_CHANGED:
             now = set(event.data.get("nodes", ()))
-            self._leave(event.job, event.time, now)
+            self._free_nodes(event.job, event.time, now)
             for node in now:
                 self._set(node, "job", event.job, event.time)
-        elif event.kind in TOOK:
-            self._leave(event.job, event.time, set())
+        elif event.kind in NODES_LOST:
+            self._free_nodes(event.job, event.time, set())
 
-    def _leave(self, job: str, time: float, but: set[str]) -> None:
-        nodes = [n for n, span in self._open.items() if span.job == job and n not in but]
+    def _free_nodes(self, job: str, time: float, remaining: set[str]) -> None:
+        nodes = [n for n, span in self._open.items() if span.job == job and n not in remaining]
         for node in nodes:
             self._set(node, "free", "", time)
 
@@ -125,12 +138,12 @@ class NodeTimeline:
             if (span.state, span.job) == (state, job):
                 return
             ended = msgspec.structs.replace(span, end=max(time, span.start))
-            self._past.setdefault(node, deque(maxlen=MOST_SPANS)).append(ended)
+            self._past.setdefault(node, deque(maxlen=MAX_SPANS)).append(ended)
             del self._open[node]
         if state != BUSY:
             self._open[node] = SpanView(node, state, job, time, None)
 
-    def _forget(self, before: float) -> None:
+    def _prune(self, before: float) -> None:
         for node in list(self._past):
             spans = self._past[node]
             while spans and (spans[0].end or 0.0) < before:

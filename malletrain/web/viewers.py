@@ -1,9 +1,9 @@
-"""Who looks, and what is shown to whom.
+"""Decides what each viewer may see.
 
-The page runs as one user and asks the daemon with that user's key. Where a proxy says who looks,
-others than that user see what they would see on the command line: their own jobs, and of those of
-others what everybody may see. They may cancel what is theirs, and submit nothing: a job runs as the
-user whose key submits it.
+The page runs as one user and asks the daemon with that user's key. If a proxy names the viewer,
+other users see what they would see on the command line: their own jobs, and the public parts of
+others' jobs. They may cancel their own jobs, but not submit any, because a job runs as the user
+whose key submits it.
 """
 
 from __future__ import annotations
@@ -19,43 +19,44 @@ from malletrain.web.board import BoardChange
 
 @dataclass(frozen=True)
 class Viewer:
-    """One who looks. ``own``: as who the page runs."""
+    """A user of the page. ``own``: user as whom the page runs."""
 
     name: str
+    """The viewer's user name."""
     own: str
 
     @property
     def all_of_it(self) -> bool:
-        """Whether the daemon's answers are this viewer's already."""
+        """Whether the daemon's answers are for this viewer, because the page runs as this user."""
         return self.name == self.own
 
     def may_manage(self, owner: str) -> bool:
-        """Whether this viewer may do more with a job of ``owner`` than look. (The daemon decides
-        once more, for the user as who the page runs.)
+        """Whether this viewer may change a job of ``owner`` and see its private parts. (The daemon
+        checks again for the user as whom the page runs.)
         """
         return self.all_of_it or self.name == owner
 
     def job(self, job: JobView) -> JobView:
-        """As much of a job as this viewer may see."""
+        """Return the parts of a job that this viewer may see."""
         return job if self.may_manage(job.owner) else job_for_others(job)
 
     def detail(self, detail: JobDetail) -> JobDetail:
-        """As much of everything of a job as this viewer may see."""
+        """Return the details of a job that this viewer may see."""
         return detail if self.may_manage(detail.job.owner) else detail_for_others(detail)
 
     def event(self, event: EventView, owners: dict[str, str]) -> EventView:
-        """As much of an event as this viewer may see. ``owners``: of the jobs; one that is not
-        known is somebody else's.
+        """Return the parts of an event that this viewer may see. ``owners``: job → its owner;
+        unknown jobs count as another user's.
         """
-        mine = not event.job or self.may_manage(owners.get(event.job, ""))
-        return event if mine else event_for_others(event)
+        visible = not event.job or self.may_manage(owners.get(event.job, ""))
+        return event if visible else event_for_others(event)
 
     def usage(self, rows: list[UsageView]) -> list[UsageView]:
-        """The rows of this viewer."""
+        """Return the rows of this viewer."""
         return [row for row in rows if self.may_manage(row.user)]
 
     def change(self, change: BoardChange, owners: dict[str, str]) -> BoardChange:
-        """As much of a change as this viewer may see."""
+        """Return the parts of a change that this viewer may see."""
         if self.all_of_it:
             return change
         machine = msgspec.structs.replace(change.machine, user=self.name)

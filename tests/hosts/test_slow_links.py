@@ -42,6 +42,6 @@ def test_a_node_with_a_slow_link_is_named_swapped_out_and_left_alone(boot):
     )
     reclaimed = next(e for e in site.events("node-reclaimed") if e["node"] == "n3")
     assert reclaimed["sentence"].startswith("The link of n3 carries ")
-    assert reclaimed["sentence"].endswith(" The job does more without it.")
+    assert reclaimed["sentence"].endswith(" The job is faster without it.")
     (site.work / "enough").touch()
     site.until(lambda: site.job(job)["state"] == "completed", "the job completes")

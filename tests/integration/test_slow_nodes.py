@@ -41,7 +41,7 @@ def test_a_slow_node_is_named_swapped_out_and_remembered(tmp_path):
         assert event.data["slowdown"] > 2
         reclaimed = embedded.events("node-reclaimed")[-1]
         assert reclaimed.sentence.startswith("n2 takes ")
-        assert reclaimed.sentence.endswith(" The job does more without it.")
+        assert reclaimed.sentence.endswith(" The job is faster without it.")
         embedded.kill_daemon(signal.SIGKILL)
         embedded.start_daemon()
         embedded.until(lambda: embedded.events("job-adopted", job), "the job is adopted")

@@ -1,8 +1,8 @@
-"""The history of the database schema, one file a step, run by Alembic.
+"""Migrates the database schema: one file per step, run by Alembic.
 
 Decides how a database of an earlier version becomes one of this version. A step that has been
-released is never edited: it spells its tables out and imports nothing of :mod:`malletrain`, which
-will have moved on. :func:`upgrade` is the only way in.
+released is never edited. It defines its tables itself and imports nothing of :mod:`malletrain`,
+which changes later. :func:`upgrade` is the only entry point.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from sqlalchemy import Connection
 
 
 def upgrade(connection: Connection, revision: str = "head") -> None:
-    """Bring the schema behind ``connection`` to ``revision`` within the connection's
-    transaction.
-    """
-    from alembic import command  # costs 12 MB, and most starts of the daemon need no migration
+    """Migrate the schema to ``revision`` within the transaction of ``connection``."""
+    from alembic import command  # takes 12 MB, and most starts of the daemon need no migration
 
     command.upgrade(_config(connection), revision)
 
 
 def versions() -> list[str]:
-    """Every schema version, oldest first."""
+    """Return all schema versions, oldest first."""
     from alembic.script import ScriptDirectory
 
     steps = ScriptDirectory(str(Path(__file__).parent)).walk_revisions()

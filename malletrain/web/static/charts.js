@@ -1,4 +1,4 @@
-// Pictures of numbers, as SVG: lines over time or over nodes, and bars of parts.
+// Charts as SVG: lines over time or number of nodes, and stacked bars.
 
 import { h, s } from "./dom.js";
 import { clock, number } from "./words.js";
@@ -9,7 +9,7 @@ const RIGHT = 12;
 const TOP = 10;
 const BOTTOM = 26;
 
-/** Round numbers between `low` and `high`, about `most` of them. */
+/** Returns about `most` round numbers between `low` and `high`, for ticks. */
 export function ticks(low, high, most = 5) {
   const raw = (high - low) / most || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
@@ -19,7 +19,7 @@ export function ticks(low, high, most = 5) {
   return made;
 }
 
-/** Whole seconds, minutes or hours between two times. */
+/** Returns whole seconds, minutes or hours between two times, for ticks. */
 function timeTicks(low, high) {
   const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
   const step = steps.find((each) => (high - low) / each <= 6) ?? 604800;
@@ -33,8 +33,8 @@ const stepped = (points) => points.flatMap(([x, y], k) => (k ? [[x, points[k - 1
 const path = (points) => points.map(([x, y], k) => `${k ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 
 /**
- * Lines. `lines`: {name, points: [[x, y]], style: class, stepped, dots, band: [[x, low, high]]};
- * `marks`: {x, text, style}. `time`: x are times; `whole`: y are numbers of things. `label`: what it shows, in a sentence.
+ * A line chart. `lines`: {name, points: [[x, y]], style: class, stepped, dots, band: [[x, low, high]]};
+ * `marks`: {x, text, style}. `time`: whether x are times. `whole`: whether y are whole numbers. `label`: description in a sentence.
  */
 export function chart(label, { lines, marks = [], time = true, height = 180, whole = false }) {
   const all = lines.flatMap((line) => [
@@ -85,7 +85,7 @@ export function chart(label, { lines, marks = [], time = true, height = 180, who
       names.map((line) => h("span", {}, h("i", { class: `key ${line.style}` }), line.name)))));
 }
 
-/** Bars of parts. `rows`: {name, parts: [[part, seconds]]}; `order`: all parts, for their colours. */
+/** A chart of stacked bars. `rows`: {name, parts: [[part, seconds]]}; `order`: all parts, for their colours. */
 export function bars(label, rows, order) {
   const most = Math.max(...rows.map((row) => row.parts.reduce((sum, [, size]) => sum + size, 0)), 1e-9);
   const height = rows.length * 20 + BOTTOM;

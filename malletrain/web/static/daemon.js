@@ -1,13 +1,13 @@
-// The way to the API: the stream of changes that keeps `seen` up to date, and single requests.
+// Client of the API: the stream of changes that keeps `seen` up to date, and single requests.
 
-/** What is known: filled by the stream. */
+/** The newest state, updated by the stream. */
 export const seen = { machine: null, jobs: new Map(), nodes: new Map(), events: [], problem: "" };
 
 const MOST_EVENTS = 300;
 const listeners = new Set();
 let source = null;
 
-/** Call `listener(change)` after each change; returns what ends that. */
+/** Calls `listener(change)` after each change. Returns a function that ends this. */
 export function onchange(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
@@ -40,7 +40,7 @@ function connect() {
   source.addEventListener("error", async () => {
     seen.problem = "No answer from 'malletrain web'; trying again …";
     if (source.readyState === EventSource.CLOSED) {
-      // The browser has given up: a refusal says why, anything else may pass.
+      // The browser has given up. A refusal has a reason; other errors may be temporary.
       try {
         await get("machine");
       } catch (error) {
@@ -52,7 +52,7 @@ function connect() {
   });
 }
 
-/** Follow the daemon while the page can be seen: a hidden one costs nobody anything. */
+/** Follows the daemon while the page is visible, so that a hidden page causes no load. */
 export function follow() {
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) {
@@ -80,7 +80,7 @@ async function request(path, options) {
 
 export const get = (path) => request(path, {});
 
-/** A request that changes something. */
+/** Sends a request that changes something. */
 export function send(method, path, body) {
   return request(path, {
     method,
@@ -89,5 +89,5 @@ export function send(method, path, body) {
   });
 }
 
-/** `path` of a job, whatever is in its name. */
+/** Returns the API path of a job. Its name is escaped. */
 export const jobPath = (job, rest = "") => `jobs/${encodeURIComponent(job)}${rest}`;

@@ -1,5 +1,5 @@
-// Making elements. Whatever comes from a job (its name, its log, its metrics) becomes a text node or
-// the value of an attribute, never markup: there is no other way to make content on this page.
+// Creates elements. All text from a job (its name, its log, its metrics) becomes a text node or
+// the value of an attribute, never markup. The page creates content in no other way.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -23,33 +23,33 @@ function append(element, children) {
   }
 }
 
-/** An HTML element with attributes, listeners (`onclick`) and children. */
+/** Creates an HTML element with attributes, listeners (`onclick`) and children. */
 export function h(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
 
-/** An SVG element, in the same way. */
+/** Creates an SVG element in the same way. */
 export function s(tag, attributes, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** Put `children` in the place of all that `element` holds. */
+/** Replaces the content of `element` by `children`. */
 export function replace(element, ...children) {
   element.replaceChildren();
   append(element, children);
 }
 
-/** A link to a part of this page. */
+/** Creates a link to a part of this page. */
 export function link(path, ...children) {
   return h("a", { href: `#/${path}` }, ...children);
 }
 
-/** Which columns have something in a row. */
+/** Returns for each column whether any row has a value in it. */
 export const filled = (columns, rows) => columns.map((_, k) => k)
   .filter((k) => rows.some((cells) => cells[k] !== "" && cells[k] !== null && cells[k] !== undefined));
 
-/** A table with a caption for screen readers. `columns`: [title, "number" or ""]; `rows`: cells. A column without
- * anything in it is left out. */
+/** Creates a table with a caption for screen readers. `columns`: [title, "number" or ""]; `rows`: cells. Empty columns
+ * are left out. */
 export function table(caption, allColumns, allRows) {
   const indices = filled(allColumns, allRows);
   const columns = indices.map((k) => allColumns[k]);
@@ -62,7 +62,7 @@ export function table(caption, allColumns, allRows) {
       h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
 }
 
-/** A section with a heading. */
+/** Creates a section with a heading. */
 export function section(title, ...children) {
   return h("section", {}, h("h2", {}, title), ...children);
 }

@@ -1,4 +1,4 @@
-// How many nodes there were, and will be if the days to come are like those of the last week.
+// Past numbers of nodes, and a forecast that assumes days like those of the last week.
 
 import { get } from "./daemon.js";
 import { chart } from "./charts.js";

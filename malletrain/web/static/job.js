@@ -1,4 +1,4 @@
-// One job: how it goes, why it waits, what it cost to move it, what it says.
+// One job: its progress, why it waits, the cost of its rescales, its output.
 
 import { get, jobPath, onchange, seen, send } from "./daemon.js";
 import { bars, chart } from "./charts.js";
@@ -31,7 +31,7 @@ export function job(main, [id = ""]) {
     asking = true;
     requestTime = Date.now();
     try {
-      // What others' scripts report is refused; everything else of their jobs is shown.
+      // Metrics of other users' jobs are refused; the other parts of their jobs are shown.
       [detail, history, series] = await Promise.all([get(jobPath(id)), get(jobPath(id, "/history")),
         get(jobPath(id, "/metrics")).catch(() => [])]);
       if (!over) draw();
@@ -43,7 +43,7 @@ export function job(main, [id = ""]) {
 
   function update(change) {
     const now = seen.jobs.get(detail?.job.id ?? id);
-    // Of a job that has ended everything is known.
+    // The view of an ended job no longer changes.
     const news = !now || JSON.stringify(now) !== previous || !ENDED.has(now.state);
     previous = JSON.stringify(now);
     if (news && Date.now() - requestTime >= ASK_EVERY_MS) ask();
@@ -96,7 +96,7 @@ export function job(main, [id = ""]) {
 
   function scale() {
     const { rescales, job } = detail;
-    // What was seen since the page is served is finer: a suspended job is in no rescale.
+    // The history since the start of the page is finer, because suspensions are not rescales.
     const watched = history.points.map(([time, , nodes]) => [time, nodes]);
     if (!rescales.length && !watched.length) {
       replace(places.scale, h("p", { class: "none" }, ENDED.has(job.state)

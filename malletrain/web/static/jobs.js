@@ -20,7 +20,7 @@ const COLUMNS = [
   ["metrics", "Metrics and notes", (job) => job.reason, (job) => [job.reason, metrics(job)].filter(Boolean).join(" · ")],
 ];
 const MORE = 200;
-// Kept while other pages are shown.
+// Persists while other pages are shown.
 const viewState = { text: "", filter: "", mine: false, sort: "id", down: true, shown: MORE };
 
 const took = (job) => (job.started ? (job.ended ?? seen.machine.status.now) - job.started : null);
@@ -86,7 +86,7 @@ export function jobs(main) {
     more.hidden = matches.length <= shown.length;
     const newRows = new Map();
     for (const job of shown) {
-      // A row is made anew only where it differs: focus and selection stay.
+      // Only changed rows are replaced, so that focus and selection stay.
       const before = rows.get(job.id);
       const key = `${JSON.stringify(job)}${job.ended || !job.started ? "" : seen.machine.status.now}`;
       newRows.set(job.id, before?.key === key ? before : { key, element: refreshed(before, job) });

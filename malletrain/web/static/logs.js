@@ -1,4 +1,4 @@
-// A log that follows.
+// A log that is followed.
 
 import { get, jobPath } from "./daemon.js";
 import { h } from "./dom.js";

@@ -1,4 +1,4 @@
-// The machine: what its nodes do, what was harvested, what happened last.
+// The machine: the states of its nodes, the harvest, the last events.
 
 import { get, seen } from "./daemon.js";
 import { h, link, replace, section, table } from "./dom.js";
@@ -32,7 +32,7 @@ export function machine(main) {
       const view = await get("timeline");
       if (over) return;
       timeline = new Timeline(view);
-      // What changed while this was asked for, and may be in it or not.
+      // Changes during the request; the answer may include them or not.
       for (const change of missed) if (change.version > view.version) timeline.take(change);
       draw(true);
     } catch (error) {

@@ -1,4 +1,4 @@
-// Which page is shown, and what stands on every page.
+// Selects the page to show, and updates the common parts of all pages.
 
 import { follow, onchange, seen } from "./daemon.js";
 import { replace } from "./dom.js";
@@ -11,8 +11,8 @@ import { forecast } from "./forecast.js";
 import { usage } from "./usage.js";
 import { submit } from "./submit.js";
 
-// A page is a function of the place to fill and the rest of the address; it returns what is called
-// after each change (`update`) and when it is left (`leave`).
+// A page is a function of the element to fill and the rest of the URL. It returns functions to call
+// after each change (`update`) and when the user leaves it (`leave`).
 const PAGES = { machine, jobs, job, sweeps, forecast, usage, submit };
 
 const main = document.getElementById("main");

@@ -1,4 +1,4 @@
-// Submitting a job: the words of `malletrain submit`.
+// Submits a job, with the options of `malletrain submit`.
 
 import { send } from "./daemon.js";
 import { h, replace } from "./dom.js";

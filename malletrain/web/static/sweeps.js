@@ -1,4 +1,4 @@
-// Sweeps, and the trials of one: what `malletrain sweep status` and `show` print.
+// Sweeps and the trials of one, as in `malletrain sweep status` and `show`.
 
 import { get } from "./daemon.js";
 import { h, link, replace, table } from "./dom.js";

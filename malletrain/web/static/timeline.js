@@ -1,4 +1,4 @@
-// The nodes over time: a row for each, or for many nodes how many are in which state.
+// The nodes over time: a row for each node; for many nodes the number in each state.
 
 import { h, s } from "./dom.js";
 import { STATES, clock, duration, natural } from "./words.js";
@@ -10,7 +10,7 @@ const MOST_ROWS = 96;
 const WINDOW_S = 3600;
 const ORDER = ["job", "leaving", "free", "leasing", "idle", "sick", "slow"];
 
-/** What is known of the nodes of the last hour, kept up to date by changes. */
+/** The states of the nodes in the last hour, updated by changes. */
 export class Timeline {
   constructor(view) {
     this.spans = new Map();
@@ -54,7 +54,7 @@ export class Timeline {
     }
   }
 
-  /** The picture of the last `seconds`. */
+  /** Draws the last `seconds`. */
   draw(seconds, names) {
     const first = Math.min(...[...this.spans.values()].map((spans) => spans[0]?.start ?? Infinity));
     const since = Math.max(this.now - seconds, Math.min(first, this.now - 60));
@@ -77,7 +77,7 @@ export class Timeline {
         h("span", {}, "▼ taken back, with notice"), h("span", {}, "✕ lost without"))));
   }
 
-  /** The jobs that had nodes in this time, the newest first; a few of them where they are many. */
+  /** Returns the jobs that had nodes in this time, the newest first; only a few of many. */
   jobsIn(rows, since) {
     if (rows.length > MOST_ROWS) return [];
     const seen = rows.flatMap(([, spans]) => spans).filter((span) => span.job && (span.end ?? this.now) > since);
@@ -140,11 +140,11 @@ export class Timeline {
   }
 }
 
-/** Jobs by name; those of one name also by id. */
+/** Returns [job, name] pairs. A name that several jobs have is followed by the job's id. */
 function jobLabels(jobs, names) {
   const called = jobs.map((job) => names.get(job) ?? job);
   return jobs.map((job, k) => [job, called.filter((name) => name === called[k]).length > 1 ? `${called[k]} (${job})` : called[k]]);
 }
 
-/** The colour of a job: those of one's neighbours in the queue differ. */
+/** Returns the colour of a job. Jobs with consecutive ids have different colours. */
 export const jobColour = (id) => (Number(String(id).replace(/\D/g, "")) || 0) % 7;

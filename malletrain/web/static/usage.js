@@ -1,4 +1,4 @@
-// What was used, by user, month and class of nodes.
+// Use of leased nodes, by user, month and class of nodes.
 
 import { get } from "./daemon.js";
 import { h, replace, table } from "./dom.js";

@@ -30,16 +30,16 @@ export function duration(seconds) {
   return `${(seconds / 86400).toFixed(1)} d`;
 }
 
-/** Two digits behind the point for small numbers, none for large ones. */
+/** Formats a number: two decimals for small numbers, none for large ones. */
 export const amount = (value) => value.toFixed(value < 10 ? 2 : value < 1000 ? 1 : 0);
 
-/** Node-hours, as people say them: 5 min, not 0.08 h. */
+/** Formats node-hours for users: 5 min, not 0.08 h. */
 export function nodeTime(hours) {
   if (!hours) return "0";
   return hours < 1 ? duration(hours * 3600) : `${hours.toFixed(hours < 1000 ? 1 : 0)} h`;
 }
 
-/** Names of nodes in short, n[1-3,07], as scavenger/hostlist.py writes them. */
+/** Abbreviates names of nodes, n[1-3,07], as scavenger/hostlist.py writes them. */
 export function hosts(names) {
   const groups = new Map();
   for (const name of [...new Set(names)].sort(natural)) {
@@ -76,7 +76,7 @@ export const natural = new Intl.Collator("en", { numeric: true }).compare;
 
 export const ENDED = new Set(["completed", "failed", "cancelled"]);
 
-/** What a change of scale was for. */
+/** Returns the reason of a change of scale. */
 export const CAUSES = {
   start: "start",
   up: "more nodes",
@@ -85,7 +85,7 @@ export const CAUSES = {
   loss: "a node was lost",
 };
 
-/** How a profile stands, in the words of `malletrain show` (malletrain/render/scaling.py). */
+/** Returns the state of a profile, in the words of `malletrain show` (malletrain/render/scaling.py). */
 export const STANDS = {
   off: "not measured",
   waiting: "not measured yet",

@@ -25,9 +25,9 @@ def agents(*nodes: str) -> Agents:
 
 def test_the_newest_of_each_node_counts():
     adoption = Adoption(agents("a", "b"))
-    adoption.reported("a", Assignment("j1", RUNNING, 2))
-    assert adoption.changed("a", Assignment("j1", FAILED, 2))
-    assert not adoption.changed("b", Assignment("j1", FAILED, 2))
+    adoption.record("a", Assignment("j1", RUNNING, 2))
+    assert adoption.update("a", Assignment("j1", FAILED, 2))
+    assert not adoption.update("b", Assignment("j1", FAILED, 2))
     assert adoption.of("j1") == {"a": Assignment("j1", FAILED, 2)}
     assert adoption.of("j2") == {}
 
@@ -36,7 +36,7 @@ def test_who_lets_go_of_it_or_is_lost_meanwhile_is_not_adopted():
     known = agents("a", "b", "c", "d")
     adoption = Adoption(known)
     for node in ("a", "b", "c", "d"):
-        adoption.reported(node, Assignment("j1", RUNNING, 2))
+        adoption.record(node, Assignment("j1", RUNNING, 2))
     known.remove(known.on("a"))
     known.release("b", "j1", 1.0)
     known.released(known.on("c"), "j1")
@@ -45,9 +45,9 @@ def test_who_lets_go_of_it_or_is_lost_meanwhile_is_not_adopted():
 
 def test_who_holds_a_job_that_has_ended_is_known():
     adoption = Adoption(agents("a", "b"))
-    adoption.reported("a", Assignment("j1", RUNNING, 2))
-    assert adoption.over({"j1", "j2"}) == []
-    assert adoption.over({"j2"}) == [("a", "j1")]
+    adoption.record("a", Assignment("j1", RUNNING, 2))
+    assert adoption.ended_jobs({"j1", "j2"}) == []
+    assert adoption.ended_jobs({"j2"}) == [("a", "j1")]
 
 
 def heard_before(agent: Agent, kind: type) -> list[messages.Message]:

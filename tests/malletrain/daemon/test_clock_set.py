@@ -13,7 +13,7 @@ import pytest
 from malletrain.client import ClientError
 from malletrain.core.shares import PartyService
 from malletrain.daemon import clock, clock_set
-from malletrain.daemon.clock import LEAST_S
+from malletrain.daemon.clock import MIN_CHANGE_S
 from malletrain.daemon.retention import Retention
 from malletrain.daemon.share_keeper import ShareKeeper
 from malletrain.protocol import messages
@@ -94,7 +94,7 @@ def test_the_daemon_goes_by_the_new_time_and_the_job_goes_on(training, wall, hou
     until(lambda: told(daemon, "job-adopted"), "the job is adopted")
     core = daemon.service.core
     after = core.lease_rows.active[agent.lease]
-    assert after.requested - before.requested == pytest.approx(wall.by_s, abs=LEAST_S)
+    assert after.requested - before.requested == pytest.approx(wall.by_s, abs=MIN_CHANGE_S)
     until(lambda: core.controller.plans, "a plan is made")
     view = daemon.job(job)
     assert 0.0 <= view.goal.charged_nh < 0.5, "as if no hours had passed"
@@ -108,7 +108,7 @@ def test_a_clock_over_which_two_services_fight_is_followed_for_some_times_only(
     training, wall, monkeypatch
 ):
     daemon, *_ = training
-    monkeypatch.setattr(clock_set, "MOST_SETS", 2)
+    monkeypatch.setattr(clock_set, "MAX_CHANGES", 2)
     for number in (1, 2):
         wall.by_s = HOUR_S * (number % 2)
         events = until(lambda number=number: (told(daemon) or [])[number - 1 :], "it is followed")
@@ -123,7 +123,7 @@ def test_a_clock_over_which_two_services_fight_is_followed_for_some_times_only(
 
 def test_a_host_that_is_suspended_now_and_then_is_none_whose_clock_is_set(wall):
     hands = clock.Clock()
-    for number in range(1, 2 * clock.MOST_SETS):
+    for number in range(1, 2 * clock.MAX_CHANGES):
         wall.asleep_s = wall.by_s = number * HOUR_S
         hands.set()
         assert hands.sets() == 0
@@ -146,7 +146,7 @@ def counted(service):
 
 def test_a_clock_that_is_only_corrected_is_none_that_was_set(training, wall):
     daemon, *_ = training
-    wall.by_s = 0.9 * LEAST_S
+    wall.by_s = 0.9 * MIN_CHANGE_S
     service = daemon.service
     looks = counted(service)
     until(lambda: len(looks) > 3, "it has looked")

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from malletrain.client import ClientError
-from malletrain.daemon.reports import LONGEST_METRIC, MOST_METRICS, TOO_MANY_METRICS
+from malletrain.daemon.reports import MAX_METRICS, MAX_NAME_LENGTH, TOO_MANY_METRICS
 from malletrain.protocol import messages, wire
 from malletrain.protocol.discretion import FAILED
 from malletrain.protocol.payloads import NodeNetwork
@@ -248,11 +248,12 @@ def test_names_that_are_the_same_in_the_store_are_one_metric(fresh):
 
 def test_metrics_are_kept_up_to_a_number_and_a_length_and_the_owner_is_told_once(world):
     job = world.job["ann"]
-    world.say(*(messages.Metric(job, 0, f"m{i}", float(i)) for i in range(MOST_METRICS + 5)))
+    world.say(*(messages.Metric(job, 0, f"m{i}", float(i)) for i in range(MAX_METRICS + 5)))
     world.say(
-        messages.Metric(job, 0, "x" * (LONGEST_METRIC + 1), 1.0), messages.Metric(job, 0, "m0", 7.0)
+        messages.Metric(job, 0, "x" * (MAX_NAME_LENGTH + 1), 1.0),
+        messages.Metric(job, 0, "m0", 7.0),
     )
-    most = {**{f"m{i}": float(i) for i in range(MOST_METRICS)}, "m0": 7.0}
+    most = {**{f"m{i}": float(i) for i in range(MAX_METRICS)}, "m0": 7.0}
     with world.daemon.client("ann") as client:
         until(lambda: client.job(job).job.metrics == most, "the last metric is there")
         detail = client.job(job)

@@ -12,7 +12,7 @@ import pytest
 
 from malletrain.client import ClientError
 from malletrain.daemon.admission import (
-    MOST_SPEC_BYTES,
+    MAX_SPEC_BYTES,
     RequestRefused,
     number,
     problem_of,
@@ -84,7 +84,7 @@ def test_parameters_that_are_none_are_refused(running, packed):
     asked = Request("r1", "jobs", msgspec.Raw(packed))
     reply = asyncio.run(running.service.api.answer("ann", asked))
     assert (reply.ok, reply.code) == (False, "usage")
-    assert "is not of its form" in reply.error
+    assert "is malformed" in reply.error
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ SPEC = JobSpec("job", "ann", "/x.py", "/", "python", goal="throughput")
         ({"profile_sizes": (1, 2**63)}, "not a size to profile"),
         ({"profile_sizes": (0,)}, "not a size to profile"),
         ({"profile_sizes": tuple(range(1, 102)), "max_nodes": 200}, "100 is the most"),
-        ({"args": ("x" * MOST_SPEC_BYTES,)}, "put long lists into a file"),
-        ({"env": {"A": "x" * MOST_SPEC_BYTES}}, "put long lists into a file"),
+        ({"args": ("x" * MAX_SPEC_BYTES,)}, "put long lists into a file"),
+        ({"env": {"A": "x" * MAX_SPEC_BYTES}}, "put long lists into a file"),
         ({"name": "x" * 201}, "1 to 200"),
         ({"script": "/\0x"}, "NUL"),
         ({"workdir": "/\0"}, "NUL"),

@@ -49,8 +49,8 @@ def forecast_of(store, made_at, state, ended):
 
 def test_a_deadline_lies_ahead_and_within_a_lifetime():
     for deadline, said in (
-        (NOW - 1.0, "is over already"),
-        (NOW, "is over already"),
+        (NOW - 1.0, "has passed already"),
+        (NOW, "has passed already"),
         (NOW + 1.0, ""),
         (NOW + 101 * 366 * DAY, "is more than 100 years ahead; give a nearer one"),
         (1e300, "is more than 100 years ahead"),

@@ -76,7 +76,7 @@ def test_a_message_that_tears_a_step_costs_itself_and_the_job_goes_on(world):
         "ZeroDivisionError: nobody thought of this (test_handler_failures.py, line"
         in failure.sentence
     )
-    assert "1 unfinished jobs and 1 leases in hand anew" in failure.sentence
+    assert "taken over 1 unfinished jobs and 1 leases again" in failure.sentence
     assert world.daemon.job(world.job).state == "running"
     assert world.machine.of("ann") == [world.lease]
     assert not [e for e in world.daemon.events() if e.kind in ("node-lost", "lease-ended")]
@@ -94,7 +94,7 @@ def test_a_message_that_fails_outside_of_a_step_costs_nothing_else(world):
     mark = messages.Mark(world.job, world.running.generation, 0, "import", 1.0)
     world.agent.say(mark)
     [failure] = until(world.failures, "it is told")
-    assert "Nothing else came of it" in failure.sentence
+    assert "It had no other effect" in failure.sentence
     world.agent.say(messages.Heartbeat("b"))
     world.agent.hear(messages.Alive)
     assert world.daemon.service is service
@@ -158,7 +158,7 @@ def test_who_sends_it_again_and_again_is_not_heard_in_it_but_in_all_else(world):
     for _ in range(3):
         world.agent.say(mark)
     sentence = world.agent.hear(messages.Error).sentence
-    assert "failed at 2 messages Mark of yours" in sentence
+    assert "failed to handle 2 of your messages Mark" in sentence
     assert world.counted("agent") == 2
     world.agent.say(messages.Heartbeat("b"))
     world.agent.hear(messages.Alive)

@@ -12,9 +12,9 @@ import pytest
 from malletrain.core.events import WorkersFailed
 from malletrain.daemon.hung import (
     ANSWER_S,
-    AT_ONCE,
-    LEAST_REPORTS,
-    PAUSES,
+    MAX_NODES_PER_CHECK,
+    MIN_REPORTS,
+    PAUSE_RATIO,
     STANDSTILL_S,
     HungSteps,
     innermost,
@@ -50,7 +50,7 @@ class Site:
                 generation=1,
                 pending=None,
                 by_rank=lambda: dict(self.samples),
-                mean_pause=lambda steps: self.mean if steps == LEAST_REPORTS + 1 else None,
+                mean_pause=lambda steps: self.mean if steps == MIN_REPORTS + 1 else None,
             ),
             rounds=SimpleNamespace(
                 generation=1,
@@ -135,7 +135,7 @@ def test_a_collective_that_waits_for_ever_is_told_and_ended_if_that_is_wished(on
 def test_a_job_of_long_steps_has_a_rhythm_of_its_own():
     site = Site()
     site.train(400.0, every=100.0)
-    site.silence(PAUSES * 100.0 - 5.0)
+    site.silence(PAUSE_RATIO * 100.0 - 5.0)
     assert not site.asked
     site.silence(10.0)
     assert site.asked
@@ -151,7 +151,7 @@ def test_who_never_showed_a_rhythm_is_left_alone():
 def test_who_hangs_before_this_daemon_has_heard_a_rhythm_is_known_by_its_own_counts(mean, told):
     site = Site()
     site.mean = mean
-    site.silence(PAUSES * max(mean, LEAST) - 5.0)
+    site.silence(PAUSE_RATIO * max(mean, LEAST) - 5.0)
     assert not site.asked
     site.silence(10.0)
     assert site.asked
@@ -193,14 +193,14 @@ def test_one_rank_that_has_ended_in_order_does_not_hang():
 def test_all_nodes_of_a_large_job_are_asked_a_part_at_each_look():
     """The one that hangs may be on the last of them."""
     site = Site()
-    names = [f"n{number:03}" for number in range(2 * AT_ONCE + 10)]
+    names = [f"n{number:03}" for number in range(2 * MAX_NODES_PER_CHECK + 10)]
     site.nodes.update((n, SimpleNamespace(node=n, unreachable_since=None)) for n in names)
     site.samples = dict.fromkeys(range(len(names)), 0.0)
     site.run.rounds.members = tuple(names)
     site.train(20.0, ranks=tuple(site.samples))
     last = len(names) - 1
     site.train(20.0 + LEAST + 1.0, ranks=tuple(range(last)))
-    assert len(site.asked) <= 2 * AT_ONCE
+    assert len(site.asked) <= 2 * MAX_NODES_PER_CHECK
     site.train(site.now + 1.0, ranks=tuple(range(last)))
     assert [node for node, _ in site.asked] == names, "each once"
     site.say(names[last], last, text=STACK.format(what="all_reduce"))

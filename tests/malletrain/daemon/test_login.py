@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from malletrain.daemon.login import MOST_WAITING, UNAUTHENTICATED, Login
+from malletrain.daemon.login import MAX_WAITING, UNAUTHENTICATED, Login
 from malletrain.identity.keys import KeyRing, new_pair
 from malletrain.identity.users import UsersError, login_payload
 from malletrain.protocol import wire
@@ -87,7 +87,7 @@ def test_one_credential_is_checked_at_a_time_and_few_wait(logins):
             asyncio.ensure_future(login(logins, f"u{i}", new_pair().public)) for i in range(100)
         ]
         refused = [
-            await answer for answer in islice(asyncio.as_completed(asked), 100 - MOST_WAITING - 1)
+            await answer for answer in islice(asyncio.as_completed(asked), 100 - MAX_WAITING - 1)
         ]
         logins.munge.go.set()
         return refused, await asyncio.gather(*asked)
@@ -96,6 +96,6 @@ def test_one_credential_is_checked_at_a_time_and_few_wait(logins):
     assert {reply.error for reply in refused} == {
         "Too many users are just logging in; try again in a moment."
     }
-    assert sum(reply.ok for reply in replies) == MOST_WAITING + 1
+    assert sum(reply.ok for reply in replies) == MAX_WAITING + 1
     assert logins.munge.most == 1
     assert asyncio.run(login(logins, "ann")).ok

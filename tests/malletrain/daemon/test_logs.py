@@ -106,7 +106,7 @@ def test_a_log_file_is_rotated_by_its_size(written, tmp_path):
     file.close()
     found = sorted(path.parent.glob("daemon.log*"))
     assert [each.name for each in found] == [
-        "daemon.log", *(f"daemon.log.{k}" for k in range(1, 1 + logs.KEPT_FILES))
+        "daemon.log", *(f"daemon.log.{k}" for k in range(1, 1 + logs.MAX_OLD_FILES))
     ]  # fmt: skip
     assert all(each.stat().st_size <= 1000 for each in found)
     oldest_first = [

@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malletrain.core.thinning import MAX_POINTS, thinned
-from malletrain.daemon.metric_series import LEAST_SHOWN, GrowingSeries, Value, series_views
+from malletrain.daemon.metric_series import (
+    MIN_VALUES_PER_METRIC,
+    GrowingSeries,
+    Value,
+    series_views,
+)
 from malletrain.store.records import JobRow, MetricRow
 from malletrain.store.store import Store
 
@@ -98,4 +103,4 @@ def test_what_is_shown_of_it(store):
     assert (few.values[0], few.values[-1], few.count) == (0.0, 299.0, 300)
     (new,) = series_views(store.series, job, ["loss"], 298.5, 0)
     assert new.values == (298.0, 299.0)
-    assert LEAST_SHOWN <= MAX_POINTS
+    assert MIN_VALUES_PER_METRIC <= MAX_POINTS

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from malletrain.daemon.metrics import JOB_STATES, MOST_SHOWN, Metrics, MetricsError
+from malletrain.daemon.metrics import JOB_STATES, MAX_SHOWN_JOBS, Metrics, MetricsError
 from tests.waiting import PATIENCE_S
 
 
@@ -81,15 +81,15 @@ def test_jobs_that_ended_are_shown_no_more():
 
 def test_no_more_jobs_are_named_than_prometheus_likes():
     metrics = Metrics()
-    many = {f"j{k}": float(k) for k in range(3 * MOST_SHOWN)}
+    many = {f"j{k}": float(k) for k in range(3 * MAX_SHOWN_JOBS)}
     for job in many:
         metrics.job(job, rate=1.0, nodes=1, samples=1.0)
     metrics.memory({job: int(much) for job, much in many.items()})
     metrics.goals({}, many, many)
     for family in metrics.registry.collect():
-        assert sum("job" in sample.labels for sample in family.samples) <= MOST_SHOWN
+        assert sum("job" in sample.labels for sample in family.samples) <= MAX_SHOWN_JOBS
     assert value(metrics, "job_deadline_slack_seconds", job="j0") == 0.0  # the least slack
-    assert value(metrics, "snapshot_memory_bytes", job=f"j{3 * MOST_SHOWN - 1}") is not None
+    assert value(metrics, "snapshot_memory_bytes", job=f"j{3 * MAX_SHOWN_JOBS - 1}") is not None
     metrics.job_ended("j7", "failed")
     metrics.job("late", rate=2.0, nodes=1, samples=1.0)
     assert value(metrics, "job_samples_per_second", job="late") == 2.0

@@ -197,7 +197,7 @@ def test_a_user_whose_leases_are_refused_is_told_and_the_others_go_on(start):
     daemon = start(machine)
     bobs = daemon.submit("bob")
     until(
-        lambda: "leases as bob come to nothing" in daemon.job(bobs).reason,
+        lambda: "leases as bob fail" in daemon.job(bobs).reason,
         "Bob's job says why it waits",
     )
     assert "invalid account" in daemon.job(bobs).reason

@@ -6,12 +6,12 @@ import pytest
 
 from malletrain.daemon.rates import (
     BURST_S,
-    MOST_PART,
-    MOST_SURPRISE_S,
-    MOST_USERS,
-    MOST_WAIT_S,
-    MOST_WAITING,
-    MOST_WAITING_BYTES,
+    MAX_DELAY_BY_ONE_S,
+    MAX_PROCESSOR_FRACTION,
+    MAX_USERS,
+    MAX_WAIT_S,
+    MAX_WAITING,
+    MAX_WAITING_BYTES,
     Rates,
 )
 
@@ -34,8 +34,8 @@ def test_who_asks_too_often_waits_and_then_is_refused():
     rates = Rates(10.0, {"olga"}.__contains__, clock)
     saved_up = int(10 * BURST_S)
     assert [wait_s(rates, "ann") for _ in range(saved_up)] == [0.0] * saved_up
-    waits = [wait_s(rates, "ann") for _ in range(MOST_WAITING)]
-    assert None not in waits[: MOST_WAITING - 1]
+    waits = [wait_s(rates, "ann") for _ in range(MAX_WAITING)]
+    assert None not in waits[: MAX_WAITING - 1]
     assert waits[0] == 0.1
     assert waits[9] == 1.0
     assert wait_s(rates, "ann") is None
@@ -49,15 +49,15 @@ def test_who_asks_too_often_waits_and_then_is_refused():
 
 def test_of_one_user_so_many_bytes_wait_at_most():
     rates = Rates(10.0, {"olga"}.__contains__, Clock())
-    half = MOST_WAITING_BYTES // 2
+    half = MAX_WAITING_BYTES // 2
     turns = [rates.next("ann", size) for size in (half, half, 1)]
     assert [turn is None for turn in turns] == [False, False, True]
     assert rates.next("bob", 1) is not None
     rates.took("ann", turns[0], 0.001)
     assert rates.next("ann", half) is not None
     assert rates.next("ann", 1) is None
-    assert rates.next("carl", 4 * MOST_WAITING_BYTES) is not None, "alone any request may"
-    assert None not in [rates.next("olga", MOST_WAITING_BYTES) for _ in range(3)]
+    assert rates.next("carl", 4 * MAX_WAITING_BYTES) is not None, "alone any request may"
+    assert None not in [rates.next("olga", MAX_WAITING_BYTES) for _ in range(3)]
 
 
 def test_a_client_that_waits_for_each_answer_is_never_refused():
@@ -83,7 +83,7 @@ def test_who_does_not_wait_is_told_now_and_then_and_owes_nothing():
 
 def test_users_are_forgotten_and_those_that_ask_are_not():
     rates = Rates(10.0, lambda user: False, Clock())
-    for number in range(2 * MOST_USERS):
+    for number in range(2 * MAX_USERS):
         wait_s(rates, "ann" if number % 100 == 0 else f"u{number}")
     assert wait_s(rates, "ann") > 0.0
 
@@ -107,7 +107,11 @@ def test_who_asks_for_what_takes_long_has_a_part_of_the_processor():
             assert bob.wait_s == olga.wait_s == 0.0
             rates.took("bob", bob, 0.001)
             rates.took("olga", olga, 10.0)
-    assert 0.9 * MOST_PART * 100 < spent < MOST_PART * (100 + BURST_S) + 50 * 0.025
+    assert (
+        0.9 * MAX_PROCESSOR_FRACTION * 100
+        < spent
+        < MAX_PROCESSOR_FRACTION * (100 + BURST_S) + 50 * 0.025
+    )
 
 
 def test_several_dear_requests_at_once_have_no_more_of_the_processor():
@@ -120,7 +124,11 @@ def test_several_dear_requests_at_once_have_no_more_of_the_processor():
         for turn in turns:
             rates.took("ann", turn, 0.2)
             spent += 0.2
-    assert 0.8 * MOST_PART * 1000 < spent < MOST_PART * (1000 + BURST_S) + 20 * 0.2
+    assert (
+        0.8 * MAX_PROCESSOR_FRACTION * 1000
+        < spent
+        < MAX_PROCESSOR_FRACTION * (1000 + BURST_S) + 20 * 0.2
+    )
 
 
 def test_what_was_taken_for_an_answer_that_took_little_is_given_back():
@@ -141,7 +149,7 @@ def test_who_asks_once_for_what_takes_very_long_waits_a_moment():
     turn = rates.next("ann")
     assert turn.wait_s == 0.0
     rates.took("ann", turn, 30.0)
-    assert MOST_SURPRISE_S <= wait_s(rates, "ann") < 2 * MOST_SURPRISE_S
+    assert MAX_DELAY_BY_ONE_S <= wait_s(rates, "ann") < 2 * MAX_DELAY_BY_ONE_S
     clock.now = 60.0
     assert wait_s(rates, "ann") == 0.0
 
@@ -151,7 +159,7 @@ def test_who_waits_for_each_very_long_answer_is_never_refused():
     rates = Rates(200.0, lambda user: False, clock)
     for _ in range(100):
         turn = rates.next("ann")
-        assert turn.wait_s < 2 * MOST_SURPRISE_S
+        assert turn.wait_s < 2 * MAX_DELAY_BY_ONE_S
         clock.now += turn.wait_s
         rates.took("ann", turn, 30.0)
 
@@ -177,6 +185,6 @@ def test_a_flood_of_dear_requests_is_refused_and_soon_forgotten():
             if turns[-1] is not None:
                 rates.took("ann", turns[-1], 0.05)
     assert None in turns
-    assert max(turn.wait_s for turn in turns if turn is not None) <= MOST_WAIT_S
-    clock.now += MOST_WAIT_S + BURST_S
+    assert max(turn.wait_s for turn in turns if turn is not None) <= MAX_WAIT_S
+    clock.now += MAX_WAIT_S + BURST_S
     assert wait_s(rates, "ann") == 0.0

@@ -23,10 +23,10 @@ def test_more_than_a_job_has_begun_with_is_refused_in_words(start, agent):  # no
     one = agent(daemon, lease)
     one.hello()
     assert one.work(job).spec.largest == 3
-    with pytest.raises(ClientError, match=r"has begun with at most 3 nodes.*--nodes 1:4"):
+    with pytest.raises(ClientError, match=r"has started with at most 3 nodes.*--nodes 1:4"):
         limit(daemon, job, 1, 4)
     limit(daemon, job, 1, 1)
-    with pytest.raises(ClientError, match="has begun with at most 3 nodes"):
+    with pytest.raises(ClientError, match="has started with at most 3 nodes"):
         limit(daemon, job, 1, 4)
     limit(daemon, job, 1, 3)
 

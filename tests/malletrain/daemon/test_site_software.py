@@ -68,7 +68,7 @@ def test_binds_are_absolute(bind):
 @pytest.mark.parametrize(
     ("software", "words"),
     [
-        ({"modules": ("a\nb",)}, "a character that is none"),
+        ({"modules": ("a\nb",)}, "an unprintable character"),
         ({"modules": ("",)}, "is empty"),
         ({"container": "--privileged"}, "begins with '-'"),
         ({"conda": "a", "container": "b"}, "neither with a virtual one"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.daemon.strays import AGAIN_S, Strays
+from malletrain.daemon.strays import RETRY_INTERVAL_S, Strays
 from scavenger.interface import Lease, LeaseState, SchedulerError
 from tests.malletrain.daemon.forged import Imagined, RunningDaemon, until
 
@@ -31,10 +31,13 @@ def test_what_is_there_and_not_wanted_is_ended(found, wanted, ended):
 
 def test_it_is_asked_for_again_only_after_a_while():
     strays, found = Strays(), [lease("l1")]
-    told = [len(strays.to_end(found, set(), now)) for now in (0.0, 5.0, AGAIN_S, AGAIN_S + 5.0)]
+    told = [
+        len(strays.to_end(found, set(), now))
+        for now in (0.0, 5.0, RETRY_INTERVAL_S, RETRY_INTERVAL_S + 5.0)
+    ]
     assert told == [1, 0, 1, 0]
-    assert strays.to_end([], set(), AGAIN_S + 6.0) == []
-    assert strays.to_end(found, set(), AGAIN_S + 7.0) == found  # another of that name, say
+    assert strays.to_end([], set(), RETRY_INTERVAL_S + 6.0) == []
+    assert strays.to_end(found, set(), RETRY_INTERVAL_S + 7.0) == found  # another of that name, say
 
 
 class Mute(Imagined):

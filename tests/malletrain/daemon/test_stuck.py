@@ -116,7 +116,7 @@ def test_a_blocked_way_is_named_and_one_of_its_ends_left_out():
     assert rejected(site) == ["c"]
     assert site.fed[-1] == RoundInterrupted("j1")
     assert "Round 1 has made no step within 5 min: b cannot connect to c" in site.events[0]
-    assert "The job goes on without c" in site.events[0]
+    assert "The job continues without c" in site.events[0]
     assert "firewall" in site.notices[0]
 
 
@@ -227,7 +227,7 @@ def test_where_agents_do_not_answer_nobody_says_that_nodes_reach_each_other(deaf
     assert not site.fed
     assert not site.events
     [notice] = site.notices
-    assert "could not be found out" in notice
+    assert "could not be tested" in notice
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malletrain.daemon.usage import (
-    Drawn,
     JobHistory,
     Key,
     LeasedSpan,
+    NodePower,
     Usage,
     by_month,
     kwh_of,
@@ -66,13 +66,13 @@ def test_sums_and_energy():
     }
     busy = trained + 80 + 40 + 90
     joules = busy * 1600 + (4000 - busy) * 300
-    assert kwh_of(found, {"a100": Drawn(300, 1600)}) == {key: pytest.approx(joules / 3.6e6)}
-    assert kwh_of(found, {"other": Drawn(1, 2)}) == {}
+    assert kwh_of(found, {"a100": NodePower(300, 1600)}) == {key: pytest.approx(joules / 3.6e6)}
+    assert kwh_of(found, {"other": NodePower(1, 2)}) == {}
 
 
 def test_one_kwh_is_a_kilowatt_for_an_hour():
-    assert Usage(leased=3600.0, trained=3600.0).kwh(Drawn(0, 1000)) == 1.0
-    assert Usage(leased=7200.0).kwh(Drawn(500, 1000)) == 1.0
+    assert Usage(leased=3600.0, trained=3600.0).kwh(NodePower(0, 1000)) == 1.0
+    assert Usage(leased=7200.0).kwh(NodePower(500, 1000)) == 1.0
 
 
 def test_only_what_is_between_the_two_times_counts():

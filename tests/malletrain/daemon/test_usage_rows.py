@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from malletrain.daemon import usage_rows
-from malletrain.daemon.usage import Drawn
+from malletrain.daemon.usage import NodePower
 from malletrain.daemon.usage_rows import usage_views
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.store.records import EventRow, JobRow, LeaseRow, RescaleRow
@@ -49,7 +49,7 @@ def store(tmp_path):
 
 
 def rows(store, since=0.0, until=T + 2 * HOUR, owner=None):
-    watts, now = {"a100": Drawn(500, 1000)}, T + 2 * HOUR
+    watts, now = {"a100": NodePower(500, 1000)}, T + 2 * HOUR
     return asyncio.run(usage_views(store.history, since, until, "daemon", watts, owner, now))
 
 

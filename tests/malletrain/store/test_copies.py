@@ -59,7 +59,7 @@ def test_a_copy_is_private_and_replaces_nothing(store, url, tmp_path):
     copy = tmp_path / "copy.db"
     backup(url, copy)
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
-    with pytest.raises(CopyError, match="is there already"):
+    with pytest.raises(CopyError, match="exists already"):
         backup(url, copy)
     assert [name for name in os.listdir(tmp_path) if "part" in name] == []
 

@@ -74,7 +74,7 @@ def test_an_owner_whose_connection_was_cut_begins_no_transaction(monkeypatch):
         engine.dispose()
         second = own(server.url, "the second", pytest.fail)
         now += FENCE_S + 1
-        with pytest.raises(StoreError, match="Another daemon may have it"):
+        with pytest.raises(StoreError, match="Another daemon may have the database"):
             store.boot()
         second.close()
         first.close()
@@ -87,7 +87,7 @@ def test_an_owner_that_is_silent_for_long_is_cut_off(monkeypatch):
         monkeypatch.setattr("malletrain.store.postgres_lock.SILENT_S", 0.0)
         second = Waiting(server.url, lambda: None)
         assert second.told == ["the first"]
-        with pytest.raises(StoreError, match="Another daemon may have it"):
+        with pytest.raises(StoreError, match="Another daemon may have the database"):
             first.look()
         second.owned.close()
 

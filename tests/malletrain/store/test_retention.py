@@ -1,6 +1,6 @@
 """What is kept no longer."""
 
-from malletrain.daemon.retention import AGAIN_S, EVERY_S, Retention
+from malletrain.daemon.retention import INTERVAL_S, NEXT_BATCH_S, Retention
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.store import copies, retention
 from malletrain.store.records import (
@@ -54,10 +54,10 @@ def test_much_goes_piece_by_piece(url, monkeypatch):
     with filled(url) as store:
         found = Retention(store, keep_s=1000.0)
         assert found.look(1450.0) == 2
-        assert found.look(1450.0 + AGAIN_S / 2) == 0
-        assert [found.look(1450.0 + AGAIN_S * k) for k in (1, 2, 3, 4)] == [2, 2, 2, 0]
+        assert found.look(1450.0 + NEXT_BATCH_S / 2) == 0
+        assert [found.look(1450.0 + NEXT_BATCH_S * k) for k in (1, 2, 3, 4)] == [2, 2, 2, 0]
         assert [job.id for job in store.list_jobs()] == ["j5"], "one that runs is never old"
-        assert found.look(1450.0 + EVERY_S) == 0
+        assert found.look(1450.0 + INTERVAL_S) == 0
 
 
 def test_for_ever(url):

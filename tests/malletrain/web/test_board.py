@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.web.board import MOST_CHANGES, Board
+from malletrain.web.board import MAX_CHANGES, Board
 from tests.malletrain.web.looks import event, job, look, node
 
 NAMES = st.sampled_from(["1", "2", "3"])
@@ -70,11 +70,11 @@ def test_changes_add_up_to_what_there_is(looks):
 
 def test_who_is_far_behind_gets_everything():
     board = Board("ann")
-    for k in range(MOST_CHANGES + 5):
+    for k in range(MAX_CHANGES + 5):
         board.look(look(float(k), [job(k)]), None)
     (change,) = board.since(1)
     assert change.full
-    assert [each.id for each in change.jobs] == [f"j{MOST_CHANGES + 4}"]
+    assert [each.id for each in change.jobs] == [f"j{MAX_CHANGES + 4}"]
     assert board.since(board.version + 1)[0].full
     assert board.since(board.version) == ()
 

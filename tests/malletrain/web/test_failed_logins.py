@@ -3,8 +3,8 @@
 from malletrain.web.failed_logins import (
     FORGOTTEN_AFTER_S,
     LOG_EVERY_S,
-    LONGEST_PAUSE_S,
-    MOST_ADDRESSES,
+    MAX_ADDRESSES,
+    MAX_PAUSE_S,
     FailedLogins,
 )
 
@@ -12,7 +12,7 @@ from malletrain.web.failed_logins import (
 def test_the_pause_doubles_up_to_a_bound_and_is_forgotten():
     failed = FailedLogins()
     pauses = [failed.add("a", float(k)).pause_s for k in range(8)]
-    assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
+    assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, MAX_PAUSE_S, MAX_PAUSE_S]
     assert failed.add("b", 8.0).pause_s == 0.25
     assert failed.add("a", 8.0 + FORGOTTEN_AFTER_S).pause_s == 0.25
 
@@ -29,7 +29,7 @@ def test_a_flood_is_logged_with_its_number_now_and_then():
 
 def test_addresses_are_bounded():
     failed = FailedLogins()
-    for k in range(MOST_ADDRESSES + 1):
+    for k in range(MAX_ADDRESSES + 1):
         failed.add(f"a{k}", 0.0)
     assert failed.add("a0", 0.0).pause_s == 0.25
-    assert failed.add(f"a{MOST_ADDRESSES}", 0.0).pause_s == 0.5
+    assert failed.add(f"a{MAX_ADDRESSES}", 0.0).pause_s == 0.5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from malletrain.web.timeline import MOST_SPANS, NodeTimeline
+from malletrain.web.timeline import MAX_SPANS, NodeTimeline
 from tests.malletrain.web.looks import event, node
 
 
@@ -67,4 +67,4 @@ def test_one_restless_node_takes_bounded_memory():
     timeline = NodeTimeline()
     for second in range(3000):
         timeline.feed((), [node("n1", "idle" if second % 2 else "free")], float(second))
-    assert len(spans(timeline)) == MOST_SPANS + 1
+    assert len(spans(timeline)) == MAX_SPANS + 1

@@ -1,4 +1,4 @@
-"""Kinds of events in the words of batch scheduling. What nobody wrote or read goes: the history of
+"""Renames kinds of events to terms of batch scheduling. Drops unused data: the history of
 observations, the jobs' node-seconds.
 """
 
@@ -32,7 +32,7 @@ def upgrade() -> None:
 
 
 def _append_only_off_and_on() -> tuple[list[str], list[str]]:
-    """What lifts the guard on the event table, and what puts it back."""
+    """Return the statements that disable and enable the triggers of the event table."""
     refusal = "The event table is the audit log: events are added, never changed or removed."
     dialect = op.get_bind().dialect.name
     if dialect == "sqlite":

@@ -1,4 +1,4 @@
-"""The values of metrics over time. The last of each, which jobs had before, stays where it is."""
+"""Adds the values of metrics over time. The last value of each stays in the table of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Goals of jobs (deadline, budget, work, what they were charged), and how many nodes there were."""
+"""Adds the goals of jobs (deadline, budget, work, charges) and the past numbers of nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each party was served of its share. The account of whom a lease and a job are."""
+"""Adds the service to each party, and the accounts of leases and jobs."""
 
 from __future__ import annotations
 

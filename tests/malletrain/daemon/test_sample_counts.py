@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from malletrain.daemon.aligned import AlignedCounts
+from malletrain.daemon.sample_counts import SampleCount
 from malletrain.protocol import messages
 
 
@@ -14,12 +14,12 @@ def report(time, samples, rank=0, generation=1, pid=None):
 
 
 def moved(counts, record):
-    counts.feed(record)
+    counts.add_report(record)
     return counts.advance()
 
 
 def test_ranks_that_report_at_different_moments_add_up_to_a_straight_line():
-    counts = AlignedCounts()
+    counts = SampleCount()
     rng = random.Random(1)
     due = sorted(
         (10 + 0.2 * k + rng.uniform(0, 0.15), rank) for k in range(100) for rank in range(4)
@@ -36,7 +36,7 @@ def test_ranks_that_report_at_different_moments_add_up_to_a_straight_line():
 
 
 def test_the_sum_never_falls_and_late_or_repeated_reports_do_no_harm():
-    counts = AlignedCounts()
+    counts = SampleCount()
     assert moved(counts, report(1.0, 8.0))
     assert moved(counts, report(2.0, 16.0))
     assert not moved(counts, report(2.0, 16.0))
@@ -46,7 +46,7 @@ def test_the_sum_never_falls_and_late_or_repeated_reports_do_no_harm():
 
 
 def test_a_new_round_counts_from_nothing_and_the_old_one_is_over():
-    counts = AlignedCounts()
+    counts = SampleCount()
     moved(counts, report(1.0, 8.0))
     moved(counts, report(2.0, 80.0))
     assert moved(counts, report(5.0, 8.0, generation=2))
@@ -57,7 +57,7 @@ def test_a_new_round_counts_from_nothing_and_the_old_one_is_over():
 
 
 def test_a_rank_that_falls_silent_does_not_hold_up_the_others_for_ever():
-    counts = AlignedCounts()
+    counts = SampleCount()
     for k in range(5):
         for rank in (0, 1):
             moved(counts, report(1.0 + k * 0.2, 10.0 * k, rank))
@@ -67,7 +67,7 @@ def test_a_rank_that_falls_silent_does_not_hold_up_the_others_for_ever():
 
 
 def test_a_rank_with_steps_of_many_seconds_is_waited_for():
-    counts = AlignedCounts()
+    counts = SampleCount()
     for k in range(6):
         for rank in (0, 1):
             moved(counts, report(10.0 * k + 1 + 0.01 * rank, 100.0 * k, rank))
@@ -75,7 +75,7 @@ def test_a_rank_with_steps_of_many_seconds_is_waited_for():
 
 
 def test_only_one_rank_reporting_is_enough():
-    counts = AlignedCounts()
+    counts = SampleCount()
     for k in range(3):
         moved(counts, report(1.0 + k, 64.0 * (k + 1)))
     assert (counts.time, counts.samples) == (3.0, 128.0)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from malletrain.client import ClientError, Connection, Unreachable, operations
-from malletrain.web.calls import Calls
+from malletrain.web.daemon_connections import ConnectionPool
 from tests.malletrain.cli.fake_daemon import FakeDaemon, Refuse, default_answers
 from tests.waiting import until
 
@@ -39,10 +39,10 @@ def test_a_call_that_is_under_way_at_the_end_leaves_no_connection():
         go_on.wait()
 
     async def ended_meanwhile():
-        calls = Calls(FakeClient)
-        task = asyncio.ensure_future(calls.ask(slow))
+        pool = ConnectionPool(FakeClient)
+        task = asyncio.ensure_future(pool.run(slow))
         await asyncio.to_thread(going.wait)
-        calls.close()
+        pool.close()
         go_on.set()
         await task
 
@@ -58,12 +58,12 @@ def test_a_call_that_fails_leaves_none(error):
         raise error
 
     async def tried():
-        calls = Calls(FakeClient)
+        pool = ConnectionPool(FakeClient)
         for _ in range(3):
             with pytest.raises(type(error)):
-                await calls.ask(fails)
+                await pool.run(fails)
         assert FakeClient.open <= 1
-        calls.close()
+        pool.close()
 
     asyncio.run(tried())
     assert FakeClient.open == 0

@@ -26,7 +26,7 @@ MonotonicClock = Callable[[], float]
 
 
 def no_clock() -> float:
-    """A clock that stands still, for callers without one."""
+    """Return 0: a clock that stands still, for callers without one."""
     return 0.0
 
 
@@ -39,7 +39,7 @@ def solve(
     gap: float = 0.0,
     dynamic_program: bool = True,
 ) -> Allocation:
-    """The plan that maximises the sum of the bids' values within ``capacity``.
+    """Return the plan that maximises the sum of the bids' values within ``capacity``.
 
     Must-run jobs (idle value -inf) come first: the plan drops as few of them as possible. Among the
     plans that drop as few, the one with the highest value wins; a dropped job counts 0. Among plans

@@ -38,8 +38,8 @@ class _Mover:
         self.source[self.table.group[in_use]] = in_use
 
     def changes(self) -> tuple[Ints, Floats, Ints]:
-        """The effect of moving one member to each row: (the source row, the value gained, the
-        additional units of the row's resource).
+        """Return the effect of moving one member to each row: (the source row, the value gained,
+        the additional units of the row's resource).
         """
         source = self.source[self.group]
         added = self.size - np.where(

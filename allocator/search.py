@@ -54,7 +54,7 @@ class SearchResult:
 
 
 def first_plan(table: BidTable, dual: Dual, relaxed: Ints, feasible: Ints) -> Ints:
-    """A feasible plan close to the solution of the relaxation.
+    """Return a feasible plan close to the solution of the relaxation.
 
     Args:
         table: the options of all groups.
@@ -90,7 +90,7 @@ def fix_by_reduced_cost(table: BidTable, dual: Dual, plan: Ints) -> tuple[BidTab
 
 
 def _move_targets(table: BidTable, dual: Dual, feasible: Ints) -> Ints:
-    """The rows for :func:`repair` and :func:`fill`: those with the lowest reduced costs, the
+    """Return the rows for :func:`repair` and :func:`fill`: those with the lowest reduced costs, the
     smallest of each group and class, and those of ``feasible``.
     """
     number = min(len(table.size), 8 * len(table.starts))
@@ -242,15 +242,15 @@ def improve(
 
 
 def _lowest(rows: Ints, reduced_cost: Floats, number: int) -> Ints:
-    """The ``number`` of ``rows`` with the lowest reduced costs, ascending."""
+    """Return the ``number`` of ``rows`` with the lowest reduced costs, ascending."""
     if len(rows) <= number:
         return rows
     return np.sort(rows[np.argpartition(reduced_cost[rows], number)[:number]])
 
 
 def _cheapest(table: BidTable, dual: Dual, mask: Mask, number: int) -> Mask:
-    """The best row of each group, and about ``number`` other rows of ``mask`` with low reduced
-    costs: half of them from any group, half with at most three from each group.
+    """Return the best row of each group, and about ``number`` other rows of ``mask`` with low
+    reduced costs: half of them from any group, half with at most three from each group.
     """
     pool = mask & (dual.reduced_cost <= dual.noise)
     rows = np.flatnonzero(mask & ~pool)

@@ -80,7 +80,7 @@ def make_bid(
     allowed: Iterable[int] | None = None,
     **fields: Any,
 ) -> Bid:
-    """The bid of one job, see :func:`make_bids`.
+    """Return the bid of one job, see :func:`make_bids`.
 
     Args:
         job: the job's name.
@@ -99,7 +99,7 @@ def make_bid(
 
 
 def make_bids(requests: Sequence[BidRequest]) -> list[Bid]:
-    """The bids of all these jobs.
+    """Return the bids of all these jobs.
 
     ``value(k) = weight · (t_fwd_s · O(k) − cost(current → k))``, where O is the curve and the cost
     is
@@ -120,7 +120,7 @@ def make_bids(requests: Sequence[BidRequest]) -> list[Bid]:
 
 
 def _blocks(requests: Sequence[BidRequest]) -> Iterator[Sequence[BidRequest]]:
-    """``requests`` in blocks of at most about ``_MAX_BLOCK_SIZES`` sizes."""
+    """Yield ``requests`` in blocks of at most about ``_MAX_BLOCK_SIZES`` sizes."""
     begin, sizes = 0, 0
     for index, request in enumerate(requests):
         added = len(request.curves) * max(0, request.max_nodes - request.min_nodes + 1)
@@ -201,7 +201,7 @@ def _within(low: int, high: int, allowed: tuple[int, ...] | None) -> Sizes:
 def _class_options(
     request: BidRequest, node_class: str, curve: ScalingCurve, sizes: Sizes, notes: list[str]
 ) -> _ClassOptions:
-    """The options of ``request`` on ``node_class``; ``notes`` receives its warnings."""
+    """Return the options of ``request`` on ``node_class``; ``notes`` receives its warnings."""
     if sizes[-1] > curve.largest:
         sizes = _extrapolated(request, curve, sizes, notes)
     current = request.current if node_class == request.current_class else 0
@@ -213,7 +213,7 @@ def _class_options(
 def _extrapolated(
     request: BidRequest, curve: ScalingCurve, sizes: Sizes, notes: list[str]
 ) -> Sizes:
-    """The sizes to offer if some lie beyond the curve; ``notes`` receives a warning."""
+    """Return the sizes to offer if some lie beyond the curve; ``notes`` receives a warning."""
     outside = sizes[sizes > curve.largest]
     fact = f"the curve of job {request.job} ends at {curve.largest} nodes"
     span = f"{outside[0]}" if len(outside) == 1 else f"{outside[0]} to {outside[-1]}"
@@ -237,7 +237,7 @@ def _single_node_rate(curve: ScalingCurve) -> float:
 
 
 def _size_values(class_options: Sequence[_ClassOptions]) -> Iterator[SizeValues]:
-    """The sizes and values of each of ``class_options``."""
+    """Yield the sizes and values of each of ``class_options``."""
     if not class_options:
         return
     lengths = np.array([len(options.sizes) for options in class_options], dtype=np.int64)
@@ -252,7 +252,9 @@ def _size_values(class_options: Sequence[_ClassOptions]) -> Iterator[SizeValues]
 
 
 def _values(class_options: Sequence[_ClassOptions], lengths: Sizes) -> Values:
-    """The values of all sizes, concatenated. ``lengths``: sizes in each of ``class_options``."""
+    """Return the values of all sizes, concatenated. ``lengths``: sizes in each of
+    ``class_options``.
+    """
     index = np.arange(len(class_options)).repeat(lengths)
     sizes = np.concatenate([options.sizes for options in class_options])
     curves = CurveTable([options.curve for options in class_options])

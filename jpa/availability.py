@@ -33,7 +33,7 @@ class NodeAvailability:
         self._interrupted_at.pop(job, None)
 
     def offer(self, request: ProfileRequested, size: int, min_size: int, now: float) -> Offer:
-        """The nodes that would bring a job to a size.
+        """Return the nodes that would bring a job to a size.
 
         Args:
             request: the job's request.
@@ -76,7 +76,7 @@ class NodeAvailability:
             self._interrupted_at[offer.from_donor] = now
 
     def _with_last_interruption(self, donor: Donor) -> Donor:
-        """The donor with its latest interruption, including one that the controller has not
+        """Return the donor with its latest interruption, including one that the controller has not
         reported yet.
         """
         times = [
@@ -88,7 +88,7 @@ class NodeAvailability:
 
 
 def _after(donor: Donor, offer: Offer) -> Donor:
-    """The donor once the offer is taken."""
+    """Return the donor once the offer is taken."""
     if donor.job != offer.from_donor:
         return donor
     return replace(donor, nodes=donor.nodes - offer.count)

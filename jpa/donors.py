@@ -36,8 +36,8 @@ class Donor:
         return max(self._releases(), default=0)
 
     def release(self, requested: int) -> int:
-        """The number of nodes that it gives up for ``requested`` ones: the fewest that suffice,
-        else as many as it can.
+        """Return the number of nodes that it gives up for ``requested`` ones: the fewest that
+        suffice, else as many as it can.
 
         Its accepted sizes may make the number larger than ``requested``; the rest becomes free.
         """
@@ -47,7 +47,7 @@ class Donor:
         return min(sufficient) if sufficient else self.spare
 
     def _releases(self) -> list[int]:
-        """All numbers of nodes that it can give up."""
+        """Return all numbers of nodes that it can give up."""
         minimum = max(1, self.min_nodes)
         smaller_sizes = (
             range(minimum, self.nodes)
@@ -146,8 +146,8 @@ def choose_nodes(
 
 
 def _donor_order(donor: Donor) -> tuple[float, int, str]:
-    """Sort key: the earliest last interruption, then the most spare nodes, then the name, so that
-    the choice is deterministic.
+    """Return the sort key: the earliest last interruption, then the most spare nodes, then the
+    name, so that the choice is deterministic.
     """
     return (
         -math.inf if donor.last_interrupted is None else donor.last_interrupted,

@@ -71,7 +71,7 @@ class WaitingProfile:
         curve: MeasuredCurve | None = None,
         nodes: int | None = None,
     ) -> ProfileFinished:
-        """The report of the end.
+        """Return the report of the end.
 
         Args:
             result: how the profile ended.
@@ -126,9 +126,9 @@ class Profile:
         return self.queue_entry.request.job
 
     def resulting_curve(self, config: CurveConfig) -> MeasuredCurve:
-        """The curve with the conclusions from sizes without a measurement. If the job reported
-        progress at another size, silent sizes have throughput 0. If every size crashed, the fault
-        is the script's and no size becomes unusable.
+        """Return the curve with the conclusions from sizes without a measurement. If the job
+        reported progress at another size, silent sizes have throughput 0. If every size crashed,
+        the fault is the script's and no size becomes unusable.
         """
         curve = self.curve
         if self.measured:
@@ -141,7 +141,7 @@ class Profile:
     def finished(
         self, now: float, reason: str, config: AdvisorConfig, result: ProfileResult | None = None
     ) -> ProfileFinished:
-        """The report of the end; it adds this attempt to the totals of the queue entry.
+        """Return the report of the end; it adds this attempt to the totals of the queue entry.
 
         Args:
             now: the time, seconds.

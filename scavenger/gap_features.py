@@ -49,18 +49,18 @@ NAMES = (
     "age × idle nodes",
     "began together × age",
 )
-"""Names of the features, in the order of the columns of :meth:`GapFeatures.of`."""
+"""Names of the features, in the column order of :meth:`GapFeatures.of`."""
 CALENDAR = ("sine of the hour", "cosine of the hour", "weekend", "nodes wanted", "queue shown")
-"""Features of which a week has few independent values."""
+"""Features with few independent values in a week."""
 _AGE_KNOTS = (180.0, 900.0, 3600.0, 14400.0)
 _IDLE_KNOTS = (0.01, 0.05, 0.25)
 _PRIOR_GAPS = 3.0
-"""Weight of the prior mean, in gaps: the mean length of a node or group is drawn towards the
-machine's as if it had so many average gaps.
+"""Weight of the prior mean, in gaps. The mean length of a node's or group's gaps is shrunk towards
+the machine's mean, as if it had this number of average gaps.
 """
 _HISTORY_S = 3700.0
 _DECAY = 0.8
-"""Factor on the weight of a node's earlier gaps at each new one."""
+"""Factor on the weight of a node's earlier gaps at each new gap."""
 
 
 class GapFeatures:
@@ -136,11 +136,11 @@ class GapFeatures:
 
     @property
     def idle_since(self) -> Mapping[str, float]:
-        """Node in a gap → beginning of the gap, epoch seconds."""
+        """Node in a gap → start of the gap, epoch seconds."""
         return self._since
 
     def of(self, nodes: Sequence[str], now: float) -> Floats:
-        """The features of some gaps.
+        """Return the features of these gaps.
 
         Args:
             nodes: nodes that are in a gap.
@@ -203,7 +203,9 @@ class GapFeatures:
         return rows
 
     def _ago(self, now: float, seconds: float) -> int:
-        """Number of idle nodes so long ago; the oldest known number if the history is shorter."""
+        """Return the number of idle nodes ``seconds`` before ``now``, or the oldest known number if
+        the history is shorter.
+        """
         idle = self._counts[0][1] if self._counts else 0
         for at, count in self._counts:
             if at > now - seconds:
@@ -219,23 +221,23 @@ class GapFeatures:
             mean[1] = weight
 
     def _relative_length(self, mean: Sequence[float] | None) -> float:
-        """Log ratio of the mean length of these gaps to the machine's, drawn towards 0 if they are
-        few. ``mean``: (mean log length, weight).
+        """Return the log ratio of the mean length of these gaps to the machine's, shrunk towards 0
+        if they are few. ``mean``: (mean log length, weight).
         """
         if mean is None or not mean[1]:
             return 0.0
         return _clip(mean[1] / (mean[1] + _PRIOR_GAPS) * (mean[0] - self._usual[0]))
 
     def to_dict(self) -> dict[str, Any]:
-        """The mean lengths of gaps as plain values, to survive a restart."""
+        """Return the mean lengths of gaps as plain values, to survive a restart."""
         nodes = {n: [round(x, 4) for x in mean] for n, mean in self._nodes.items()}
         groups = {n: [round(x, 4) for x in mean] for n, mean in self._groups.items()}
         return {"usual": self._usual, "nodes": nodes, "groups": groups}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> GapFeatures:
-        """The inverse of :meth:`to_dict`. Raises ValueError, KeyError or TypeError on anything
-        else.
+        """Restore the result of :meth:`to_dict`. Raises ValueError, KeyError or TypeError if
+        ``value`` is something else.
         """
         self = cls()
         self._usual = _pair(value["usual"])
@@ -246,7 +248,7 @@ class GapFeatures:
 
 
 def group_of(node: str) -> str:
-    """The rack, cabinet or blade of a node, by its name: the name without its last number."""
+    """Return the rack, cabinet or blade of a node: its name without the last number."""
     return node.rstrip("0123456789")
 
 

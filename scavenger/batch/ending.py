@@ -1,7 +1,7 @@
-"""How leases end before their time: cancelled, or asked to leave first.
+"""Ends leases early: cancels them, or asks them to leave first.
 
-Decides when a scheduler is asked once more; which leases have to end is decided by
-:mod:`scavenger.batch.lease_ledger` and :mod:`scavenger.batch.leaving`.
+Decides when a cancel is repeated. :mod:`scavenger.batch.lease_ledger` and
+:mod:`scavenger.batch.leaving` decide which leases have to end.
 """
 
 from __future__ import annotations
@@ -18,30 +18,33 @@ from scavenger.batch.submission import Shrink, Submitter
 from scavenger.interface import Lease, LeaseState, SchedulerError
 
 CANCEL_AGAIN_S = 15.0
-"""So long after the grace time an accepted cancel is repeated. Not sooner: PBS starts the time to
-its SIGKILL anew at each (OpenPBS 23.06), so that a job deleted at every poll was never killed.
+"""Time after the grace time at which an accepted cancel is repeated, seconds. PBS restarts its time
+to SIGKILL at each cancel (OpenPBS 23.06), so a job that was deleted at every poll would never be
+killed.
 """
 REFUSED_AGAIN_S = 300.0
-"""So long after it was refused the cancel of a job that is of no lease is tried again: anybody who
-has leases can give a job such a name.
+"""Time after which a refused cancel is tried again for a job without a lease, seconds. Any user
+with leases can give a job such a name.
 """
 REMEMBERED_S = 3600.0
 
 
 Steps = Callable[[Collection[str]], Mapping[tuple[str, str], str]]
-"""Ids of jobs → (job, node) → what there may be sent a signal alone. Raises SchedulerError."""
+"""Job ids → (job, node) → id of the step there that can be signalled separately. Raises
+SchedulerError.
+"""
 
 
 class WholeJob(NamedTuple):
-    """A job of the main scheduler that ends with everything in it."""
+    """A job of the main scheduler that is ended as a whole."""
 
     id: str
     user: str
 
 
 class LeaseEnder:
-    """Ends the leases of one scheduler. ``steps``: what runs on each node of jobs that are shared;
-    None: nothing there can be told apart.
+    """Ends the leases of one scheduler. ``steps``: returns the steps on the nodes of shared jobs;
+    None: single nodes of a job cannot be signalled.
     """
 
     def __init__(
@@ -51,14 +54,14 @@ class LeaseEnder:
         self.submitter = submitter
         self.steps = steps
         self.leave_requests: dict[str, tuple[float, str]] = {}
-        """Running lease → when it was asked to leave, and why."""
+        """Running lease → (time at which it was asked to leave, reason)."""
         self._cancelled: dict[str, float] = {}
-        """Lease → when the scheduler accepted to end it."""
+        """Lease → time at which the scheduler accepted its cancel."""
         self._refused: dict[str, float] = {}
-        """What is of no lease → when the scheduler refused to end it."""
+        """Job without a lease → time at which the scheduler refused its cancel."""
 
     def forget(self, running: Collection[str], now: float) -> None:
-        """Only these leases run still."""
+        """Drop the records of leases that are not in ``running``, and old ones."""
         self.leave_requests = {
             lease: at for lease, at in self.leave_requests.items() if lease in running
         }
@@ -70,8 +73,8 @@ class LeaseEnder:
         }
 
     def cancel(self, jobs: Iterable[LeaseJob], grace_s: float, now: float) -> CommandError | None:
-        """End leases, those left out whose end was accepted a short while ago. A job that they
-        share with others only gives back their nodes. Returns what went wrong.
+        """End leases, except those whose cancel was accepted recently. A job that is shared with
+        other leases only releases their nodes. Returns the error, None if there is none.
         """
         since = now - grace_s - CANCEL_AGAIN_S
         due = [
@@ -107,7 +110,9 @@ class LeaseEnder:
         return done.problem or problem
 
     def _shrink(self, name: str, some: Sequence[LeaseJob]) -> Shrink | None:
-        """What is to be given back of a job when ``some`` of its leases end; None: all of it."""
+        """Return the nodes that a job releases when the leases ``some`` end; None if it ends as a
+        whole.
+        """
         ending = {job.lease.id for job in some} | self.ledger.given_up.keys()
         ending |= self._cancelled.keys()
         parts = {
@@ -126,15 +131,16 @@ class LeaseEnder:
     def ask(
         self, leave: Mapping[str, str], options: Sequence[str], grace_s: float, now: float
     ) -> None:
-        """Tell leases to leave, once; one that stays longer than the grace time is cancelled. The
-        node of one that shares a job is given back as soon as nothing runs there any more. The
-        first node of a job goes last, so the others leave with it.
+        """Ask leases to leave, once each, and cancel those that exceed the grace time.
+
+        The node of a shared job is released as soon as its step has ended. The first node of a job
+        is released last, so the other leases leave with it.
 
         Args:
             leave: lease id → why.
-            options: with which the command that cancels only sends a signal; none: leases are
-                cancelled, which leaves them the grace time too.
-            grace_s: seconds that they have.
+            options: options with which the cancel command only sends a signal. If empty, leases are
+                cancelled, which gives them the grace time too.
+            grace_s: grace time, seconds.
             now: epoch seconds.
         """
         jobs = self.ledger.jobs
@@ -155,7 +161,9 @@ class LeaseEnder:
         self.leave_requests.update({lease: (now, leave[lease]) for lease in notified})
 
     def _others(self, leave: Mapping[str, str]) -> dict[str, str]:
-        """Lease → why it has to leave, of jobs whose first node has to go."""
+        """Return lease → why it has to leave, for the other leases of jobs whose first node is
+        leaving.
+        """
         parts = [_removable(job) for lease in leave if (job := self.ledger.jobs.get(lease))]
         ends = {part.job for part in parts if part is not None and part.first}
         return {
@@ -170,7 +178,7 @@ class LeaseEnder:
         steps: Mapping[tuple[str, str], str] | None,
         options: Sequence[str],
     ) -> list[str]:
-        """Send leases a signal. Returns those that have it, or had left before."""
+        """Send a signal to leases. Returns the leases that received it or had left before."""
         alone: dict[str, LeaseJob] = {}
         shared: dict[str, LeaseJob] = {}
         gone = []
@@ -183,14 +191,16 @@ class LeaseEnder:
                 gone.append(job.lease.id)
         done = self.submitter.cancel(list(alone.values()), options)
         notified = [alone[i].lease.id for i in done.accepted]
-        # scancel says of a step that it has just signalled that it is not there (Slurm 22.05).
+        # scancel reports a step that it has just signalled as missing (Slurm 22.05).
         signals = [WholeJob(step, job.user) for step, job in shared.items()]
         if shared and self.submitter.cancel(signals, options).problem is None:
             notified += [job.lease.id for job in shared.values()]
         return notified + gone
 
     def _steps_of(self, leases: Iterable[str]) -> Mapping[tuple[str, str], str] | None:
-        """What runs of the jobs that some of these leases share; None when that is not known."""
+        """Return the steps of the jobs that any of these leases share; None if they are not
+        known.
+        """
         parts = [_removable(job) for lease in leases if (job := self.ledger.jobs.get(lease))]
         shared = {part.job for part in parts if part is not None}
         if not shared or self.steps is None:
@@ -201,7 +211,7 @@ class LeaseEnder:
             return None
 
     def mark_leaving(self, leases: Iterable[Lease], grace_s: float) -> Iterator[Lease]:
-        """The leases, those that were asked to leave as leaving."""
+        """Yield the leases, with those that were asked to leave marked as leaving."""
         for lease in leases:
             if lease.id in self.leave_requests and lease.state is LeaseState.RUNNING:
                 at, reason = self.leave_requests[lease.id]
@@ -211,11 +221,13 @@ class LeaseEnder:
 
 
 def _removable(job: LeaseJob) -> PartOf | None:
-    """Where it is in a job that can give back its node alone."""
+    """Return the lease's part of a job that can release its node separately; None if there is
+    none.
+    """
     return job.part if job.part is not None and job.part.removable else None
 
 
 def _has_left(job: LeaseJob, steps: Mapping[tuple[str, str], str]) -> bool:
-    """Whether nothing runs any more on its node of a job that goes on."""
+    """Return whether the lease's step in a shared job has ended."""
     part = _removable(job)
     return part is not None and (part.job, part.node) not in steps

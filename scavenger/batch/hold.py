@@ -1,11 +1,13 @@
-"""When not to ask for leases because the main scheduler is just taking some back: the part that is
-the same for all of them.
+"""Pauses lease requests while the main scheduler takes leases back: the part that all schedulers
+share.
 """
 
 from __future__ import annotations
 
 HOLD_S = (3.0, 15.0)
-"""Least and longest hold after a sign of a preemption; in between, one scheduling cycle."""
+"""Minimum and maximum pause after a sign of a preemption, seconds. Between them, it is one
+scheduling cycle.
+"""
 
 
 class TakenBack:
@@ -15,11 +17,11 @@ class TakenBack:
         self._at = float("-inf")
 
     def mark(self, now: float) -> None:
-        """It does so now."""
+        """Note that the main scheduler takes a lease back at ``now``."""
         self._at = now
 
     def why(self, hold_s: float, now: float) -> str:
-        """Why no lease may be asked for at ``now``; empty when they may."""
+        """Return why no lease may be requested at ``now``; empty if leases may be."""
         since = now - self._at
         return (
             f"the main scheduler took leases back {since:.0f} s ago and may need more nodes"
@@ -29,5 +31,5 @@ class TakenBack:
 
 
 def hold_for(cycle_s: float) -> float:
-    """How long to hold where the site says nothing."""
+    """Return the pause in seconds if the site configures none."""
     return min(max(cycle_s, HOLD_S[0]), HOLD_S[1])

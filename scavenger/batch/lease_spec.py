@@ -1,7 +1,7 @@
-"""What a request comes to: the lease as it is asked for, or why it is not. Pure.
+"""Turns a request into the specification of a lease, or refuses it. Pure.
 
-Decides the time limit and the environment of a lease; whether its node is a gap
-:mod:`scavenger.batch.rules` decides.
+Decides the time limit and the environment of a lease. :mod:`scavenger.batch.rules` decides whether
+its node is a gap.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ def lease_spec(
     grace_s: float,
     longest: tuple[float | None, str] = (None, ""),
 ) -> LeaseSpec:
-    """The lease that a request comes to. Raises SchedulerError when it may not be asked for.
+    """Return the specification of the lease for a request.
 
     Args:
-        request: what the daemon asks for.
-        view: the look that was taken for it.
-        settings: of the site.
-        ledger: of the leases.
-        step_s: what time limits are a multiple of, seconds.
-        grace_s: seconds that a preempted lease has.
-        longest: how long a job may be where leases run, seconds, and what says so.
+        request: the daemon's request.
+        view: the poll on which the request is decided.
+        settings: settings of the site.
+        ledger: the leases.
+        step_s: time limits are multiples of this, seconds.
+        grace_s: grace time of a preempted lease, seconds.
+        longest: (maximum length of a job where leases run, seconds, or None; what sets it).
+
+    Raises:
+        SchedulerError: the lease may not be requested now.
     """
     s, now = settings, view.time
     facts = view.answer.facts.get(request.node)
@@ -63,7 +66,7 @@ def lease_spec(
         "MALLETRAIN_NODE_CLASS": s.class_of(facts.features),
         "MALLETRAIN_GRACE_S": f"{grace_s:g}",
     }
-    # The files in output_dir are this process's user's.
+    # The files in output_dir belong to this process's user.
     output = (
         s.output_dir / f"{request.id}.out"
         if s.output_dir is not None and request.owner is None
@@ -84,17 +87,19 @@ def lease_spec(
 
 
 def refused(lease: str, node: str, reason: str) -> Lease:
-    """The lease that was asked for and is none."""
+    """Return the result for a refused request."""
     return Lease(lease, "", LeaseState.ENDED, node, reason)
 
 
 def not_yet(pack: Sequence[LeaseSpec], error: SchedulerError) -> list[Lease]:
-    """The leases that are not asked for now."""
+    """Return the results for leases that are not requested now."""
     return [Lease(one.lease, "", LeaseState.NOT_YET, one.node, str(error)) for one in pack]
 
 
 def packed(specs: Sequence[LeaseSpec], most: int) -> list[list[LeaseSpec]]:
-    """Which leases share a job, ``most`` at most: those of one owner and one class of nodes."""
+    """Return which leases share a job, at most ``most``: those of one owner and one class of
+    nodes.
+    """
     return packs(
         specs,
         most,

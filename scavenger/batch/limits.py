@@ -1,5 +1,5 @@
 """What a limit of the main scheduler on a user's jobs means for leases, as findings of ``malletrain
-check``. Decides the sentences; what limits there are is read by each scheduler's own check.
+check``. Decides the sentences. Each scheduler's own check reads the limits.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from scavenger.batch.look import Finding
 
 
 def job_limit(title: str, name: str, most: int, ours: int, table: str) -> Iterator[Finding]:
-    """What is said of one limit.
+    """Yield the findings about one limit.
 
     Args:
-        title: the scheduler, in sentences.
-        name: of the limit, such as ``MaxJobs of user ann``.
-        most: jobs of one user that it allows.
-        ours: leases of one user that the configuration allows; 0: any number.
-        table: the table of the configuration, such as ``scheduler.slurm``.
+        title: name of the scheduler, for sentences.
+        name: name of the limit, such as ``MaxJobs of user ann``.
+        most: number of jobs that it allows one user.
+        ours: maximum number of leases of one user in the configuration; 0: no limit.
+        table: table of the configuration, such as ``scheduler.slurm``.
     """
     if ours >= most:
         yield (

@@ -1,10 +1,10 @@
-"""The scavenger of a batch scheduler: polls it, takes leases as one-node jobs of its preemptable
+"""The scavenger of a batch scheduler: polls it, takes leases as one-node jobs in its preemptable
 part, and gives them back.
 
-Everything that is the same for :mod:`scavenger.slurm` and :mod:`scavenger.pbs`, which say how their
-scheduler is read and how a lease is asked for. Which node is a gap :mod:`scavenger.batch.rules`
-decides, what becomes of a lease :mod:`scavenger.batch.lease_ledger`, how jobs are submitted and
-cancelled :mod:`scavenger.batch.submission`; this module brings them together.
+Contains everything that :mod:`scavenger.slurm` and :mod:`scavenger.pbs` share. These define how
+their scheduler is read and how a lease is requested. :mod:`scavenger.batch.rules` decides which
+node is a gap, :mod:`scavenger.batch.lease_ledger` tracks the leases, and
+:mod:`scavenger.batch.submission` submits and cancels jobs. This module combines them.
 """
 
 from __future__ import annotations
@@ -53,26 +53,28 @@ from scavenger.interface import (
 _PENDING = LeaseState.PENDING
 HOLD_POLL_S = 2.0
 FRESH_S = 0.5
-"""A look as old as this is still one: leases are taken right after a poll, which looked."""
+"""Maximum age at which a poll is reused to take leases, seconds. Leases are usually taken right
+after a poll.
+"""
 
 
 class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     """A connection to one batch scheduler. One call at a time.
 
-    Subclasses say how their scheduler is read and how a lease is asked for.
+    Subclasses define how their scheduler is read and how a lease is requested.
     """
 
     name: str
     title: str
-    """The scheduler's name in sentences."""
+    """The scheduler's name, for sentences."""
     oldest: tuple[int, int]
-    """The oldest release that will do."""
+    """The oldest supported release."""
     when_silent: str
-    """What to do when it cannot be asked."""
+    """A sentence that says what to do if the scheduler does not answer."""
     site_every_s: float
-    """How often it is asked what is configured, seconds."""
+    """Interval at which the scheduler's configuration is read, seconds."""
     limit_step_s: float
-    """What time limits are a multiple of, seconds."""
+    """Time limits are multiples of this, seconds."""
 
     def __init__(
         self,
@@ -101,83 +103,81 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self.ender = LeaseEnder(self.ledger, self.submitter, self._steps)
         self._idle_since: dict[str, float] = {}
         self._gone: dict[str, Lease] = {}
-        """Leases that were found to be gone since the last poll."""
+        """Leases whose jobs have disappeared since the last poll."""
         self._fresh: LookResult[SiteT] | None = None
-        """The last look, until leases were taken on it."""
+        """The last poll, until leases are taken from it."""
 
-    # --- what differs ---
+    # --- scheduler-specific parts ---
 
     @property
     @abstractmethod
     def source_name(self) -> str:
-        """How it is read, in a word."""
+        """How the scheduler is read, in a word."""
 
     @abstractmethod
     def _ask_site(self) -> SiteT:
-        """What is configured, and with it how the scheduler is read from now on. Raises
+        """Read the configuration, and choose how the scheduler is read from now on. Raises
         SchedulerError.
         """
 
     @abstractmethod
     def _read(self, site: SiteT, hold_s: float, now: float) -> SchedulerAnswer:
-        """Ask for nodes and jobs. Raises SchedulerError, having changed nothing. ``hold_s``: how
-        long to hold after a preemption.
+        """Read nodes and jobs. Raises SchedulerError, having changed nothing. ``hold_s``: pause in
+        requests after a preemption, seconds.
         """
 
     @abstractmethod
     def _left_idle_s(self, site: SiteT) -> float:
-        """How long an idle node is left to the main scheduler."""
+        """Return the seconds for which an idle node is left to the main scheduler."""
 
     @abstractmethod
     def _partitions(self, site: SiteT) -> Collection[str]:
-        """Where leases run."""
+        """Return the partitions or queues in which leases run."""
 
     def _longest_s(self, site: SiteT) -> tuple[float | None, str]:
-        """How long a job may be where leases run, seconds, and what says so; None: as long as it
-        likes.
-        """
+        """Return (maximum length of a job where leases run, seconds, or None; what sets it)."""
         return None, ""
 
     @abstractmethod
     def _site_grace_s(self, site: SiteT) -> float:
-        """Seconds that a preempted lease has, as the scheduler's configuration says."""
+        """Return the grace time of a preempted lease in the scheduler's configuration, seconds."""
 
     @abstractmethod
     def _submission(self, spec: LeaseSpec, site: SiteT) -> tuple[list[str], bytes]:
-        """The command that submits a lease, and its script. Raises SchedulerError."""
+        """Return the command that submits a lease, and its script. Raises SchedulerError."""
 
     def _shared_by(self, site: SiteT) -> int:
-        """How many leases may share a job."""
+        """Return the maximum number of leases that can share a job."""
         return 1
 
     def _shared_submission(
         self, pack: Sequence[LeaseSpec], view: LookResult[SiteT]
     ) -> tuple[list[str], bytes]:
-        """The command that submits one job for several leases, and its script. Raises
+        """Return the command that submits one job for several leases, and its script. Raises
         SchedulerError.
         """
         raise NotImplementedError
 
     @abstractmethod
     def _findings(self, site: SiteT) -> Iterator[Finding]:
-        """(works, sentence) per thing tested of a scheduler that answers and is new enough."""
+        """Yield (works, sentence) for each test of a scheduler that answers and is new enough."""
 
     def _usual_s(self, site: SiteT) -> float:
-        """Seconds between two polls when nothing is urgent."""
+        """Return the seconds between two polls if nothing is urgent."""
         return self.settings.poll_interval_s
 
     def _ask_options(self, site: SiteT) -> Sequence[str]:
-        """Options with which the command that cancels asks a lease to leave instead; none: a
+        """Return the options with which the cancel command only asks a lease to leave. Empty if a
         cancelled lease has its grace time anyway.
         """
         return ()
 
     def _steps(self, jobs: Collection[str]) -> Mapping[tuple[str, str], str]:
-        """(job, node) → what runs there, of jobs that leases share. Raises SchedulerError."""
+        """Return (job, node) → step there, for jobs that leases share. Raises SchedulerError."""
         return {}
 
     def check(self) -> list[Finding]:
-        """(works, sentence) per thing tested; every sentence says what to change."""
+        """Return (works, sentence) for each test. Each sentence says what to change."""
         try:
             site = self.current_site()
         except SchedulerError as error:
@@ -190,8 +190,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     # --- polling ---
 
     def poll(self) -> PollResult:
-        """Gaps and leases now. Raises SchedulerError, having changed nothing, when the scheduler
-        cannot be asked.
+        """Return the present gaps and leases. Raises SchedulerError, having changed nothing, if the
+        scheduler does not answer.
         """
         began = time.monotonic()
         view = self.look()
@@ -221,8 +221,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         )
 
     def look(self) -> LookResult[SiteT]:
-        """Ask the scheduler and draw the conclusions. What is remembered changes only when all of
-        it was understood.
+        """Read the scheduler and draw conclusions. The state of this object changes only if the
+        whole answer was understood.
         """
         now, self._fresh = self.clock(), None
         site = self.current_site()
@@ -262,11 +262,13 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         return self._fresh
 
     def contact(self) -> Contact:
-        """How it gets on with the scheduler."""
+        """Return the condition of the connection to the scheduler."""
         return contact(self.commands.calls, self.ledger, self.budget, self.clock())
 
     def current_site(self) -> SiteT:
-        """What is configured, asked for if it is not known yet. Raises SchedulerError."""
+        """Return the scheduler's configuration, read again if it is not known or too old. Raises
+        SchedulerError.
+        """
         now = self.clock()
         if self.site is None or not 0 <= now - self.site_at < self.site_every_s:
             try:
@@ -279,9 +281,9 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         return self.site
 
     def poll_again_s(self, view: LookResult[SiteT], took_s: float) -> float:
-        """At most a tenth of the time goes into asking, a third while nodes are taken back, unless
-        the site's promises need more. The budget of requests puts off no such poll, only those
-        that events ask for.
+        """Return the seconds until the next poll. At most a tenth of the time is spent on polling,
+        a third while nodes are taken back, unless the guarantees to the site need more. The request
+        budget does not delay these polls, only those that events trigger.
         """
         usual_s, share = self._usual_s(view.site), 10.0
         if view.answer.urgent:
@@ -290,7 +292,9 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         return max(again_s, self.commands.calls.backoff_s())
 
     def _horizon(self, node: NodeFacts, now: float) -> float:
-        """What the gaps of this site were like, and no longer than to the next known use."""
+        """Return the expected remaining seconds of the node's gap, at most until its next known
+        use.
+        """
         expected = self.memory.horizon(node.name, now)
         return (
             expected if node.free_until is None else max(0.0, min(expected, node.free_until - now))
@@ -299,23 +303,23 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     # --- taking and giving back ---
 
     def know(self, leases: Mapping[str, str], nodes: Mapping[str, str] | None = None) -> None:
-        """Of leases that were taken before this process began: id → whose; empty: this process's
-        user's; id → its node.
+        """Register leases that were taken before this process began. ``leases``: lease id → its
+        user; empty: this process's user. ``nodes``: lease id → its node.
         """
         for lease_id, user in leases.items():
             whose = (self.settings.submit_as and user) or self.settings.user
             self.ledger.know(lease_id, whose, self.clock(), (nodes or {}).get(lease_id, ""))
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
-        """Look, unless that was just done, and ask for a lease on each node that is a gap still, as
-        far as the pace allows. Jobs that many leases share come first.
+        """Request a lease on each node that is still a gap, as far as the submission rate allows.
+        Polls first, unless a poll was just made. Jobs that many leases share come first.
         """
         if not requests:
             return []
         self.know(
             {request.id: request.owner or "" for request in requests},
             {request.id: request.node for request in requests},
-        )  # so that a look knows their jobs, should there be any
+        )  # so that a poll recognises their jobs, if they exist
         s, view, self._fresh = self.settings, self._fresh, None
         if view is None or not 0 <= self.clock() - view.time <= FRESH_S:
             view, self._fresh = self.look(), None
@@ -349,8 +353,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         ]
 
     def _take_pack(self, pack: Sequence[LeaseSpec], view: LookResult[SiteT]) -> list[Lease]:
-        """Submit one job for these leases, or none yet. Where there may not be so many jobs: for
-        the first half of them.
+        """Submit one job for these leases, or none yet. If the user's job limit refuses it, submit
+        one for the first half of them.
         """
         user = self.ledger.user_of(pack[0].lease)
         try:
@@ -381,13 +385,13 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         return leases
 
     def grace_s(self, site: SiteT) -> float:
-        """Seconds a preempted lease has until it is killed: as configured, else as the scheduler
-        says.
+        """Return the seconds until a preempted lease is killed: as configured, otherwise as the
+        scheduler reports.
         """
         return self._site_grace_s(site) if self.settings.grace_s is None else self.settings.grace_s
 
     def give_back(self, leases: Sequence[Lease]) -> None:
-        """Cancel the jobs of these leases. Raises CommandError when one may still be there."""
+        """Cancel the jobs of these leases. Raises CommandError if one may still exist."""
         jobs = []
         for lease in leases:
             self.ledger.give_up(lease.id, "given back", self.clock())
@@ -396,13 +400,13 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 job = LeaseJob(
                     replace(lease, state=LeaseState.RUNNING), self.ledger.user_of(lease.id)
                 )
-            # What has not started of a job that is shared is withdrawn at the next poll, which sees
-            # whether it has.
+            # Pending parts of a shared job are withdrawn at the next poll, which shows whether they
+            # have started.
             shared = job is not None and job.part is not None
             if job is None or not job.alive or (shared and job.lease.state is _PENDING):
                 continue
             jobs.append(job)
-        # Before anything was asked of the scheduler its grace time is not known.
+        # Before the first poll the scheduler's grace time is not known.
         grace_s = (self.settings.grace_s or 0.0) if self.site is None else self.grace_s(self.site)
         if error := self.ender.cancel(jobs, grace_s, self.clock()):
             raise error

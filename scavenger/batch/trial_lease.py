@@ -1,7 +1,7 @@
-"""One lease taken to its end, to see that the site works: a poll, a submission, a start, an end.
+"""Takes one lease to its end, to test that the site works: a poll, a submission, a start, an end.
 
-Everything is done by the scavenger, as the daemon does it. Decides how long each step may take, and
-what is told of it.
+The scavenger does everything as in the daemon. Decides how long each step may take, and the
+sentences about it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from scavenger.interface import (
 
 ARGV = ("sleep", "3600")
 GAP_WITHIN_S, START_WITHIN_S, END_WITHIN_S = 180.0, 120.0, 120.0
-"""How long is waited at most for a node that is a gap, for the start, and for the end."""
+"""Maximum time to wait for a gap, for the start and for the end, seconds."""
 POLL_EVERY_S = 1.0
 
 Sleep = Callable[[float], None]
 
 
 class _TrialError(Exception):
-    """A step came to nothing; the message says why."""
+    """A step failed. The message says why."""
 
 
 def with_name_of_its_own(scavenger: BatchScavenger[OptionsT, SiteT]) -> None:
-    """Have the scavenger name its leases as no daemon does: a daemon that runs must not take the
-    trial for a lease of its own that nobody wants, nor the trial those of the daemon.
+    """Give the scavenger's leases a different prefix than any daemon uses. Otherwise a running
+    daemon would cancel the trial as an unknown lease of its own, and the trial would cancel the
+    daemon's leases.
     """
     scavenger.settings = replace(scavenger.settings, tag=f"check{secrets.token_hex(4)}")
 
@@ -48,13 +49,12 @@ def try_lease(
     clock: Callable[[], float] = time.monotonic,
     sleep: Sleep = time.sleep,
 ) -> Iterator[tuple[bool, str]]:
-    """(works, sentence) per step, up to the first that does not work. Whatever happens, the lease
-    is given back.
+    """Yield (works, sentence) per step, up to the first that fails. The lease is always given back.
 
     Args:
-        scavenger: with which the lease is taken; see :func:`with_name_of_its_own`.
-        owner: as whom; None: the daemon's own user.
-        clock: seconds, on any clock that does not go back.
+        scavenger: the scavenger that takes the lease; see :func:`with_name_of_its_own`.
+        owner: user to submit as; None: the daemon's own user.
+        clock: returns monotonic seconds.
         sleep: waits between two polls.
     """
     lease: Lease | None = None
@@ -86,8 +86,8 @@ def try_lease(
 
 
 def _gap(scavenger: Scavenger, clock: Callable[[], float], sleep: Sleep) -> str:
-    """A node that is a gap. One that has just become idle is none before the main scheduler has had
-    its turn.
+    """Return a node that is a gap. A node that has just become idle is not one until the main
+    scheduler has had its scheduling cycle.
     """
     began = clock()
     while True:
@@ -103,7 +103,7 @@ def _gap(scavenger: Scavenger, clock: Callable[[], float], sleep: Sleep) -> str:
 
 
 def _why(poll: PollResult) -> str:
-    """Why an idle node, or the first one, is no gap."""
+    """Return why an idle node, or the first node, is no gap."""
     for node in sorted(poll.explanations, key=lambda each: each.state != "idle")[:1]:
         for _, passed, sentence in node.rules:
             if not passed:
@@ -121,7 +121,8 @@ def _wait(
 ) -> None:
     """Poll until the lease is in this state. Raises _TrialError.
 
-    As in the daemon, a lease has ended if two polls in a row lack it: one answer may be truncated.
+    As in the daemon, a lease has ended if two successive polls lack it, because a single answer can
+    be truncated.
     """
     began, reason, absent = clock(), "", 0
     while True:

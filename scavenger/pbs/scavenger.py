@@ -1,14 +1,14 @@
-"""The scavenger of OpenPBS and PBS Professional: how it is read, and what is its own in taking
+"""The scavenger of OpenPBS and PBS Professional: how PBS is read, and what is specific to taking
 leases from it.
 
-One poll is two commands (qstat, pbsnodes), and a third now and then: pbs_rstat for reservations not
-known yet, or qstat for what became of leases that are gone. What PBS's words mean is
-:mod:`scavenger.pbs.state`'s decision, how a lease is asked for :mod:`scavenger.pbs.job`'s; the rest
-is as with every batch scheduler (:mod:`scavenger.batch`).
+One poll is two commands (qstat, pbsnodes), and sometimes a third: pbs_rstat for reservations that
+are not known yet, or qstat for the end of leases that have disappeared. :mod:`scavenger.pbs.state`
+interprets PBS's states, and :mod:`scavenger.pbs.job` defines how a lease is requested. Everything
+else is common to all batch schedulers (:mod:`scavenger.batch`).
 
-PBS preempts by deleting, requeuing or suspending. Deleted and requeued leases get SIGTERM and the
-queue's kill_delay; a suspended one does nothing, so it counts as lost and is killed. A
-requeued lease must not begin again: it is deleted too.
+PBS preempts by deleting, requeuing or suspending a job. A deleted or requeued lease gets SIGTERM
+and the queue's kill_delay. A suspended lease can do nothing, so it counts as lost and is killed. A
+requeued lease must not start again, so it is deleted too.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from scavenger.pbs.state import (
 )
 
 TURN_S = 30.0
-"""Longest default turn. PBS's scheduler runs whenever a job ends, and not only every
-scheduler_iteration.
+"""Maximum default time for which an idle node is left to PBS, seconds. PBS's scheduler runs
+whenever a job ends, not only every scheduler_iteration.
 """
 IDS_PER_QUERY = 50
 
@@ -66,7 +66,10 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
 
     name = "pbs"
     title = "PBS"
-    oldest = (18, 1)  # whose qstat and pbsnodes print JSON first (openpbs pull request 249)
+    oldest = (
+        18,
+        1,
+    )  # the first with JSON output of qstat and pbsnodes (openpbs pull request 249)
     when_silent = "Run MalleTrain where qstat works (/etc/pbs.conf must name the server)."
     site_every_s = 120.0
     limit_step_s = 1.0
@@ -92,17 +95,17 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         )
         self.api = api
         self.source = source or PbsCommandSource(commands)
-        """How PBS is read; settled when its server is known."""
+        """How PBS is read; chosen when its server is known."""
         self._settled = source is not None or api == "commands"
         self.reservations = Reservations(commands)
         self._hosts: Mapping[str, Host] = {}
         self._own: Mapping[str, PbsJob] = {}
-        """Of the last look: the vnodes of each host, and lease id → its job."""
+        """From the last poll: the vnodes of each host, and lease id → its job."""
         self._taken = TakenBack()
 
     @property
     def source_name(self) -> str:
-        """Its commands, or its bindings."""
+        """How PBS is read: through its commands, or through its bindings."""
         return f"its {self.source.name}"
 
     def _ask_site(self) -> PbsSite:
@@ -149,13 +152,13 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         )
 
     def _missing(self, own: Mapping[str, PbsJob]) -> dict[str, LeaseJob]:
-        """Leases that were there at the last look and are not among ``own``."""
+        """Return the leases of the last poll that are not in ``own``."""
         jobs = self.ledger.jobs.items()
         return {lease: job for lease, job in jobs if lease not in own and job.alive}
 
     def _ask_of_missing(self, own: dict[str, PbsJob]) -> dict[str, PbsJob]:
-        """What PBS remembers of leases that are no more, by their jobs' ids. Those that it still
-        has, since its answer was cut short, come back among ``own``.
+        """Return job id → PBS's record of leases that have disappeared. Leases that PBS still has,
+        because its answer was truncated, are added to ``own``.
         """
         given_up = self.ledger.given_up
         lost = {job.id: lease for lease, job in self._missing(own).items() if lease not in given_up}
@@ -169,12 +172,12 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         return remembered
 
     def _remembered(self, ids: Sequence[str]) -> dict[str, PbsJob]:
-        """What PBS knows of these jobs. Raises SchedulerError where it neither shows one nor says
-        that it does not know it.
+        """Return PBS's records of these jobs. Raises SchedulerError if PBS neither shows a job nor
+        reports that it does not know it.
         """
         by_id: dict[str, PbsJob] = {}
         silent = list(ids)
-        # Without job_history_enable it answers -x well, and shows nothing, not even what runs.
+        # Without job_history_enable, qstat -x succeeds and shows nothing, not even running jobs.
         for options in (["-x", "-f"], ["-f"]):
             result = self.commands.run(["qstat", *options, "-F", "dsv", "-D", DSV_MARK, *silent])
             jobs = read_ended(result.stdout, self.settings.prefix).ours
@@ -190,8 +193,8 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
     def _find_gone(
         self, own: Mapping[str, PbsJob], remembered: Mapping[str, PbsJob], now: float
     ) -> dict[str, Lease]:
-        """Leases that were there at the last look and are no more. ``remembered``: what PBS
-        still knows of them.
+        """Return the leases of the last poll that have disappeared. ``remembered``: PBS's records
+        of them.
         """
         given_up = self.ledger.given_up
         gone = {}
@@ -222,7 +225,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         return gone
 
     def _never_preempted(self, site: PbsSite, own: Mapping[str, PbsJob]) -> dict[str, str]:
-        """Leases that PBS cannot preempt since its preempt_order was changed, and why."""
+        """Return lease → why PBS can no longer preempt it: its preempt_order was changed."""
         if not site.requeues or self.settings.lease.rerunnable != "auto":
             return {}
         why = f"PBS preempts by requeuing only (preempt_order = {site.preempt_order})"
@@ -233,7 +236,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         }
 
     def _closed(self, site: PbsSite) -> str:
-        """Why PBS would start no lease; empty when it would."""
+        """Return why PBS would start no lease; empty if it would."""
         if not site.scheduling:
             return "PBS starts no jobs at present (scheduling of its server is False)"
         name = self.settings.lease.queue
@@ -247,11 +250,11 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         )
 
     def _left_idle_s(self, site: PbsSite) -> float:
-        """One scheduling cycle."""
+        """Return the length of one scheduling cycle, seconds."""
         return min(site.iteration_s, TURN_S)
 
     def _partitions(self, site: PbsSite) -> Collection[str]:
-        """The queue of the leases, or those that it routes to."""
+        """Return the queue of the leases, or those to which it routes."""
         queue = site.queues.get(self.settings.lease.queue)
         return (
             [self.settings.lease.queue] if queue is None or queue.execution else queue.destinations

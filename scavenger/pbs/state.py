@@ -1,9 +1,8 @@
-"""What PBS's words mean: states of vnodes and jobs and reservations turned into facts about nodes
-and leases.
+"""Translates PBS states of vnodes, jobs and reservations into facts about nodes and leases.
 
-A node is a host: all vnodes that name it in ``resources_available.host``. The states stand in
-literal tables after the PBS Professional Reference Guide ("Node States", "Job States"). Pure;
-whether a node is a gap is :mod:`scavenger.batch.rules`' decision.
+A node is a host: all vnodes that name it in ``resources_available.host``. The tables of states
+follow the PBS Professional Reference Guide ("Node States", "Job States"). Pure.
+:mod:`scavenger.batch.rules` decides whether a node is a gap.
 """
 
 from __future__ import annotations
@@ -37,32 +36,36 @@ TROUBLE_STATES = {
     "unresolvable": "its name cannot be resolved",
     "wait-provisioning": "it waits to be provisioned",
 }
-"""States of vnodes that take no jobs, whether or not somebody still runs on them, in words."""
+"""Vnode state → description, for states that accept no new jobs. Jobs may still run there."""
 DRAINED_STATES = frozenset({"offline", "maintenance"})
-"""Those among them by which an administrator wants whoever runs there to go."""
+"""The states in TROUBLE_STATES with which an administrator asks running jobs to leave."""
 PENDING_STATES = frozenset({"Q", "T", "W", "H"})
 ENDED_STATES = frozenset({"F", "M", "X"})
 SUSPENDED_STATES = frozenset({"S", "U"})
 SUSPENDED_SUBSTATES = frozenset({43, 45})
-"""Suspended by request (qsig) and by the scheduler; the state may still say R for a moment."""
+"""Suspended by request (qsig) and by the scheduler. The state can still be R for a moment."""
 KILLED = {
     -27: "it used more memory than it asked for",
     -28: "it used more CPU time than it asked for",
     -29: "its time limit was reached",
 }
-"""Exit statuses of jobs that MoM has killed (Reference Guide, "Job Exit Status Codes")."""
+"""Exit status of a job that MoM has killed (Reference Guide, "Job Exit Status Codes") →
+description.
+"""
 RERUN_SUBSTATES = frozenset({60, 61, 62, 63})
-"""It is being requeued (openpbs, job.h, JOB_SUBSTATE_RERUN and the three after it): it has had its
-signal and runs still.
+"""The job is being requeued (openpbs, job.h, JOB_SUBSTATE_RERUN and the next three): it has
+received its signal and still runs.
 """
 _TERMINATED = re.compile(r"terminated by ([^\s@]+)")
 
 Host = Sequence[tuple[str, RawNode]]
-"""The vnodes of one host that have something to give."""
+"""(name, vnode) of each vnode of one host that has CPUs."""
 
 
 class Reading(NamedTuple):
-    """One look at PBS: vnodes by host, jobs, reservations."""
+    """State of PBS at one poll: vnodes by host, pending jobs, our jobs by lease, reservations by
+    name.
+    """
 
     hosts: Mapping[str, Host]
     pending: Sequence[PbsJob]
@@ -71,8 +74,8 @@ class Reading(NamedTuple):
 
 
 def by_host(nodes: Mapping[str, RawNode]) -> dict[str, list[tuple[str, RawNode]]]:
-    """Host → its vnodes, less those without any CPU (the natural vnode of a host whose CPUs are in
-    others).
+    """Return host → its vnodes with CPUs. The natural vnode has none if other vnodes of the host
+    have them.
     """
     hosts: dict[str, list[tuple[str, RawNode]]] = {}
     for name, node in nodes.items():
@@ -86,15 +89,16 @@ def by_host(nodes: Mapping[str, RawNode]) -> dict[str, list[tuple[str, RawNode]]
 
 
 def terminated_by(job: PbsJob) -> str:
-    """Who ended the job, from its comment: ``Scheduler`` for a preemption, a user's name for qdel;
-    empty when nobody did. It stands there while the job still runs in its grace time.
+    """Return who ended the job, from its comment: ``Scheduler`` for a preemption, a user's name for
+    qdel; empty if none of them did. PBS sets the comment while the job still runs in its grace
+    time.
     """
     match = _TERMINATED.search(job.comment)
     return match[1] if match else ""
 
 
 def is_taken_back(job: PbsJob) -> bool:
-    """Whether the scheduler is ending it, or has suspended or requeued it."""
+    """Return whether the scheduler is ending the job, or has suspended or requeued it."""
     return (
         terminated_by(job) == "Scheduler"
         or job.substate in RERUN_SUBSTATES
@@ -104,21 +108,23 @@ def is_taken_back(job: PbsJob) -> bool:
 
 
 def is_suspended(job: PbsJob) -> bool:
-    """Whether its processes are stopped."""
+    """Return whether the job's processes are stopped."""
     return job.state in SUSPENDED_STATES or (
         job.state == "R" and job.substate in SUSPENDED_SUBSTATES
     )
 
 
 def was_requeued(job: PbsJob) -> bool:
-    """Whether it waits although it has run, or runs a second time: it was preempted by requeuing
-    it.
+    """Return whether PBS preempted the job by requeuing it: it has run and is pending, or runs
+    again.
     """
     return job.runs > (0 if job.state in PENDING_STATES else 1)
 
 
 def lost_because(job: PbsJob) -> str:
-    """Why a lease is over although its job is there still; empty when it is not."""
+    """Return why a lease has ended although its job still exists; empty if the lease has not
+    ended.
+    """
     if is_suspended(job):
         return "the main scheduler suspended it"
     if was_requeued(job):
@@ -127,7 +133,9 @@ def lost_because(job: PbsJob) -> str:
 
 
 def lease_of(lease_id: str, job: PbsJob, now: float, grace_s: float) -> Lease:
-    """The lease that a job is. ``grace_s``: how long one that is being ended has at most."""
+    """Return the lease that a job represents. ``grace_s``: maximum time between the signal and the
+    end of a job, seconds.
+    """
     if job.state in ENDED_STATES:
         return Lease(lease_id, job.id, LeaseState.ENDED, job.host, ended_because(job))
     if job.state in PENDING_STATES:
@@ -146,7 +154,7 @@ def lease_of(lease_id: str, job: PbsJob, now: float, grace_s: float) -> Lease:
 
 
 def lease_job(lease_id: str, job: PbsJob, now: float, grace_s: float) -> LeaseJob:
-    """A job of ours as the ledger has it."""
+    """Return the ledger's record of one of our jobs."""
     return LeaseJob(
         lease_of(lease_id, job, now, grace_s),
         job.user,
@@ -159,7 +167,7 @@ def lease_job(lease_id: str, job: PbsJob, now: float, grace_s: float) -> LeaseJo
 
 
 def ended_because(job: PbsJob) -> str:
-    """Why a job has ended, in words."""
+    """Return a sentence that says why a job has ended."""
     if by := terminated_by(job):
         return "preempted" if by == "Scheduler" else f"it was deleted by {by}"
     if job.exit is None:
@@ -180,8 +188,14 @@ def describe(
     now: float,
     with_features: bool = True,
 ) -> dict[str, NodeFacts]:
-    """Everything known of every host. ``queues_of``: the queues whose jobs may run on a vnode.
-    ``idle_since``: of the hosts that were idle at the poll before.
+    """Return host → its facts.
+
+    Args:
+        reading: the state of PBS.
+        queues_of: returns the queues whose jobs can run on a vnode.
+        idle_since: host → time since which it is idle, from the previous poll.
+        now: epoch seconds.
+        with_features: whether the rules need the hosts' features.
     """
     uses = planned_uses(reading.pending)
     holders = {
@@ -219,8 +233,8 @@ def describe(
 
 
 def features_of(node: RawNode) -> tuple[str, ...]:
-    """What the rules call features: ``name=value`` of every resource that is a text, and the names
-    of those that are true.
+    """Return the features of a vnode for the rules: ``name=value`` of each resource that is a
+    string, and the names of the booleans that are true.
     """
     features = []
     for name, value in node.resources_available.items():
@@ -232,10 +246,10 @@ def features_of(node: RawNode) -> tuple[str, ...]:
 
 
 def _state(vnodes: Host) -> tuple[str, bool, str, bool, str]:
-    """(as it is shown, whether nobody runs there, why it takes no jobs, whether a reservation has
-    it, why who runs there has to leave) of a host.
+    """Return (text to show, whether no job runs there, why it accepts no jobs, whether it is
+    reserved, why running jobs must leave) of a host.
     """
-    if len(vnodes) == 1 and vnodes[0][1].state == "free" and not vnodes[0][1].jobs:  # most of them
+    if len(vnodes) == 1 and vnodes[0][1].state == "free" and not vnodes[0][1].jobs:  # usual case
         return "free", True, "", False, ""
     shown, idle, trouble, reserved, drained = [], True, "", False, ""
     for _, node in vnodes:
@@ -262,7 +276,7 @@ def _state(vnodes: Host) -> tuple[str, bool, str, bool, str]:
 def _reserved(
     vnodes: Host, reservations: Mapping[str, PbsReservation], resv_state: bool, now: float
 ) -> tuple[str, float | None]:
-    """The reservation that has the host now, in words, and when the next one begins."""
+    """Return the host's current reservation as text, and the start time of the next one."""
     active, coming = "", None
     for _, node in vnodes:
         for name in reservations_of(node):

@@ -1,5 +1,4 @@
-"""Whether a Slurm will do, tested live: for ``malletrain check``. Every finding is a sentence that
-says what to change.
+"""Tests a live Slurm for ``malletrain check``. Each finding is a sentence that says what to change.
 
 Nothing is submitted (``sbatch --test-only``) and nothing is changed.
 """
@@ -24,18 +23,18 @@ from scavenger.slurm.wall_limits import longest_lease, most_memory_mb
 
 @dataclass(frozen=True)
 class SlurmChecked:
-    """What is looked at."""
+    """The inputs of the checks."""
 
     site: SlurmSite
     settings: BatchSettings[SlurmLeaseOptions]
     grace_s: float
-    """Seconds a preempted lease has."""
+    """Grace time of a preempted lease, seconds."""
     source: SlurmSource
     commands: Commands
 
 
 def findings(checked: SlurmChecked) -> Iterator[Finding]:
-    """(works, sentence) per thing tested."""
+    """Yield (works, sentence) for each test."""
     by_mode = [_backfill] if checked.settings.backfill else [_preemption, _grace, _longest_wait]
     for part in (_partitions, _time_limit, _memory, *by_mode, _permission, _shape, _gpus, _sight):
         yield from part(checked)
@@ -266,7 +265,7 @@ def _backfill(checked: SlurmChecked) -> Iterator[Finding]:
 
 
 def _permission(checked: SlurmChecked) -> Iterator[Finding]:
-    """As a lease would be submitted, but to any node."""
+    """Test the submission of a lease, to any node."""
     s = checked.settings
     try:
         script = batch_script(s.template, ["true"], {}, False)
@@ -298,7 +297,7 @@ def _permission(checked: SlurmChecked) -> Iterator[Finding]:
 
 
 def _shape(checked: SlurmChecked) -> Iterator[Finding]:
-    """Leases that share a job."""
+    """Check the settings for leases that share a job."""
     s, site = checked.settings, checked.site
     if s.shape == "array":
         if site.array_size < 3:
@@ -326,14 +325,14 @@ def _shape(checked: SlurmChecked) -> Iterator[Finding]:
 
 
 def _gpus(checked: SlurmChecked) -> Iterator[Finding]:
-    """GPUs that leases would leave unused."""
+    """Check whether leases would leave GPUs unused."""
     lease = checked.settings.lease
     if any("gpu" in word for word in (lease.gres, *lease.options)):
         return
     try:
         table, _, _ = checked.source.read(checked.settings.prefix)
     except SchedulerError:
-        return  # which _polls tells
+        return  # _polls reports it
     named = set(checked.settings.lease.partitions)
     with_gpus = {
         name: group.gres.split("(")[0] for name, group in table.nodes.items() if "gpu" in group.gres
@@ -368,7 +367,7 @@ def _sight(checked: SlurmChecked) -> Iterator[Finding]:
             "adminlevel=operator), or take reservations out of PrivateData.",
         )
     if "jobs" in checked.site.hidden:
-        # Operators see everything; whether this user is one shows only in what squeue leaves out.
+        # Operators see everything. Only the jobs that squeue omits show whether this user is one.
         yield (
             not checked.settings.backfill,
             (
@@ -381,7 +380,7 @@ def _sight(checked: SlurmChecked) -> Iterator[Finding]:
 
 
 def _polls(checked: SlurmChecked) -> Iterator[Finding]:
-    """What every poll asks, asked as the daemon asks it."""
+    """Make the requests of a poll as the daemon makes them."""
     try:
         table, _, _ = checked.source.read(checked.settings.prefix)
     except SchedulerError as error:
@@ -397,7 +396,7 @@ def _polls(checked: SlurmChecked) -> Iterator[Finding]:
 
 
 def _is_operator(checked: SlurmChecked) -> bool:
-    """Whether Slurm hides nothing from the daemon's user."""
+    """Return whether Slurm hides nothing from the daemon's user."""
     user = checked.settings.user
     if user in ("root", checked.site.settings.get("SlurmUser", "").partition("(")[0]):
         return True

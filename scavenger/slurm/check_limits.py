@@ -1,5 +1,5 @@
-"""Whether limits of associations and QOS leave room for leases beside the users' other jobs, asked
-of a running Slurm: for ``malletrain check``. Nothing is changed.
+"""Tests for ``malletrain check`` whether limits of associations and QOS leave room for leases in
+addition to the users' other jobs. Asks a running Slurm and changes nothing.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ TRES_OF_QOS = {
     "maxtresperjob": "MaxTRES",
 }
 JOBS_OF_QOS = {"grpjobs": "GrpJobs", "grpsubmitjobs": "GrpSubmitJobs"}
-"""Fields of ``sacctmgr show`` and the names of the limits, by whose jobs they count."""
+"""Field of ``sacctmgr show`` → name of the limit. These limits count the jobs of all users of a
+QOS.
+"""
 NEEDED = ("node", "cpu", "mem")
-"""What every lease takes some of."""
+"""Resources that every lease uses."""
 
 
 def limits(
     site: SlurmSite, settings: BatchSettings[SlurmLeaseOptions], commands: Commands
 ) -> Iterator[Finding]:
-    """A finding for each limit against which leases count. None where Slurm enforces none, or does
-    not say.
+    """Yield a finding for each limit against which leases count. There are none if Slurm enforces
+    no limits or does not report them.
     """
     if "limits" not in site.settings.get("AccountingStorageEnforce", "").lower():
         return
@@ -83,7 +85,7 @@ def limits(
 
 
 def _names_of_qos(site: SlurmSite, settings: BatchSettings[SlurmLeaseOptions]) -> list[str]:
-    """The QOS whose limits count for leases: their own, and those of their partitions."""
+    """Return the QOS whose limits apply to leases: their own, and those of their partitions."""
     lease = settings.lease
     of_partitions = (
         site.partitions[name].qos for name in lease.partitions if name in site.partitions
@@ -92,7 +94,7 @@ def _names_of_qos(site: SlurmSite, settings: BatchSettings[SlurmLeaseOptions]) -
 
 
 def _takes_none(tres: str) -> bool:
-    """Whether a limit on resources, such as ``cpu=64,node=0``, lets no lease start at all."""
+    """Return whether a limit on resources, such as ``cpu=64,node=0``, allows no lease at all."""
     parts = (part.partition("=") for part in tres.split(","))
     return any(name in NEEDED and value.strip("KMGTP") == "0" for name, _, value in parts)
 
@@ -118,7 +120,9 @@ def _default_account(commands: Commands, user: str) -> str:
 def _show(
     commands: Commands, what: str, fields: list[str], *where: str
 ) -> dict[str, dict[str, str]]:
-    """Name (the user of an association, empty: the account itself; the QOS) → field → value."""
+    """Return name → field → value. The name is a QOS, or the user of an association (empty: the
+    account itself).
+    """
     key = "user" if what == "assoc" else "name"
     words = ["sacctmgr", "-nP", "show", what, *where, f"format={','.join([key, *fields])}"]
     rows = [line.split("|") for line in commands.ask(words).splitlines() if "|" in line]

@@ -1,12 +1,12 @@
-"""Jobs that Slurm is about to start: which idle nodes to leave them, and which leases to give up
-for them.
+"""Jobs that Slurm is about to start: which idle nodes are left to them, and which leases are given
+up for them.
 
-Slurm lets a job preempt just as many leases as it lacks nodes, and counts on the idle ones without
-saying so (seen with 22.05). A lease that takes one of those makes it preempt again, which it does
-not for up to 30 s. It does say which jobs it means to start: they wait for resources, and their
-expected start is now, or was. This module counts what each of them needs: idle nodes are left alone
-for it, and where too few are open, because something took one all the same, leases are asked to
-leave as a preemption would ask them. Pure.
+Slurm lets a job preempt only as many leases as it lacks nodes, and counts on idle nodes without
+showing it (observed with 22.05). If a lease takes one of these nodes, Slurm has to preempt again,
+which takes up to 30 s. Slurm does show which jobs it plans to start: they wait for resources, and
+their expected start is now or in the past. This module counts the nodes that each of them needs.
+Idle nodes are left alone for it. If too few are open, because a lease took one anyway, leases are
+asked to leave as in a preemption. Pure.
 """
 
 from __future__ import annotations
@@ -21,32 +21,34 @@ from scavenger.slurm.parse import SlurmJob
 from scavenger.slurm.site import SlurmSite
 
 WAITING_REASONS = frozenset({"Resources", "Priority", "None"})
-"""Reasons (squeue(1), "JOB REASON CODES") of a job that waits for nodes and for nothing else."""
+"""Reasons (squeue(1), "JOB REASON CODES") of a job that waits only for nodes."""
 PUT_OFF = "BeginTime"
-"""Why a job waits that must not begin before some time: its owner's (--begin), or Slurm's own."""
+"""Reason of a job that must not begin before some time: the owner's (--begin), or Slurm's own."""
 PATIENCE_S = 2.0
-"""A job may be found lacking nodes for a moment while Slurm is just starting it."""
+"""Time for which a job may lack nodes before leases leave for it, seconds. A job can lack nodes
+briefly while Slurm starts it.
+"""
 BELIEVED_S = 60.0
-"""So long is a job believed to be about to start. What keeps it from starting after that is none of
-our doing, so that it must not keep nodes from being used for ever.
+"""Maximum time for which a job counts as about to start, seconds. After that something else keeps
+it from starting, and it must not block nodes for ever.
 """
 AT_ONCE = 100
-"""Jobs looked at in one poll at most; Slurm starts the first ones first."""
+"""Maximum number of jobs considered in one poll. Slurm starts the first ones first."""
 
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
 
 class Claims(NamedTuple):
-    """What due jobs need."""
+    """The nodes that due jobs need."""
 
     node_holds: dict[str, str]
     """Idle node → why no lease may use it."""
     lacked: dict[str, list[str]]
-    """Job id → leases that it lacks to start."""
+    """Job id → leases whose nodes it needs to start."""
     nodes: set[str]
-    """All nodes that due jobs count on: idle ones, those that come free, and those of the leases in
-    ``lacked``.
+    """All nodes that due jobs count on: idle ones, those that become free, and those of the leases
+    in ``lacked``.
     """
 
 
@@ -57,19 +59,19 @@ def due_jobs(
     now: float,
     before: Collection[str] = (),
 ) -> list[SlurmJob]:
-    """Jobs of partitions above that of the leases which could have started by now, as Slurm itself
-    expects. Where QOS decide who preempts whom, of every partition.
+    """Return the jobs in partitions above that of the leases that Slurm expects to have started by
+    now. If the QOS decides which job preempts which, jobs of all partitions count.
 
-    The components of a heterogeneous job are one job, which needs the nodes of all of them: Slurm
-    starts them together or not at all. While it collects nodes it puts off a component for half a
-    minute (reason BeginTime), so that a job that was due stays so meanwhile.
+    The components of a heterogeneous job are one job that needs the nodes of all of them, because
+    Slurm starts them together or not at all. While Slurm collects nodes, it delays a component by
+    half a minute (reason BeginTime). A job that was due stays due meanwhile.
 
     Args:
-        pending: jobs that wait.
-        site: the Slurm.
-        lease_partition: of the leases.
+        pending: pending jobs.
+        site: the Slurm site.
+        lease_partition: partition of the leases.
         now: epoch seconds.
-        before: the jobs that were due at the last look.
+        before: jobs that were due at the last poll.
     """
     own = site.partitions.get(lease_partition)
     tier = own.tier if own is not None and site.preempt_type == "partition_prio" else -1
@@ -98,8 +100,8 @@ def _expected(job: SlurmJob, now: float) -> bool:
 
 
 def was_due(name: str, before: Collection[str]) -> bool:
-    """Whether a job is among those of ``before``. Tasks of an array that wait share a line of
-    squeue, ``7_[0-3%2]``, until Slurm collects nodes for one of them, ``7_0``.
+    """Return whether a job is in ``before``. Pending tasks of an array share a line of squeue,
+    ``7_[0-3%2]``, until Slurm collects nodes for one of them, ``7_0``.
     """
     array, _, task = name.partition("_")
     lines = [entry.partition("_")[2] for entry in before if entry.startswith(f"{array}_[")]
@@ -107,8 +109,9 @@ def was_due(name: str, before: Collection[str]) -> bool:
 
 
 def tasks_at_once(name: str) -> int:
-    """How many tasks a line of squeue stands for that may start at the same time: ``7_[0-3,7%2]``
-    for 2, a line that is cut short (``...``) for those that it names at least; any other for 1.
+    """Return the number of tasks of a squeue line that can start at the same time: 2 for
+    ``7_[0-3,7%2]``; for a truncated line (``...``) at least the tasks that it names; 1 for any
+    other line.
     """
     listed, _, limit = name.partition("_[")[2].rstrip("]").partition("%")
     number = sum(
@@ -119,8 +122,8 @@ def tasks_at_once(name: str) -> int:
 
 
 def _has_task(line: str, task: str) -> bool:
-    """Whether ``[0-3,7%2]`` has this task, or is the line of those that wait still. A long line is
-    cut short (``...``) and may have any.
+    """Return whether ``[0-3,7%2]`` contains this task, or the task is the line of the pending
+    tasks. A long line is truncated (``...``) and may contain any task.
     """
     if not task.isdecimal() or "..." in line:
         return True
@@ -154,13 +157,18 @@ def claims(
     leases: Mapping[str, str],
     leaving: Collection[str],
 ) -> Claims:
-    """What each due job needs, one after the other.
+    """Return the nodes that each due job needs, one job after the other.
 
-    ``leases``: lease id → node, of the running ones; ``leaving``: those among them that are on
-    their way out. Nodes that come free count before idle ones, planned ones before others, and
-    those of leaving leases before others that come free: Slurm may have preempted them for it.
-    A job that could not start even with all leases, or on whose planned nodes there is none, waits
-    for something else.
+    Nodes that become free are used before idle ones, planned nodes before others, and nodes of
+    leaving leases before others that become free, because Slurm may have preempted these leases for
+    the job. A job that could not start even on the nodes of all leases, or that has planned nodes
+    of which none has a lease, waits for something else.
+
+    Args:
+        due: the due jobs.
+        facts: node → its facts.
+        leases: running lease → its node.
+        leaving: the leases among them that are leaving.
     """
     coming = dict.fromkeys(
         (
@@ -185,7 +193,7 @@ def claims(
         tasks = tasks_at_once(job.id)
         partitions, planned = set(job.partition.split(",")), expand(job.planned_on)
         first = set(planned)
-        # A job that names a number of tasks only is listed with one node.
+        # A job that specifies only a number of tasks is listed with one node.
         needed = max(job.nodes, len(planned)) if job.nodes == 1 else job.nodes
         free = (*_first(coming, first), *_first(idle, first))
         can = [name for name in free if _in(facts, name, partitions)]
@@ -196,7 +204,7 @@ def claims(
                 continue
             result.lacked[job.id] = [offered.pop(name) for name in give[:short]]
             result.nodes.update(give[:short])
-        # Slurm preempts for several tasks in one go, for as many as leases and open nodes make.
+        # Slurm preempts for several tasks at once, for as many as leases and open nodes allow.
         startable = min(tasks, (len(can) + len(give)) // max(1, needed))
         taken = set(can[: needed * max(1, startable)])
         nodes = f"{needed} node{'s' if needed > 1 else ''}"
@@ -212,7 +220,7 @@ def claims(
 
 
 def _first(names: Collection[str], first: Collection[str]) -> list[str]:
-    """``names``, those in ``first`` before the others."""
+    """Return ``names``, with those in ``first`` before the others."""
     return [name for name in names if name in first] + [name for name in names if name not in first]
 
 

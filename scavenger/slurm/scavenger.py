@@ -1,10 +1,10 @@
-"""The scavenger of Slurm: how it is read, and what is its own in taking leases from it.
+"""The scavenger of Slurm: how Slurm is read, and what is specific to taking leases from it.
 
-One poll is three commands (squeue, sinfo, scontrol show reservation), or three calls of pyslurm
-where it fits; what is configured (partitions, preemption, the backfill cycle) is asked for every
-few minutes. What Slurm's words mean is :mod:`scavenger.slurm.state`'s decision, how a lease is
-asked for :mod:`scavenger.slurm.job`'s, which nodes are left to main jobs that are about to start
-:mod:`scavenger.slurm.due`'s; the rest is as with every batch scheduler (:mod:`scavenger.batch`).
+One poll is three commands (squeue, sinfo, scontrol show reservation), or three calls of pyslurm if
+it can be used. The configuration (partitions, preemption, the backfill cycle) is read every few
+minutes. :mod:`scavenger.slurm.state` interprets Slurm's states, :mod:`scavenger.slurm.job` defines
+how a lease is requested, and :mod:`scavenger.slurm.due` decides which nodes are left to main jobs
+that are about to start. Everything else is common to all batch schedulers (:mod:`scavenger.batch`).
 """
 
 from __future__ import annotations
@@ -80,18 +80,18 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         )
         self.api = api
         self.source = source or SlurmCommandSource(commands)
-        """How Slurm is read; settled when its version is known."""
+        """How Slurm is read; chosen when its version is known."""
         self._settled = source is not None or api == "commands"
         self._hold = Hold()
         self._limits = LimitWatch()
         self._step_watch = StepWatch()
         self._due_since: dict[str, float] = {}
         self._lacked: dict[str, tuple[float, list[str]]] = {}
-        """Job that lacks nodes → since when, and the leases that have them."""
+        """Job that lacks nodes → (since when, the leases on these nodes)."""
 
     @property
     def source_name(self) -> str:
-        """Its commands, or pyslurm."""
+        """How Slurm is read: through its commands, or through pyslurm."""
         return self.source.name
 
     def _ask_site(self) -> SlurmSite:
@@ -165,16 +165,18 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         )
 
     def _agents_ended(self, own: Mapping[str, SlurmJob], now: float) -> Collection[str]:
-        """The leases whose agent has ended although their job goes on."""
+        """Return the leases whose agent has ended although their job continues."""
         if jobs := self._step_watch.due(own, now):
             try:
                 self._step_watch.answered(own, self._steps(jobs))
             except SchedulerError:
-                pass  # it is asked again later
+                pass  # Slurm is asked again later
         return self._step_watch.ended
 
     def _user_of(self, ours: Sequence[SlurmJob]) -> Callable[[str], str]:
-        """Whose a lease is. What nobody asked for is of whoever it runs as, if we may end it."""
+        """Return a function from a lease to its user. An unknown lease belongs to the user of its
+        job, if we may end it.
+        """
         s, prefix = self.settings, len(self.settings.prefix)
         theirs = {
             lease: job.user
@@ -186,20 +188,24 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         return lambda lease: theirs.get(lease) or self.ledger.user_of(lease)
 
     def _believed(self, due: Sequence[SlurmJob], now: float) -> list[SlurmJob]:
-        """Those that have been about to start for a while at most."""
+        """Return the due jobs that have counted as about to start for less than the maximum
+        time.
+        """
         self._due_since = {job.id: self._due_since.get(job.id, now) for job in due}
         return [job for job in due if now - self._due_since[job.id] <= BELIEVED_S]
 
     def _ask_options(self, site: SlurmSite) -> Sequence[str]:
-        """The signal that a preemption would send."""
+        """Return the options that send the signal of a preemption."""
         return ("--signal=TERM", *(() if self._as_step(site) else ("--batch",)))
 
     def _left_idle_s(self, site: SlurmSite) -> float:
-        """One backfill cycle."""
+        """Return the length of one backfill cycle, seconds."""
         return TURN_WITHOUT_BACKFILL_S if site.backfill_cycle_s is None else site.backfill_cycle_s
 
     def _usual_s(self, site: SlurmSite) -> float:
-        """Several polls in a backfill cycle, so that a gap is seen soon after its turn."""
+        """Return an interval with several polls per backfill cycle, so that a gap is found soon
+        after the cycle.
+        """
         return max(
             self.settings.poll_interval_s,
             min((site.backfill_cycle_s or TURN_WITHOUT_BACKFILL_S) / 4, 30.0),
@@ -215,7 +221,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         return site.grace_of(self.settings.lease.main_partition)
 
     def _as_step(self, site: SlurmSite) -> bool:
-        """Whether agents run as a job step: where a preemption's signal would reach the batch
+        """Return whether agents run as job steps: if a preemption's signal would reach the batch
         script too late, and in blocks.
         """
         launch = self.settings.lease.launch

@@ -110,11 +110,11 @@ def fold(names: Iterable[str]) -> str:
     return ",".join(sorted(folded))
 
 
-LONGEST = 80
+MAX_LENGTH = 80
 """Maximum length of a node list within a sentence, characters."""
 
 
-def named(names: Iterable[str], longest: int = LONGEST) -> str:
+def named(names: Iterable[str], longest: int = MAX_LENGTH) -> str:
     """Return ``names`` for a sentence, such as ``n[1-40]``. If that is longer than ``longest``
     characters, the names that do not fit are replaced by their number.
     """

@@ -98,7 +98,7 @@ class Explanation:
     """(rule, passed, sentence)"""
 
 
-Foretelling = Mapping[str, tuple[float, tuple[tuple[float, ...], tuple[float, ...]]]]
+GapForecasts = Mapping[str, tuple[float, tuple[tuple[float, ...], tuple[float, ...]]]]
 """Node → (expected remaining seconds of its gap, (seconds from now, probability that the gap is
 still open then)). Nodes that share one curve object are expected to become busy together.
 """
@@ -125,7 +125,7 @@ class PollResult:
     poll_again_s: float | None = None
     """Seconds from now until another poll will show something new; None if the daemon may choose.
     """
-    foretold: Foretelling = field(default_factory=dict)
+    foretold: GapForecasts = field(default_factory=dict)
     """Forecasts of the present gaps, including those of leased nodes; empty if there are no
     forecasts.
     """

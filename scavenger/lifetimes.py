@@ -8,10 +8,10 @@ now (:mod:`scavenger.gap_features`), with separate weights for each bin. This is
 Houwelingen, *Scandinavian Journal of Statistics* 34, 2007) with the discrete-time logistic hazard
 (Cox 1972; Tutz and Schmid, *Modeling Discrete Time-to-Event Data*, chapter 3).
 
-Learning is online. Every :data:`EVERY_S` the model stores a sample of open gaps with their features
-(a landmark). When a bin of the landmark has passed, it is known which of these gaps ended in it.
-The weights of the bin then take one Newton step with a fading memory of the curvature (the extended
-Kalman filter of logistic regression). So a forecast uses only bins that have passed.
+Learning is online. Every :data:`LANDMARK_INTERVAL_S` the model stores a sample of open gaps with
+their features (a landmark). When a bin of the landmark has passed, it is known which of these gaps
+ended in it. The weights of the bin then take one Newton step with a fading memory of the curvature
+(the extended Kalman filter of logistic regression). So a forecast uses only bins that have passed.
 
 The behaviour of the main scheduler changes from day to day, so the model can be wrong. Therefore
 each bin mixes three estimates: the life table's, the model's and the base rate (the fraction of
@@ -39,28 +39,28 @@ from scavenger.horizon import PRIOR_MEAN_S, SurvivalEstimator
 EDGES_S = (0.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0)
 """Edges of the bins ahead, seconds. Beyond the last edge the hazard is that of the last bin."""
 BINS = len(EDGES_S) - 1
-EVERY_S = 60.0
+LANDMARK_INTERVAL_S = 60.0
 """Time between two landmarks, seconds."""
-LEARNED_FROM = 64
+MAX_LANDMARK_GAPS = 64
 """Maximum number of gaps in a landmark, drawn at random."""
-HALF_LIFE = 4 * 86400.0 / EVERY_S
+HALF_LIFE = 4 * 86400.0 / LANDMARK_INTERVAL_S
 """Number of landmarks (four days) after which the weight of an observation is halved."""
 RIDGE = 30.0
 """Weight of the prior that all feature weights are 0 (the life table alone is right), in gaps."""
 _CALENDAR_RIDGE = 30.0
 """Factor on RIDGE for hour and weekday, because a week contains each weekday only once."""
 _WIDTHS = np.diff(EDGES_S)
-_COUNTS = np.minimum(1.0, 2.0 * EVERY_S / _WIDTHS)
+_OBSERVATION_WEIGHTS = np.minimum(1.0, 2.0 * LANDMARK_INTERVAL_S / _WIDTHS)
 """Weight of one observation in each bin. Successive landmarks observe mostly the same events in a
 wide bin.
 """
-OPINIONS = 3
+ESTIMATES = 3
 """Number of estimates in each bin: the life table's, the model's, the base rate."""
-_SHARE = 0.01
+_REDISTRIBUTED_FRACTION = 0.01
 """Fraction of the trust that is redistributed at each observation, because the best estimate can
 change.
 """
-_MOST = 8.0
+_MAX_LOG_ODDS = 8.0
 """Maximum absolute log odds."""
 _FORMAT = 2
 
@@ -74,7 +74,7 @@ class Cohort(NamedTuple):
     """Mean probability that one of these gaps is still open at each of ``times_s``."""
 
 
-Foretelling = dict[str, tuple[float, Cohort]]
+Forecasts = dict[str, tuple[float, Cohort]]
 """Node → (expected remaining seconds of its gap, forecast for all gaps that began with it)"""
 
 
@@ -91,7 +91,7 @@ class LifetimeModel:
         """Recent number of gaps that ended in each bin, and of those that reached it; both decay.
         Shape (bins, 2).
         """
-        self.trust = np.full((BINS, OPINIONS), 1.0 / OPINIONS)
+        self.trust = np.full((BINS, ESTIMATES), 1.0 / ESTIMATES)
         """Weight of each estimate in each bin, shape (bins, estimates)."""
         self.steps = 0
         """Number of updates of the weights."""
@@ -108,7 +108,7 @@ class LifetimeModel:
             Array of shape (gaps, edges), 1 at the first edge.
         """
         survival = np.ones((len(rows), BINS + 1))
-        predictions = self._opinions(slice(None), rows, table)
+        predictions = self._estimates(slice(None), rows, table)
         hazard = (predictions * self.trust).sum(axis=-1)
         np.cumprod(1.0 - hazard, axis=1, out=survival[:, 1:])
         return survival
@@ -123,14 +123,16 @@ class LifetimeModel:
             ended: 1.0 if the gap ended in the bin, 0.0 if it outlived it, shape (gaps,).
             weight: weight of each gap, shape (gaps,).
         """
-        weight = weight * _COUNTS[k]
-        opinions = self._opinions(k, rows, table)
+        weight = weight * _OBSERVATION_WEIGHTS[k]
+        opinions = self._estimates(k, rows, table)
         p = opinions[:, 1]
         better = np.array(
-            [_likelihood(opinions[:, each], ended, weight) for each in range(OPINIONS)]
+            [_likelihood(opinions[:, each], ended, weight) for each in range(ESTIMATES)]
         )
-        trust = self.trust[k] * np.exp(np.maximum(better - better.max(), -_MOST))
-        self.trust[k] = (1.0 - _SHARE) * trust / trust.sum() + _SHARE / OPINIONS
+        trust = self.trust[k] * np.exp(np.maximum(better - better.max(), -_MAX_LOG_ODDS))
+        self.trust[k] = (
+            1.0 - _REDISTRIBUTED_FRACTION
+        ) * trust / trust.sum() + _REDISTRIBUTED_FRACTION / ESTIMATES
         keep = 0.5 ** (1.0 / HALF_LIFE)
         self.seen[k] = keep * self.seen[k] + (weight @ ended, weight.sum())
         self.curvature[k] *= keep
@@ -139,7 +141,7 @@ class LifetimeModel:
         self.weights[k] += np.linalg.solve(self.curvature[k], rows.T @ (weight * (ended - p)))
         self.steps += 1
 
-    def _opinions(self, k: int | slice, rows: Floats, table: Floats) -> Floats:
+    def _estimates(self, k: int | slice, rows: Floats, table: Floats) -> Floats:
         """Return each estimate of the probability that a gap that reaches bin ``k`` ends in it,
         shape (gaps, [bins,] estimates).
         """
@@ -151,7 +153,7 @@ class LifetimeModel:
 
 
 def _logistic(odds: Floats) -> Floats:
-    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(odds, -_MOST, _MOST))))
+    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(odds, -_MAX_LOG_ODDS, _MAX_LOG_ODDS))))
 
 
 def _likelihood(p: Floats, ended: Floats, weight: Floats) -> float:
@@ -212,7 +214,7 @@ class Lifetimes:
         while self._waiting and self._waiting[0][0] <= now:
             _, _, k, landmark = heapq.heappop(self._waiting)
             self._learn(k, landmark)
-        if now - self._put_at >= EVERY_S and idle_since:
+        if now - self._put_at >= LANDMARK_INTERVAL_S and idle_since:
             self._put_aside(now)
 
     def survival(self, nodes: Sequence[str], now: float) -> Floats:
@@ -223,7 +225,7 @@ class Lifetimes:
             return np.ones((0, BINS + 1))
         return self.model.survival(self.features.of(nodes, now), self.table(nodes, now))
 
-    def foretell(self, now: float) -> Foretelling:
+    def forecast(self, now: float) -> Forecasts:
         """Return the forecasts for all gaps of the latest update."""
         since = self.features.idle_since
         nodes = list(since)
@@ -253,8 +255,8 @@ class Lifetimes:
     def _put_aside(self, now: float) -> None:
         self._put_at = now
         names = sorted(self.features.idle_since)
-        if len(names) > LEARNED_FROM:
-            drawn = self._random.choice(len(names), LEARNED_FROM, replace=False)
+        if len(names) > MAX_LANDMARK_GAPS:
+            drawn = self._random.choice(len(names), MAX_LANDMARK_GAPS, replace=False)
             names = [names[i] for i in sorted(drawn.tolist())]
         since = [self.features.idle_since[n] for n in names]
         # Gaps that began together mostly end together, so many of them carry as much information as
@@ -301,8 +303,8 @@ class Lifetimes:
             "format": _FORMAT,
             "names": list(NAMES),
             "edges_s": list(EDGES_S),
-            "weights": _short(self.model.weights),
-            "curvature": _short(self.model.curvature),
+            "weights": _rounded(self.model.weights),
+            "curvature": _rounded(self.model.curvature),
             "seen": self.model.seen.tolist(),
             "trust": self.model.trust.tolist(),
             "steps": self.model.steps,
@@ -335,7 +337,7 @@ class Lifetimes:
             ) from None
 
 
-def _short(values: Floats) -> Any:
+def _rounded(values: Floats) -> Any:
     """Return the values with seven digits, which exceeds their accuracy, to keep the file small."""
     return np.vectorize(lambda x: float(f"{x:.7g}"), otypes=[float])(values).tolist()
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 class Backoff:
     """One back-off. Times are in seconds, on the caller's clock."""
 
-    first_s: float
+    first_pause_s: float
     """Length of the first pause. Each further pause is twice as long."""
-    most_s: float
+    max_pause_s: float
     """Maximum length of a pause."""
-    free: int = 0
+    free_refusals: int = 0
     """Number of successive refusals that cause no pause."""
     refusals: int = 0
     """Number of successive refusals. Those during one pause count as one."""
@@ -33,9 +33,9 @@ class Backoff:
             return
         self.refusals += 1
         self.reason = reason
-        if self.refusals > self.free:
-            times = min(self.refusals - self.free - 1, 60)
-            self._until = now + min(self.most_s, self.first_s * 2.0**times)
+        if self.refusals > self.free_refusals:
+            times = min(self.refusals - self.free_refusals - 1, 60)
+            self._until = now + min(self.max_pause_s, self.first_pause_s * 2.0**times)
 
     def answered(self, now: float) -> None:
         """Note a success. It ends the back-off, unless the request was sent during the pause."""

@@ -56,7 +56,7 @@ REQUESTS = {"squeue": 2, "sinfo": 2, "ask_pbs_ifl.py": 2, "scavenger.slurm.ask_p
 sdiag of Slurm 22.05). scancel and qdel send one for each job.
 """
 FOR_EACH_JOB = frozenset({"scancel", "qdel", "qsig"})
-FIRST_S, MOST_S = 5.0, 300.0
+MIN_BACKOFF_S, MAX_BACKOFF_S = 5.0, 300.0
 """Minimum time for which the controller is left alone after such a message, and the maximum if the
 caller sets none, seconds.
 """
@@ -67,17 +67,19 @@ class CallLog:
 
     Args:
         clock: seconds, with any origin.
-        most_s: maximum time for which the controller is left alone, seconds.
+        max_backoff_s: maximum time for which the controller is left alone, seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, most_s: float = MOST_S) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, max_backoff_s: float = MAX_BACKOFF_S
+    ) -> None:
         self._clock = clock
-        self._most_s = most_s
+        self._max_backoff_s = max_backoff_s
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._requests = 0
-        self._busy = Backoff(FIRST_S, most_s)
-        self._silent = Backoff(FIRST_S, most_s)
+        self._busy = Backoff(MIN_BACKOFF_S, max_backoff_s)
+        self._silent = Backoff(MIN_BACKOFF_S, max_backoff_s)
 
     def count(self, command: str, outcome: str, message: str = "", requests: int = 1) -> None:
         """Count a call that has returned.
@@ -96,7 +98,7 @@ class CallLog:
                 self._silent.refused(now, message)
                 return
             self._silent = Backoff(
-                FIRST_S, self._most_s
+                MIN_BACKOFF_S, self._max_backoff_s
             )  # any answer shows that the controller is up
             if outcome == BUSY:
                 self._busy.refused(now, message)

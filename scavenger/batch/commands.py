@@ -31,7 +31,7 @@ from scavenger.batch.calls import (
 from scavenger.interface import SchedulerError
 
 MAX_OUTPUT_BYTES = 256 * 1024 * 1024
-SHOWN_CHARACTERS = 300
+MAX_SHOWN_CHARACTERS = 300
 STDERR_HEAD_BYTES = 4096
 KILL_WAIT_S = 2.0
 
@@ -175,7 +175,7 @@ def show(argv: Sequence[str]) -> str:
     return shorten(shlex.join(argv), 120)
 
 
-def shorten(text: str, characters: int = SHOWN_CHARACTERS) -> str:
+def shorten(text: str, characters: int = MAX_SHOWN_CHARACTERS) -> str:
     """Return the printable characters of ``text`` on one line, with at most ``characters``
     characters.
     """

@@ -17,16 +17,16 @@ from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.submission import Shrink, Submitter
 from scavenger.interface import Lease, LeaseState, SchedulerError
 
-CANCEL_AGAIN_S = 15.0
+CANCEL_RETRY_S = 15.0
 """Time after the grace time at which an accepted cancel is repeated, seconds. PBS restarts its time
 to SIGKILL at each cancel (OpenPBS 23.06), so a job that was deleted at every poll would never be
 killed.
 """
-REFUSED_AGAIN_S = 300.0
+REFUSED_RETRY_S = 300.0
 """Time after which a refused cancel is tried again for a job without a lease, seconds. Any user
 with leases can give a job such a name.
 """
-REMEMBERED_S = 3600.0
+RECORD_LIFETIME_S = 3600.0
 
 
 Steps = Callable[[Collection[str]], Mapping[tuple[str, str], str]]
@@ -66,22 +66,22 @@ class LeaseEnder:
             lease: at for lease, at in self.leave_requests.items() if lease in running
         }
         self._cancelled = {
-            lease: at for lease, at in self._cancelled.items() if now - at < REMEMBERED_S
+            lease: at for lease, at in self._cancelled.items() if now - at < RECORD_LIFETIME_S
         }
         self._refused = {
-            lease: at for lease, at in self._refused.items() if now - at < REFUSED_AGAIN_S
+            lease: at for lease, at in self._refused.items() if now - at < REFUSED_RETRY_S
         }
 
     def cancel(self, jobs: Iterable[LeaseJob], grace_s: float, now: float) -> CommandError | None:
         """End leases, except those whose cancel was accepted recently. A job that is shared with
         other leases only releases their nodes. Returns the error, None if there is none.
         """
-        since = now - grace_s - CANCEL_AGAIN_S
+        since = now - grace_s - CANCEL_RETRY_S
         due = [
             job
             for job in jobs
             if self._cancelled.get(job.lease.id, -math.inf) <= since
-            and now - self._refused.get(job.lease.id, -math.inf) >= REFUSED_AGAIN_S
+            and now - self._refused.get(job.lease.id, -math.inf) >= REFUSED_RETRY_S
         ]
         ends: dict[WholeJob, list[LeaseJob]] = {}
         problem = None
@@ -144,7 +144,7 @@ class LeaseEnder:
             now: epoch seconds.
         """
         jobs = self.ledger.jobs
-        leave = {**self._others(leave), **leave}
+        leave = {**self._leases_with_first_node(leave), **leave}
         steps = self._steps_of([*leave, *self.leave_requests]) if options else {}
         over = [lease for lease, (at, _) in self.leave_requests.items() if now - at > grace_s]
         if options and steps is not None:
@@ -160,7 +160,7 @@ class LeaseEnder:
             notified = self._signal([jobs[lease] for lease in new], steps, options)
         self.leave_requests.update({lease: (now, leave[lease]) for lease in notified})
 
-    def _others(self, leave: Mapping[str, str]) -> dict[str, str]:
+    def _leases_with_first_node(self, leave: Mapping[str, str]) -> dict[str, str]:
         """Return lease → why it has to leave, for the other leases of jobs whose first node is
         leaving.
         """

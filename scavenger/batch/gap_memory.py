@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from scavenger.horizon import PRIOR_MEAN_S, GapWatch, SurvivalEstimator
-from scavenger.lifetimes import Foretelling, Lifetimes
+from scavenger.lifetimes import Forecasts, Lifetimes
 
-SAVE_EVERY_S = 60.0
-FRESH_S = 600.0
+SAVE_INTERVAL_S = 60.0
+MAX_FILE_AGE_S = 600.0
 """Maximum age of the file, seconds, at which gaps that were open when it was written are taken to
 be open since then.
 """
@@ -46,7 +46,7 @@ class GapMemory:
         estimator = self._load() or SurvivalEstimator(prior_mean_s=prior_mean_s)
         self.watch = GapWatch(estimator)
         self.lifetimes = self._lifetimes(estimator) if foretells else None
-        self.foretold: Foretelling = {}
+        self.foretold: Forecasts = {}
         """Forecasts for the gaps of the latest update; empty if there are no forecasts."""
 
     def update(self, nodes: Iterable[str], now: float, requested: float | None = None) -> None:
@@ -59,7 +59,7 @@ class GapMemory:
                 it is not shown.
         """
         previous, self._carried = (
-            self.since or (self._carried if 0 <= now - self._carried_at <= FRESH_S else {}),
+            self.since or (self._carried if 0 <= now - self._carried_at <= MAX_FILE_AGE_S else {}),
             {},
         )
         self.since = {node: previous.get(node, now) for node in nodes}
@@ -67,8 +67,8 @@ class GapMemory:
             self.watch.update(self.since, now)
         else:  # this also feeds the lengths of gaps
             self.lifetimes.update(self.since, now, requested)
-            self.foretold = self.lifetimes.foretell(now)
-        if now - self._saved_at >= SAVE_EVERY_S or now < self._saved_at:
+            self.foretold = self.lifetimes.forecast(now)
+        if now - self._saved_at >= SAVE_INTERVAL_S or now < self._saved_at:
             self._saved_at = now
             self._save(now)
 

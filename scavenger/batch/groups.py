@@ -18,9 +18,9 @@ MAX_NAME = 160
 """Maximum length of the list of leases in a job's name, characters. PBS allows 230 for the whole
 name.
 """
-MOST = 64
+MAX_LEASES_PER_JOB = 64
 """Maximum number of leases that share a job."""
-ALIKE = 2.0
+MAX_LIMIT_RATIO = 2.0
 """Leases that share a job have one time limit, the shortest of theirs. Maximum ratio of the longest
 to the shortest.
 """
@@ -89,7 +89,7 @@ def leases_in(name: str) -> tuple[str, ...]:
     for run in match[2].split("+"):
         first, _, last = run.partition("-")
         low, high = int(first), int(last or first)
-        if high - low >= MOST - len(leases):  # not a name of ours
+        if high - low >= MAX_LEASES_PER_JOB - len(leases):  # not a name of ours
             return ()
         leases += [f"{match[1]}{number}" for number in range(low, high + 1)]
     return tuple(leases)
@@ -121,7 +121,7 @@ def packs(
             if (
                 not pack
                 or len(pack) >= most
-                or limit_of(one) > ALIKE * limit_of(pack[0])
+                or limit_of(one) > MAX_LIMIT_RATIO * limit_of(pack[0])
                 or name_of([lease_of(other) for other in (*pack, one)]) is None
             ):
                 pack = []

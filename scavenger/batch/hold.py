@@ -4,7 +4,7 @@ share.
 
 from __future__ import annotations
 
-HOLD_S = (3.0, 15.0)
+HOLD_RANGE_S = (3.0, 15.0)
 """Minimum and maximum pause after a sign of a preemption, seconds. Between them, it is one
 scheduling cycle.
 """
@@ -32,4 +32,4 @@ class TakenBack:
 
 def hold_for(cycle_s: float) -> float:
     """Return the pause in seconds if the site configures none."""
-    return min(max(cycle_s, HOLD_S[0]), HOLD_S[1])
+    return min(max(cycle_s, HOLD_RANGE_S[0]), HOLD_RANGE_S[1])

@@ -17,15 +17,15 @@ from scavenger.batch.groups import PartOf
 from scavenger.batch.submission import LimitReachedError, RefusedError, UnsureError
 from scavenger.interface import Lease, LeaseState, SchedulerError
 
-LIMIT_S = (60.0, 900.0)
+LIMIT_BACKOFF_S = (60.0, 900.0)
 """Minimum and maximum pause in requests for a user who has reached a limit of the main scheduler,
 seconds.
 """
-REFUSED_S = (10.0, 600.0)
+REFUSAL_BACKOFF_S = (10.0, 600.0)
 """The same after two successive submissions were refused for another reason. A single refusal can
 be due to the node.
 """
-REMEMBERED_S = 3600.0
+RECORD_LIFETIME_S = 3600.0
 
 
 class LeaseJob(NamedTuple):
@@ -191,7 +191,7 @@ class LeaseLedger:
         self.given_up = {
             lease: entry
             for lease, entry in self.given_up.items()
-            if now - entry[0] < REMEMBERED_S or lease in jobs
+            if now - entry[0] < RECORD_LIFETIME_S or lease in jobs
         }
         self._missed = {i: job for i, job in self._missed.items() if i in self.given_up}
         users = {
@@ -199,18 +199,18 @@ class LeaseLedger:
             for lease, (user, last) in self._users.items()
         }
         self._users = {
-            lease: entry for lease, entry in users.items() if now - entry[1] < REMEMBERED_S
+            lease: entry for lease, entry in users.items() if now - entry[1] < RECORD_LIFETIME_S
         }
         self._nodes = {lease: node for lease, node in self._nodes.items() if lease in self._users}
-        for user, most in self._allowed.items():
-            if self._alive(user) < most:
+        for user, count in self._allowed.items():
+            if self._alive_count(user) < count:
                 self._limits.pop(user, None)  # another lease can be requested
         leases, unwanted = [], []
         for lease_id, job in self.jobs.items():
             lease = job.lease
             if not job.alive:
                 self.give_up(lease_id, lease.reason or "the main scheduler ended it", now)
-            elif reason := self._over(
+            elif reason := self._end_reason(
                 lease_id, job, hold or node_holds.get(job.requested_node, ""), now
             ):
                 self.give_up(lease_id, reason, now)
@@ -220,7 +220,7 @@ class LeaseLedger:
             leases.append(lease)
         return tuple(leases), unwanted
 
-    def _over(self, lease_id: str, job: LeaseJob, needed: str, now: float) -> str:
+    def _end_reason(self, lease_id: str, job: LeaseJob, needed: str, now: float) -> str:
         """Return why the lease has ended although its job has not; empty if it has not ended.
         ``needed``: why its node is unavailable; empty if it is available.
         """
@@ -239,15 +239,17 @@ class LeaseLedger:
         """Note that the main scheduler refused this user a lease because the user has too many
         jobs.
         """
-        self._limits.setdefault(user, Backoff(*LIMIT_S)).refused(now, words)
-        self._allowed[user] = self._alive(user)
+        self._limits.setdefault(user, Backoff(*LIMIT_BACKOFF_S)).refused(now, words)
+        self._allowed[user] = self._alive_count(user)
 
-    def _alive(self, user: str) -> int:
+    def _alive_count(self, user: str) -> int:
         return sum(job.alive and job.user == user for job in list(self.jobs.values()))
 
     def refused(self, user: str, words: str, now: float) -> None:
         """Note that the main scheduler refused this user a lease for another reason."""
-        self._refusals.setdefault(user, Backoff(*REFUSED_S, free=1)).refused(now, words)
+        self._refusals.setdefault(user, Backoff(*REFUSAL_BACKOFF_S, free_refusals=1)).refused(
+            now, words
+        )
 
     def not_taken(self, lease_id: str, error: SchedulerError, now: float) -> None:
         """Note that the submission of this lease ended with ``error``."""
@@ -267,13 +269,14 @@ class LeaseLedger:
 
     def refusal(self, user: str, now: float) -> str:
         """Return why a lease of this user should not be requested now; empty if it may be."""
-        none = not self._allowed.get(user)
-        for backoff, what in (
-            (self._limits.get(user), "takes no job" if none else "refuses more jobs"),
+        is_first = not self._allowed.get(user)
+        for backoff, refusal in (
+            (self._limits.get(user), "takes no job" if is_first else "refuses more jobs"),
             (self._refusals.get(user), "refuses the jobs"),
         ):
             if backoff is not None and backoff.remaining_s(now) > 0:
-                return f"{self.scheduler} {what} of {self._called(user)} for now: {backoff.reason}"
+                jobs_of = self._display_name(user)
+                return f"{self.scheduler} {refusal} of {jobs_of} for now: {backoff.reason}"
         return ""
 
     def backing_off_s(self, now: float) -> float:
@@ -294,15 +297,15 @@ class LeaseLedger:
         limit = self._limits.get(only)
         if limit is not None and limit.remaining_s(now) > 0:
             count = self._allowed[only]
-            what = (
-                f"refuses more jobs of {self._called(only)} than {count}"
+            refusal = (
+                f"refuses more jobs of {self._display_name(only)} than {count}"
                 if count
-                else f"takes no job of {self._called(only)}"
+                else f"takes no job of {self._display_name(only)}"
             )
-            limits.append((count - active, f"{self.scheduler} {what} for now: {limit.reason}"))
+            limits.append((count - active, f"{self.scheduler} {refusal} for now: {limit.reason}"))
         elif only and (reason := self.refusal(only, now)):
             limits.append((0, reason))
         return min(limits, default=None)
 
-    def _called(self, user: str) -> str:
+    def _display_name(self, user: str) -> str:
         return "ours" if user == self.user else user

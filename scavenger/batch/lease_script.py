@@ -21,11 +21,11 @@ MAX_OUTPUTS = 200
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-KEPT_AT_HOME = ".local/state/malletrain/leases"
+HOME_OUTPUT_DIR = ".local/state/malletrain/leases"
 """Directory for the output of other users' leases, relative to their home directories. Files are
 kept for two days.
 """
-_KEEP = f"""words="${{HOME:+$HOME/{KEPT_AT_HOME}}}"
+_KEEP = f"""words="${{HOME:+$HOME/{HOME_OUTPUT_DIR}}}"
 if [ -n "$words" ] && mkdir -p "$words" 2>/dev/null \\
         && ( : >>"$words/$MALLETRAIN_LEASE.out" ) 2>/dev/null; then
     find "$words" -name '*.out' -mtime +1 -delete 2>/dev/null
@@ -40,7 +40,7 @@ unset output"""
 
 class Part(NamedTuple):
     """The command that one lease runs. ``output``: file for its output, if the job does not write
-    one. ``keep_at_home``: whether its output is stored in KEPT_AT_HOME.
+    one. ``keep_at_home``: whether its output is stored in HOME_OUTPUT_DIR.
     """
 
     node: str

@@ -47,10 +47,10 @@ def lease_spec(
     if reason := why_not(facts, view.rules, view.choice, now):
         raise SchedulerError(f"{request.node} is no gap any more: {reason}")
     longest_s, longest_by = longest
-    if longest_s is not None and longest_s < min(s.least_s, s.time_limit_s):
+    if longest_s is not None and longest_s < min(s.min_length_s, s.time_limit_s):
         raise SchedulerError(
             f"{ledger.scheduler} takes jobs of {longest_s:g} s at most where leases run "
-            f"({longest_by}), and the shortest lease has {s.least_s:g} s"
+            f"({longest_by}), and the shortest lease has {s.min_length_s:g} s"
         )
     free_s = None if facts.free_until is None else facts.free_until - now - s.spare_s
     ends = free_s, s.rules.hours.remaining_s(now), request.duration_s, longest_s

@@ -1,13 +1,13 @@
 """The pause between two polls of a main scheduler. Pure.
 
 A scheduler that answers slowly is polled less often, up to the limit that the guarantees to the
-site set (:attr:`~scavenger.batch.settings.BatchSettings.longest_pause_s`).
+site set (:attr:`~scavenger.batch.settings.BatchSettings.max_pause_s`).
 :mod:`scavenger.batch.calls` handles a scheduler that does not answer.
 """
 
 from __future__ import annotations
 
-from scavenger.batch.calls import FIRST_S
+from scavenger.batch.calls import MIN_BACKOFF_S
 
 
 class PollPause:
@@ -25,8 +25,8 @@ class PollPause:
     def after(self, took_s: float, usual_s: float, share: float) -> float:
         """Return the seconds until the next poll.
 
-        The first slow answer costs FIRST_S, each further one twice as much, because a single slow
-        answer does not predict the next.
+        The first slow answer costs MIN_BACKOFF_S, each further one twice as much, because a single
+        slow answer does not predict the next.
 
         Args:
             took_s: duration of the last poll, seconds.
@@ -36,6 +36,6 @@ class PollPause:
         if share * took_s <= usual_s:
             self._slow = 0
             return usual_s
-        doubled_s = FIRST_S * 2.0 ** min(self._slow, 60)
+        doubled_s = MIN_BACKOFF_S * 2.0 ** min(self._slow, 60)
         self._slow += 1
         return max(usual_s, min(share * took_s, doubled_s, self._longest_s))

@@ -52,7 +52,7 @@ from scavenger.interface import (
 
 _PENDING = LeaseState.PENDING
 HOLD_POLL_S = 2.0
-FRESH_S = 0.5
+MAX_REUSE_AGE_S = 0.5
 """Maximum age at which a poll is reused to take leases, seconds. Leases are usually taken right
 after a poll.
 """
@@ -99,7 +99,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             dialect, settings.submit_as, settings.user, pace, commands, submitting
         )
         self.budget = RequestBudget(commands.calls, settings.request_rate, settings.poll_interval_s)
-        self._pause = PollPause(settings.longest_pause_s)
+        self._pause = PollPause(settings.max_pause_s)
         self.ender = LeaseEnder(self.ledger, self.submitter, self._steps)
         self._idle_since: dict[str, float] = {}
         self._gone: dict[str, Lease] = {}
@@ -321,7 +321,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             {request.id: request.node for request in requests},
         )  # so that a poll recognises their jobs, if they exist
         s, view, self._fresh = self.settings, self._fresh, None
-        if view is None or not 0 <= self.clock() - view.time <= FRESH_S:
+        if view is None or not 0 <= self.clock() - view.time <= MAX_REUSE_AGE_S:
             view, self._fresh = self.look(), None
         grace_s, longest = self.grace_s(view.site), self._longest_s(view.site)
         busy = too_busy(self.title, self.commands.calls)

@@ -18,7 +18,7 @@ SPREAD = 0.25
 """Maximum fraction by which the time limit of a lease is shortened, so that leases end at different
 times.
 """
-LEAST_LIMIT_S = 60.0
+MIN_LIMIT_S = 60.0
 """Minimum time limit of a lease, seconds: starting a job takes part of it. Slurm counts time limits
 in whole minutes anyway.
 """
@@ -91,7 +91,7 @@ class BatchSettings(Generic[OptionsT]):
         return "" if self.submit_as else self.user
 
     @property
-    def longest_pause_s(self) -> float:
+    def max_pause_s(self) -> float:
         """Maximum pause between two polls of a scheduler that is slow or does not answer, seconds:
         half of ``spare_s``. The other half is for the answer, so that a lease on a node with a
         reservation still has its whole grace time before the reservation begins.
@@ -99,9 +99,9 @@ class BatchSettings(Generic[OptionsT]):
         return max(self.poll_interval_s, self.spare_s / 2)
 
     @property
-    def least_s(self) -> float:
+    def min_length_s(self) -> float:
         """Minimum length of a lease, seconds."""
-        return max(LEAST_LIMIT_S, self.time_min_s or 0.0, self.min_lease_s)
+        return max(MIN_LIMIT_S, self.time_min_s or 0.0, self.min_lease_s)
 
     def rules_at(self, left_idle_s: float, partitions: Collection[str]) -> GapRules:
         """Return the rules for gaps. Settings that the site does not configure come from the
@@ -117,7 +117,7 @@ class BatchSettings(Generic[OptionsT]):
             idle_for_s=left_idle_s if self.idle_for_s is None else self.idle_for_s,
             partitions=rules.partitions or frozenset(filter(None, partitions)),
             use_planned=rules.use_planned or self.backfill,
-            min_free_s=max(self.least_s + self.spare_s, rules.min_free_s),
+            min_free_s=max(self.min_length_s + self.spare_s, rules.min_free_s),
         )
 
     def class_of(self, features: Collection[str]) -> str:
@@ -142,4 +142,4 @@ class BatchSettings(Generic[OptionsT]):
             usual_s = max(usual_s, min(self.min_lease_s, self.time_limit_s))
         longest = min([usual_s, *(s for s in within_s if s is not None)])
         limit = math.floor(longest / step_s + 1e-9) * step_s
-        return limit if limit > 0 and limit >= min(self.least_s, self.time_limit_s) else None
+        return limit if limit > 0 and limit >= min(self.min_length_s, self.time_limit_s) else None

@@ -24,9 +24,9 @@ from scavenger.interface import (
 )
 
 ARGV = ("sleep", "3600")
-GAP_WITHIN_S, START_WITHIN_S, END_WITHIN_S = 180.0, 120.0, 120.0
+GAP_TIMEOUT_S, START_TIMEOUT_S, END_TIMEOUT_S = 180.0, 120.0, 120.0
 """Maximum time to wait for a gap, for the start and for the end, seconds."""
-POLL_EVERY_S = 1.0
+POLL_INTERVAL_S = 1.0
 
 Sleep = Callable[[float], None]
 
@@ -65,17 +65,17 @@ def try_lease(
         yield True, f"{node} became a gap after {clock() - began:.1f} s."
         began = clock()
         [lease] = scavenger.take([LeaseRequest("l1", node, ARGV, owner=owner)])
-        while lease.state is LeaseState.NOT_YET and clock() - began < START_WITHIN_S:
-            sleep(POLL_EVERY_S)
+        while lease.state is LeaseState.NOT_YET and clock() - began < START_TIMEOUT_S:
+            sleep(POLL_INTERVAL_S)
             [lease] = scavenger.take([LeaseRequest("l1", node, ARGV, owner=owner)])
         if lease.state in (LeaseState.ENDED, LeaseState.NOT_YET):
             raise _TrialError(f"The lease on {node} was not taken: {lease.reason}.")
         yield True, f"The lease on {node} was taken as job {lease.scheduler_id}."
-        _wait(scavenger, lease, LeaseState.RUNNING, START_WITHIN_S, clock, sleep)
+        _wait(scavenger, lease, LeaseState.RUNNING, START_TIMEOUT_S, clock, sleep)
         yield True, f"It started within {clock() - began:.1f} s."
         began = clock()
         scavenger.give_back([lease])
-        _wait(scavenger, lease, LeaseState.ENDED, END_WITHIN_S, clock, sleep)
+        _wait(scavenger, lease, LeaseState.ENDED, END_TIMEOUT_S, clock, sleep)
         over = True
         yield True, f"It ended within {clock() - began:.1f} s of being given back."
     except (SchedulerError, _TrialError) as error:
@@ -94,15 +94,15 @@ def _gap(scavenger: Scavenger, clock: Callable[[], float], sleep: Sleep) -> str:
         poll = scavenger.poll()
         if poll.gaps:
             return poll.gaps[0].node
-        if clock() - began >= GAP_WITHIN_S:
+        if clock() - began >= GAP_TIMEOUT_S:
             raise _TrialError(
-                f"No node became a gap within {GAP_WITHIN_S:g} s, so that no lease could be tried"
-                f"{_why(poll)}. Try again when nodes are idle."
+                f"No node became a gap within {GAP_TIMEOUT_S:g} s, so that no lease could be tried"
+                f"{_idle_reason(poll)}. Try again when nodes are idle."
             )
-        sleep(POLL_EVERY_S)
+        sleep(POLL_INTERVAL_S)
 
 
-def _why(poll: PollResult) -> str:
+def _idle_reason(poll: PollResult) -> str:
     """Return why an idle node, or the first node, is no gap."""
     for node in sorted(poll.explanations, key=lambda each: each.state != "idle")[:1]:
         for _, passed, sentence in node.rules:
@@ -140,4 +140,4 @@ def _wait(
             raise _TrialError(
                 f"The lease on {lease.node} did not {step} within {within_s:g} s{words}."
             )
-        sleep(POLL_EVERY_S)
+        sleep(POLL_INTERVAL_S)

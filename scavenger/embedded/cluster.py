@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scavenger.embedded import processes, signals
-from scavenger.embedded.layout import FORMAT, Layout, read_json, waiting
+from scavenger.embedded.layout import FORMAT_VERSION, Layout, pending_requests, read_json
 from scavenger.embedded.lease import LeaseProcess, notice_given
 from scavenger.embedded.lease import start as start_lease
 from scavenger.embedded.record import Record
@@ -252,7 +252,7 @@ class EmbeddedCluster:
                 self._dirty = True
 
     def _requests(self, now: float, wall: float) -> None:
-        for path in waiting(self.layout.spool):
+        for path in pending_requests(self.layout.spool):
             try:
                 answer: dict[str, Any] = {"ok": True, **self._answer(read_json(path), now, wall)}
             except (ClusterRefused, ValueError, OSError) as error:
@@ -265,10 +265,10 @@ class EmbeddedCluster:
             self._record.answer(path, answer)
 
     def _answer(self, request: Any, now: float, wall: float) -> dict[str, Any]:
-        if not isinstance(request, dict) or request.get("format") != FORMAT:
+        if not isinstance(request, dict) or request.get("format") != FORMAT_VERSION:
             raise ClusterRefused(
-                f"The request is not a JSON object of format {FORMAT}; client and cluster are "
-                "of different versions."
+                f"The request is not a JSON object of format {FORMAT_VERSION}; client and cluster "
+                "are of different versions."
             )
         kind = request.get("kind")
         if kind == "take" and isinstance(request.get("requests"), list):
@@ -310,7 +310,7 @@ class EmbeddedCluster:
             node.name,
             request.argv,
             request.env,
-            folder=self.layout.lease(request.id),
+            folder=self.layout.lease_directory(request.id),
             cluster=str(self.layout.root),
             wall=wall,
             ends_by=None if request.duration_s is None else now + request.duration_s,
@@ -344,7 +344,7 @@ class EmbeddedCluster:
         """
         own = processes.read(os.getpid())
         value = {
-            "format": FORMAT,
+            "format": FORMAT_VERSION,
             "state": state,
             "time": time.time(),
             "pid": os.getpid(),

@@ -26,7 +26,7 @@ from typing import Any
 
 from scavenger.embedded import processes
 
-FORMAT = 1
+FORMAT_VERSION = 1
 LEASE_LOG = "output.log"
 _serial = itertools.count()
 
@@ -69,7 +69,7 @@ class Layout:
     def leases(self) -> Path:
         return self.root / "leases"
 
-    def lease(self, lease_id: str) -> Path:
+    def lease_directory(self, lease_id: str) -> Path:
         """Return the working directory of a lease."""
         return self.leases / lease_id
 
@@ -110,7 +110,7 @@ def request_name() -> str:
     return f"{time.time_ns():020d}-{os.getpid()}-{next(_serial):06d}.json"
 
 
-def waiting(folder: Path) -> list[Path]:
+def pending_requests(folder: Path) -> list[Path]:
     """Return the complete request files, oldest first."""
     with os.scandir(folder) as entries:
         return sorted(

@@ -30,7 +30,7 @@ from scavenger.embedded import processes
 from scavenger.embedded.layout import LEASE_LOG
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
-SCAN_EVERY_S = 0.1
+SCAN_INTERVAL_S = 0.1
 """Minimum time between two scans of /proc, seconds. A scan costs about a millisecond per hundred
 processes.
 """
@@ -112,17 +112,17 @@ class LeaseProcess:
         if self.state == "running":
             if self._kill_at is not None and now >= self._kill_at:
                 self._killing = True
-                self._scan_at = now + SCAN_EVERY_S
+                self._scan_at = now + SCAN_INTERVAL_S
                 self._kill_all()
                 self.killed_after_grace = len(self._killed)
         elif self._killing:
             # Repeat until no process is left, because a process can fork while the others are being
             # killed.
-            self._scan_at = now + SCAN_EVERY_S
+            self._scan_at = now + SCAN_INTERVAL_S
             self.clean = self._kill_all() == 0
         else:
             assert self._sweep_by is not None
-            self._scan_at = now + SCAN_EVERY_S
+            self._scan_at = now + SCAN_INTERVAL_S
             remaining = processes.of_lease(self.pid, self.marks)
             if not remaining:
                 self.clean = True

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from scavenger.embedded.layout import Layout, waiting, write_json
+from scavenger.embedded.layout import Layout, pending_requests, write_json
 
-ANSWER_KEPT_S = 60.0
+ANSWER_LIFETIME_S = 60.0
 HISTORY_HEADER = ("time", "node", "event", "lease", "reason")
 
 
@@ -53,9 +53,9 @@ class Record:
         """
         try:
             write_json(self.layout.state, value)
-            for path in waiting(self.layout.answers):
+            for path in pending_requests(self.layout.answers):
                 with contextlib.suppress(FileNotFoundError):  # removed by the client
-                    if time.time() - path.stat().st_mtime > ANSWER_KEPT_S:
+                    if time.time() - path.stat().st_mtime > ANSWER_LIFETIME_S:
                         path.unlink()
         except OSError as error:
             self._complain(f"The state could not be written: {error}.")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scavenger.embedded.layout import (
-    FORMAT,
+    FORMAT_VERSION,
     Layout,
     cluster_alive,
     read_json,
@@ -215,7 +215,7 @@ class LocalScavenger:
             raise SchedulerError(
                 f"No embedded cluster has run in {self.layout.root}. {self._how_to_start()}"
             )
-        if not isinstance(state, dict) or state.get("format") != FORMAT:
+        if not isinstance(state, dict) or state.get("format") != FORMAT_VERSION:
             raise SchedulerError(
                 f"{self.layout.state} was not written by this version of the embedded cluster. "
                 f"{self._how_to_start()}"
@@ -238,7 +238,7 @@ class LocalScavenger:
         self.state()
         name = request_name()
         try:
-            write_json(self.layout.spool / name, {"format": FORMAT, **request})
+            write_json(self.layout.spool / name, {"format": FORMAT_VERSION, **request})
         except OSError as error:
             raise SchedulerError(
                 f"A request to the cluster in {self.layout.root} could not be written: {error}."

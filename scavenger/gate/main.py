@@ -27,10 +27,10 @@ from scavenger.slurm.job import SLURM
 
 TRY = "--try"
 RULES = Path("/etc/malletrain-lease.conf")
-MOST_SCRIPT_BYTES = 4 * 1024 * 1024
-CLOSED = 77
+MAX_SCRIPT_BYTES = 4 * 1024 * 1024
+EXIT_REFUSED = 77
 """Exit status if a command is not accepted (EX_NOPERM of sysexits.h)."""
-ASK_S = 15.0
+QUERY_TIMEOUT_S = 15.0
 """Time limit of the scheduler's answer about job names, seconds."""
 
 
@@ -55,9 +55,9 @@ def main(arguments: Sequence[str], path: Path = RULES, owner: int = 0) -> int:
         command = gated(words[1:] if trial else words, rules)
         script = b""
         if command.submits:
-            script = sys.stdin.buffer.read(MOST_SCRIPT_BYTES + 1)
-            if len(script) > MOST_SCRIPT_BYTES:
-                raise GateClosed(f"The batch script has more than {MOST_SCRIPT_BYTES:,} bytes.")
+            script = sys.stdin.buffer.read(MAX_SCRIPT_BYTES + 1)
+            if len(script) > MAX_SCRIPT_BYTES:
+                raise GateClosed(f"The batch script has more than {MAX_SCRIPT_BYTES:,} bytes.")
             check_script(script, rules)
         if trial:
             return 0
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str], path: Path = RULES, owner: int = 0) -> int:
         print(f"malletrain-lease: {error}", file=sys.stderr)
     except OSError as error:
         print(f"malletrain-lease: The command cannot be run: {error}.", file=sys.stderr)
-    return CLOSED
+    return EXIT_REFUSED
 
 
 def environment_of(rules: GateRules) -> dict[str, str]:
@@ -117,10 +117,10 @@ def check_jobs(command: GatedCommand, rules: GateRules, environment: dict[str, s
             cwd="/",
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=ASK_S,
+            timeout=QUERY_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        raise GateClosed(f"{asks} gave no answer within {ASK_S:g} s.") from None
+        raise GateClosed(f"{asks} gave no answer within {QUERY_TIMEOUT_S:g} s.") from None
     stdout, stderr = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
     lines = [line for line in stderr.splitlines() if line.strip()]
     bad = [line for line in lines if not ended.search(line)]

@@ -25,7 +25,7 @@ KINDS = {
 """Kind of scheduler → the commands that are run for it. The last one only queries the names of
 jobs.
 """
-MOST_BYTES = 256 * 1024
+MAX_BYTES = 256 * 1024
 
 
 class GateClosed(Exception):
@@ -125,9 +125,9 @@ def _text(path: Path, owner: int) -> str:
     _trusted(path, owner)
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise GateClosed(f"{path} has more than {MOST_BYTES:,} bytes.")
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise GateClosed(f"{path} has more than {MAX_BYTES:,} bytes.")
         return data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise GateClosed(f"{path} cannot be read: {error}.") from None

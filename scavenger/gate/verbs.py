@@ -52,12 +52,12 @@ QSUB = (
     r"-l select=1:host=[A-Za-z0-9_.-]{1,255}(?::[A-Za-z0-9_.]+=[A-Za-z0-9_.+-]+)*",
     rf"-l (?:min_|max_)?walltime={HOUR}",
 )
-NEEDED = {
+REQUIRED_OPTIONS = {
     "sbatch": ("--parsable", "--job-name", "--output", "--time", "--chdir"),
     "qsub": ("-f", "-N", "-o", "-e", "-R"),
 }
 """Required options of a submission. Without them it would do something else."""
-ALONE = frozenset({"-f", "-h", "-I", "-V", "-z"})
+FLAG_OPTIONS = frozenset({"-f", "-h", "-I", "-V", "-z"})
 """Options of qsub without a value."""
 
 
@@ -105,7 +105,7 @@ def _submit(verb: str, argv: tuple[str, ...], rules: GateRules) -> GatedCommand:
     if remaining:
         raise GateClosed(f'{verb} must have "{remaining[0]}" too, by the options of the rules.')
     options = [re.split("[= ]", item)[0] for item in items]
-    if missing := [option for option in NEEDED[verb] if option not in options]:
+    if missing := [option for option in REQUIRED_OPTIONS[verb] if option not in options]:
         raise GateClosed(f"{verb} must have {missing[0]} too.")
     if twice := [option for option in options if options.count(option) > 1 and option != "-l"]:
         raise GateClosed(f"{verb} may have {twice[0]} once.")
@@ -116,7 +116,7 @@ def _pairs(words: Sequence[str]) -> list[str]:
     """Return each option of qsub joined with its value."""
     items, rest = [], iter(words)
     for word in rest:
-        items.append(word if word in ALONE else f"{word} {next(rest, '')}")
+        items.append(word if word in FLAG_OPTIONS else f"{word} {next(rest, '')}")
     return items
 
 

@@ -23,7 +23,7 @@ from scavenger.pbs.job import PLAIN_SHELL, PbsLeaseOptions, qsub, sum_of
 from scavenger.pbs.json_text import number_of
 from scavenger.pbs.site import PbsSite, limit_of
 from scavenger.pbs.source import PbsSource, Reservations
-from scavenger.pbs.state import Host, by_host
+from scavenger.pbs.state import HostVnodes, by_host
 
 WAYS = {"D": "deleted", "R": "requeued", "C": "checkpointed", "S": "suspended"}
 
@@ -107,17 +107,17 @@ def _walltime(
 ) -> Iterator[Finding]:
     s = checked.settings
     if most is not None and s.time_limit_s > most:
-        enough = most >= min(s.least_s, s.time_limit_s)
+        enough = most >= min(s.min_length_s, s.time_limit_s)
         yield (
             enough,
             f"Leases end after {most:g} s at most (resources_max.walltime of queue {name}), sooner "
             f"than time_limit ({s.time_limit_s:g} s) says."
             if enough
             else f"Queue {name} takes jobs of {most:g} s at most, and the shortest lease has "
-            f"{s.least_s:g} s: none could start. Raise resources_max.walltime, or lower time_min "
-            "and min_lease in [scheduler.pbs].",
+            f"{s.min_length_s:g} s: none could start. Raise resources_max.walltime, or lower "
+            "time_min and min_lease in [scheduler.pbs].",
         )
-    if least is not None and s.least_s < least:
+    if least is not None and s.min_length_s < least:
         yield (
             True,
             (
@@ -265,7 +265,7 @@ def _shape(checked: PbsChecked) -> Iterator[Finding]:
         )
 
 
-def _limits(checked: PbsChecked, hosts: Collection[Host]) -> Iterator[Finding]:
+def _limits(checked: PbsChecked, hosts: Collection[HostVnodes]) -> Iterator[Finding]:
     """Check whether limits on a user's jobs leave room in addition to leases. ``hosts``: those that
     leases may use.
     """
@@ -350,7 +350,7 @@ def _nodes(checked: PbsChecked) -> Iterator[Finding]:
 def _permission(checked: PbsChecked) -> Iterator[Finding]:
     """Test the submission of a lease, but held and to any node, and delete it at once."""
     s = checked.settings
-    limit_s = min(s.least_s, s.time_limit_s)
+    limit_s = min(s.min_length_s, s.time_limit_s)
     queue = checked.site.queues.get(s.lease.queue)
     if queue is not None and queue.min_walltime_s is not None:
         limit_s = max(limit_s, queue.min_walltime_s)

@@ -16,7 +16,7 @@ from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Dialect, printed_id
 from scavenger.interface import SchedulerError
 from scavenger.pbs.json_text import number_of
-from scavenger.pbs.state import Host
+from scavenger.pbs.state import HostVnodes
 
 MAX_NAME = 230
 """Maximum length of a job name in the oldest supported PBS (pbs_ifl.h, PBS_MAXJOBNAME)."""
@@ -53,7 +53,7 @@ class PbsLeaseOptions:
     """
 
 
-def select_of(options: PbsLeaseOptions, host: str, vnodes: Host) -> str:
+def select_of(options: PbsLeaseOptions, host: str, vnodes: HostVnodes) -> str:
     """Return the chunk of a lease: the host by name, with all its ``options.resources``. Raises
     SchedulerError for a name that PBS could not distinguish from the rest of the chunk.
     """

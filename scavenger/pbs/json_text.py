@@ -32,7 +32,7 @@ _BAD_LINE = re.compile(
 _BROKEN_LINE = re.compile(r'\n(?![ \t]*(?:"[^"\n]*"[ \t]*[:,\]]|"[^"\n]*"[ \t]*$|[{}\[\]]|$))')
 """A line break inside a string: the next line does not have the form of this format."""
 _POSITION = re.compile(r"\(byte (\d+)\)")
-SINGLE_REPAIRS = 10
+MAX_SINGLE_REPAIRS = 10
 """Maximum number of lines that are repaired one by one, which is fast. If there are more, the whole
 text is repaired.
 """
@@ -44,7 +44,7 @@ def decode(text: str, kind: type[T], command: str) -> T:
     it has another form.
     """
     data = text.encode("utf-8", "surrogateescape")
-    for _ in range(SINGLE_REPAIRS):
+    for _ in range(MAX_SINGLE_REPAIRS):
         try:
             return msgspec.json.decode(data, type=kind)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:

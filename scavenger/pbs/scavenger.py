@@ -44,17 +44,17 @@ from scavenger.pbs.source import (
 from scavenger.pbs.state import (
     ENDED_STATES,
     PENDING_STATES,
-    Host,
-    Reading,
+    HostVnodes,
+    PbsSnapshot,
     by_host,
-    describe,
-    ended_because,
-    is_taken_back,
-    lease_job,
+    end_reason,
+    is_preempted,
+    ledger_entry,
+    node_facts,
     terminated_by,
 )
 
-TURN_S = 30.0
+MAX_LEFT_IDLE_S = 30.0
 """Maximum default time for which an idle node is left to PBS, seconds. PBS's scheduler runs
 whenever a job ends, not only every scheduler_iteration.
 """
@@ -98,7 +98,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         """How PBS is read; chosen when its server is known."""
         self._settled = source is not None or api == "commands"
         self.reservations = Reservations(commands)
-        self._hosts: Mapping[str, Host] = {}
+        self._hosts: Mapping[str, HostVnodes] = {}
         self._own: Mapping[str, PbsJob] = {}
         """From the last poll: the vnodes of each host, and lease id → its job."""
         self._taken = TakenBack()
@@ -123,14 +123,14 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         ended = self._ask_of_missing(own)
         hosts = by_host(nodes)
         wants_features = bool(s.rules.features or s.node_classes)
-        reading = Reading(hosts, jobs.pending, own, reservations)
-        facts = describe(
+        reading = PbsSnapshot(hosts, jobs.pending, own, reservations)
+        facts = node_facts(
             reading, site.queues_of(), self._idle_since, now, with_features=wants_features
         )
         gone = self._find_gone(own, ended, now)
         given_up = self.ledger.given_up
         if any(
-            is_taken_back(job)
+            is_preempted(job)
             for i, job in own.items()
             if i not in given_up and job.state not in ENDED_STATES
         ):
@@ -138,7 +138,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         self._hosts, self._own = hosts, own
         grace_s = self.grace_s(site)
         lease_jobs = {
-            lease_id: lease_job(lease_id, job, now, grace_s) for lease_id, job in own.items()
+            lease_id: ledger_entry(lease_id, job, now, grace_s) for lease_id, job in own.items()
         }
         taken = self._taken.why(hold_s, now)
         leave = self._never_preempted(site, own)
@@ -205,7 +205,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
                 if lease in given_up
                 else self.ender.leave_requests[lease][1]
                 if lease in self.ender.leave_requests
-                else ended_because(last)
+                else end_reason(last)
                 if last is not None
                 else "it ended"
             )
@@ -251,7 +251,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
 
     def _left_idle_s(self, site: PbsSite) -> float:
         """Return the length of one scheduling cycle, seconds."""
-        return min(site.iteration_s, TURN_S)
+        return min(site.iteration_s, MAX_LEFT_IDLE_S)
 
     def _partitions(self, site: PbsSite) -> Collection[str]:
         """Return the queue of the leases, or those to which it routes."""

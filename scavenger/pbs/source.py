@@ -25,7 +25,7 @@ from scavenger.pbs.parse import (
 )
 
 Api = Literal["auto", "commands", "bindings"]
-RESERVATIONS_EVERY_S = 60.0
+RESERVATIONS_INTERVAL_S = 60.0
 PBS_CONF = Path("/etc/pbs.conf")
 _EXEC = re.compile(r"^\s*PBS_EXEC=(.+?)\s*$", re.MULTILINE)
 _INHERITED = (
@@ -86,7 +86,7 @@ class Reservations:
         """Return all reservations that ``nodes`` name. Raises SchedulerError."""
         named = {name for node in nodes.values() if node.resv for name in reservations_of(node)}
         if named and (
-            not named <= self._by_name.keys() or not 0 <= now - self._at < RESERVATIONS_EVERY_S
+            not named <= self._by_name.keys() or not 0 <= now - self._at < RESERVATIONS_INTERVAL_S
         ):
             reservations = read_reservations(self.commands.ask(["pbs_rstat", "-f"]))
             # A reservation that pbs_rstat does not show (for example because it has just ended) is

@@ -21,7 +21,7 @@ from scavenger.pbs.parse import PbsJob, PbsReservation, RawNode, planned_uses, r
 IDLE_STATES = frozenset({"free", "resv-exclusive"})
 RESERVED_STATES = frozenset({"resv-exclusive"})
 BUSY_STATES = frozenset({"job-busy", "job-exclusive", "job-sharing", "job-suspended"})
-TROUBLE_STATES = {
+UNAVAILABLE_STATES = {
     "busy": "its load is too high for jobs",
     "down": "it is down",
     "initializing": "it is being set up",
@@ -31,20 +31,20 @@ TROUBLE_STATES = {
     "provisioning": "it is being provisioned",
     "resv-provisioning": "it is being provisioned",
     "sleep": "it is asleep",
-    "stale": "its MoM knows it no more",
+    "stale": "its MoM no longer reports it",
     "state-unknown": "its state is not known",
     "unresolvable": "its name cannot be resolved",
     "wait-provisioning": "it waits to be provisioned",
 }
 """Vnode state → description, for states that accept no new jobs. Jobs may still run there."""
 DRAINED_STATES = frozenset({"offline", "maintenance"})
-"""The states in TROUBLE_STATES with which an administrator asks running jobs to leave."""
+"""The states in UNAVAILABLE_STATES with which an administrator asks running jobs to leave."""
 PENDING_STATES = frozenset({"Q", "T", "W", "H"})
 ENDED_STATES = frozenset({"F", "M", "X"})
 SUSPENDED_STATES = frozenset({"S", "U"})
 SUSPENDED_SUBSTATES = frozenset({43, 45})
 """Suspended by request (qsig) and by the scheduler. The state can still be R for a moment."""
-KILLED = {
+KILL_REASONS = {
     -27: "it used more memory than it asked for",
     -28: "it used more CPU time than it asked for",
     -29: "its time limit was reached",
@@ -58,16 +58,16 @@ received its signal and still runs.
 """
 _TERMINATED = re.compile(r"terminated by ([^\s@]+)")
 
-Host = Sequence[tuple[str, RawNode]]
+HostVnodes = Sequence[tuple[str, RawNode]]
 """(name, vnode) of each vnode of one host that has CPUs."""
 
 
-class Reading(NamedTuple):
+class PbsSnapshot(NamedTuple):
     """State of PBS at one poll: vnodes by host, pending jobs, our jobs by lease, reservations by
     name.
     """
 
-    hosts: Mapping[str, Host]
+    hosts: Mapping[str, HostVnodes]
     pending: Sequence[PbsJob]
     own: Mapping[str, PbsJob]
     reservations: Mapping[str, PbsReservation]
@@ -79,11 +79,11 @@ def by_host(nodes: Mapping[str, RawNode]) -> dict[str, list[tuple[str, RawNode]]
     """
     hosts: dict[str, list[tuple[str, RawNode]]] = {}
     for name, node in nodes.items():
-        has = node.resources_available
-        cpus = has.get("ncpus")
+        resources = node.resources_available
+        cpus = resources.get("ncpus")
         if cpus is not None and number_of(cpus) <= 0:
             continue
-        host = has.get("host")
+        host = resources.get("host")
         hosts.setdefault(text_of(host) if host else name.partition("[")[0], []).append((name, node))
     return hosts
 
@@ -97,7 +97,7 @@ def terminated_by(job: PbsJob) -> str:
     return match[1] if match else ""
 
 
-def is_taken_back(job: PbsJob) -> bool:
+def is_preempted(job: PbsJob) -> bool:
     """Return whether the scheduler is ending the job, or has suspended or requeued it."""
     return (
         terminated_by(job) == "Scheduler"
@@ -121,7 +121,7 @@ def was_requeued(job: PbsJob) -> bool:
     return job.runs > (0 if job.state in PENDING_STATES else 1)
 
 
-def lost_because(job: PbsJob) -> str:
+def loss_reason(job: PbsJob) -> str:
     """Return why a lease has ended although its job still exists; empty if the lease has not
     ended.
     """
@@ -137,14 +137,14 @@ def lease_of(lease_id: str, job: PbsJob, now: float, grace_s: float) -> Lease:
     end of a job, seconds.
     """
     if job.state in ENDED_STATES:
-        return Lease(lease_id, job.id, LeaseState.ENDED, job.host, ended_because(job))
+        return Lease(lease_id, job.id, LeaseState.ENDED, job.host, end_reason(job))
     if job.state in PENDING_STATES:
         return Lease(lease_id, job.id, LeaseState.PENDING, job.host, job.comment)
     by = terminated_by(job)
     if job.state == "E" or by or job.substate in RERUN_SUBSTATES:
         reason = (
             "preempted"
-            if is_taken_back(job)
+            if is_preempted(job)
             else f"it was deleted by {by}"
             if by
             else "it is ending"
@@ -153,27 +153,27 @@ def lease_of(lease_id: str, job: PbsJob, now: float, grace_s: float) -> Lease:
     return Lease(lease_id, job.id, LeaseState.RUNNING, job.host)
 
 
-def lease_job(lease_id: str, job: PbsJob, now: float, grace_s: float) -> LeaseJob:
+def ledger_entry(lease_id: str, job: PbsJob, now: float, grace_s: float) -> LeaseJob:
     """Return the ledger's record of one of our jobs."""
     return LeaseJob(
         lease_of(lease_id, job, now, grace_s),
         job.user,
         job.host,
         job.submitted,
-        lost_because(job),
+        loss_reason(job),
         job.state == "E",
         is_suspended(job),
     )
 
 
-def ended_because(job: PbsJob) -> str:
+def end_reason(job: PbsJob) -> str:
     """Return a sentence that says why a job has ended."""
     if by := terminated_by(job):
         return "preempted" if by == "Scheduler" else f"it was deleted by {by}"
     if job.exit is None:
         return "it ended"
-    if job.exit in KILLED:
-        return KILLED[job.exit]
+    if job.exit in KILL_REASONS:
+        return KILL_REASONS[job.exit]
     if job.exit < 0:
         return f"PBS could not run it (exit status {job.exit}: {job.comment or 'no reason given'})"
     return (
@@ -181,8 +181,8 @@ def ended_because(job: PbsJob) -> str:
     )
 
 
-def describe(
-    reading: Reading,
+def node_facts(
+    reading: PbsSnapshot,
     queues_of: Callable[[RawNode], Sequence[str]],
     idle_since: Mapping[str, float],
     now: float,
@@ -206,8 +206,8 @@ def describe(
     interned: dict[tuple[str, ...], tuple[str, ...]] = {}
     facts = {}
     for host, vnodes in reading.hosts.items():
-        state, idle, trouble, resv_state, drained = _state(vnodes)
-        reserved, reserved_from = _reserved(vnodes, reading.reservations, resv_state, now)
+        state, idle, trouble, in_reservation, drained = _host_state(vnodes)
+        reserved, reserved_from = _reserved(vnodes, reading.reservations, in_reservation, now)
         planned = [uses[name] for name, _ in vnodes if name in uses] if uses else ()
         first = vnodes[0][1]
         features: tuple[str, ...] = ()
@@ -245,7 +245,7 @@ def features_of(node: RawNode) -> tuple[str, ...]:
     return tuple(features)
 
 
-def _state(vnodes: Host) -> tuple[str, bool, str, bool, str]:
+def _host_state(vnodes: HostVnodes) -> tuple[str, bool, str, bool, str]:
     """Return (text to show, whether no job runs there, why it accepts no jobs, whether it is
     reserved, why running jobs must leave) of a host.
     """
@@ -264,7 +264,7 @@ def _state(vnodes: Host) -> tuple[str, bool, str, bool, str]:
             if word in IDLE_STATES or word in BUSY_STATES:
                 continue
             comment = shorten(text_of(node.comment))
-            sentence = TROUBLE_STATES.get(word, f"its state {word!r} is none that MalleTrain knows")
+            sentence = UNAVAILABLE_STATES.get(word, f"MalleTrain does not know its state {word!r}")
             sentence += f" ({comment})" if comment else ""
             trouble = trouble or sentence
             drained = drained or (sentence if word in DRAINED_STATES else "")
@@ -274,7 +274,7 @@ def _state(vnodes: Host) -> tuple[str, bool, str, bool, str]:
 
 
 def _reserved(
-    vnodes: Host, reservations: Mapping[str, PbsReservation], resv_state: bool, now: float
+    vnodes: HostVnodes, reservations: Mapping[str, PbsReservation], in_reservation: bool, now: float
 ) -> tuple[str, float | None]:
     """Return the host's current reservation as text, and the start time of the next one."""
     active, coming = "", None
@@ -282,12 +282,12 @@ def _reserved(
         for name in reservations_of(node):
             reservation = reservations.get(name)
             if reservation is None:
-                active = active or (f"reservation {name} has it" if resv_state else "")
+                active = active or (f"reservation {name} has it" if in_reservation else "")
             elif reservation.start <= now < reservation.end:
                 what = "maintenance reservation" if name.startswith("M") else "reservation"
                 active = active or f"{what} {name} has it"
             elif reservation.start > now and (coming is None or reservation.start < coming):
                 coming = reservation.start
-    if resv_state and not active:
+    if in_reservation and not active:
         active = "it is in a reservation"
     return active, coming

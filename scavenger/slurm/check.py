@@ -73,12 +73,12 @@ def _time_limit(checked: SlurmChecked) -> Iterator[Finding]:
     longest_s, by = longest_lease(checked.site, s.lease)
     if longest_s is None or longest_s >= s.time_limit_s:
         return
-    if longest_s < min(s.least_s, s.time_limit_s):
+    if longest_s < min(s.min_length_s, s.time_limit_s):
         yield (
             False,
             f"Slurm takes jobs of {longest_s:g} s at most where leases run ({by}), and the "
-            f"shortest lease has {s.least_s:g} s: none could start. Raise that limit, or lower "
-            "time_min and min_lease in [scheduler.slurm].",
+            f"shortest lease has {s.min_length_s:g} s: none could start. Raise that limit, or "
+            "lower time_min and min_lease in [scheduler.slurm].",
         )
     else:
         yield (
@@ -272,7 +272,7 @@ def _permission(checked: SlurmChecked) -> Iterator[Finding]:
     except SchedulerError as error:
         yield False, str(error)
         return
-    spec = LeaseSpec(s.prefix + "check", "any", (), {}, s.least_s, checked.grace_s, None)
+    spec = LeaseSpec(s.prefix + "check", "any", (), {}, s.min_length_s, checked.grace_s, None)
     argv = [
         word
         for word in sbatch(s, spec, False)

@@ -27,7 +27,7 @@ JOBS_OF_QOS = {"grpjobs": "GrpJobs", "grpsubmitjobs": "GrpSubmitJobs"}
 """Field of ``sacctmgr show`` → name of the limit. These limits count the jobs of all users of a
 QOS.
 """
-NEEDED = ("node", "cpu", "mem")
+LEASE_RESOURCES = ("node", "cpu", "mem")
 """Resources that every lease uses."""
 
 
@@ -96,7 +96,7 @@ def _names_of_qos(site: SlurmSite, settings: BatchSettings[SlurmLeaseOptions]) -
 def _takes_none(tres: str) -> bool:
     """Return whether a limit on resources, such as ``cpu=64,node=0``, allows no lease at all."""
     parts = (part.partition("=") for part in tres.split(","))
-    return any(name in NEEDED and value.strip("KMGTP") == "0" for name, _, value in parts)
+    return any(name in LEASE_RESOURCES and value.strip("KMGTP") == "0" for name, _, value in parts)
 
 
 def _together(most: str, name: str, none: bool) -> Finding:

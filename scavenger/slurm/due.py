@@ -22,17 +22,17 @@ from scavenger.slurm.site import SlurmSite
 
 WAITING_REASONS = frozenset({"Resources", "Priority", "None"})
 """Reasons (squeue(1), "JOB REASON CODES") of a job that waits only for nodes."""
-PUT_OFF = "BeginTime"
+DELAYED_REASON = "BeginTime"
 """Reason of a job that must not begin before some time: the owner's (--begin), or Slurm's own."""
-PATIENCE_S = 2.0
+MAX_LACK_S = 2.0
 """Time for which a job may lack nodes before leases leave for it, seconds. A job can lack nodes
 briefly while Slurm starts it.
 """
-BELIEVED_S = 60.0
+MAX_DUE_S = 60.0
 """Maximum time for which a job counts as about to start, seconds. After that something else keeps
 it from starting, and it must not block nodes for ever.
 """
-AT_ONCE = 100
+MAX_DUE_JOBS = 100
 """Maximum number of jobs considered in one poll. Slurm starts the first ones first."""
 
 
@@ -44,11 +44,11 @@ class Claims(NamedTuple):
 
     node_holds: dict[str, str]
     """Idle node → why no lease may use it."""
-    lacked: dict[str, list[str]]
+    needed_leases: dict[str, list[str]]
     """Job id → leases whose nodes it needs to start."""
     nodes: set[str]
     """All nodes that due jobs count on: idle ones, those that become free, and those of the leases
-    in ``lacked``.
+    in ``needed_leases``.
     """
 
 
@@ -86,15 +86,15 @@ def due_jobs(
             for part in parts
             for p in part.partition.split(",")
         )
-        and all(part.reason in WAITING_REASONS or part.reason == PUT_OFF for part in parts)
+        and all(part.reason in WAITING_REASONS or part.reason == DELAYED_REASON for part in parts)
         and (
-            any(_expected(part, now) for part in parts)
-            or (was_due(name, before) and any(_put_off(part, now) for part in parts))
+            any(_is_expected(part, now) for part in parts)
+            or (was_due(name, before) and any(_is_delayed(part, now) for part in parts))
         )
     ]
 
 
-def _expected(job: SlurmJob, now: float) -> bool:
+def _is_expected(job: SlurmJob, now: float) -> bool:
     begun = job.start is not None and job.start <= now + 1.0
     return begun and job.reason in WAITING_REASONS and bool(job.planned_on)
 
@@ -135,8 +135,8 @@ def _has_task(line: str, task: str) -> bool:
     return False
 
 
-def _put_off(job: SlurmJob, now: float) -> bool:
-    return job.reason == PUT_OFF and (job.start is None or job.start <= now + BELIEVED_S)
+def _is_delayed(job: SlurmJob, now: float) -> bool:
+    return job.reason == DELAYED_REASON and (job.start is None or job.start <= now + MAX_DUE_S)
 
 
 def _as_one(name: str, parts: Sequence[SlurmJob]) -> SlurmJob:
@@ -189,20 +189,24 @@ def claims(
         if lease not in leaving
     }
     result = Claims({}, {}, set())
-    for job in due[:AT_ONCE]:
+    for job in due[:MAX_DUE_JOBS]:
         tasks = tasks_at_once(job.id)
         partitions, planned = set(job.partition.split(",")), expand(job.planned_on)
         first = set(planned)
         # A job that specifies only a number of tasks is listed with one node.
         needed = max(job.nodes, len(planned)) if job.nodes == 1 else job.nodes
-        free = (*_first(coming, first), *_first(idle, first))
-        can = [name for name in free if _in(facts, name, partitions)]
-        give = [name for name in _first(offered, first) if _in(facts, name, partitions)]
+        free = (*_sorted_by_membership(coming, first), *_sorted_by_membership(idle, first))
+        can = [name for name in free if _is_in_partition(facts, name, partitions)]
+        give = [
+            name
+            for name in _sorted_by_membership(offered, first)
+            if _is_in_partition(facts, name, partitions)
+        ]
         short = needed - len(can)
         if short > 0:
             if len(give) < short or first.isdisjoint(give):
                 continue
-            result.lacked[job.id] = [offered.pop(name) for name in give[:short]]
+            result.needed_leases[job.id] = [offered.pop(name) for name in give[:short]]
             result.nodes.update(give[:short])
         # Slurm preempts for several tasks at once, for as many as leases and open nodes allow.
         startable = min(tasks, (len(can) + len(give)) // max(1, needed))
@@ -219,10 +223,10 @@ def claims(
     return result
 
 
-def _first(names: Collection[str], first: Collection[str]) -> list[str]:
+def _sorted_by_membership(names: Collection[str], first: Collection[str]) -> list[str]:
     """Return ``names``, with those in ``first`` before the others."""
     return [name for name in names if name in first] + [name for name in names if name not in first]
 
 
-def _in(facts: Mapping[str, NodeFacts], name: str, partitions: set[str]) -> bool:
+def _is_in_partition(facts: Mapping[str, NodeFacts], name: str, partitions: set[str]) -> bool:
     return name in facts and not partitions.isdisjoint(facts[name].partitions)

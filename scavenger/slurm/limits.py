@@ -18,7 +18,7 @@ from scavenger.slurm.job import SlurmLeaseOptions
 from scavenger.slurm.parse import SlurmJob
 from scavenger.slurm.state import ENDED_STATES, PENDING_STATES
 
-NEVER = re.compile(r"\w*(?:PerJob|(?<!Run)Minutes|Wall)\w*")
+UNRELIEVED_LIMITS = re.compile(r"\w*(?:PerJob|(?<!Run)Minutes|Wall)\w*")
 """Limits that the end of a lease does not relieve: those of a single job, and those on accumulated
 usage.
 """
@@ -28,15 +28,15 @@ OF_QOS = re.compile(r"QOSGrp\w*")
 """Reasons (squeue(1), "JOB REASON CODES") for limits that count the jobs of all users of a QOS."""
 
 
-BELIEVED_S = 600.0
+MAX_YIELD_S = 600.0
 """Maximum time for which leases count as the cause of a reached limit while no waiting job starts,
 seconds. Slurm tries again within a minute or two after leases end.
 """
-DOUBTED_S = 3600.0
+YIELD_PAUSE_S = 3600.0
 """Time for which they then do not count as the cause, seconds. If the limit lets no job start, no
 lease can start either.
 """
-TURN_S = 60.0
+START_WAIT_S = 60.0
 """Time that a job has to start after leases have left for it, seconds. Then more leases leave."""
 
 
@@ -45,7 +45,7 @@ class AtLimit(NamedTuple):
 
     hold: str
     """Why no lease may be requested; empty if leases may be."""
-    lacked: dict[str, list[str]]
+    needed_leases: dict[str, list[str]]
     """Job id → leases that should leave for it."""
 
 
@@ -82,22 +82,25 @@ class LimitWatch:
             job
             for job in pending
             if job.id in waiting
-            and (now - self._since[waiting[job.id]]) % (BELIEVED_S + DOUBTED_S) < BELIEVED_S
+            and (now - self._since[waiting[job.id]]) % (MAX_YIELD_S + YIELD_PAUSE_S) < MAX_YIELD_S
         ]
         demand = at_limit(believed, own, options, user)
-        lacked = {job: self._turn(job, some, own, now) for job, some in demand.lacked.items()}
+        leaving = {
+            job: self._leases_of_turn(job, some, own, now)
+            for job, some in demand.needed_leases.items()
+        }
         self._turns = {job: turn for job, turn in self._turns.items() if job in waiting}
-        return AtLimit(demand.hold, {job: some for job, some in lacked.items() if some})
+        return AtLimit(demand.hold, {job: some for job, some in leaving.items() if some})
 
-    def _turn(
+    def _leases_of_turn(
         self, job: str, leases: list[str], own: Mapping[str, SlurmJob], now: float
     ) -> list[str]:
         """Return the leases that leave for this job now. Those that began to leave for it come
         first.
         """
-        at, before = self._turns.get(job, (now - TURN_S, []))
+        at, before = self._turns.get(job, (now - START_WAIT_S, []))
         still = [lease for lease in before if lease in own and own[lease].state not in ENDED_STATES]
-        if not still and now - at < TURN_S:
+        if not still and now - at < START_WAIT_S:
             return []
         self._turns[job] = (now, still or leases)
         return still or leases
@@ -133,7 +136,7 @@ def at_limit(
         for lease in leave:
             del running[lease]
         if leave:
-            demand.lacked[job.id] = leave
+            demand.needed_leases[job.id] = leave
     return demand
 
 
@@ -142,7 +145,7 @@ def _limit_of(job: SlurmJob) -> tuple[str, ...]:
     for no limit.
     """
     reason = job.reason
-    if NEVER.fullmatch(reason):
+    if UNRELIEVED_LIMITS.fullmatch(reason):
         return ()
     if OF_USER.fullmatch(reason):
         return (reason, job.account, job.user)
@@ -155,7 +158,7 @@ def _counts(job: SlurmJob, user: str, account: str, options: SlurmLeaseOptions) 
     at which ``job`` waits. A lease with its own QOS counts against no other QOS.
     """
     reason = job.reason
-    if NEVER.fullmatch(reason):
+    if UNRELIEVED_LIMITS.fullmatch(reason):
         return False
     if reason.startswith("QOS") and options.qos:
         return False

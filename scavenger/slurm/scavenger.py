@@ -24,7 +24,7 @@ from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import LeaseState, SchedulerError
 from scavenger.slurm.check import SlurmChecked, findings
-from scavenger.slurm.due import BELIEVED_S, PATIENCE_S, claims, due_jobs
+from scavenger.slurm.due import MAX_DUE_S, MAX_LACK_S, claims, due_jobs
 from scavenger.slurm.hold import Hold
 from scavenger.slurm.job import (
     SLURM,
@@ -47,7 +47,7 @@ from scavenger.slurm.source import (
     source_for,
     submitting_environment,
 )
-from scavenger.slurm.state import ENDED_STATES, PENDING_STATES, describe, lease_job
+from scavenger.slurm.state import ENDED_STATES, PENDING_STATES, ledger_entry, node_facts
 from scavenger.slurm.steps import ENDED, StepWatch
 from scavenger.slurm.wall_limits import longest_lease, max_walls, most_memory_mb
 
@@ -86,7 +86,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         self._limits = LimitWatch()
         self._step_watch = StepWatch()
         self._due_since: dict[str, float] = {}
-        self._lacked: dict[str, tuple[float, list[str]]] = {}
+        self._needed_leases: dict[str, tuple[float, list[str]]] = {}
         """Job that lacks nodes → (since when, the leases on these nodes)."""
 
     @property
@@ -110,17 +110,17 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         expected_ids = self.ledger.jobs.keys() - self.ledger.given_up.keys()
         expected = {lease: self.ledger.jobs[lease] for lease in expected_ids}
         ask_of_missing(self.commands, s.prefix, missing(expected, own))
-        facts = describe(nodes, jobs.pending, reservations, own, self._idle_since, now)
+        facts = node_facts(nodes, jobs.pending, reservations, own, self._idle_since, now)
         due = (
             []
             if s.backfill
-            else self._believed(
+            else self._recently_due(
                 due_jobs(jobs.pending, site, s.lease.main_partition, now, self._due_since), now
             )
         )
         grace_s = self.grace_s(site)
         lease_jobs = {
-            lease_id: lease_job(lease_id, job, now, grace_s) for lease_id, job in own.items()
+            lease_id: ledger_entry(lease_id, job, now, grace_s) for lease_id, job in own.items()
         }
         for lease_id in self._agents_ended(own, now):
             lease_jobs[lease_id] = lease_jobs[lease_id]._replace(
@@ -141,17 +141,17 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             if s.lease.leave_at_limits
             else AtLimit("", {})
         )
-        self._lacked = {
-            job: (self._lacked.get(job, (now,))[0], leases)
-            for job, leases in {**limited.lacked, **claimed.lacked}.items()
+        self._needed_leases = {
+            job: (self._needed_leases.get(job, (now,))[0], leases)
+            for job, leases in {**limited.needed_leases, **claimed.needed_leases}.items()
         }
         hold = self._hold.look(own, given_up, facts, claimed.nodes, hold_s, now)
         leave = {
             lease: f"job {job} waits at a limit against which it counts"
-            if job in limited.lacked
+            if job in limited.needed_leases
             else f"Slurm lacks its node to start job {job}"
-            for job, (since, leases) in self._lacked.items()
-            if now - since >= PATIENCE_S
+            for job, (since, leases) in self._needed_leases.items()
+            if now - since >= MAX_LACK_S
             for lease in leases
         }
         return SchedulerAnswer(
@@ -160,7 +160,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             hold=hold or limited.hold,
             node_holds=claimed.node_holds,
             leave=leave,
-            urgent=bool(hold or self._lacked),
+            urgent=bool(hold or self._needed_leases),
             requested=sum(job.nodes for job in jobs.pending),
         )
 
@@ -187,12 +187,12 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         }
         return lambda lease: theirs.get(lease) or self.ledger.user_of(lease)
 
-    def _believed(self, due: Sequence[SlurmJob], now: float) -> list[SlurmJob]:
+    def _recently_due(self, due: Sequence[SlurmJob], now: float) -> list[SlurmJob]:
         """Return the due jobs that have counted as about to start for less than the maximum
         time.
         """
         self._due_since = {job.id: self._due_since.get(job.id, now) for job in due}
-        return [job for job in due if now - self._due_since[job.id] <= BELIEVED_S]
+        return [job for job in due if now - self._due_since[job.id] <= MAX_DUE_S]
 
     def _ask_options(self, site: SlurmSite) -> Sequence[str]:
         """Return the options that send the signal of a preemption."""

@@ -20,7 +20,7 @@ RESERVED_STATES = {
     "reserved": "it is in a reservation",
     "maint": "it is in a maintenance reservation",
 }
-TROUBLE_STATES = frozenset(
+UNAVAILABLE_STATES = frozenset(
     {
         "blocked",
         "down",
@@ -52,8 +52,8 @@ there.
 DRAINED_STATES = frozenset(
     {"drained", "draining", "drng", "reboot_issued", "reboot_requested", "power_down"}
 )
-"""The states among TROUBLE_STATES with which an administrator asks running jobs to leave."""
-TROUBLE_MARKS = {
+"""The states among UNAVAILABLE_STATES with which an administrator asks running jobs to leave."""
+UNAVAILABLE_MARKS = {
     "*": "it does not respond",
     "~": "it is powered down",
     "#": "it is powering up",
@@ -125,7 +125,7 @@ def lease_of(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease:
     )
 
 
-def lease_job(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> LeaseJob:
+def ledger_entry(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> LeaseJob:
     """Return the ledger's record of one of our jobs. A suspended job counts as lost: it keeps its
     memory and may never run again.
     """
@@ -144,7 +144,7 @@ def lease_job(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease
     )
 
 
-def describe(
+def node_facts(
     table: NodeTable,
     pending: Sequence[SlurmJob],
     reservations: Sequence[SlurmReservation],
@@ -167,7 +167,7 @@ def describe(
     """
     uses = planned_uses(pending)
     active, coming = _reserved(reservations, now)
-    holders = _holders(own)
+    holders = _lease_by_node(own)
     facts = {}
     for name, group in table.nodes.items():
         idle = group.base in IDLE_STATES
@@ -175,7 +175,7 @@ def describe(
             name=name,
             state=group.state,
             idle=idle,
-            trouble=_trouble(group.base, group.marks, group.reason),
+            trouble=_unavailable_reason(group.base, group.marks, group.reason),
             reserved=active.get(name) or RESERVED_STATES.get(group.base, ""),
             reserved_from=coming.get(name),
             planned=group.base == "planned" or PLANNED_MARK in group.marks,
@@ -184,19 +184,23 @@ def describe(
             features=group.features,
             idle_since=idle_since.get(name, now) if idle else None,
             lease=holders.get(name, ""),
-            drained=_drained(group.base, group.marks, group.reason),
+            drained=_drain_reason(group.base, group.marks, group.reason),
         )
     return facts
 
 
-def _trouble(base: str, marks: str, reason: str) -> str:
+def _unavailable_reason(base: str, marks: str, reason: str) -> str:
     """Return why a node in this state accepts no jobs; empty if it does."""
     because = f" ({reason})" if reason else ""
-    if base in TROUBLE_STATES:
+    if base in UNAVAILABLE_STATES:
         return f"it is {base}{because}"
     return (
         next(
-            (f"{sentence}{because}" for mark, sentence in TROUBLE_MARKS.items() if mark in marks),
+            (
+                f"{sentence}{because}"
+                for mark, sentence in UNAVAILABLE_MARKS.items()
+                if mark in marks
+            ),
             "",
         )
         if marks
@@ -204,10 +208,10 @@ def _trouble(base: str, marks: str, reason: str) -> str:
     )
 
 
-def _drained(base: str, marks: str, reason: str) -> str:
+def _drain_reason(base: str, marks: str, reason: str) -> str:
     """Return why running jobs have to leave a node in this state; empty if they need not."""
     drained = base in DRAINED_STATES or not DRAINED_MARKS.isdisjoint(marks)
-    return _trouble(base, marks, reason) if drained else ""
+    return _unavailable_reason(base, marks, reason) if drained else ""
 
 
 def _reserved(
@@ -234,7 +238,7 @@ def _reserved(
     return active, coming
 
 
-def _holders(own: Mapping[str, SlurmJob]) -> dict[str, str]:
+def _lease_by_node(own: Mapping[str, SlurmJob]) -> dict[str, str]:
     """Return node → the lease that runs on it or waits for it."""
     holders: dict[str, str] = {}
     for lease_id, job in own.items():

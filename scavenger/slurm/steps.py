@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from scavenger.slurm.members import RUNNING_STATES
 from scavenger.slurm.parse import SlurmJob
 
-EVERY_S = 30.0
+QUERY_INTERVAL_S = 30.0
 """Interval at which Slurm is asked for the running steps while there are blocks, seconds."""
 ENDED = "its agent has ended, and other leases of its job go on"
 
@@ -38,7 +38,7 @@ class StepWatch:
         self._seen &= parts.keys()
         self._missed &= parts.keys()
         self._ended &= parts.keys()
-        if not self._missed and 0 <= now - self._asked_at < EVERY_S:
+        if not self._missed and 0 <= now - self._asked_at < QUERY_INTERVAL_S:
             return set()
         self._asked_at = now
         return {job for lease, (job, _) in parts.items() if lease not in self._ended}

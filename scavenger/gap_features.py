@@ -95,15 +95,15 @@ class GapFeatures:
             The gaps that ended since the last call, node → length in seconds. They are taken to
             end halfway between the two calls.
         """
-        middle, old = 0.5 * (self._now + now), self._since
+        midpoint, previous = 0.5 * (self._now + now), self._since
         ended: dict[str, float] = {}
-        for node, since in old.items():
+        for node, since in previous.items():
             if idle_since.get(node) != since:
-                ended[node] = max(0.0, middle - since)
+                ended[node] = max(0.0, midpoint - since)
                 self._close(node, since)
                 self._add_length(node, math.log(max(ended[node], 1.0)))
         for node, since in idle_since.items():
-            if old.get(node) != since:
+            if previous.get(node) != since:
                 self._open(node, since)
         if ended:
             self._ends.append((now, len(ended)))
@@ -152,8 +152,8 @@ class GapFeatures:
         count = len(self._since)
         machine = max(1, len(self._nodes))
         share = math.log((count + 1) / (machine + 1))
-        before = [math.log((self._ago(now, s) + 1) / (count + 1)) for s in (600.0, 3600.0)]
-        ends = [
+        log_ratios = [math.log((self._ago(now, s) + 1) / (count + 1)) for s in (600.0, 3600.0)]
+        end_counts = [
             math.log1p(sum(n for at, n in self._ends if at > now - s) / (count + 1))
             for s in (600.0, 3600.0)
         ]
@@ -165,10 +165,10 @@ class GapFeatures:
         same = [
             share,
             *(max(0.0, share - math.log(knot)) for knot in _IDLE_KNOTS),
-            _clip(-before[0]),
-            _clip(-before[1]),
-            _clip(max(0.0, before[0])),
-            *ends,
+            _clip(-log_ratios[0]),
+            _clip(-log_ratios[1]),
+            _clip(max(0.0, log_ratios[0])),
+            *end_counts,
             math.log1p(min(quiet, 3600.0) / 60.0),
         ]
         calendar = [
@@ -187,9 +187,11 @@ class GapFeatures:
         for k, knot in enumerate(_AGE_KNOTS):
             rows[:, 2 + k] = np.maximum(0.0, age - math.log1p(knot / 60.0))
         rows[:, 6:16] = same
-        together = np.log([self._cohorts[s] for s in since.tolist()]) if len(nodes) else since
-        rows[:, 16] = together
-        rows[:, 17] = together - math.log(count + 1)
+        log_cohort_size = (
+            np.log([self._cohorts[s] for s in since.tolist()]) if len(nodes) else since
+        )
+        rows[:, 16] = log_cohort_size
+        rows[:, 17] = log_cohort_size - math.log(count + 1)
         rows[:, 18] = calendar[0]
         groups = [group_of(node) for node in nodes]
         rows[:, 19] = [self._relative_length(self._nodes[node]) for node in nodes]
@@ -199,7 +201,7 @@ class GapFeatures:
         ]
         rows[:, 22:27] = calendar[1:]
         rows[:, 27] = age * share
-        rows[:, 28] = together * age
+        rows[:, 28] = log_cohort_size * age
         return rows
 
     def _ago(self, now: float, seconds: float) -> int:
@@ -252,8 +254,8 @@ def group_of(node: str) -> str:
     return node.rstrip("0123456789")
 
 
-def _clip(x: float, most: float = 3.0) -> float:
-    return max(-most, min(most, x))
+def _clip(x: float, limit: float = 3.0) -> float:
+    return max(-limit, min(limit, x))
 
 
 def _pair(values: Collection[Any]) -> list[float]:

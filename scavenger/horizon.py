@@ -119,10 +119,10 @@ class SurvivalEstimator:
         integral of the survival function from there on.
         """
         table, age = self._life_table(), _known_age(age_s)
-        k, now = _bin(age), table.at(age)
+        k, current = _bin(age), table.at(age)
         return (
-            (EDGES_S[k + 1] - age) * (now + table.survival[k + 1]) / 2.0 + table.rest[k + 1]
-        ) / now
+            (EDGES_S[k + 1] - age) * (current + table.survival[k + 1]) / 2.0 + table.rest[k + 1]
+        ) / current
 
     def quantile(self, p: float, age_s: float = 0.0) -> float:
         """Return the remaining seconds within which a gap of this age ends with probability ``p``
@@ -203,12 +203,13 @@ class SurvivalEstimator:
         for k in range(BINS):
             outlived = later[k + 1] + unseen[k] / 2.0
             survival.append(survival[-1] * outlived / (outlived + ended[k]))
-        rest = [0.0] * (BINS + 1)
+        integral = [0.0] * (BINS + 1)
         for k in reversed(range(BINS)):
-            rest[k] = (
-                rest[k + 1] + (EDGES_S[k + 1] - EDGES_S[k]) * (survival[k] + survival[k + 1]) / 2.0
+            integral[k] = (
+                integral[k + 1]
+                + (EDGES_S[k + 1] - EDGES_S[k]) * (survival[k] + survival[k + 1]) / 2.0
             )
-        self._table = _Table(survival, rest)
+        self._table = _Table(survival, integral)
         return self._table
 
 

@@ -114,16 +114,16 @@ MAX_LENGTH = 80
 """Maximum length of a node list within a sentence, characters."""
 
 
-def named(names: Iterable[str], longest: int = MAX_LENGTH) -> str:
-    """Return ``names`` for a sentence, such as ``n[1-40]``. If that is longer than ``longest``
+def named(names: Iterable[str], max_length: int = MAX_LENGTH) -> str:
+    """Return ``names`` for a sentence, such as ``n[1-40]``. If that is longer than ``max_length``
     characters, the names that do not fit are replaced by their number.
     """
     every = sorted(set(names), key=_natural)
     text = fold(every)
-    if len(text) <= longest or len(every) == 1:
+    if len(text) <= max_length or len(every) == 1:
         return text
     fits = 1
-    while fits < len(every) and len(fold(every[: fits + 1])) <= longest:
+    while fits < len(every) and len(fold(every[: fits + 1])) <= max_length:
         fits += 1
     return f"{fold(every[:fits])} and {len(every) - fits} more"
 

@@ -261,10 +261,12 @@ class Lifetimes:
         since = [self.features.idle_since[n] for n in names]
         # Gaps that began together mostly end together, so many of them carry as much information as
         # one.
-        _, which, together = np.unique(since, return_inverse=True, return_counts=True)
+        _, cohort_index, cohort_sizes = np.unique(since, return_inverse=True, return_counts=True)
         rows, table = self.features.of(names, now), self.table(names, now)
-        lasted = np.full(len(names), np.inf)
-        landmark = _Landmark(now, tuple(names), rows, table, 1.0 / together[which], lasted)
+        durations = np.full(len(names), np.inf)
+        landmark = _Landmark(
+            now, tuple(names), rows, table, 1.0 / cohort_sizes[cohort_index], durations
+        )
         for row, node in enumerate(names):
             self._open.setdefault(node, []).append((landmark, row))
         self._wait(landmark, 0)

@@ -77,56 +77,74 @@ class LeaseEnder:
         other leases only releases their nodes. Returns the error, None if there is none.
         """
         since = now - grace_s - CANCEL_RETRY_S
-        due = [
+        due_jobs = [
             job
             for job in jobs
             if self._cancelled.get(job.lease.id, -math.inf) <= since
             and now - self._refused.get(job.lease.id, -math.inf) >= REFUSED_RETRY_S
         ]
-        ends: dict[WholeJob, list[LeaseJob]] = {}
+        jobs_to_end: dict[WholeJob, list[LeaseJob]] = {}
         problem = None
         removable: dict[str, list[LeaseJob]] = {}
-        for job in due:
+        for job in due_jobs:
             if job.part is not None and job.part.removable:
                 removable.setdefault(job.part.job, []).append(job)
             else:
-                ends.setdefault(WholeJob(job.id, job.user), []).append(job)
-        for name, some in removable.items():
-            if (shrink := self._shrink(name, some)) is None:
-                ends.setdefault(WholeJob(name, some[0].user), []).extend(some)
+                jobs_to_end.setdefault(WholeJob(job.id, job.user), []).append(job)
+        for name, members in removable.items():
+            if (shrink := self._shrink(name, members)) is None:
+                jobs_to_end.setdefault(WholeJob(name, members[0].user), []).extend(members)
             elif shrink.released:
                 if failed := self.submitter.shrink(shrink):
                     problem = failed
                     continue
-                gone = [j.lease.id for j in some if j.part and j.part.node in shrink.released]
-                self._cancelled.update(dict.fromkeys(gone, now))
-        stopped = [job for job, of in ends.items() if any(one.stopped for one in of)]
+                released = [
+                    j.lease.id for j in members if j.part and j.part.node in shrink.released
+                ]
+                self._cancelled.update(dict.fromkeys(released, now))
+        stopped = [
+            job for job, members in jobs_to_end.items() if any(member.stopped for member in members)
+        ]
         self.submitter.kill(stopped)
-        done = self.submitter.cancel(list(ends))
-        accepted = [one for job, of in ends.items() if job.id in done.accepted for one in of]
-        self._cancelled.update((one.lease.id, now) for one in accepted)
-        refused = [one for job, of in ends.items() if job.id not in done.accepted for one in of]
-        self._refused.update((one.lease.id, now) for one in refused if is_unknown(one.lease.id))
-        return done.problem or problem
+        result = self.submitter.cancel(list(jobs_to_end))
+        accepted = [
+            member
+            for job, members in jobs_to_end.items()
+            if job.id in result.accepted
+            for member in members
+        ]
+        self._cancelled.update((member.lease.id, now) for member in accepted)
+        refused = [
+            member
+            for job, members in jobs_to_end.items()
+            if job.id not in result.accepted
+            for member in members
+        ]
+        self._refused.update(
+            (member.lease.id, now) for member in refused if is_unknown(member.lease.id)
+        )
+        return result.problem or problem
 
-    def _shrink(self, name: str, some: Sequence[LeaseJob]) -> Shrink | None:
-        """Return the nodes that a job releases when the leases ``some`` end; None if it ends as a
-        whole.
+    def _shrink(self, name: str, leaving: Sequence[LeaseJob]) -> Shrink | None:
+        """Return the nodes that a job releases when the leases ``leaving`` end; None if it ends as
+        a whole.
         """
-        ending = {job.lease.id for job in some} | self.ledger.given_up.keys()
+        ending = {job.lease.id for job in leaving} | self.ledger.given_up.keys()
         ending |= self._cancelled.keys()
         parts = {
             lease: (job.part, job.user)
             for lease, job in self.ledger.jobs.items()
             if job.part is not None and job.part.job == name and job.alive
         }
-        stay = {part.node for lease, (part, _) in parts.items() if lease not in ending}
-        if not stay:
+        staying = {part.node for lease, (part, _) in parts.items() if lease not in ending}
+        if not staying:
             return None
         # The first node goes last.
-        first = {part.node for part, _ in parts.values() if part.first}
-        released = {job.part.node for job in some if job.part is not None} - first
-        return Shrink(name, some[0].user, tuple(sorted(stay | first)), tuple(sorted(released)))
+        first_nodes = {part.node for part, _ in parts.values() if part.first}
+        released = {job.part.node for job in leaving if job.part is not None} - first_nodes
+        return Shrink(
+            name, leaving[0].user, tuple(sorted(staying | first_nodes)), tuple(sorted(released))
+        )
 
     def ask(
         self, leave: Mapping[str, str], options: Sequence[str], grace_s: float, now: float
@@ -146,18 +164,24 @@ class LeaseEnder:
         jobs = self.ledger.jobs
         leave = {**self._leases_with_first_node(leave), **leave}
         steps = self._steps_of([*leave, *self.leave_requests]) if options else {}
-        over = [lease for lease, (at, _) in self.leave_requests.items() if now - at > grace_s]
+        expired = [
+            lease
+            for lease, (asked_at, _) in self.leave_requests.items()
+            if now - asked_at > grace_s
+        ]
         if options and steps is not None:
-            over += [i for i in self.leave_requests if i not in over and _has_left(jobs[i], steps)]
-        self.cancel([jobs[lease] for lease in over if not jobs[lease].ending], grace_s, now)
-        new = [
+            expired += [
+                i for i in self.leave_requests if i not in expired and _has_left(jobs[i], steps)
+            ]
+        self.cancel([jobs[lease] for lease in expired if not jobs[lease].ending], grace_s, now)
+        new_leases = [
             lease for lease in leave if lease not in self.leave_requests and not jobs[lease].ending
         ]
         if not options:
-            self.cancel([jobs[lease] for lease in new], grace_s, now)
-            notified = [lease for lease in new if lease in self._cancelled]
+            self.cancel([jobs[lease] for lease in new_leases], grace_s, now)
+            notified = [lease for lease in new_leases if lease in self._cancelled]
         else:
-            notified = self._signal([jobs[lease] for lease in new], steps, options)
+            notified = self._signal([jobs[lease] for lease in new_leases], steps, options)
         self.leave_requests.update({lease: (now, leave[lease]) for lease in notified})
 
     def _leases_with_first_node(self, leave: Mapping[str, str]) -> dict[str, str]:
@@ -165,37 +189,37 @@ class LeaseEnder:
         leaving.
         """
         parts = [_removable(job) for lease in leave if (job := self.ledger.jobs.get(lease))]
-        ends = {part.job for part in parts if part is not None and part.first}
+        ending_jobs = {part.job for part in parts if part is not None and part.first}
         return {
             lease: "the first node of its job is wanted"
             for lease, job in self.ledger.jobs.items()
-            if job.alive and (part := _removable(job)) is not None and part.job in ends
+            if job.alive and (part := _removable(job)) is not None and part.job in ending_jobs
         }
 
     def _signal(
         self,
-        some: Iterable[LeaseJob],
+        lease_jobs: Iterable[LeaseJob],
         steps: Mapping[tuple[str, str], str] | None,
         options: Sequence[str],
     ) -> list[str]:
         """Send a signal to leases. Returns the leases that received it or had left before."""
-        alone: dict[str, LeaseJob] = {}
-        shared: dict[str, LeaseJob] = {}
-        gone = []
-        for job in some:
+        whole_jobs: dict[str, LeaseJob] = {}
+        job_by_step: dict[str, LeaseJob] = {}
+        departed = []
+        for job in lease_jobs:
             if (part := _removable(job)) is None:
-                alone[job.id] = job
+                whole_jobs[job.id] = job
             elif steps is not None and (step := steps.get((part.job, part.node))):
-                shared[step] = job
+                job_by_step[step] = job
             elif steps is not None:
-                gone.append(job.lease.id)
-        done = self.submitter.cancel(list(alone.values()), options)
-        notified = [alone[i].lease.id for i in done.accepted]
+                departed.append(job.lease.id)
+        result = self.submitter.cancel(list(whole_jobs.values()), options)
+        notified = [whole_jobs[i].lease.id for i in result.accepted]
         # scancel reports a step that it has just signalled as missing (Slurm 22.05).
-        signals = [WholeJob(step, job.user) for step, job in shared.items()]
-        if shared and self.submitter.cancel(signals, options).problem is None:
-            notified += [job.lease.id for job in shared.values()]
-        return notified + gone
+        signals = [WholeJob(step, job.user) for step, job in job_by_step.items()]
+        if job_by_step and self.submitter.cancel(signals, options).problem is None:
+            notified += [job.lease.id for job in job_by_step.values()]
+        return notified + departed
 
     def _steps_of(self, leases: Iterable[str]) -> Mapping[tuple[str, str], str] | None:
         """Return the steps of the jobs that any of these leases share; None if they are not
@@ -214,9 +238,9 @@ class LeaseEnder:
         """Yield the leases, with those that were asked to leave marked as leaving."""
         for lease in leases:
             if lease.id in self.leave_requests and lease.state is LeaseState.RUNNING:
-                at, reason = self.leave_requests[lease.id]
-                by = min(at + grace_s, lease.gone_at or math.inf)
-                lease = replace(lease, reason=reason, gone_at=by)
+                asked_at, reason = self.leave_requests[lease.id]
+                gone_at = min(asked_at + grace_s, lease.gone_at or math.inf)
+                lease = replace(lease, reason=reason, gone_at=gone_at)
             yield lease
 
 

@@ -87,8 +87,8 @@ def leases_in(name: str) -> tuple[str, ...]:
         return ()
     leases: list[str] = []
     for run in match[2].split("+"):
-        first, _, last = run.partition("-")
-        low, high = int(first), int(last or first)
+        low_digits, _, high_digits = run.partition("-")
+        low, high = int(low_digits), int(high_digits or low_digits)
         if high - low >= MAX_LEASES_PER_JOB - len(leases):  # not a name of ours
             return ()
         leases += [f"{match[1]}{number}" for number in range(low, high + 1)]
@@ -97,7 +97,7 @@ def leases_in(name: str) -> tuple[str, ...]:
 
 def packs(
     specs: Sequence[T],
-    most: int,
+    max_leases: int,
     lease_of: Callable[[T], str],
     alike: Callable[[T], Hashable],
     limit_of: Callable[[T], float],
@@ -106,25 +106,25 @@ def packs(
 
     Args:
         specs: the requested leases.
-        most: maximum number of leases in a job.
+        max_leases: maximum number of leases in a job.
         lease_of: returns the id of a lease.
         alike: returns its owner and everything else that the leases of one job have in common.
         limit_of: returns its time limit, seconds.
     """
     kinds: dict[Hashable, list[T]] = {}
-    for one in specs:
-        kinds.setdefault(alike(one), []).append(one)
+    for spec in specs:
+        kinds.setdefault(alike(spec), []).append(spec)
     packed: list[list[T]] = []
     for kind in kinds.values():
         pack: list[T] = []
-        for one in sorted(kind, key=limit_of):
+        for spec in sorted(kind, key=limit_of):
             if (
                 not pack
-                or len(pack) >= most
-                or limit_of(one) > MAX_LIMIT_RATIO * limit_of(pack[0])
-                or name_of([lease_of(other) for other in (*pack, one)]) is None
+                or len(pack) >= max_leases
+                or limit_of(spec) > MAX_LIMIT_RATIO * limit_of(pack[0])
+                or name_of([lease_of(other) for other in (*pack, spec)]) is None
             ):
                 pack = []
                 packed.append(pack)
-            pack.append(one)
+            pack.append(spec)
     return packed

@@ -184,8 +184,8 @@ class LeaseLedger:
                 self._missed[lease_id] = self.jobs[lease_id].id
             self.give_up(lease_id, "the main scheduler ended it", now)
         for lease_id in self._missed.keys() & jobs.keys():
-            job, before = jobs[lease_id], self._missed.pop(lease_id)
-            if job.alive and job.id == before:  # the earlier answer was truncated
+            job, earlier_id = jobs[lease_id], self._missed.pop(lease_id)
+            if job.alive and job.id == earlier_id:  # the earlier answer was truncated
                 del self.given_up[lease_id]
         self.jobs = dict(jobs)
         self.given_up = {
@@ -220,20 +220,24 @@ class LeaseLedger:
             leases.append(lease)
         return tuple(leases), unwanted
 
-    def _end_reason(self, lease_id: str, job: LeaseJob, needed: str, now: float) -> str:
+    def _end_reason(self, lease_id: str, job: LeaseJob, unavailable: str, now: float) -> str:
         """Return why the lease has ended although its job has not; empty if it has not ended.
-        ``needed``: why its node is unavailable; empty if it is available.
+        ``unavailable``: why its node is unavailable; empty if it is available.
         """
         if lease_id in self.given_up:
             return self.given_up[lease_id][1]
         if job.lost or job.lease.state is not LeaseState.PENDING:
             return job.lost
-        if not needed and job.submitted is not None and now - job.submitted > self.start_within_s:
+        if (
+            not unavailable
+            and job.submitted is not None
+            and now - job.submitted > self.start_within_s
+        ):
             return (
                 f"it did not start within {self.start_within_s:g} s "
                 f"({job.lease.reason or 'no reason given'})"
             )
-        return needed
+        return unavailable
 
     def limit_reached(self, user: str, words: str, now: float) -> None:
         """Note that the main scheduler refused this user a lease because the user has too many

@@ -73,24 +73,24 @@ def shared_script(template: str, node: str, parts: Sequence[Part]) -> bytes:
 
 def choice(node: str, parts: Sequence[Part]) -> list[str]:
     """Return the lines that choose one of several leases by the node."""
-    first, *others = (part.env for part in parts)
-    common = {k: v for k, v in first.items() if all(env.get(k) == v for env in others)}
+    first_env, *other_envs = (part.env for part in parts)
+    common = {k: v for k, v in first_env.items() if all(env.get(k) == v for env in other_envs)}
     lines = [*_exports(common), f'case "{node}" in']
     for part in parts:
-        own = {k: v for k, v in part.env.items() if k not in common}
-        lines += [f"{quote(part.node)})", *_exports(own), *_words(part), ";;"]
+        own_env = {k: v for k, v in part.env.items() if k not in common}
+        lines += [f"{quote(part.node)})", *_exports(own_env), *_words(part), ";;"]
     return [*lines, f'*) echo "No lease is for {node}." >&2; exit 1;;', "esac"]
 
 
 def fill(template: str, lines: Sequence[str]) -> bytes:
     """Return ``template`` with its PLACE line replaced by ``lines``. Raises SchedulerError."""
-    before, place, after = template.partition(f"\n{PLACE}\n")
-    if not place:
+    head, marker, tail = template.partition(f"\n{PLACE}\n")
+    if not marker:
         raise SchedulerError(
             f"The batch script of the leases has no line {PLACE}, where the agent's command is "
             "put; add it before exec."
         )
-    text = "\n".join([before, *lines, after])
+    text = "\n".join([head, *lines, tail])
     if "\0" in text:
         raise SchedulerError(
             "The command or environment of a lease contains a NUL character, which cannot be "
@@ -124,12 +124,12 @@ def owner_prefix(submit_as: Sequence[str], owner: str | None) -> list[str]:
     return [word.replace("{owner}", owner) for word in submit_as] if owner is not None else []
 
 
-def forget_outputs(folder: Path | None, most: int = MAX_OUTPUTS) -> None:
-    """Delete the outputs of all but the newest ``most`` leases."""
+def forget_outputs(folder: Path | None, max_outputs: int = MAX_OUTPUTS) -> None:
+    """Delete the outputs of all but the newest ``max_outputs`` leases."""
     if folder is None or not folder.is_dir():
         return
     files = sorted(folder.glob("*.out"), key=_modified, reverse=True)
-    for path in files[most:]:
+    for path in files[max_outputs:]:
         path.unlink(missing_ok=True)
 
 

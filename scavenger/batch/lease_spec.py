@@ -24,7 +24,7 @@ def lease_spec(
     ledger: LeaseLedger,
     step_s: float,
     grace_s: float,
-    longest: tuple[float | None, str] = (None, ""),
+    max_length: tuple[float | None, str] = (None, ""),
 ) -> LeaseSpec:
     """Return the specification of the lease for a request.
 
@@ -35,7 +35,7 @@ def lease_spec(
         ledger: the leases.
         step_s: time limits are multiples of this, seconds.
         grace_s: grace time of a preempted lease, seconds.
-        longest: (maximum length of a job where leases run, seconds, or None; what sets it).
+        max_length: (maximum length of a job where leases run, seconds, or None; what sets it).
 
     Raises:
         SchedulerError: the lease may not be requested now.
@@ -46,15 +46,15 @@ def lease_spec(
         raise SchedulerError(f"{ledger.scheduler} knows no node {request.node}")
     if reason := why_not(facts, view.rules, view.choice, now):
         raise SchedulerError(f"{request.node} is no gap any more: {reason}")
-    longest_s, longest_by = longest
-    if longest_s is not None and longest_s < min(s.min_length_s, s.time_limit_s):
+    max_length_s, limited_by = max_length
+    if max_length_s is not None and max_length_s < min(s.min_length_s, s.time_limit_s):
         raise SchedulerError(
-            f"{ledger.scheduler} takes jobs of {longest_s:g} s at most where leases run "
-            f"({longest_by}), and the shortest lease has {s.min_length_s:g} s"
+            f"{ledger.scheduler} takes jobs of {max_length_s:g} s at most where leases run "
+            f"({limited_by}), and the shortest lease has {s.min_length_s:g} s"
         )
     free_s = None if facts.free_until is None else facts.free_until - now - s.spare_s
-    ends = free_s, s.rules.hours.remaining_s(now), request.duration_s, longest_s
-    limit_s = s.limit_s(request.id, step_s, *ends)
+    time_limits = free_s, s.rules.hours.remaining_s(now), request.duration_s, max_length_s
+    limit_s = s.limit_s(request.id, step_s, *time_limits)
     if limit_s is None:
         raise SchedulerError(f"the gap of {request.node} is too short for a lease by now")
     if reason := ledger.refusal(ledger.user_of(request.id), now):
@@ -93,17 +93,17 @@ def refused(lease: str, node: str, reason: str) -> Lease:
 
 def not_yet(pack: Sequence[LeaseSpec], error: SchedulerError) -> list[Lease]:
     """Return the results for leases that are not requested now."""
-    return [Lease(one.lease, "", LeaseState.NOT_YET, one.node, str(error)) for one in pack]
+    return [Lease(spec.lease, "", LeaseState.NOT_YET, spec.node, str(error)) for spec in pack]
 
 
-def packed(specs: Sequence[LeaseSpec], most: int) -> list[list[LeaseSpec]]:
-    """Return which leases share a job, at most ``most``: those of one owner and one class of
+def packed(specs: Sequence[LeaseSpec], max_leases: int) -> list[list[LeaseSpec]]:
+    """Return which leases share a job, at most ``max_leases``: those of one owner and one class of
     nodes.
     """
     return packs(
         specs,
-        most,
-        lambda one: one.lease,
-        lambda one: (one.owner, one.env["MALLETRAIN_NODE_CLASS"]),
-        lambda one: one.limit_s,
+        max_leases,
+        lambda spec: spec.lease,
+        lambda spec: (spec.owner, spec.env["MALLETRAIN_NODE_CLASS"]),
+        lambda spec: spec.limit_s,
     )

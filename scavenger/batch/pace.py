@@ -75,9 +75,9 @@ class TokenBucket:
         """Take a token if one is available. Returns whether one was."""
         with self._lock:
             self._refill()
-            there = self._tokens >= 1.0 - 1e-9
-            self._tokens -= there
-            return there
+            is_available = self._tokens >= 1.0 - 1e-9
+            self._tokens -= is_available
+            return is_available
 
     def _refill(self) -> None:
         now = self._clock()
@@ -101,8 +101,8 @@ class RequestBudget:
         self._calls = calls
         self._seen = calls.requests
         self._lock = threading.Lock()
-        least = POLL_REQUESTS / poll_interval_s + LEASES_RATE
-        self._bucket = TokenBucket(max(rate, least), BURST, clock)
+        min_rate = POLL_REQUESTS / poll_interval_s + LEASES_RATE
+        self._bucket = TokenBucket(max(rate, min_rate), BURST, clock)
 
     @property
     def room(self) -> int:

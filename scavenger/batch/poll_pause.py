@@ -22,7 +22,7 @@ class PollPause:
         self._slow = 0
         """Number of successive slow answers."""
 
-    def after(self, took_s: float, usual_s: float, share: float) -> float:
+    def after(self, took_s: float, usual_s: float, pause_ratio: float) -> float:
         """Return the seconds until the next poll.
 
         The first slow answer costs MIN_BACKOFF_S, each further one twice as much, because a single
@@ -31,11 +31,11 @@ class PollPause:
         Args:
             took_s: duration of the last poll, seconds.
             usual_s: pause after a quick answer, seconds; also the minimum.
-            share: ratio of the pause to ``took_s`` if answers stay slow.
+            pause_ratio: ratio of the pause to ``took_s`` if answers stay slow.
         """
-        if share * took_s <= usual_s:
+        if pause_ratio * took_s <= usual_s:
             self._slow = 0
             return usual_s
         doubled_s = MIN_BACKOFF_S * 2.0 ** min(self._slow, 60)
         self._slow += 1
-        return max(usual_s, min(share * took_s, doubled_s, self._longest_s))
+        return max(usual_s, min(pause_ratio * took_s, doubled_s, self._longest_s))

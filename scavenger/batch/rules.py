@@ -45,8 +45,8 @@ class NodeFacts(NamedTuple):
     @property
     def free_until(self) -> float | None:
         """Time at which the main scheduler plans to use the node next; None if it reports none."""
-        times = [t for t in (self.reserved_from, self.planned_at) if t is not None]
-        return min(times) if times else None
+        use_times = [t for t in (self.reserved_from, self.planned_at) if t is not None]
+        return min(use_times) if use_times else None
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ def _turn(node: NodeFacts, rules: GapRules, now: float) -> Answer:
 
 
 def _hold(node: NodeFacts, rules: GapRules, now: float) -> Answer:
-    why = rules.hold or rules.node_holds.get(node.name, "")
-    return not why, why or "the main scheduler does not need it just now"
+    reason = rules.hold or rules.node_holds.get(node.name, "")
+    return not reason, reason or "the main scheduler does not need it just now"
 
 
 USABLE = "usable"

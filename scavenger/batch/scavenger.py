@@ -199,7 +199,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self.ender.cancel(view.unwanted, grace_s, view.time)
         self.ender.ask(view.leave, self._ask_options(view.site), grace_s, view.time)
         forget_outputs(self.settings.output_dir)
-        now, gone, self._gone = view.time, self._gone, {}
+        now, ended_leases, self._gone = view.time, self._gone, {}
         return PollResult(
             time=now,
             gaps=tuple(
@@ -211,7 +211,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 )
                 for node in view.choice.gaps
             ),
-            leases=(*self.ender.mark_leaving(view.leases, grace_s), *gone.values()),
+            leases=(*self.ender.mark_leaving(view.leases, grace_s), *ended_leases.values()),
             total_nodes=len(view.answer.facts),
             idle_nodes=len(self.memory.since),
             foretold=self.memory.foretold,
@@ -243,8 +243,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         leases, unwanted = self.ledger.look(answer.jobs, answer.hold, answer.node_holds, now)
         running = {lease.id: lease.node for lease in leases if lease.state is LeaseState.RUNNING}
         leased = {*running.values()}
-        free = (f.name for f in facts.values() if f.idle and not f.trouble and not f.reserved)
-        self.memory.update([*free, *(facts.keys() & leased)], now, answer.requested)
+        idle_nodes = (f.name for f in facts.values() if f.idle and not f.trouble and not f.reserved)
+        self.memory.update([*idle_nodes, *(facts.keys() & leased)], now, answer.requested)
         active = sum(lease.state is not LeaseState.ENDED for lease in leases)
         choice = choose(
             facts.values(),
@@ -257,7 +257,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         grace_s, remaining_s = self.grace_s(site), rules.hours.remaining_s(now)
         notice_s = grace_s + self.settings.spare_s
         leave = must_leave(leases, facts, notice_s, now, remaining_s, grace_s)
-        leave.update((lease, why) for lease, why in answer.leave.items() if lease in running)
+        leave.update((lease, reason) for lease, reason in answer.leave.items() if lease in running)
         self._fresh = LookResult(now, site, answer, rules, leases, unwanted, leave, choice)
         return self._fresh
 
@@ -285,10 +285,10 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         a third while nodes are taken back, unless the guarantees to the site need more. The request
         budget does not delay these polls, only those that events trigger.
         """
-        usual_s, share = self._usual_s(view.site), 10.0
+        usual_s, pause_ratio = self._usual_s(view.site), 10.0
         if view.answer.urgent:
-            usual_s, share = min(usual_s, HOLD_POLL_S), 3.0
-        again_s = self._pause.after(took_s, usual_s, share)
+            usual_s, pause_ratio = min(usual_s, HOLD_POLL_S), 3.0
+        again_s = self._pause.after(took_s, usual_s, pause_ratio)
         return max(again_s, self.commands.calls.backoff_s())
 
     def _horizon(self, node: NodeFacts, now: float) -> float:
@@ -307,8 +307,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         user; empty: this process's user. ``nodes``: lease id → its node.
         """
         for lease_id, user in leases.items():
-            whose = (self.settings.submit_as and user) or self.settings.user
-            self.ledger.know(lease_id, whose, self.clock(), (nodes or {}).get(lease_id, ""))
+            owner = (self.settings.submit_as and user) or self.settings.user
+            self.ledger.know(lease_id, owner, self.clock(), (nodes or {}).get(lease_id, ""))
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
         """Request a lease on each node that is still a gap, as far as the submission rate allows.
@@ -323,33 +323,33 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         s, view, self._fresh = self.settings, self._fresh, None
         if view is None or not 0 <= self.clock() - view.time <= MAX_REUSE_AGE_S:
             view, self._fresh = self.look(), None
-        grace_s, longest = self.grace_s(view.site), self._longest_s(view.site)
-        busy = too_busy(self.title, self.commands.calls)
-        first: dict[str, LeaseRequest] = {}
+        grace_s, max_length = self.grace_s(view.site), self._longest_s(view.site)
+        overload = too_busy(self.title, self.commands.calls)
+        request_by_node: dict[str, LeaseRequest] = {}
         for request in requests:
-            first.setdefault(request.node, request)
-        taken: dict[str, Lease] = {}
+            request_by_node.setdefault(request.node, request)
+        lease_by_node: dict[str, Lease] = {}
         specs = []
-        for node, request in first.items():
+        for node, request in request_by_node.items():
             if (job := self.ledger.jobs.get(request.id)) is not None:
-                taken[node] = job.lease
+                lease_by_node[node] = job.lease
                 continue
             try:
                 step_s = self.limit_step_s
-                one = lease_spec(request, view, s, self.ledger, step_s, grace_s, longest)
-                if busy:
-                    raise SchedulerError(busy)
-                specs.append(one)
+                spec = lease_spec(request, view, s, self.ledger, step_s, grace_s, max_length)
+                if overload:
+                    raise SchedulerError(overload)
+                specs.append(spec)
             except SchedulerError as error:
-                taken[node] = refused(request.id, node, str(error))
+                lease_by_node[node] = refused(request.id, node, str(error))
         packs = sorted(packed(specs, self._shared_by(view.site)), key=len, reverse=True)
         for leases in side_by_side(lambda pack: self._take_pack(pack, view), packs):
-            taken.update({lease.node: lease for lease in leases})
+            lease_by_node.update({lease.node: lease for lease in leases})
         return [
-            refused(request.id, request.node, f"{request.node} is asked for with lease {one.id}")
-            if one.id != request.id
-            else one
-            for request, one in ((request, taken[request.node]) for request in requests)
+            refused(request.id, request.node, f"{request.node} is asked for with lease {lease.id}")
+            if lease.id != request.id
+            else lease
+            for request, lease in ((request, lease_by_node[request.node]) for request in requests)
         ]
 
     def _take_pack(self, pack: Sequence[LeaseSpec], view: LookResult[SiteT]) -> list[Lease]:
@@ -363,24 +363,27 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 if len(pack) == 1
                 else self._shared_submission(pack, view)
             )
-            number = self.submitter.submit(argv, script, pack[0].owner)
+            job_id = self.submitter.submit(argv, script, pack[0].owner)
         except NotYetError as error:
             return not_yet(pack, error)
         except SchedulerError as error:
             half = len(pack) // 2 if isinstance(error, LimitReachedError) else 0
-            some = self._take_pack(pack[:half], view) if half else []
-            if not half or any(lease.state is not LeaseState.ENDED for lease in some):
+            half_leases = self._take_pack(pack[:half], view) if half else []
+            if not half or any(lease.state is not LeaseState.ENDED for lease in half_leases):
                 self.ledger.not_taken(pack[half].lease, error, view.time)
             if isinstance(error, UnsureError):
-                for one in pack:
-                    self.ledger.give_up(one.lease, str(error), view.time)
-            return [*some, *(refused(one.lease, one.node, str(error)) for one in pack[half:])]
+                for spec in pack:
+                    self.ledger.give_up(spec.lease, str(error), view.time)
+            return [
+                *half_leases,
+                *(refused(spec.lease, spec.node, str(error)) for spec in pack[half:]),
+            ]
         self.ledger.accepted(user, view.time)
         leases = []
-        for one in pack:
-            part = PartOf(number, one.node) if len(pack) > 1 else None
-            lease = Lease(one.lease, part.id if part else number, LeaseState.PENDING, one.node)
-            self.ledger.jobs[one.lease] = LeaseJob(lease, user, one.node, view.time, part=part)
+        for spec in pack:
+            part = PartOf(job_id, spec.node) if len(pack) > 1 else None
+            lease = Lease(spec.lease, part.id if part else job_id, LeaseState.PENDING, spec.node)
+            self.ledger.jobs[spec.lease] = LeaseJob(lease, user, spec.node, view.time, part=part)
             leases.append(lease)
         return leases
 
@@ -402,8 +405,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 )
             # Pending parts of a shared job are withdrawn at the next poll, which shows whether they
             # have started.
-            shared = job is not None and job.part is not None
-            if job is None or not job.alive or (shared and job.lease.state is _PENDING):
+            is_shared = job is not None and job.part is not None
+            if job is None or not job.alive or (is_shared and job.lease.state is _PENDING):
                 continue
             jobs.append(job)
         # Before the first poll the scheduler's grace time is not known.

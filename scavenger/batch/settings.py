@@ -124,7 +124,7 @@ class BatchSettings(Generic[OptionsT]):
         """Return the class of a node with these features."""
         return next((name for name in self.node_classes if name in features), "default")
 
-    def limit_s(self, lease: str, step_s: float, *within_s: float | None) -> float | None:
+    def limit_s(self, lease: str, step_s: float, *ends_in_s: float | None) -> float | None:
         """Return the time limit of a lease, seconds; None if it is too short to be useful.
 
         Leases that were requested together must not end together, because a job would lose all its
@@ -134,12 +134,12 @@ class BatchSettings(Generic[OptionsT]):
         Args:
             lease: its id.
             step_s: time limits are multiples of this, seconds.
-            within_s: seconds from now within which it must end; None: no such limit.
+            ends_in_s: seconds from now within which it must end; None: no such limit.
         """
         usual_s = min(self.lease_s or self.time_limit_s, self.time_limit_s)
         if self.lease_s is not None:
             usual_s *= 1.0 - SPREAD * zlib.crc32(lease.encode()) / 2**32
             usual_s = max(usual_s, min(self.min_lease_s, self.time_limit_s))
-        longest = min([usual_s, *(s for s in within_s if s is not None)])
-        limit = math.floor(longest / step_s + 1e-9) * step_s
+        max_s = min([usual_s, *(s for s in ends_in_s if s is not None)])
+        limit = math.floor(max_s / step_s + 1e-9) * step_s
         return limit if limit > 0 and limit >= min(self.min_length_s, self.time_limit_s) else None

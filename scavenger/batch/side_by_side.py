@@ -15,11 +15,11 @@ GivenT = TypeVar("GivenT")
 MadeT = TypeVar("MadeT")
 
 
-def side_by_side(call: Callable[[GivenT], MadeT], each: Sequence[GivenT]) -> list[MadeT]:
+def side_by_side(call: Callable[[GivenT], MadeT], items: Sequence[GivenT]) -> list[MadeT]:
     """Return the results of ``call`` for each item, in order. Uses threads if there are several
     items.
     """
-    if len(each) <= 1:
-        return [call(one) for one in each]
-    with ThreadPoolExecutor(min(AT_A_TIME, len(each)), thread_name_prefix="scheduler") as pool:
-        return list(pool.map(call, each))
+    if len(items) <= 1:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(min(AT_A_TIME, len(items)), thread_name_prefix="scheduler") as pool:
+        return list(pool.map(call, items))

@@ -58,7 +58,7 @@ def try_lease(
         sleep: waits between two polls.
     """
     lease: Lease | None = None
-    over = False
+    has_ended = False
     try:
         began = clock()
         node = _gap(scavenger, clock, sleep)
@@ -76,12 +76,12 @@ def try_lease(
         began = clock()
         scavenger.give_back([lease])
         _wait(scavenger, lease, LeaseState.ENDED, END_TIMEOUT_S, clock, sleep)
-        over = True
+        has_ended = True
         yield True, f"It ended within {clock() - began:.1f} s of being given back."
     except (SchedulerError, _TrialError) as error:
         yield False, str(error)
     finally:
-        if lease is not None and lease.state is not LeaseState.ENDED and not over:
+        if lease is not None and lease.state is not LeaseState.ENDED and not has_ended:
             scavenger.give_back([lease])
 
 

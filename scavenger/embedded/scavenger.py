@@ -192,8 +192,8 @@ class LocalScavenger:
         reports. Raises SchedulerError if no cluster runs in the directory.
         """
         state = self.state()
-        least = {"nodes": len(state["nodes"]), "grace": float(state["grace_s"])}
-        return dict(state.get("options", least))
+        defaults = {"nodes": len(state["nodes"]), "grace": float(state["grace_s"])}
+        return dict(state.get("options", defaults))
 
     def totals(self) -> dict[str, float]:
         """Return the cluster's own counts: node-seconds offered, leased and used in grace time,
@@ -221,13 +221,13 @@ class LocalScavenger:
                 f"{self._how_to_start()}"
             )
         if must_run and not cluster_alive(state):
-            what = (
+            condition = (
                 "was stopped"
                 if state["state"] == "stopped"
                 else f"is gone (process {state['pid']})"
             )
             raise SchedulerError(
-                f"The embedded cluster in {self.layout.root} {what}. {self._how_to_start()}"
+                f"The embedded cluster in {self.layout.root} {condition}. {self._how_to_start()}"
             )
         return state
 

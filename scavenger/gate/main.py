@@ -101,18 +101,18 @@ def check_jobs(command: GatedCommand, rules: GateRules, environment: dict[str, s
     """Check that each of these jobs is a lease. A job that the scheduler does not know is accepted,
     because there is nothing to end. Raises GateClosed.
     """
-    asks = KINDS[rules.kind][-1]
-    if asks not in rules.commands:
-        raise GateClosed(f"The rules name no {asks}, which is asked for the names of jobs.")
+    query = KINDS[rules.kind][-1]
+    if query not in rules.commands:
+        raise GateClosed(f"The rules name no {query}, which is asked for the names of jobs.")
     if rules.kind == "slurm":
-        whole = sorted({job.partition(".")[0] for job in command.jobs})
-        argv, ended = ["--noheader", "--format=%j", f"--jobs={','.join(whole)}"], SLURM.ended
+        job_ids = sorted({job.partition(".")[0] for job in command.jobs})
+        argv, ended = ["--noheader", "--format=%j", f"--jobs={','.join(job_ids)}"], SLURM.ended
     else:
         # not JSON, which shows the first of several jobs only
         argv, ended = ["-f", "-F", "dsv", "-D", DSV_MARK, *command.jobs], PBS.ended
     try:
-        done = subprocess.run(
-            [rules.commands[asks], *argv],
+        result = subprocess.run(
+            [rules.commands[query], *argv],
             env=environment,
             cwd="/",
             stdin=subprocess.DEVNULL,
@@ -120,13 +120,16 @@ def check_jobs(command: GatedCommand, rules: GateRules, environment: dict[str, s
             timeout=QUERY_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        raise GateClosed(f"{asks} gave no answer within {QUERY_TIMEOUT_S:g} s.") from None
-    stdout, stderr = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+        raise GateClosed(f"{query} gave no answer within {QUERY_TIMEOUT_S:g} s.") from None
+    stdout, stderr = (
+        result.stdout.decode("utf-8", "replace"),
+        result.stderr.decode("utf-8", "replace"),
+    )
     lines = [line for line in stderr.splitlines() if line.strip()]
-    bad = [line for line in lines if not ended.search(line)]
-    if bad or (done.returncode and not lines):
-        why = bad[0].strip()[:300] if bad else f"status {done.returncode}"
-        raise GateClosed(f"{asks} does not say what these jobs are: {why}")
+    unexpected = [line for line in lines if not ended.search(line)]
+    if unexpected or (result.returncode and not lines):
+        complaint = unexpected[0].strip()[:300] if unexpected else f"status {result.returncode}"
+        raise GateClosed(f"{query} does not say what these jobs are: {complaint}")
     names = (
         stdout.splitlines() if rules.kind == "slurm" else _pbs_names(stdout, lines, command.jobs)
     )
@@ -152,13 +155,15 @@ def _run_each(command: GatedCommand, environment: dict[str, str]) -> int:
     job that has ended after one that has not. Returns the first status that is not 0.
     """
     words = command.argv[: -len(command.jobs)]
-    first = 0
+    first_status = 0
     for job in command.jobs:
-        done = subprocess.run(
+        result = subprocess.run(
             [*words, job], env=environment, cwd="/", stdin=subprocess.DEVNULL, umask=0o022
         )
-        first = first or (done.returncode if done.returncode >= 0 else 128 - done.returncode)
-    return first
+        first_status = first_status or (
+            result.returncode if result.returncode >= 0 else 128 - result.returncode
+        )
+    return first_status
 
 
 def _become(command: GatedCommand, script: bytes, environment: dict[str, str]) -> None:

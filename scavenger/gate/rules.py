@@ -108,13 +108,13 @@ def _commands(path: Path, values: dict[str, Any], owner: int) -> dict[str, str]:
     belong to the kind, or if another user can write it.
     """
     commands = {}
-    for name, where in values.get("commands", {}).items():
+    for name, command_path in values.get("commands", {}).items():
         if name not in KINDS[values["kind"]]:
             raise GateClosed(f"{path}: commands has {name}, which is none of {values['kind']}'s.")
-        if not str(where).startswith("/"):
+        if not str(command_path).startswith("/"):
             raise GateClosed(f"{path}: the path of {name} must begin with /.")
-        _trusted(Path(where), owner)
-        commands[name] = str(where)
+        _trusted(Path(command_path), owner)
+        commands[name] = str(command_path)
     return commands
 
 

@@ -69,35 +69,35 @@ def _parse(text: str, template: str) -> tuple[list[Part], bytes]:
     return [part], lease_script(template, part)
 
 
-def _between(text: str, before: str, after: str) -> str:
-    if not (text.startswith(before) and text.endswith(after)):
+def _between(text: str, head: str, tail: str) -> str:
+    if not (text.startswith(head) and text.endswith(tail)):
         raise ValueError("it is made of something else")
-    return text[len(before) : len(text) - len(after)]
+    return text[len(head) : len(text) - len(tail)]
 
 
 def _words(text: str) -> list[str]:
     return [word.replace(_RETURN, "\r") for word in shlex.split(text)]
 
 
-def _part(node: str, words: list[str], at: int) -> tuple[Part, int]:
-    """Return the lease whose variables begin at position ``at``, and the position after it."""
+def _part(node: str, words: list[str], position: int) -> tuple[Part, int]:
+    """Return the lease whose variables begin at ``position``, and the position after it."""
     env: dict[str, str] = {}
-    while words[at] == "export":
-        name, _, env[name] = words[at + 1].partition("=")
-        at += 2
-    keep_at_home = words[at] != "set"
-    at = words.index("set", at) + 2
-    end = words.index(";;", at) if ";;" in words[at:] else len(words)
-    return Part(node, words[at:end], env, keep_at_home=keep_at_home), end
+    while words[position] == "export":
+        name, _, env[name] = words[position + 1].partition("=")
+        position += 2
+    keep_at_home = words[position] != "set"
+    position = words.index("set", position) + 2
+    end = words.index(";;", position) if ";;" in words[position:] else len(words)
+    return Part(node, words[position:end], env, keep_at_home=keep_at_home), end
 
 
 def _choice(words: list[str], node: str) -> Iterator[Part]:
     """Yield the leases of a script that chooses among several by ``node``."""
-    at, common = words.index("case"), {}
-    for assignment in words[1:at:2]:
+    position, common = words.index("case"), {}
+    for assignment in words[1:position:2]:
         name, _, common[name] = assignment.partition("=")
-    at += 3
-    while words[at] != "*)":
-        part, end = _part(words[at].removesuffix(")"), words, at + 1)
+    position += 3
+    while words[position] != "*)":
+        part, end = _part(words[position].removesuffix(")"), words, position + 1)
         yield part._replace(env={**common, **part.env})
-        at = end + 1
+        position = end + 1

@@ -140,15 +140,15 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         lease_jobs = {
             lease_id: ledger_entry(lease_id, job, now, grace_s) for lease_id, job in own.items()
         }
-        taken = self._taken.why(hold_s, now)
+        preempting = self._taken.why(hold_s, now)
         leave = self._never_preempted(site, own)
         return SchedulerAnswer(
             facts,
             lease_jobs,
             gone,
-            hold=self._closed(site) or taken,
+            hold=self._closed(site) or preempting,
             leave=leave,
-            urgent=bool(taken),
+            urgent=bool(preempting),
         )
 
     def _missing(self, own: Mapping[str, PbsJob]) -> dict[str, LeaseJob]:
@@ -163,8 +163,8 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         given_up = self.ledger.given_up
         lost = {job.id: lease for lease, job in self._missing(own).items() if lease not in given_up}
         ids, remembered = list(lost), dict[str, PbsJob]()
-        for first in range(0, len(ids), IDS_PER_QUERY):
-            remembered |= self._remembered(ids[first : first + IDS_PER_QUERY])
+        for start in range(0, len(ids), IDS_PER_QUERY):
+            remembered |= self._remembered(ids[start : start + IDS_PER_QUERY])
         for job_id in [i for i, job in remembered.items() if job.state not in ENDED_STATES]:
             if lease := lost.get(job_id):
                 job = remembered.pop(job_id)
@@ -197,7 +197,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         of them.
         """
         given_up = self.ledger.given_up
-        gone = {}
+        disappeared = {}
         for lease, job in self._missing(own).items():
             last = remembered.get(job.id) or self._own.get(lease)
             reason = (
@@ -209,7 +209,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
                 if last is not None
                 else "it ended"
             )
-            gone[lease] = replace(
+            disappeared[lease] = replace(
                 job.lease,
                 node=job.requested_node,
                 state=LeaseState.ENDED,
@@ -222,15 +222,15 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
                 and (job.id not in remembered or terminated_by(remembered[job.id]) == "Scheduler")
             ):
                 self._taken.mark(now)
-        return gone
+        return disappeared
 
     def _never_preempted(self, site: PbsSite, own: Mapping[str, PbsJob]) -> dict[str, str]:
         """Return lease → why PBS can no longer preempt it: its preempt_order was changed."""
         if not site.requeues or self.settings.lease.rerunnable != "auto":
             return {}
-        why = f"PBS preempts by requeuing only (preempt_order = {site.preempt_order})"
+        reason = f"PBS preempts by requeuing only (preempt_order = {site.preempt_order})"
         return {
-            lease: f"{why} and this lease is not rerunnable"
+            lease: f"{reason} and this lease is not rerunnable"
             for lease, job in own.items()
             if not job.rerunnable
         }

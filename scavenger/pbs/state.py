@@ -140,13 +140,13 @@ def lease_of(lease_id: str, job: PbsJob, now: float, grace_s: float) -> Lease:
         return Lease(lease_id, job.id, LeaseState.ENDED, job.host, end_reason(job))
     if job.state in PENDING_STATES:
         return Lease(lease_id, job.id, LeaseState.PENDING, job.host, job.comment)
-    by = terminated_by(job)
-    if job.state == "E" or by or job.substate in RERUN_SUBSTATES:
+    deleted_by = terminated_by(job)
+    if job.state == "E" or deleted_by or job.substate in RERUN_SUBSTATES:
         reason = (
             "preempted"
             if is_preempted(job)
-            else f"it was deleted by {by}"
-            if by
+            else f"it was deleted by {deleted_by}"
+            if deleted_by
             else "it is ending"
         )
         return Lease(lease_id, job.id, LeaseState.RUNNING, job.host, reason, now + grace_s)
@@ -168,8 +168,8 @@ def ledger_entry(lease_id: str, job: PbsJob, now: float, grace_s: float) -> Leas
 
 def end_reason(job: PbsJob) -> str:
     """Return a sentence that says why a job has ended."""
-    if by := terminated_by(job):
-        return "preempted" if by == "Scheduler" else f"it was deleted by {by}"
+    if deleted_by := terminated_by(job):
+        return "preempted" if deleted_by == "Scheduler" else f"it was deleted by {deleted_by}"
     if job.exit is None:
         return "it ended"
     if job.exit in KILL_REASONS:
@@ -198,7 +198,7 @@ def node_facts(
         with_features: whether the rules need the hosts' features.
     """
     uses = planned_uses(reading.pending)
-    holders = {
+    lease_on_host = {
         job.host: lease
         for lease, job in reading.own.items()
         if job.host and job.state not in ENDED_STATES
@@ -206,7 +206,7 @@ def node_facts(
     interned: dict[tuple[str, ...], tuple[str, ...]] = {}
     facts = {}
     for host, vnodes in reading.hosts.items():
-        state, idle, trouble, in_reservation, drained = _host_state(vnodes)
+        state, idle, unavailable, in_reservation, drained = _host_state(vnodes)
         reserved, reserved_from = _reserved(vnodes, reading.reservations, in_reservation, now)
         planned = [uses[name] for name, _ in vnodes if name in uses] if uses else ()
         first = vnodes[0][1]
@@ -218,7 +218,7 @@ def node_facts(
             name=host,
             state=state,
             idle=idle,
-            trouble=trouble,
+            trouble=unavailable,
             reserved=reserved,
             reserved_from=reserved_from,
             planned=bool(planned) and idle,
@@ -226,7 +226,7 @@ def node_facts(
             partitions=queues_of(first),
             features=features,
             idle_since=idle_since.get(host, now) if idle else None,
-            lease=holders.get(host, ""),
+            lease=lease_on_host.get(host, ""),
             drained=drained,
         )
     return facts
@@ -251,7 +251,7 @@ def _host_state(vnodes: HostVnodes) -> tuple[str, bool, str, bool, str]:
     """
     if len(vnodes) == 1 and vnodes[0][1].state == "free" and not vnodes[0][1].jobs:  # usual case
         return "free", True, "", False, ""
-    shown, idle, trouble, reserved, drained = [], True, "", False, ""
+    shown, idle, unavailable, reserved, drained = [], True, "", False, ""
     for _, node in vnodes:
         text = text_of(node.state)
         words = [word.strip().lower() for word in text.split(",")]
@@ -266,28 +266,28 @@ def _host_state(vnodes: HostVnodes) -> tuple[str, bool, str, bool, str]:
             comment = shorten(text_of(node.comment))
             sentence = UNAVAILABLE_STATES.get(word, f"MalleTrain does not know its state {word!r}")
             sentence += f" ({comment})" if comment else ""
-            trouble = trouble or sentence
+            unavailable = unavailable or sentence
             drained = drained or (sentence if word in DRAINED_STATES else "")
         if text not in shown:
             shown.append(text)
-    return "; ".join(shown), idle, trouble, reserved, drained
+    return "; ".join(shown), idle, unavailable, reserved, drained
 
 
 def _reserved(
     vnodes: HostVnodes, reservations: Mapping[str, PbsReservation], in_reservation: bool, now: float
 ) -> tuple[str, float | None]:
     """Return the host's current reservation as text, and the start time of the next one."""
-    active, coming = "", None
+    active, next_start = "", None
     for _, node in vnodes:
         for name in reservations_of(node):
             reservation = reservations.get(name)
             if reservation is None:
                 active = active or (f"reservation {name} has it" if in_reservation else "")
             elif reservation.start <= now < reservation.end:
-                what = "maintenance reservation" if name.startswith("M") else "reservation"
-                active = active or f"{what} {name} has it"
-            elif reservation.start > now and (coming is None or reservation.start < coming):
-                coming = reservation.start
+                noun = "maintenance reservation" if name.startswith("M") else "reservation"
+                active = active or f"{noun} {name} has it"
+            elif reservation.start > now and (next_start is None or reservation.start < next_start):
+                next_start = reservation.start
     if in_reservation and not active:
         active = "it is in a reservation"
-    return active, coming
+    return active, next_start

@@ -57,7 +57,7 @@ def due_jobs(
     site: SlurmSite,
     lease_partition: str,
     now: float,
-    before: Collection[str] = (),
+    previous: Collection[str] = (),
 ) -> list[SlurmJob]:
     """Return the jobs in partitions above that of the leases that Slurm expects to have started by
     now. If the QOS decides which job preempts which, jobs of all partitions count.
@@ -71,10 +71,14 @@ def due_jobs(
         site: the Slurm site.
         lease_partition: partition of the leases.
         now: epoch seconds.
-        before: jobs that were due at the last poll.
+        previous: jobs that were due at the last poll.
     """
-    own = site.partitions.get(lease_partition)
-    tier = own.tier if own is not None and site.preempt_type == "partition_prio" else -1
+    lease_partition_info = site.partitions.get(lease_partition)
+    tier = (
+        lease_partition_info.tier
+        if lease_partition_info is not None and site.preempt_type == "partition_prio"
+        else -1
+    )
     jobs: dict[str, list[SlurmJob]] = {}
     for job in pending:
         jobs.setdefault(job.id.partition("+")[0], []).append(job)
@@ -89,7 +93,7 @@ def due_jobs(
         and all(part.reason in WAITING_REASONS or part.reason == DELAYED_REASON for part in parts)
         and (
             any(_is_expected(part, now) for part in parts)
-            or (was_due(name, before) and any(_is_delayed(part, now) for part in parts))
+            or (was_due(name, previous) and any(_is_delayed(part, now) for part in parts))
         )
     ]
 
@@ -99,13 +103,13 @@ def _is_expected(job: SlurmJob, now: float) -> bool:
     return begun and job.reason in WAITING_REASONS and bool(job.planned_on)
 
 
-def was_due(name: str, before: Collection[str]) -> bool:
-    """Return whether a job is in ``before``. Pending tasks of an array share a line of squeue,
+def was_due(name: str, previous: Collection[str]) -> bool:
+    """Return whether a job is in ``previous``. Pending tasks of an array share a line of squeue,
     ``7_[0-3%2]``, until Slurm collects nodes for one of them, ``7_0``.
     """
     array, _, task = name.partition("_")
-    lines = [entry.partition("_")[2] for entry in before if entry.startswith(f"{array}_[")]
-    return name in before or (bool(task) and any(_has_task(line, task) for line in lines))
+    lines = [entry.partition("_")[2] for entry in previous if entry.startswith(f"{array}_[")]
+    return name in previous or (bool(task) and any(_has_task(line, task) for line in lines))
 
 
 def tasks_at_once(name: str) -> int:
@@ -170,7 +174,7 @@ def claims(
         leases: running lease → its node.
         leaving: the leases among them that are leaving.
     """
-    coming = dict.fromkeys(
+    becoming_free = dict.fromkeys(
         (
             *sorted(leases[lease] for lease in leaving if lease in leases),
             *(name for name, node in facts.items() if node.state.startswith("completing")),
@@ -192,40 +196,45 @@ def claims(
     for job in due[:MAX_DUE_JOBS]:
         tasks = tasks_at_once(job.id)
         partitions, planned = set(job.partition.split(",")), expand(job.planned_on)
-        first = set(planned)
+        planned_nodes = set(planned)
         # A job that specifies only a number of tasks is listed with one node.
-        needed = max(job.nodes, len(planned)) if job.nodes == 1 else job.nodes
-        free = (*_sorted_by_membership(coming, first), *_sorted_by_membership(idle, first))
-        can = [name for name in free if _is_in_partition(facts, name, partitions)]
-        give = [
+        node_count = max(job.nodes, len(planned)) if job.nodes == 1 else job.nodes
+        available = (
+            *_sorted_by_membership(becoming_free, planned_nodes),
+            *_sorted_by_membership(idle, planned_nodes),
+        )
+        usable = [name for name in available if _is_in_partition(facts, name, partitions)]
+        lease_nodes = [
             name
-            for name in _sorted_by_membership(offered, first)
+            for name in _sorted_by_membership(offered, planned_nodes)
             if _is_in_partition(facts, name, partitions)
         ]
-        short = needed - len(can)
-        if short > 0:
-            if len(give) < short or first.isdisjoint(give):
+        missing = node_count - len(usable)
+        if missing > 0:
+            if len(lease_nodes) < missing or planned_nodes.isdisjoint(lease_nodes):
                 continue
-            result.needed_leases[job.id] = [offered.pop(name) for name in give[:short]]
-            result.nodes.update(give[:short])
+            result.needed_leases[job.id] = [offered.pop(name) for name in lease_nodes[:missing]]
+            result.nodes.update(lease_nodes[:missing])
         # Slurm preempts for several tasks at once, for as many as leases and open nodes allow.
-        startable = min(tasks, (len(can) + len(give)) // max(1, needed))
-        taken = set(can[: needed * max(1, startable)])
-        nodes = f"{needed} node{'s' if needed > 1 else ''}"
-        why = f"Slurm is about to start job {job.id}, which needs {nodes}"
+        startable = min(tasks, (len(usable) + len(lease_nodes)) // max(1, node_count))
+        claimed = set(usable[: node_count * max(1, startable)])
+        nodes = f"{node_count} node{'s' if node_count > 1 else ''}"
+        reason = f"Slurm is about to start job {job.id}, which needs {nodes}"
         if tasks > 1:
-            why += f" for each of {tasks} tasks"
-        result.node_holds.update(dict.fromkeys(taken & idle.keys(), why))
-        result.nodes.update(taken)
-        for name in taken:
-            coming.pop(name, None)
+            reason += f" for each of {tasks} tasks"
+        result.node_holds.update(dict.fromkeys(claimed & idle.keys(), reason))
+        result.nodes.update(claimed)
+        for name in claimed:
+            becoming_free.pop(name, None)
             idle.pop(name, None)
     return result
 
 
-def _sorted_by_membership(names: Collection[str], first: Collection[str]) -> list[str]:
-    """Return ``names``, with those in ``first`` before the others."""
-    return [name for name in names if name in first] + [name for name in names if name not in first]
+def _sorted_by_membership(names: Collection[str], members: Collection[str]) -> list[str]:
+    """Return ``names``, with those in ``members`` before the others."""
+    return [name for name in names if name in members] + [
+        name for name in names if name not in members
+    ]
 
 
 def _is_in_partition(facts: Mapping[str, NodeFacts], name: str, partitions: set[str]) -> bool:

@@ -85,12 +85,14 @@ class LimitWatch:
             and (now - self._since[waiting[job.id]]) % (MAX_YIELD_S + YIELD_PAUSE_S) < MAX_YIELD_S
         ]
         demand = at_limit(believed, own, options, user)
-        leaving = {
-            job: self._leases_of_turn(job, some, own, now)
-            for job, some in demand.needed_leases.items()
+        leaving_by_job = {
+            job: self._leases_of_turn(job, leases, own, now)
+            for job, leases in demand.needed_leases.items()
         }
         self._turns = {job: turn for job, turn in self._turns.items() if job in waiting}
-        return AtLimit(demand.hold, {job: some for job, some in leaving.items() if some})
+        return AtLimit(
+            demand.hold, {job: leases for job, leases in leaving_by_job.items() if leases}
+        )
 
     def _leases_of_turn(
         self, job: str, leases: list[str], own: Mapping[str, SlurmJob], now: float
@@ -98,12 +100,14 @@ class LimitWatch:
         """Return the leases that leave for this job now. Those that began to leave for it come
         first.
         """
-        at, before = self._turns.get(job, (now - START_WAIT_S, []))
-        still = [lease for lease in before if lease in own and own[lease].state not in ENDED_STATES]
-        if not still and now - at < START_WAIT_S:
+        turn_at, turn_leases = self._turns.get(job, (now - START_WAIT_S, []))
+        running = [
+            lease for lease in turn_leases if lease in own and own[lease].state not in ENDED_STATES
+        ]
+        if not running and now - turn_at < START_WAIT_S:
             return []
-        self._turns[job] = (now, still or leases)
-        return still or leases
+        self._turns[job] = (now, running or leases)
+        return running or leases
 
 
 def at_limit(
@@ -128,10 +132,12 @@ def at_limit(
     demand = AtLimit("", {})
     for job in pending:
         if not demand.hold and _counts(job, user, options.account, options):
-            why = f"job {job.id} waits for {job.reason}, against which leases count"
-            demand = demand._replace(hold=why)
+            reason = f"job {job.id} waits for {job.reason}, against which leases count"
+            demand = demand._replace(hold=reason)
         leave = [
-            lease for lease, one in running.items() if _counts(job, one.user, one.account, options)
+            lease
+            for lease, lease_job in running.items()
+            if _counts(job, lease_job.user, lease_job.account, options)
         ][: job.nodes]
         for lease in leave:
             del running[lease]
@@ -149,8 +155,8 @@ def _limit_of(job: SlurmJob) -> tuple[str, ...]:
         return ()
     if OF_USER.fullmatch(reason):
         return (reason, job.account, job.user)
-    shared = OF_ACCOUNT.fullmatch(reason) or OF_QOS.fullmatch(reason)
-    return (reason, job.account) if shared else ()
+    is_shared = OF_ACCOUNT.fullmatch(reason) or OF_QOS.fullmatch(reason)
+    return (reason, job.account) if is_shared else ()
 
 
 def _counts(job: SlurmJob, user: str, account: str, options: SlurmLeaseOptions) -> bool:

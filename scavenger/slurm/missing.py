@@ -41,14 +41,14 @@ def ask_of_missing(commands: Commands, prefix: str, jobs: Mapping[str, str]) -> 
         SchedulerError: one of them exists under its name, or Slurm does not answer.
     """
     pairs = list(jobs.items())
-    for first in range(0, len(pairs), IDS_PER_QUERY):
-        some = dict(pairs[first : first + IDS_PER_QUERY])
-        there = _those_there(commands, prefix, list(some.values()))
-        cut = [lease for lease, job in some.items() if there.get(job) == prefix + lease]
-        if cut:
+    for start in range(0, len(pairs), IDS_PER_QUERY):
+        batch = dict(pairs[start : start + IDS_PER_QUERY])
+        known = _those_there(commands, prefix, list(batch.values()))
+        existing = [lease for lease, job in batch.items() if known.get(job) == prefix + lease]
+        if existing:
             raise SchedulerError(
-                f"An answer of squeue was cut short: it lacked job {some[cut[0]]}, which runs for "
-                f"lease {cut[0]}. Nothing was changed."
+                f"An answer of squeue was cut short: it lacked job {batch[existing[0]]}, which runs "
+                f"for lease {existing[0]}. Nothing was changed."
             )
 
 

@@ -178,14 +178,14 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         job, if we may end it.
         """
         s, prefix = self.settings, len(self.settings.prefix)
-        theirs = {
+        user_of_unknown = {
             lease: job.user
             for job in ours
             if job.part is not None
             and is_unknown(lease := job.name[prefix:])
             and (s.submit_as or job.user == s.user)
         }
-        return lambda lease: theirs.get(lease) or self.ledger.user_of(lease)
+        return lambda lease: user_of_unknown.get(lease) or self.ledger.user_of(lease)
 
     def _recently_due(self, due: Sequence[SlurmJob], now: float) -> list[SlurmJob]:
         """Return the due jobs that have counted as about to start for less than the maximum
@@ -244,16 +244,20 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
     def _shared_submission(
         self, pack: Sequence[LeaseSpec], view: LookResult[SlurmSite]
     ) -> tuple[list[str], bytes]:
-        step, nodes = self._as_step(view.site), {one.node for one in pack}
-        named = view.rules.partitions
-        others = [
+        step, nodes = self._as_step(view.site), {spec.node for spec in pack}
+        partitions = view.rules.partitions
+        other_nodes = [
             name
             for name, facts in view.answer.facts.items()
-            if name not in nodes and (not named or not named.isdisjoint(facts.partitions))
+            if name not in nodes and (not partitions or not partitions.isdisjoint(facts.partitions))
         ]
         return (
             sbatch_shared(
-                self.settings, pack, others, step, most_memory_mb(view.site, self.settings.lease)
+                self.settings,
+                pack,
+                other_nodes,
+                step,
+                most_memory_mb(view.site, self.settings.lease),
             ),
             shared_script(self.settings, pack, step),
         )

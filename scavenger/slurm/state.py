@@ -105,9 +105,9 @@ def lease_of(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease:
     """
     called = job.part.id if job.part else job.id
     if job.state in ENDED_STATES:
-        why, began = ENDED_STATES[job.state], job.start
+        reason, began = ENDED_STATES[job.state], job.start
         return Lease(
-            lease_id, called, LeaseState.ENDED, job.node_list, why, started=began, ended=job.end
+            lease_id, called, LeaseState.ENDED, job.node_list, reason, started=began, ended=job.end
         )
     if job.state in PENDING_STATES:
         return Lease(lease_id, called, LeaseState.PENDING, job.node_list, job.reason)

@@ -45,12 +45,12 @@ class StepWatch:
 
     def answered(self, own: Mapping[str, SlurmJob], steps: Mapping[tuple[str, str], str]) -> None:
         """Note the steps of the jobs that were due: (job, node) → step."""
-        there = {lease for lease, job in own.items() if _in_block(job) in steps}
-        gone = self._seen - there
-        self._seen |= there
+        running = {lease for lease, job in own.items() if _in_block(job) in steps}
+        missing = self._seen - running
+        self._seen |= running
         # Twice, because a restarted controller may not know its steps yet.
-        self._ended |= gone & self._missed
-        self._missed = gone - self._ended
+        self._ended |= missing & self._missed
+        self._missed = missing - self._ended
 
     @property
     def ended(self) -> frozenset[str]:

@@ -222,14 +222,14 @@ def synthesise(
         block = np.cumsum(rng.random(len(members)) < 1.0 / model.block_mean)
         own = rng.standard_normal(int(block[-1]) + 1)
         z = math.sqrt(model.similarity) * shared + math.sqrt(1.0 - model.similarity) * own
-        ends = start + model.lengths.at(z)
+        end_times = start + model.lengths.at(z)
         if model.quantum_s:
-            ends = np.maximum(
-                np.round(ends / model.quantum_s) * model.quantum_s, start + model.quantum_s
+            end_times = np.maximum(
+                np.round(end_times / model.quantum_s) * model.quantum_s, start + model.quantum_s
             )
-        free_from[members] = ends[block]
-        if ends.max() > 0:
-            gaps.append((members, np.full(len(members), start), ends[block]))
+        free_from[members] = end_times[block]
+        if end_times.max() > 0:
+            gaps.append((members, np.full(len(members), start), end_times[block]))
     if not gaps:
         return Trace.from_gaps([], [], [], names, duration_s)
     node, begin, end = (np.concatenate(column) for column in zip(*gaps, strict=True))

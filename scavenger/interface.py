@@ -22,16 +22,17 @@ class SchedulerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Gap:
-    """One idle node that the main scheduler cannot fill now.
-
-    ``horizon_s``: expected remaining length of the gap, seconds; None if it is not known.
-    """
+    """One idle node that the main scheduler cannot fill now."""
 
     node: str
     idle_since: float
+    """Start of the gap, epoch seconds."""
     horizon_s: float | None = None
+    """Expected remaining length of the gap, seconds; None if it is not known."""
     node_class: str = "default"
+    """Class of the node: nodes of one class are interchangeable."""
     group: str | None = None
+    """Topology group of the node; None if unknown."""
 
 
 class LeaseState(str, Enum):
@@ -48,41 +49,44 @@ class LeaseState(str, Enum):
 
 @dataclass(frozen=True)
 class Lease:
-    """MalleTrain's hold on one node, as the main scheduler reports it.
-
-    ``id`` is MalleTrain's own unique name of the lease, chosen by the daemon. ``scheduler_id`` is
-    the main scheduler's job id. ``node`` is empty until the main scheduler places the lease.
-    ``gone_at`` (epoch seconds) is set while the main scheduler asks for the node back: the lease is
-    killed by then, as far as the main scheduler reports it. ``reason`` says why a lease is leaving
-    or has ended. ``started`` and ``ended`` (epoch seconds) are the main scheduler's times, None if
-    it does not report them.
-    """
+    """MalleTrain's hold on one node, as the main scheduler reports it."""
 
     id: str
+    """MalleTrain's own name of the lease: unique, chosen by the daemon."""
     scheduler_id: str
+    """The main scheduler's job id."""
     state: LeaseState
     node: str = ""
+    """Node of the lease; empty until the main scheduler places it."""
     reason: str = ""
+    """Why the lease is leaving or has ended."""
     gone_at: float | None = None
+    """Time by which the lease is killed, epoch seconds, as far as the main scheduler reports
+    it. Set while the main scheduler asks for the node back.
+    """
     started: float | None = None
+    """Start time that the main scheduler reports, epoch seconds; None if it reports none."""
     ended: float | None = None
+    """End time that the main scheduler reports, epoch seconds; None if it reports none."""
 
 
 @dataclass(frozen=True)
 class LeaseRequest:
     """A request for a lease on ``node``, which runs ``argv`` there with ``env`` added (without a
     shell).
-
-    ``duration_s``: time limit of the lease, seconds; None: the site's default. ``owner``: account
-    to submit as (site mode).
     """
 
     id: str
+    """Unique name of the lease, chosen by the daemon."""
     node: str
     argv: tuple[str, ...]
+    """Command to run on the node."""
     env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables to add."""
     duration_s: float | None = None
+    """Time limit of the lease, seconds; None: the site's default."""
     owner: str | None = None
+    """Account to submit as (site mode)."""
 
 
 @dataclass(frozen=True)
@@ -106,16 +110,17 @@ still open then)). Nodes that share one curve object are expected to become busy
 
 @dataclass(frozen=True)
 class PollResult:
-    """The result of one poll of the main scheduler at ``time`` (epoch seconds).
-
-    ``leases`` contains all our pending and running leases and those that ended recently. A lease
-    that is not in it has ended.
-    """
+    """The result of one poll of the main scheduler."""
 
     time: float
+    """Time of the poll, epoch seconds."""
     gaps: tuple[Gap, ...]
     leases: tuple[Lease, ...]
+    """All our pending and running leases, and those that ended recently. A lease that is not in
+    it has ended.
+    """
     total_nodes: int
+    """Number of nodes of the machine."""
     idle_nodes: int
     """Number of nodes that no main job uses: gaps, leased nodes, and idle nodes that the rules
     exclude.

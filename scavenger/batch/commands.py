@@ -38,14 +38,14 @@ KILL_WAIT_S = 2.0
 
 @dataclass(frozen=True)
 class CommandPolicy:
-    """``timeout_s``: time limit of a command, seconds; it is then killed. ``tries``: maximum number
-    of runs of a command that may be repeated. ``pause_s``: pause before the second run, seconds; it
-    doubles each time.
-    """
+    """Limits of commands."""
 
     timeout_s: float = 20.0
+    """Time limit of a command, seconds; it is then killed."""
     tries: int = 2
+    """Maximum number of runs of a command that may be repeated."""
     pause_s: float = 0.5
+    """Pause before the second run, seconds; it doubles each time."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,14 @@ class NoAnswerError(CommandError):
 
 @dataclass
 class Commands:
-    """Runs commands. Safe to use from several threads.
-
-    ``environment``: environment of commands that are run without one; None: this process's.
-    ``calls``: log in which the commands are counted.
-    """
+    """Runs commands. Safe to use from several threads."""
 
     policy: CommandPolicy = field(default_factory=CommandPolicy)
     environment: Mapping[str, str] | None = None
+    """Environment of commands that are run without one; None: this process's."""
     sleep: Callable[[float], None] = time.sleep
     calls: CallLog = field(default_factory=CallLog)
+    """Log in which the commands are counted."""
 
     def run(
         self,

@@ -29,21 +29,21 @@ RECORD_LIFETIME_S = 3600.0
 
 
 class LeaseJob(NamedTuple):
-    """One of our jobs, with the attributes that all batch schedulers have.
-
-    ``lease``: the lease according to the job's state. ``requested_node``: the node that its
-    submission names. ``submitted``: epoch seconds, None if not known. ``lost``: why the lease has
-    ended although the job still exists. ``ending``: the job is ending and need not be cancelled.
-    ``stopped``: its processes are stopped, so that they react only to SIGKILL.
-    """
+    """One of our jobs, with the attributes that all batch schedulers have."""
 
     lease: Lease
+    """The lease according to the job's state."""
     user: str
     requested_node: str = ""
+    """The node that its submission names."""
     submitted: float | None = None
+    """Epoch seconds, None if not known."""
     lost: str = ""
+    """Why the lease has ended although the job still exists."""
     ending: bool = False
+    """The job is ending and need not be cancelled."""
     stopped: bool = False
+    """Its processes are stopped, so that they react only to SIGKILL."""
     handle: str = ""
     """The main scheduler's id of the part that ends with this lease; empty: its ``scheduler_id``.
     """

@@ -39,15 +39,15 @@ unset output"""
 
 
 class Part(NamedTuple):
-    """The command that one lease runs. ``output``: file for its output, if the job does not write
-    one. ``keep_at_home``: whether its output is stored in HOME_OUTPUT_DIR.
-    """
+    """The command that one lease runs."""
 
     node: str
     argv: Sequence[str]
     env: Mapping[str, str]
     output: Path | None = None
+    """File for its output, if the job does not write one."""
     keep_at_home: bool = False
+    """Whether its output is stored in HOME_OUTPUT_DIR."""
 
 
 def lease_script(template: str, part: Part) -> bytes:

@@ -17,30 +17,33 @@ from scavenger.interface import Explanation
 
 
 class NodeFacts(NamedTuple):
-    """The main scheduler's report about one node at one poll. Times are in epoch seconds.
-
-    ``state``: the scheduler's name of the state. ``idle``: no job runs on it. ``trouble``: why it
-    may not be used although it is idle (draining, down, not responding, powered down).
-    ``reserved``: the current reservation or maintenance. ``reserved_from``: start time of the next
-    one. ``planned``: whether it is held for a waiting job, which is expected to start at
-    ``planned_at``. ``idle_since``: time since which all polls have seen it idle. ``lease``: our
-    running or waiting lease on it. ``drained``: why running jobs have to leave, if an administrator
-    takes the node out of service.
-    """
+    """The main scheduler's report about one node at one poll. Times are in epoch seconds."""
 
     name: str
     state: str
+    """The scheduler's name of the state."""
     idle: bool
+    """Whether no job runs on it."""
     trouble: str = ""
+    """Why it may not be used although it is idle (draining, down, not responding, powered down)."""
     reserved: str = ""
+    """The current reservation or maintenance."""
     reserved_from: float | None = None
+    """Start time of the next reservation."""
     planned: bool = False
+    """Whether it is held for a waiting job, which is expected to start at ``planned_at``."""
     planned_at: float | None = None
+    """Expected start time of that job; None if not known."""
     partitions: Sequence[str] = ()
+    """Partitions or queues of the node."""
     features: Sequence[str] = ()
+    """Features of the node, as the site's configuration names them."""
     idle_since: float | None = None
+    """Time since which all polls have seen it idle."""
     lease: str = ""
+    """Our running or waiting lease on it."""
     drained: str = ""
+    """Why running jobs have to leave, if an administrator takes the node out of service."""
 
     @property
     def free_until(self) -> float | None:
@@ -51,30 +54,34 @@ class NodeFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class GapRules:
-    """The site's settings for gaps.
-
-    ``partitions``: partitions in which leases run; a node must be in one of them (empty: any).
-    ``features``: features that a node must have, all of them. ``nodes``/``exclude``: node names
-    (expanded). ``reserve``: number of idle nodes that are left to the main scheduler.
-    ``idle_for_s``: minimum idle time of a node, seconds, so that the main scheduler can use it
-    first. ``use_planned``: whether to use nodes that are held for a waiting job, with leases that
-    end before it starts. ``min_free_s``: minimum time until the next known use, seconds.
-    ``max_at_once``: maximum number of gaps in one poll. ``hold``: why no node may be taken now.
-    ``node_holds``: node → why it may not be taken.
-    """
+    """The site's settings for gaps."""
 
     partitions: frozenset[str] = frozenset()
+    """Partitions in which leases run; a node must be in one of them (empty: any)."""
     features: frozenset[str] = frozenset()
+    """Features that a node must have, all of them."""
     nodes: frozenset[str] = frozenset()
+    """Names of the nodes that can be gaps (expanded; empty: all)."""
     exclude: frozenset[str] = frozenset()
+    """Names of nodes that are never gaps (expanded)."""
     reserve: int = 0
+    """Number of idle nodes that are left to the main scheduler."""
     hours: Hours = field(default_factory=Hours)
+    """Hours of the week in which leases may run."""
     idle_for_s: float = 30.0
+    """Minimum idle time of a node, seconds, so that the main scheduler can use it first."""
     use_planned: bool = False
+    """Whether to use nodes that are held for a waiting job, with leases that end before it
+    starts.
+    """
     min_free_s: float = 0.0
+    """Minimum time until the next known use, seconds."""
     max_at_once: int = 200
+    """Maximum number of gaps in one poll."""
     hold: str = ""
+    """Why no node may be taken now."""
     node_holds: Mapping[str, str] = field(default_factory=dict)
+    """Node → why it may not be taken."""
 
 
 Answer = tuple[bool, str]
@@ -184,12 +191,12 @@ RESERVE, AT_ONCE = "reserve", "at once"
 
 @dataclass(frozen=True)
 class Choice:
-    """``gaps``: the nodes that are gaps, those with the longest remaining time first.
-    ``exclusions``: node → (the rule about all nodes together that excludes it, why).
-    """
+    """The gaps of one poll."""
 
     gaps: tuple[NodeFacts, ...]
+    """The nodes that are gaps, those with the longest remaining time first."""
     exclusions: Mapping[str, tuple[str, str]]
+    """Node → (the rule about all nodes together that excludes it, why)."""
 
 
 def passes(node: NodeFacts, rules: GapRules, now: float) -> bool:

@@ -28,57 +28,64 @@ OptionsT = TypeVar("OptionsT")
 
 @dataclass(frozen=True)
 class BatchSettings(Generic[OptionsT]):
-    """The site's settings for finding gaps and requesting leases. Times are in seconds.
-
-    ``tag``: distinguishes our jobs from those of other MalleTrains on this machine. ``template``:
-    batch script of a lease. ``lease``: settings that only this kind of scheduler has, such as the
-    queue. ``user``: this process's user. ``submit_as``: command prefix to submit and cancel for
-    another owner, with ``{owner}`` in it. ``output_dir``: directory for the output of leases; None:
-    it is discarded.
-
-    ``idle_for_s``: minimum idle time of a node; None: one scheduling cycle. ``backfill``: the site
-    has no preemption, so each lease ends ``spare_s`` before the next known use of its node.
-    ``time_limit_s``: maximum length of a lease. ``time_min_s``: minimum useful length, None if the
-    main scheduler need not fit leases into the schedule. ``min_lease_s``: minimum length that the
-    site wants. ``lease_s``: usual length, None: ``time_limit_s``.
-
-    ``start_within_s``: maximum time from submission to start; then a lease is withdrawn.
-    ``submit_rate``: lease submissions per second on average. ``submit_burst``: maximum number at
-    one time. ``request_rate``: requests to the scheduler's controller per second on average.
-    ``max_leases``, ``max_leases_per_user``: maximum number of leases at one time; 0 for no limit.
-    ``hold_s``: pause in requests after a preemption, None: see :mod:`scavenger.batch.hold`.
-    ``grace_s``: time from a preemption's signal to SIGKILL, None: from the main scheduler's
-    configuration. ``needed_grace_s``: time that a job needs to leave in order. ``shape``: how
-    leases that are requested together become jobs, with at most ``shared_by`` leases each.
-    """
+    """The site's settings for finding gaps and requesting leases. Times are in seconds."""
 
     tag: str
+    """Distinguishes our jobs from those of other MalleTrains on this machine."""
     template: str
+    """Batch script of a lease."""
     lease: OptionsT
+    """Settings that only this kind of scheduler has, such as the queue."""
     rules: GapRules = field(default_factory=GapRules)
+    """Rules that decide which nodes are gaps."""
     user: str = ""
+    """This process's user."""
     submit_as: tuple[str, ...] = ()
+    """Command prefix to submit and cancel for another owner, with ``{owner}`` in it."""
     output_dir: Path | None = None
+    """Directory for the output of leases; None: it is discarded."""
     idle_for_s: float | None = None
+    """Minimum idle time of a node; None: one scheduling cycle."""
     node_classes: tuple[str, ...] = ()
+    """Features that are names of node classes."""
     backfill: bool = False
+    """Whether leases cannot be preempted, so that each must end ``spare_s`` before the next known
+    use of its node.
+    """
     spare_s: float = 30.0
+    """Time that a lease leaves unused before the next known use of its node."""
     time_limit_s: float = 12 * 3600.0
+    """Maximum length of a lease."""
     lease_s: float | None = None
+    """Usual length, None: ``time_limit_s``."""
     time_min_s: float | None = None
+    """Minimum useful length, None if the main scheduler need not fit leases into the schedule."""
     min_lease_s: float = 0.0
+    """Minimum length that the site wants."""
     start_within_s: float = 60.0
+    """Maximum time from submission to start; then a lease is withdrawn."""
     submit_rate: float = 1.0
+    """Lease submissions per second on average."""
     submit_burst: float = 10.0
+    """Maximum number of lease submissions at one time."""
     request_rate: float = 2.0
+    """Requests to the scheduler's controller per second on average."""
     max_leases: int = 0
+    """Maximum number of leases at one time; 0 for no limit."""
     max_leases_per_user: int = 0
+    """Maximum number of leases of one user at one time; 0 for no limit."""
     hold_s: float | None = None
+    """Pause in requests after a preemption, None: see :mod:`scavenger.batch.hold`."""
     grace_s: float | None = None
+    """Time from a preemption's signal to SIGKILL, None: from the main scheduler's configuration."""
     needed_grace_s: float = 0.0
+    """Time that a job needs to leave in order."""
     poll_interval_s: float = 5.0
+    """Time between two polls."""
     shape: Shape = "single"
+    """How leases that are requested together become jobs."""
     shared_by: int = 8
+    """Maximum number of leases that share a job."""
 
     @property
     def prefix(self) -> str:

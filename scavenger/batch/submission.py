@@ -45,22 +45,28 @@ class BusyError(SchedulerError):
 
 @dataclass(frozen=True)
 class LeaseSpec:
-    """One lease to be requested. ``name``: name of its job. ``limit_s``, ``grace_s``: time limit
-    and grace time, seconds. ``output``: file for its output; None: it is discarded.
-    ``keep_at_home``: whether its output is stored in the owner's home directory. ``lease``: its id.
-    ``owner``: user to submit as, None: this process's user.
-    """
+    """One lease to be requested."""
 
     name: str
+    """Name of its job."""
     node: str
+    """Node on which it runs."""
     argv: Sequence[str]
+    """Command of the agent."""
     env: Mapping[str, str]
+    """Environment variables to add."""
     limit_s: float
+    """Time limit, seconds."""
     grace_s: float
+    """Grace time, seconds."""
     output: Path | None
+    """File for its output; None: it is discarded."""
     keep_at_home: bool = False
+    """Whether its output is stored in the owner's home directory."""
     lease: str = ""
+    """Its id."""
     owner: str | None = None
+    """User to submit as, None: this process's user."""
 
     @property
     def part(self) -> Part:
@@ -70,18 +76,20 @@ class LeaseSpec:
 
 @dataclass(frozen=True)
 class Dialect:
-    """The commands and messages of one batch scheduler. ``job_id`` parses the output of a
-    submission. Patterns of error messages: ``limit_reached``: the job limit is reached; ``unsure``:
-    the job may or may not exist; ``ended``: the job has ended and need not be cancelled.
-    ``cancel``: the command that ends jobs, with at most ``at_once`` job ids.
-    """
+    """The commands and messages of one batch scheduler."""
 
     job_id: Callable[[str], str]
+    """Returns the job id in the output of a submission."""
     limit_reached: re.Pattern[str]
+    """Error messages: the job limit is reached."""
     unsure: re.Pattern[str]
+    """Error messages after which the job may or may not exist."""
     ended: re.Pattern[str]
+    """Error messages: the job has ended and need not be cancelled."""
     cancel: str
+    """The command that ends jobs."""
     at_once: int
+    """Maximum number of job ids in one such command."""
     kill: tuple[str, ...] = ()
     """The command that kills the processes of suspended jobs; empty if cancelling them is
     sufficient.

@@ -45,21 +45,24 @@ KEEP_ENDED = 256
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a cluster. Times are in seconds.
-
-    ``notice_fraction``: fraction of preemptions that are announced by SIGTERM; the others kill at
-    once. ``sweep_s``: time after the end of a lease in which its remaining processes can exit by
-    themselves; then they are killed as orphans. ``lifetime_s``: the cluster stops by itself after
-    this time.
-    """
+    """Settings of a cluster. Times are in seconds."""
 
     directory: Path
+    """Directory of the cluster, see :mod:`scavenger.embedded.layout`."""
     nodes: tuple[str, ...]
+    """Names of the virtual nodes."""
     grace_s: float = 5.0
+    """Time from SIGTERM to SIGKILL of a preempted lease."""
     notice_fraction: float = 1.0
+    """Fraction of preemptions that are announced by SIGTERM; the others kill at once."""
     seed: int = 0
+    """Seed of the choice of preemptions without notice."""
     sweep_s: float = 1.0
+    """Time after the end of a lease in which its remaining processes can exit by themselves;
+    then they are killed as orphans.
+    """
     lifetime_s: float | None = None
+    """The cluster stops by itself after this time."""
     trace: str | None = None
     """File of the trace; only reported to clients."""
     speedup: float = 1.0

@@ -18,15 +18,14 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True)
 class Process:
-    """One process. ``start``: start time in clock ticks since boot; with the pid it identifies a
-    process uniquely.
-    """
+    """One process."""
 
     pid: int
     parent: int
     session: int
     state: str
     start: int
+    """Start time in clock ticks since boot; with the pid it identifies a process uniquely."""
 
 
 def read(pid: int) -> Process | None:

@@ -84,11 +84,7 @@ class _Jobs(msgspec.Struct):
 
 
 class PbsJob(NamedTuple):
-    """One job. Times are in epoch seconds, None if not known. ``vnodes``: allocated vnodes.
-    ``host``: host that it requested by name. ``start`` and ``planned_on`` (vnodes): the scheduler's
-    forecast for a pending job. ``runs``: number of starts. ``exit``: exit status, None before its
-    end.
-    """
+    """One job. Times are in epoch seconds, None if not known."""
 
     id: str
     name: str
@@ -98,30 +94,35 @@ class PbsJob(NamedTuple):
     queue: str
     submitted: float | None
     start: float | None
+    """Forecast of the scheduler for a pending job."""
     planned_on: tuple[str, ...]
+    """Vnodes in that forecast."""
     vnodes: tuple[str, ...]
+    """Allocated vnodes."""
     host: str
+    """Host that it requested by name."""
     comment: str
     runs: int
+    """Number of starts."""
     exit: int | None
+    """Exit status, None before its end."""
     rerunnable: bool = True
 
 
 class PbsJobTable(NamedTuple):
-    """``pending``: jobs of others with an expected start. ``ours``: all jobs with our prefix in
-    their names.
-    """
+    """The relevant jobs of one poll."""
 
     pending: list[PbsJob]
+    """Jobs of others with an expected start."""
     ours: list[PbsJob]
+    """All jobs with our prefix in their names."""
 
 
 class PbsReservation(NamedTuple):
-    """One reservation. ``name``: its id, which begins with R (single), S (standing) or M
-    (maintenance).
-    """
+    """One reservation."""
 
     name: str
+    """Its id, which begins with R (single), S (standing) or M (maintenance)."""
     start: float
     end: float
     state: str

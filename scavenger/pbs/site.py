@@ -40,46 +40,58 @@ _SCHED = re.compile(r"^set sched(?: \S+)? (\w+) = (.*?)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class PbsQueue:
-    """One queue. ``chunk``: default_chunk, which every node of its jobs must match (sites use it to
-    assign nodes to queues). ``max_walltime_s``, ``min_walltime_s``: None if there is no such limit.
-    ``kill_delay_s``: time from SIGTERM to SIGKILL. ``limits``: max_run, max_queued and, as
-    ``max_run_res.ncpus``, amounts of resources, as PBS prints them.
-    """
+    """One queue. Times are in seconds."""
 
     name: str
     execution: bool
+    """Whether it is an execution queue, not a routing queue."""
     enabled: bool
+    """Whether it accepts jobs."""
     started: bool
+    """Whether its jobs can start."""
     priority: int
     chunk: Mapping[str, str] = field(default_factory=dict)
+    """``default_chunk``, which every node of its jobs must match (sites use it to assign nodes to
+    queues).
+    """
     max_walltime_s: float | None = None
+    """Maximum walltime of its jobs; None: no limit."""
     min_walltime_s: float | None = None
+    """Minimum walltime of its jobs; None: no limit."""
     kill_delay_s: float = KILL_DELAY_S
+    """Time from SIGTERM to SIGKILL."""
     from_route_only: bool = False
+    """Whether it accepts jobs only from routing queues."""
     acl: Sequence[str] = ()
     destinations: Sequence[str] = ()
     limits: Mapping[str, str] = field(default_factory=dict)
+    """``max_run``, ``max_queued`` and, as ``max_run_res.ncpus``, amounts of resources, as PBS
+    prints them.
+    """
 
 
 @dataclass(frozen=True)
 class PbsSite:
-    """The configuration of a PBS. ``version``: such as (23, 6). ``scheduling``: whether the server
-    starts jobs. ``preempt_order``: letters for what can happen to a preempted job, in order (D
-    delete, R requeue, C checkpoint, S suspend). ``limits``: as those of a queue. ``sees_others``:
-    whether users see the jobs of others.
-    """
+    """The configuration of a PBS."""
 
     version: tuple[int, int]
+    """Such as (23, 6)."""
     shown_version: str
     server: str
     scheduling: bool = True
+    """Whether the server starts jobs."""
     iteration_s: float = SCHEDULER_ITERATION_S
     preempt_queue_prio: int = PREEMPT_QUEUE_PRIO
     preempt_order: str = PREEMPT_ORDER
+    """Letters for what can happen to a preempted job, in order (D delete, R requeue, C
+    checkpoint, S suspend).
+    """
     preempt_known: bool = False
     estimates: bool = True
     sees_others: bool = True
+    """Whether users see the jobs of others."""
     limits: Mapping[str, str] = field(default_factory=dict)
+    """As those of a queue."""
     queues: Mapping[str, PbsQueue] = field(default_factory=dict)
 
     @property

@@ -24,24 +24,24 @@ Launch = Literal["auto", "batch", "step"]
 
 @dataclass(frozen=True)
 class SlurmLeaseOptions:
-    """The site's settings for lease jobs.
-
-    ``exclusive``: request the whole node with all its memory; otherwise ``gres`` and ``options``
-    decide. ``options``: further options of sbatch, one argument each. ``launch``: whether the agent
-    is the batch script itself or a job step; auto: whichever receives Slurm's preemption signal.
-    ``leave_at_limits``: see :mod:`scavenger.slurm.limits`.
-    """
+    """The site's settings for lease jobs."""
 
     partition: str = ""
     qos: str = ""
     account: str = ""
     constraint: str = ""
     exclusive: bool = True
+    """Request the whole node with all its memory; otherwise ``gres`` and ``options`` decide."""
     gres: str = ""
     options: tuple[str, ...] = ()
+    """Further options of sbatch, one argument each."""
     nice: int = 0
     launch: Launch = "auto"
+    """Whether the agent is the batch script itself or a job step; auto: whichever receives
+    Slurm's preemption signal.
+    """
     leave_at_limits: bool = False
+    """See :mod:`scavenger.slurm.limits`."""
 
     @property
     def partitions(self) -> list[str]:

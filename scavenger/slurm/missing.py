@@ -47,8 +47,8 @@ def ask_of_missing(commands: Commands, prefix: str, jobs: Mapping[str, str]) -> 
         existing = [lease for lease, job in batch.items() if known.get(job) == prefix + lease]
         if existing:
             raise SchedulerError(
-                f"An answer of squeue was cut short: it lacked job {batch[existing[0]]}, which runs "
-                f"for lease {existing[0]}. Nothing was changed."
+                f"An answer of squeue was cut short: it lacked job {batch[existing[0]]}, which "
+                f"runs for lease {existing[0]}. Nothing was changed."
             )
 
 

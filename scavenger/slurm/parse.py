@@ -33,43 +33,46 @@ reason, account, host of the batch script, name.
 
 
 class NodeGroup(NamedTuple):
-    """The common values of the nodes in one sinfo line. ``state``: as printed. ``base``: the state
-    without its marks. ``marks``: the marks.
-    """
+    """The common values of the nodes in one sinfo line."""
 
     state: str
+    """As printed."""
     base: str
+    """The state without its marks."""
     marks: str
+    """The marks."""
     features: tuple[str, ...]
     gres: str
     reason: str
 
 
 class NodeTable(NamedTuple):
-    """``nodes``: node → its group. ``partitions``: node → partitions that are up and contain it."""
+    """The nodes of one poll."""
 
     nodes: dict[str, NodeGroup]
+    """Node → its group."""
     partitions: dict[str, list[str]]
+    """Node → partitions that are up and contain it."""
 
 
 class SlurmJob(NamedTuple):
-    """One job of the queue. Times are in epoch seconds, None if not known. ``nodes``: number of
-    nodes, the minimum of a range. Node lists in Slurm's form: ``node_list``: allocated nodes;
-    ``requested_nodes``: nodes requested by name; ``planned_on``: nodes that the backfill scheduler
-    plans to use.
-    """
+    """One job of the queue. Times are in epoch seconds, None if not known."""
 
     state: str
     id: str
     user: str
     partition: str
     nodes: int
+    """Number of nodes, the minimum of a range."""
     submitted: float | None
     start: float | None
     end: float | None
     node_list: str
+    """Allocated nodes, as a node list in Slurm's form."""
     requested_nodes: str
+    """Nodes requested by name, as a node list."""
     planned_on: str
+    """Nodes that the backfill scheduler plans to use, as a node list."""
     reason: str
     name: str
     batch_host: str = ""
@@ -79,24 +82,23 @@ class SlurmJob(NamedTuple):
 
 
 class SlurmJobTable(NamedTuple):
-    """``pending``: pending jobs of others. ``ours``: all jobs with our prefix in their names,
-    including ended ones.
-    """
+    """The relevant jobs of one poll."""
 
     pending: list[SlurmJob]
+    """Pending jobs of others."""
     ours: list[SlurmJob]
+    """All jobs with our prefix in their names, including ended ones."""
 
 
 class SlurmReservation(NamedTuple):
-    """One reservation. ``maintenance``: whether it has the maintenance flag; then no job may run
-    there.
-    """
+    """One reservation."""
 
     name: str
     start: float
     end: float
     nodes: str
     maintenance: bool
+    """Whether it has the maintenance flag; then no job may run there."""
 
 
 def new_mark() -> str:

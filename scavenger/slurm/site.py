@@ -30,17 +30,18 @@ _LAST_CYCLE = re.compile(
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition. ``preempt_mode``: empty: that of the whole Slurm. ``max_time_s``: None: no
-    limit. ``nodes``: names of its nodes.
-    """
+    """One partition."""
 
     name: str
     up: bool
     tier: int
     preempt_mode: str
+    """Empty: that of the whole Slurm."""
     grace_s: float
     max_time_s: float | None
+    """None: no limit."""
     nodes: frozenset[str] = frozenset()
+    """Names of its nodes."""
     qos: str = ""
     """The QOS that the partition assigns to its jobs; empty: none."""
     max_memory_mb: int | None = None
@@ -49,20 +50,21 @@ class Partition:
 
 @dataclass(frozen=True)
 class SlurmSite:
-    """The configuration of a Slurm. ``version``: such as (23, 11). ``preempt_type``: such as
-    ``partition_prio``. ``user_signal``: whether preemption sends the job's own signal to its batch
-    script. ``backfill_cycle_s``: bf_interval plus the duration of a cycle; None: no backfill
-    scheduler. ``kill_wait_s``: time from SIGTERM to SIGKILL when a job ends. ``hidden``: what
-    PrivateData hides from users.
-    """
+    """The configuration of a Slurm."""
 
     version: tuple[int, int]
+    """Such as (23, 11)."""
     preempt_type: str
+    """Such as ``partition_prio``."""
     preempt_mode: str
     user_signal: bool
+    """Whether preemption sends the job's own signal to its batch script."""
     backfill_cycle_s: float | None
+    """Bf_interval plus the duration of a cycle; None: no backfill scheduler."""
     kill_wait_s: float
+    """Time from SIGTERM to SIGKILL when a job ends."""
     hidden: frozenset[str] = frozenset()
+    """What PrivateData hides from users."""
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
     max_wall: Mapping[str, float] = field(default_factory=dict)

@@ -39,25 +39,28 @@ DEMO_ATTEMPTS = 400
 
 @dataclass(frozen=True, eq=False)
 class MachineModel:
-    """Parameters of a synthetic machine. Times are in seconds.
-
-    ``idle_fraction``: idle fraction of node-time. ``batch_median``, ``batch_mean``: number of nodes
-    that become idle together. ``block_mean``: number of nodes that become busy together.
-    ``similarity``: fraction (0..1) of the variance of the normal variable behind a length that is
-    common to the batch. ``swing``: standard deviation of the logarithm of the batch rate.
-    ``swing_s``: its correlation time. ``quantum_s``: events happen at multiples of this (the
-    scheduler's cycle).
-    """
+    """Parameters of a synthetic machine. Times are in seconds."""
 
     idle_fraction: float
+    """Idle fraction of node-time."""
     lengths: Lengths
+    """Distribution of gap lengths."""
     batch_median: float = 1.0
+    """Median number of nodes that become idle together."""
     batch_mean: float = 1.0
+    """Mean number of nodes that become idle together."""
     block_mean: float = 1.0
+    """Mean number of nodes that become busy together."""
     similarity: float = 0.0
+    """Fraction (0..1) of the variance of the normal variable behind a length that is common to
+    the batch.
+    """
     swing: float = 0.0
+    """Standard deviation of the logarithm of the batch rate."""
     swing_s: float = 3600.0
+    """Its correlation time."""
     quantum_s: float = 0.0
+    """Events happen at multiples of this (the scheduler's cycle)."""
 
     def __post_init__(self) -> None:
         if not 0 < self.idle_fraction < 1:

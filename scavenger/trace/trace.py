@@ -41,16 +41,15 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class IdleIntervals:
-    """Idle intervals, one entry each: ``node`` (index), ``start`` and ``end`` in seconds.
-
-    ``complete``: False if the interval was already open when the trace began or still open when it
-    ended, so that its true length is not known.
-    """
+    """Idle intervals, one entry each: ``node`` (index), ``start`` and ``end`` in seconds."""
 
     node: IntArray
     start: FloatArray
     end: FloatArray
     complete: BoolArray
+    """False if the interval was already open when the trace began or still open when it ended,
+    so that its true length is not known.
+    """
 
     @property
     def length(self) -> FloatArray:
@@ -63,8 +62,7 @@ class Trace:
     """Idle/busy events of nodes, valid by construction (see :meth:`validated`).
 
     ``time`` (E,): seconds from the start, not decreasing. ``node`` (E,): index into ``names``.
-    ``idle`` (E,): True if the node becomes idle, False if it becomes busy. ``duration_s``: end of
-    the observation, at or after the last event. Nodes without events are always busy.
+    ``idle`` (E,): True if the node becomes idle, False if it becomes busy.
     """
 
     time: FloatArray
@@ -72,6 +70,7 @@ class Trace:
     idle: BoolArray
     names: tuple[str, ...]
     duration_s: float
+    """End of the observation, at or after the last event. Nodes without events are always busy."""
 
     # -- construction --
 

@@ -43,8 +43,8 @@ def ask_of_missing(commands: Commands, prefix: str, jobs: Mapping[str, str]) -> 
     pairs = list(jobs.items())
     for start in range(0, len(pairs), IDS_PER_QUERY):
         batch = dict(pairs[start : start + IDS_PER_QUERY])
-        known = _those_there(commands, prefix, list(batch.values()))
-        existing = [lease for lease, job in batch.items() if known.get(job) == prefix + lease]
+        name_by_id = _those_there(commands, prefix, list(batch.values()))
+        existing = [lease for lease, job in batch.items() if name_by_id.get(job) == prefix + lease]
         if existing:
             raise SchedulerError(
                 f"An answer of squeue was cut short: it lacked job {batch[existing[0]]}, which "

@@ -33,6 +33,7 @@ class BidRequest(NamedTuple):
     """The input of one job's bid."""
 
     job: str
+    """The job's name."""
     curves: Mapping[str, ScalingCurve]
     """Node class -> scaling curve, for each class that the job can use."""
     current: int = 0

@@ -25,6 +25,7 @@ class Gap:
     """One idle node that the main scheduler cannot fill now."""
 
     node: str
+    """Name of the node."""
     idle_since: float
     """Start of the gap, epoch seconds."""
     horizon_s: float | None = None
@@ -56,6 +57,7 @@ class Lease:
     scheduler_id: str
     """The main scheduler's job id."""
     state: LeaseState
+    """State in the main scheduler."""
     node: str = ""
     """Node of the lease; empty until the main scheduler places it."""
     reason: str = ""
@@ -79,6 +81,7 @@ class LeaseRequest:
     id: str
     """Unique name of the lease, chosen by the daemon."""
     node: str
+    """Name of the node."""
     argv: tuple[str, ...]
     """Command to run on the node."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -96,8 +99,11 @@ class Explanation:
     """
 
     node: str
+    """Name of the node."""
     state: str
+    """The main scheduler's name of its state."""
     is_gap: bool
+    """Whether it is a gap."""
     rules: tuple[tuple[str, bool, str], ...]
     """(rule, passed, sentence)"""
 
@@ -115,6 +121,7 @@ class PollResult:
     time: float
     """Time of the poll, epoch seconds."""
     gaps: tuple[Gap, ...]
+    """The present gaps."""
     leases: tuple[Lease, ...]
     """All our pending and running leases, and those that ended recently. A lease that is not in
     it has ended.

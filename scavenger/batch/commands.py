@@ -55,10 +55,15 @@ class CommandResult:
     """
 
     argv: tuple[str, ...]
+    """The command and its arguments."""
     status: int
+    """Exit status, negative for a signal."""
     stdout: str
+    """Its standard output."""
     stderr: str
+    """Its standard error."""
     seconds: float
+    """Run time, seconds."""
 
     @property
     def complaint(self) -> str:
@@ -85,9 +90,11 @@ class Commands:
     """Runs commands. Safe to use from several threads."""
 
     policy: CommandPolicy = field(default_factory=CommandPolicy)
+    """Limits of the commands."""
     environment: Mapping[str, str] | None = None
     """Environment of commands that are run without one; None: this process's."""
     sleep: Callable[[float], None] = time.sleep
+    """Waits between two runs of a command."""
     calls: CallLog = field(default_factory=CallLog)
     """Log in which the commands are counted."""
 

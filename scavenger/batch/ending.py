@@ -39,7 +39,9 @@ class WholeJob(NamedTuple):
     """A job of the main scheduler that is ended as a whole."""
 
     id: str
+    """The main scheduler's id of the job."""
     user: str
+    """User of the job."""
 
 
 class LeaseEnder:
@@ -75,6 +77,11 @@ class LeaseEnder:
     def cancel(self, jobs: Iterable[LeaseJob], grace_s: float, now: float) -> CommandError | None:
         """End leases, except those whose cancel was accepted recently. A job that is shared with
         other leases only releases their nodes. Returns the error, None if there is none.
+
+        Args:
+            jobs: the leases to end.
+            grace_s: grace time of a lease, seconds.
+            now: epoch seconds.
         """
         since = now - grace_s - CANCEL_RETRY_S
         due_jobs = [

@@ -36,6 +36,7 @@ class PartOf(NamedTuple):
     job: str
     """The main scheduler's id of the job."""
     node: str
+    """Node of the lease in the job."""
     first: bool = False
     """Whether the job's own script runs on this node. Such a node is released last."""
     removable: bool = False

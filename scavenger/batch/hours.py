@@ -32,6 +32,7 @@ class Hours:
     """
 
     spans: tuple[tuple[int, int], ...] = ()
+    """(start, end) of each span, minutes of the week."""
 
     def remaining_s(self, now: float) -> float | None:
         """Return the remaining seconds of the present hours; 0 outside of them, None if they have

@@ -34,6 +34,7 @@ class LeaseJob(NamedTuple):
     lease: Lease
     """The lease according to the job's state."""
     user: str
+    """User of the job."""
     requested_node: str = ""
     """The node that its submission names."""
     submitted: float | None = None
@@ -139,6 +140,12 @@ class LeaseLedger:
     def know(self, lease_id: str, user: str, now: float, node: str = "") -> None:
         """Note that the lease is, or will be, a job of this user on this node. An earlier entry
         takes precedence.
+
+        Args:
+            lease_id: id of the lease.
+            user: user of its job.
+            now: epoch seconds.
+            node: its node; empty if it is not known.
         """
         self._users.setdefault(lease_id, (user, now))
         if node:
@@ -242,6 +249,11 @@ class LeaseLedger:
     def limit_reached(self, user: str, words: str, now: float) -> None:
         """Note that the main scheduler refused this user a lease because the user has too many
         jobs.
+
+        Args:
+            user: the user.
+            words: the scheduler's message.
+            now: epoch seconds.
         """
         self._limits.setdefault(user, Backoff(*LIMIT_BACKOFF_S)).refused(now, words)
         self._allowed[user] = self._alive_count(user)
@@ -250,7 +262,13 @@ class LeaseLedger:
         return sum(job.alive and job.user == user for job in list(self.jobs.values()))
 
     def refused(self, user: str, words: str, now: float) -> None:
-        """Note that the main scheduler refused this user a lease for another reason."""
+        """Note that the main scheduler refused this user a lease for another reason.
+
+        Args:
+            user: the user.
+            words: the scheduler's message.
+            now: epoch seconds.
+        """
         self._refusals.setdefault(user, Backoff(*REFUSAL_BACKOFF_S, free_refusals=1)).refused(
             now, words
         )
@@ -289,9 +307,14 @@ class LeaseLedger:
         return max((backoff.remaining_s(now) for backoff in backoffs), default=0.0)
 
     def room(self, active: int, now: float, only: str = "") -> tuple[int, str] | None:
-        """Return (number of leases that can be added to the ``active`` ones, reason for the limit);
-        None if there is no limit. ``only``: the one user who has leases; empty if there are
-        several, each with their own limits (:meth:`refusal`).
+        """Return (number of leases that can be added to the ``active`` ones, reason for the
+        limit); None if there is no limit.
+
+        Args:
+            active: number of pending and running leases.
+            now: epoch seconds.
+            only: the one user who has leases; empty if there are several, each with their own
+                limits (:meth:`refusal`).
         """
         limits = []
         if self.max_leases:

@@ -42,8 +42,11 @@ class Part(NamedTuple):
     """The command that one lease runs."""
 
     node: str
+    """Node on which the lease runs."""
     argv: Sequence[str]
+    """The command."""
     env: Mapping[str, str]
+    """Environment variables to export."""
     output: Path | None = None
     """File for its output, if the job does not write one."""
     keep_at_home: bool = False

@@ -56,12 +56,18 @@ class LookResult(Generic[SiteT]):
     """The conclusions from one poll."""
 
     time: float
+    """Time of the poll, epoch seconds."""
     site: SiteT
+    """The scheduler's configuration."""
     answer: SchedulerAnswer
+    """The scheduler's answer."""
     rules: GapRules
+    """The rules that were applied."""
     leases: tuple[Lease, ...]
+    """All our leases."""
     unwanted: list[LeaseJob]
     """Our jobs that have to be cancelled."""
     leave: Mapping[str, str]
     """Running lease → why it has to leave."""
     choice: Choice
+    """The gaps."""

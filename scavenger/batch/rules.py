@@ -20,6 +20,7 @@ class NodeFacts(NamedTuple):
     """The main scheduler's report about one node at one poll. Times are in epoch seconds."""
 
     name: str
+    """Name of the node."""
     state: str
     """The scheduler's name of the state."""
     idle: bool

@@ -102,7 +102,9 @@ class Shrink(NamedTuple):
     """A request that a job releases some of its nodes."""
 
     job: str
+    """The main scheduler's id of the job."""
     user: str
+    """User of the job."""
     remaining: tuple[str, ...]
     """Nodes that the job keeps."""
     released: tuple[str, ...]

@@ -31,9 +31,13 @@ class ClusterProcess:
     """A running embedded cluster, started by this process or another."""
 
     directory: Path
+    """Directory of the cluster."""
     pid: int
+    """Its process id."""
     pid_start: int
+    """Start time of the process, clock ticks since boot."""
     process: subprocess.Popen[bytes] | None = None
+    """The process, if it is a child of this one."""
 
     @classmethod
     def attach(cls, directory: str | os.PathLike[str]) -> ClusterProcess:

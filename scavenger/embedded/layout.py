@@ -36,6 +36,7 @@ class Layout:
     """Paths below a cluster's directory."""
 
     root: Path
+    """Directory of the cluster."""
 
     @property
     def state(self) -> Path:

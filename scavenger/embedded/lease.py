@@ -43,26 +43,39 @@ class LeaseProcess:
     """
 
     id: str
+    """Name of the lease."""
     node: str
+    """Virtual node of the lease."""
     marks: tuple[str, ...]
+    """Settings ``NAME=value`` in the environment of all its processes."""
     pid: int
+    """Id of the first process."""
     started_at: float
+    """Start time."""
     ends_by: float | None
+    """End by the time limit, on the monotonic clock; None: no limit."""
     process: subprocess.Popen[bytes]
+    """The first process."""
     state: str = "running"
+    """``running`` or ``ended``."""
     reason: str = ""
+    """Why it is leaving or has ended."""
     gone_at: float | None = None
     """Epoch seconds at which it is killed unless it has left by then; None if it was not asked to
     leave.
     """
     ended_at: float | None = None
+    """Time at which the first process ended; None before."""
     exit_status: int | None = None
     """Exit status as in subprocess: negative for a signal."""
     notice: bool | None = None
     """For a preempted lease: whether it was asked to leave before it was killed."""
     killed_after_grace: int = 0
+    """Number of processes killed after the grace time."""
     orphans: int = 0
+    """Number of processes killed after the end of the first process."""
     clean: bool = False
+    """Whether no process of the lease is left."""
     _kill_at: float | None = None
     _sweep_by: float | None = None
     _killing: bool = False
@@ -72,6 +85,12 @@ class LeaseProcess:
     def leave(self, now: float, wall: float, grace_s: float, reason: str) -> None:
         """Ask the first process to leave (SIGTERM) and set the deadline. A lease that is already
         leaving keeps the earlier deadline.
+
+        Args:
+            now: time on the monotonic clock, seconds.
+            wall: epoch seconds.
+            grace_s: time until the lease is killed, seconds.
+            reason: why it has to leave.
         """
         if self.state != "running":
             return
@@ -91,7 +110,14 @@ class LeaseProcess:
             self._signal(signal.SIGKILL)
 
     def exited(self, status: int, now: float, wall: float, sweep_s: float) -> None:
-        """Note that the first process has ended. ``status``: as waitpid returns it."""
+        """Note that the first process has ended.
+
+        Args:
+            status: exit status as waitpid returns it.
+            now: time on the monotonic clock, seconds.
+            wall: epoch seconds.
+            sweep_s: time until the remaining processes are killed, seconds.
+        """
         self.exit_status = self.process.returncode = os.waitstatus_to_exitcode(status)
         self.state = "ended"
         self.ended_at = wall
@@ -214,6 +240,11 @@ def start(
 def notice_given(count: int, fraction: float, seed: int) -> bool:
     """Return whether preemption number ``count`` (from 0) is announced. Announcements are evenly
     spread, so that each sequence of preemptions has the requested fraction.
+
+    Args:
+        count: number of the preemption.
+        fraction: fraction of preemptions that are announced.
+        seed: seed of the choice.
     """
     phase = random.Random(seed).random()
     return math.floor((count + 1) * fraction + phase) > math.floor(count * fraction + phase)

@@ -21,9 +21,13 @@ class Process:
     """One process."""
 
     pid: int
+    """Process id."""
     parent: int
+    """Process id of the parent."""
     session: int
+    """Session id."""
     state: str
+    """State letter (proc(5))."""
     start: int
     """Start time in clock ticks since boot; with the pid it identifies a process uniquely."""
 

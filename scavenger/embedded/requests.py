@@ -21,9 +21,13 @@ class TakeRequest:
     """A request for a lease."""
 
     id: str
+    """Name of the lease."""
     node: str
+    """Virtual node."""
     argv: list[str]
+    """Command to run."""
     env: dict[str, str]
+    """Environment variables to add."""
     duration_s: float | None
     """Time limit, seconds; None: no limit."""
 

@@ -33,13 +33,19 @@ class PbsChecked:
     """The inputs of the checks."""
 
     site: PbsSite
+    """Configuration of PBS."""
     settings: BatchSettings[PbsLeaseOptions]
+    """Settings of the site."""
     grace_s: float
     """Grace time of a preempted lease, seconds."""
     source: PbsSource
+    """How PBS is read."""
     reservations: Reservations
+    """Reservations of PBS."""
     submitter: Submitter
+    """Submits and deletes the trial job."""
     now: float
+    """Time of the checks, epoch seconds."""
 
 
 def findings(checked: PbsChecked) -> Iterator[Finding]:

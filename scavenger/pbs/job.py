@@ -35,8 +35,11 @@ class PbsLeaseOptions:
     """
 
     queue: str = ""
+    """Queue of the leases; empty: the default queue."""
     account: str = ""
+    """``-A`` of qsub."""
     project: str = ""
+    """``-P`` of qsub."""
     resources: tuple[str, ...] = ("ncpus", "ngpus", "mem")
     """Resources of its node that a lease requests in full."""
     select: str = ""
@@ -56,6 +59,11 @@ class PbsLeaseOptions:
 def select_of(options: PbsLeaseOptions, host: str, vnodes: HostVnodes) -> str:
     """Return the chunk of a lease: the host by name, with all its ``options.resources``. Raises
     SchedulerError for a name that PBS could not distinguish from the rest of the chunk.
+
+    Args:
+        options: the site's options of lease jobs.
+        host: name of the host.
+        vnodes: its vnodes.
     """
     if not _WORD.fullmatch(host):
         raise SchedulerError(f"The name of host {host!r} cannot stand in a request to PBS")

@@ -42,6 +42,11 @@ _INSIDE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\|"|[\x00-\x1f]')
 def decode(text: str, kind: type[T], command: str) -> T:
     """Decode ``text`` as msgspec's type ``kind``. Raises SchedulerError that names ``command`` if
     it has another form.
+
+    Args:
+        text: the output of a command.
+        kind: type of the result.
+        command: name of the command, for the error message.
     """
     data = text.encode("utf-8", "surrogateescape")
     for _ in range(MAX_SINGLE_REPAIRS):

@@ -87,12 +87,19 @@ class PbsJob(NamedTuple):
     """One job. Times are in epoch seconds, None if not known."""
 
     id: str
+    """Job id with the name of the server."""
     name: str
+    """Name of the job."""
     user: str
+    """Owner without the host."""
     state: str
+    """State letter."""
     substate: int
+    """Number of the substate."""
     queue: str
+    """Queue of the job."""
     submitted: float | None
+    """Time of submission."""
     start: float | None
     """Forecast of the scheduler for a pending job."""
     planned_on: tuple[str, ...]
@@ -102,11 +109,13 @@ class PbsJob(NamedTuple):
     host: str
     """Host that it requested by name."""
     comment: str
+    """PBS's comment."""
     runs: int
     """Number of starts."""
     exit: int | None
     """Exit status, None before its end."""
     rerunnable: bool = True
+    """Whether PBS can requeue it."""
 
 
 class PbsJobTable(NamedTuple):
@@ -124,8 +133,11 @@ class PbsReservation(NamedTuple):
     name: str
     """Its id, which begins with R (single), S (standing) or M (maintenance)."""
     start: float
+    """Start, epoch seconds."""
     end: float
+    """End, epoch seconds."""
     state: str
+    """PBS's name of the state."""
 
 
 def read_nodes(text: str) -> dict[str, RawNode]:

@@ -43,6 +43,7 @@ class PbsQueue:
     """One queue. Times are in seconds."""
 
     name: str
+    """Name of the queue."""
     execution: bool
     """Whether it is an execution queue, not a routing queue."""
     enabled: bool
@@ -50,6 +51,7 @@ class PbsQueue:
     started: bool
     """Whether its jobs can start."""
     priority: int
+    """Its priority."""
     chunk: Mapping[str, str] = field(default_factory=dict)
     """``default_chunk``, which every node of its jobs must match (sites use it to assign nodes to
     queues).
@@ -63,7 +65,9 @@ class PbsQueue:
     from_route_only: bool = False
     """Whether it accepts jobs only from routing queues."""
     acl: Sequence[str] = ()
+    """Users or groups that may use it, as PBS prints them."""
     destinations: Sequence[str] = ()
+    """Queues to which a routing queue routes."""
     limits: Mapping[str, str] = field(default_factory=dict)
     """``max_run``, ``max_queued`` and, as ``max_run_res.ncpus``, amounts of resources, as PBS
     prints them.
@@ -77,22 +81,28 @@ class PbsSite:
     version: tuple[int, int]
     """Such as (23, 6)."""
     shown_version: str
+    """Version as PBS prints it."""
     server: str
+    """Name of the server."""
     scheduling: bool = True
     """Whether the server starts jobs."""
     iteration_s: float = SCHEDULER_ITERATION_S
+    """Interval of the scheduling cycle, seconds."""
     preempt_queue_prio: int = PREEMPT_QUEUE_PRIO
+    """Minimum priority of an express queue."""
     preempt_order: str = PREEMPT_ORDER
     """Letters for what can happen to a preempted job, in order (D delete, R requeue, C
     checkpoint, S suspend).
     """
     preempt_known: bool = False
+    """Whether the scheduler's settings could be read; otherwise the defaults are used."""
     estimates: bool = True
     sees_others: bool = True
     """Whether users see the jobs of others."""
     limits: Mapping[str, str] = field(default_factory=dict)
     """As those of a queue."""
     queues: Mapping[str, PbsQueue] = field(default_factory=dict)
+    """Name → queue."""
 
     @property
     def called(self) -> str:
@@ -207,7 +217,13 @@ def ask_site(commands: Commands) -> PbsSite:
 
 
 def read_site(server: str, queues: str, sched: str = "") -> PbsSite:
-    """Parse the output of the three commands. Raises SchedulerError."""
+    """Parse the output of the three commands. Raises SchedulerError.
+
+    Args:
+        server: output of ``qstat -Bf``.
+        queues: output of ``qstat -Qf``.
+        sched: output of ``qmgr -c 'print sched'``; empty if the site restricts it.
+    """
     answer = decode_joined(server, _Server, "qstat -Bf")
     if not answer.Server:
         raise SchedulerError("The answer of qstat -Bf cannot be understood: it names no server.")

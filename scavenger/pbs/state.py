@@ -68,9 +68,13 @@ class PbsSnapshot(NamedTuple):
     """
 
     hosts: Mapping[str, HostVnodes]
+    """Host → its vnodes."""
     pending: Sequence[PbsJob]
+    """Pending jobs of others."""
     own: Mapping[str, PbsJob]
+    """Lease id → its job."""
     reservations: Mapping[str, PbsReservation]
+    """Id → reservation."""
 
 
 def by_host(nodes: Mapping[str, RawNode]) -> dict[str, list[tuple[str, RawNode]]]:
@@ -133,8 +137,13 @@ def loss_reason(job: PbsJob) -> str:
 
 
 def lease_of(lease_id: str, job: PbsJob, now: float, grace_s: float) -> Lease:
-    """Return the lease that a job represents. ``grace_s``: maximum time between the signal and the
-    end of a job, seconds.
+    """Return the lease that a job represents.
+
+    Args:
+        lease_id: id of the lease.
+        job: its job.
+        now: epoch seconds.
+        grace_s: maximum time between the signal and the end of a job, seconds.
     """
     if job.state in ENDED_STATES:
         return Lease(lease_id, job.id, LeaseState.ENDED, job.host, end_reason(job))
@@ -154,7 +163,14 @@ def lease_of(lease_id: str, job: PbsJob, now: float, grace_s: float) -> Lease:
 
 
 def ledger_entry(lease_id: str, job: PbsJob, now: float, grace_s: float) -> LeaseJob:
-    """Return the ledger's record of one of our jobs."""
+    """Return the ledger's record of one of our jobs.
+
+    Args:
+        lease_id: id of the lease.
+        job: its job.
+        now: epoch seconds.
+        grace_s: as in :func:`lease_of`.
+    """
     return LeaseJob(
         lease_of(lease_id, job, now, grace_s),
         job.user,

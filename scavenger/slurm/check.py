@@ -26,11 +26,15 @@ class SlurmChecked:
     """The inputs of the checks."""
 
     site: SlurmSite
+    """Configuration of Slurm."""
     settings: BatchSettings[SlurmLeaseOptions]
+    """Settings of the site."""
     grace_s: float
     """Grace time of a preempted lease, seconds."""
     source: SlurmSource
+    """How Slurm is read."""
     commands: Commands
+    """Runs commands."""
 
 
 def findings(checked: SlurmChecked) -> Iterator[Finding]:

@@ -27,15 +27,21 @@ class SlurmLeaseOptions:
     """The site's settings for lease jobs."""
 
     partition: str = ""
+    """Partitions of the leases, separated by commas; empty: the default one."""
     qos: str = ""
+    """QOS of the leases; empty: the default one."""
     account: str = ""
+    """Account of the leases; empty: the default one."""
     constraint: str = ""
+    """``--constraint`` of sbatch."""
     exclusive: bool = True
     """Request the whole node with all its memory; otherwise ``gres`` and ``options`` decide."""
     gres: str = ""
+    """``--gres`` of sbatch."""
     options: tuple[str, ...] = ()
     """Further options of sbatch, one argument each."""
     nice: int = 0
+    """``--nice`` of sbatch."""
     launch: Launch = "auto"
     """Whether the agent is the batch script itself or a job step; auto: whichever receives
     Slurm's preemption signal.
@@ -149,6 +155,13 @@ def batch_script(
 ) -> bytes:
     """Return ``template`` with the lease inserted; see
     :func:`scavenger.batch.lease_script.lease_script`. Raises SchedulerError.
+
+    Args:
+        template: batch script of a lease.
+        argv: command of the lease.
+        env: environment variables to export.
+        step: whether the agent runs as a job step.
+        keep_at_home: whether the output is stored in the owner's home directory.
     """
     env = {**env, AS_STEP: "1" if step else ""}
     return lease_script.lease_script(
@@ -159,7 +172,13 @@ def batch_script(
 def shared_script(
     settings: BatchSettings[SlurmLeaseOptions], pack: Sequence[LeaseSpec], step: bool
 ) -> bytes:
-    """Return the batch script of an array or a block. Raises SchedulerError."""
+    """Return the batch script of an array or a block. Raises SchedulerError.
+
+    Args:
+        settings: settings of the site.
+        pack: the leases.
+        step: whether the agents run as job steps.
+    """
     if settings.shape == "array":
         env = {AS_STEP: "1" if step else ""}
         parts = [one.part._replace(env={**one.env, **env}) for one in pack]

@@ -68,8 +68,15 @@ class LimitWatch:
         user: str,
         now: float,
     ) -> AtLimit:
-        """Return the result of :func:`at_limit` for the jobs whose limit leases may have caused.
-        ``now``: epoch seconds.
+        """Return the result of :func:`at_limit` for the jobs whose limit leases may have
+        caused.
+
+        Args:
+            pending: pending jobs.
+            own: lease id → its job.
+            options: options of the leases.
+            user: the user of the leases; empty if several users have leases.
+            now: epoch seconds.
         """
         waiting = {job.id: limit for job in pending if (limit := _limit_of(job))}
         moved = {limit for job, limit in self._waiting.items() if waiting.get(job) != limit}

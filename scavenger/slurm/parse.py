@@ -42,8 +42,11 @@ class NodeGroup(NamedTuple):
     marks: str
     """The marks."""
     features: tuple[str, ...]
+    """Active features."""
     gres: str
+    """GRES, as Slurm prints them."""
     reason: str
+    """Reason of the state; empty if there is none."""
 
 
 class NodeTable(NamedTuple):
@@ -59,14 +62,21 @@ class SlurmJob(NamedTuple):
     """One job of the queue. Times are in epoch seconds, None if not known."""
 
     state: str
+    """Slurm's name of the state."""
     id: str
+    """Job id."""
     user: str
+    """User of the job."""
     partition: str
+    """Partitions, separated by commas."""
     nodes: int
     """Number of nodes, the minimum of a range."""
     submitted: float | None
+    """Time of submission."""
     start: float | None
+    """Start; for a pending job the expected start."""
     end: float | None
+    """End; for a running job the expected end."""
     node_list: str
     """Allocated nodes, as a node list in Slurm's form."""
     requested_nodes: str
@@ -74,9 +84,13 @@ class SlurmJob(NamedTuple):
     planned_on: str
     """Nodes that the backfill scheduler plans to use, as a node list."""
     reason: str
+    """Reason of the state."""
     name: str
+    """Name of the job."""
     batch_host: str = ""
+    """Host of its batch script."""
     account: str = ""
+    """Account of the job."""
     part: PartOf | None = None
     """Its part of a job that it shares with other leases."""
 
@@ -94,9 +108,13 @@ class SlurmReservation(NamedTuple):
     """One reservation."""
 
     name: str
+    """Name of the reservation."""
     start: float
+    """Start, epoch seconds."""
     end: float
+    """End, epoch seconds."""
     nodes: str
+    """Its nodes, a node list in Slurm's form."""
     maintenance: bool
     """Whether it has the maintenance flag; then no job may run there."""
 

@@ -33,11 +33,15 @@ class Partition:
     """One partition."""
 
     name: str
+    """Name of the partition."""
     up: bool
+    """Whether it accepts jobs."""
     tier: int
+    """PriorityTier."""
     preempt_mode: str
     """Empty: that of the whole Slurm."""
     grace_s: float
+    """GraceTime, seconds."""
     max_time_s: float | None
     """None: no limit."""
     nodes: frozenset[str] = frozenset()
@@ -57,6 +61,7 @@ class SlurmSite:
     preempt_type: str
     """Such as ``partition_prio``."""
     preempt_mode: str
+    """PreemptMode, such as ``CANCEL``."""
     user_signal: bool
     """Whether preemption sends the job's own signal to its batch script."""
     backfill_cycle_s: float | None
@@ -66,7 +71,9 @@ class SlurmSite:
     hidden: frozenset[str] = frozenset()
     """What PrivateData hides from users."""
     partitions: Mapping[str, Partition] = field(default_factory=dict)
+    """Name → partition."""
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The settings of ``scontrol show config``."""
     max_wall: Mapping[str, float] = field(default_factory=dict)
     """QOS → its MaxWall, seconds."""
 
@@ -119,6 +126,11 @@ def ask_site(commands: Commands) -> SlurmSite:
 def read_site(config: str, partitions: str, statistics: str = "") -> SlurmSite:
     """Parse the output of ``scontrol show config``, ``scontrol show partition -o`` and ``sdiag``.
     Raises SchedulerError.
+
+    Args:
+        config: output of ``scontrol show config``.
+        partitions: output of ``scontrol show partition -o``.
+        statistics: output of ``sdiag``; empty if the site restricts it.
     """
     settings = dict(_SETTING.findall(config))
     version = re.match(r"(\d+)\.(\d+)", settings.get("SLURM_VERSION", ""))

@@ -102,6 +102,12 @@ the difference.
 def lease_of(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease:
     """Return the lease that a job represents. When Slurm preempts a job, it moves the job's end
     forward: a lease within ``grace_s`` of its end is leaving.
+
+    Args:
+        lease_id: id of the lease.
+        job: its job.
+        now: epoch seconds.
+        grace_s: grace time of a preempted job, seconds.
     """
     called = job.part.id if job.part else job.id
     if job.state in ENDED_STATES:
@@ -128,6 +134,12 @@ def lease_of(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease:
 def ledger_entry(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> LeaseJob:
     """Return the ledger's record of one of our jobs. A suspended job counts as lost: it keeps its
     memory and may never run again.
+
+    Args:
+        lease_id: id of the lease.
+        job: its job.
+        now: epoch seconds.
+        grace_s: as in :func:`lease_of`.
     """
     lost = "the main scheduler suspended it" if job.state == "SUSPENDED" else ""
     if job.part and is_unknown(lease_id):

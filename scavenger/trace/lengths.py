@@ -52,6 +52,11 @@ def lognormal(median_s: float, mean_s: float, minimum_s: float = 0.0) -> Lengths
 
     mu = ln(median), sigma² = 2·ln(mean/median). Summit's 475 s and 1,192 s give sigma = 1.36 and,
     as a check, 57 % below 600 s (measured: 56 %).
+
+    Args:
+        median_s: median length, seconds.
+        mean_s: mean length, seconds.
+        minimum_s: minimum length, seconds.
     """
     if not 0 < median_s < mean_s:
         raise TraceError(

@@ -174,6 +174,11 @@ def busiest_start(trace: Trace, window_s: float, *, useful_s: float = 0.0) -> fl
     times at which gaps of at least ``useful_s`` begin.
 
     Times are counted instead of gaps, because a whole machine that drains at once is one event.
+
+    Args:
+        trace: the trace.
+        window_s: length of the window, seconds.
+        useful_s: minimum length of a gap that counts, seconds.
     """
     gaps = trace.gaps()
     opened = np.unique(gaps.start[gaps.length >= useful_s])
@@ -192,6 +197,12 @@ def active_nodes(trace: Trace, count: int, *, seed: int = 0, useful_s: float = 0
     nodes are chosen one after the other by the score times the smallest fraction of time in which
     the state differs from that of a node chosen earlier. The first is drawn from the best
     ``4·count`` with ``seed``.
+
+    Args:
+        trace: the trace.
+        count: number of nodes to choose.
+        seed: seed of the choice of the first node.
+        useful_s: minimum length of a gap that counts, seconds.
     """
     gaps = trace.gaps()
     useful = gaps.length >= useful_s

@@ -36,16 +36,27 @@ class Statistics:
     """
 
     nodes: int
+    """Number of nodes."""
     duration_s: float
+    """Length of the trace, seconds."""
     events: int
+    """Number of events."""
     idle_mean: float
+    """Mean number of idle nodes over time."""
     idle_min: int
+    """Minimum number of idle nodes."""
     idle_max: int
+    """Maximum number of idle nodes."""
     idle_fraction: float
+    """Idle fraction of node-time."""
     gaps: int
+    """Number of complete gaps."""
     gap_median_s: float
+    """Median length, seconds."""
     gap_mean_s: float
+    """Mean length, seconds."""
     gap_short_fraction: float
+    """Fraction of gaps shorter than :data:`SHORT_GAP_S`."""
     histogram: tuple[tuple[float, float, int], ...]
     """(from, to, gaps) by length in seconds; the last ``to`` is infinite"""
 

@@ -184,8 +184,14 @@ def synthesise(
     """Return a trace of ``nodes`` (a number, or names) over ``duration_s`` seconds. The same
     arguments give the same trace.
 
-    ``mean_idle``: mean number of idle nodes, instead of the model's fraction. The mean of a single
-    trace deviates from it, because batches are large.
+    The mean of a single trace deviates from it, because batches are large.
+
+    Args:
+        model: parameters of the machine.
+        nodes: number of nodes, or their names.
+        duration_s: length of the trace, seconds.
+        seed: seed of the random numbers.
+        mean_idle: mean number of idle nodes, instead of the model's fraction.
     """
     names = (
         [f"n{k + 1:0{len(str(nodes))}d}" for k in range(nodes)]

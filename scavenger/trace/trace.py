@@ -35,8 +35,11 @@ class Batch(NamedTuple):
     """All changes at one time: indices into ``Trace.names``."""
 
     time: float
+    """Seconds from the start."""
     idle: IntArray
+    """Nodes that become idle."""
     busy: IntArray
+    """Nodes that become busy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +138,13 @@ class Trace:
 
         Intervals of one node that touch or overlap are joined. Parts outside ``[0, duration_s)``
         are cut off. The intervals can have any order.
+
+        Args:
+            node: index of the node of each interval.
+            start: start of each interval, seconds.
+            end: end of each interval, seconds.
+            names: names of the nodes.
+            duration_s: length of the trace, seconds.
         """
         n = np.asarray(node, dtype=np.int32)
         s = np.clip(np.asarray(start, dtype=np.float64), 0.0, duration_s)

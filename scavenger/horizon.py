@@ -184,7 +184,7 @@ class SurvivalEstimator:
                     target[int(k)] = float(x)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
-                f"The stored gap lengths cannot be used ({error}); delete them to begin anew."
+                f"The stored gap lengths cannot be used ({error}); delete them to start again."
             ) from None
         return self
 

@@ -188,7 +188,7 @@ class Lifetimes:
         self.model = model or LifetimeModel()
         self.features = features or GapFeatures()
         self._random = np.random.default_rng(0)
-        self._put_at = -math.inf
+        self._landmark_at = -math.inf
         self._waiting: list[tuple[float, int, int, _Landmark]] = []
         self._number = 0
         self._open: dict[str, list[tuple[_Landmark, int]]] = {}
@@ -205,7 +205,7 @@ class Lifetimes:
                 scheduler does not show them.
         """
         if now < self.features.now:  # the clock was set back
-            self._forget()
+            self._clear()
         end = 0.5 * (self.features.now + now)
         for node, length in self.features.update(idle_since, now, requested).items():
             self.lengths.observe(length)
@@ -214,8 +214,8 @@ class Lifetimes:
         while self._waiting and self._waiting[0][0] <= now:
             _, _, k, landmark = heapq.heappop(self._waiting)
             self._learn(k, landmark)
-        if now - self._put_at >= LANDMARK_INTERVAL_S and idle_since:
-            self._put_aside(now)
+        if now - self._landmark_at >= LANDMARK_INTERVAL_S and idle_since:
+            self._store_landmark(now)
 
     def survival(self, nodes: Sequence[str], now: float) -> Floats:
         """Return the probability that each node is still in its gap after each of :data:`EDGES_S`,
@@ -252,8 +252,8 @@ class Lifetimes:
         hazard = np.clip(1.0 - survival[:, 1:] / survival[:, :-1], 1e-4, 1.0 - 1e-4)
         return np.asarray(np.log(hazard / (1.0 - hazard)))
 
-    def _put_aside(self, now: float) -> None:
-        self._put_at = now
+    def _store_landmark(self, now: float) -> None:
+        self._landmark_at = now
         names = sorted(self.features.idle_since)
         if len(names) > MAX_LANDMARK_GAPS:
             drawn = self._random.choice(len(names), MAX_LANDMARK_GAPS, replace=False)
@@ -269,9 +269,9 @@ class Lifetimes:
         )
         for row, node in enumerate(names):
             self._open.setdefault(node, []).append((landmark, row))
-        self._wait(landmark, 0)
+        self._queue(landmark, 0)
 
-    def _wait(self, landmark: _Landmark, k: int) -> None:
+    def _queue(self, landmark: _Landmark, k: int) -> None:
         self._number += 1
         heapq.heappush(self._waiting, (landmark.at + EDGES_S[k + 1], self._number, k, landmark))
 
@@ -282,7 +282,7 @@ class Lifetimes:
             table, weight = landmark.table[reached, k], landmark.weight[reached]
             self.model.learn(k, landmark.rows[reached], table, ended, weight)
         if k + 1 < BINS and reached.any():
-            self._wait(landmark, k + 1)
+            self._queue(landmark, k + 1)
             return
         for row, node in enumerate(landmark.nodes):
             if landmark.lasted[row] == np.inf and node in self._open:
@@ -292,10 +292,10 @@ class Lifetimes:
                 else:
                     del self._open[node]
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._waiting.clear()
         self._open.clear()
-        self._put_at = -math.inf
+        self._landmark_at = -math.inf
 
     def to_dict(self) -> dict[str, Any]:
         """Return the learned values as plain values for storing as JSON. Excludes the open
@@ -335,7 +335,8 @@ class Lifetimes:
             return cls(lengths, model, GapFeatures.from_dict(value["moment"]))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
-                f"The stored lifetimes of gaps cannot be used ({error}); delete them to begin anew."
+                f"The stored lifetimes of gaps cannot be used ({error}); delete them to start "
+                "again."
             ) from None
 
 

@@ -17,7 +17,7 @@ from scavenger.batch.commands import shorten
 from scavenger.interface import SchedulerError
 
 
-def whole(text: str, command: str) -> str:
+def require_complete(text: str, command: str) -> str:
     """Return ``text`` if its last line ends with a newline. Raises SchedulerError that names
     ``command`` if it does not.
     """
@@ -31,7 +31,7 @@ def whole(text: str, command: str) -> str:
 
 
 @contextmanager
-def understood(scheduler: str) -> Iterator[None]:
+def raising_scheduler_error(scheduler: str) -> Iterator[None]:
     """Context in which answers of ``scheduler`` are parsed. Turns unexpected errors of the parser
     (a number with thousands of digits, a malformed name) into SchedulerError.
     """

@@ -31,8 +31,8 @@ def too_busy(title: str, calls: CallLog) -> str:
 
 def too_old(title: str, site: ConfiguredSite, oldest: tuple[int, int]) -> str:
     """Return the sentence that this release is too old."""
-    least = ".".join(str(part) for part in oldest)
+    required = ".".join(str(part) for part in oldest)
     return (
-        f"{title} {site.called} is older than {least}, the oldest that MalleTrain supports; update "
-        f"{title}."
+        f"{title} {site.display_name} is older than {required}, the oldest that MalleTrain "
+        f"supports; update {title}."
     )

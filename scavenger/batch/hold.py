@@ -10,17 +10,17 @@ scheduling cycle.
 """
 
 
-class TakenBack:
+class PreemptionHold:
     """Remembers when the main scheduler last took a lease back."""
 
     def __init__(self) -> None:
         self._at = float("-inf")
 
-    def mark(self, now: float) -> None:
+    def note(self, now: float) -> None:
         """Note that the main scheduler takes a lease back at ``now``."""
         self._at = now
 
-    def why(self, hold_s: float, now: float) -> str:
+    def reason(self, hold_s: float, now: float) -> str:
         """Return why no lease may be requested at ``now``; empty if leases may be."""
         since = now - self._at
         return (

@@ -45,7 +45,7 @@ def lease_spec(
     if facts is None:
         raise SchedulerError(f"{ledger.scheduler} knows no node {request.node}")
     if reason := why_not(facts, view.rules, view.choice, now):
-        raise SchedulerError(f"{request.node} is no gap any more: {reason}")
+        raise SchedulerError(f"{request.node} is no longer a gap: {reason}")
     max_length_s, limited_by = max_length
     if max_length_s is not None and max_length_s < min(s.min_length_s, s.time_limit_s):
         raise SchedulerError(

@@ -22,7 +22,7 @@ class ConfiguredSite(Protocol):
         """Version of its release, such as (23, 6)."""
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """Its release and its own name, for sentences."""
 
 

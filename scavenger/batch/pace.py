@@ -50,7 +50,7 @@ class TokenBucket:
         self._lock = threading.Lock()
 
     @property
-    def whole(self) -> int:
+    def available(self) -> int:
         """Number of tokens that can be taken now without waiting."""
         with self._lock:
             self._refill()
@@ -108,7 +108,7 @@ class RequestBudget:
     def room(self) -> int:
         """Number of requests that may be made now in addition to a poll."""
         self._settle()
-        return max(0, self._bucket.whole - POLL_REQUESTS)
+        return max(0, self._bucket.available - POLL_REQUESTS)
 
     @property
     def poll_after_s(self) -> float:

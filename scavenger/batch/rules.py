@@ -247,7 +247,7 @@ def choose(
         (
             rules.max_at_once,
             AT_ONCE,
-            f"{rules.max_at_once} nodes are asked for at once; the next poll goes on",
+            f"{rules.max_at_once} nodes are asked for at once; the next poll continues",
         )
     )
     for count, rule, sentence in bounds:

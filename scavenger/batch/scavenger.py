@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Generic
 
-from scavenger.batch.answers import understood
+from scavenger.batch.answers import raising_scheduler_error
 from scavenger.batch.commands import Commands
 from scavenger.batch.contact import contact, too_busy, too_old
 from scavenger.batch.ending import LeaseEnder
@@ -102,9 +102,9 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self._pause = PollPause(settings.max_pause_s)
         self.ender = LeaseEnder(self.ledger, self.submitter, self._steps)
         self._idle_since: dict[str, float] = {}
-        self._gone: dict[str, Lease] = {}
+        self._ended_leases: dict[str, Lease] = {}
         """Leases whose jobs have disappeared since the last poll."""
-        self._fresh: LookResult[SiteT] | None = None
+        self._reusable_look: LookResult[SiteT] | None = None
         """The last poll, until leases are taken from it."""
 
     # --- scheduler-specific parts ---
@@ -134,7 +134,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     def _partitions(self, site: SiteT) -> Collection[str]:
         """Return the partitions or queues in which leases run."""
 
-    def _longest_s(self, site: SiteT) -> tuple[float | None, str]:
+    def _max_lease_s(self, site: SiteT) -> tuple[float | None, str]:
         """Return (maximum length of a job where leases run, seconds, or None; what sets it)."""
         return None, ""
 
@@ -162,11 +162,11 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     def _findings(self, site: SiteT) -> Iterator[Finding]:
         """Yield (works, sentence) for each test of a scheduler that answers and is new enough."""
 
-    def _usual_s(self, site: SiteT) -> float:
+    def _poll_interval_s(self, site: SiteT) -> float:
         """Return the seconds between two polls if nothing is urgent."""
         return self.settings.poll_interval_s
 
-    def _ask_options(self, site: SiteT) -> Sequence[str]:
+    def _leave_options(self, site: SiteT) -> Sequence[str]:
         """Return the options with which the cancel command only asks a lease to leave. Empty if a
         cancelled lease has its grace time anyway.
         """
@@ -184,7 +184,9 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             return [(False, f"{self.title} cannot be asked: {error} {self.when_silent}")]
         if site.version < self.oldest:
             return [(False, too_old(self.title, site, self.oldest))]
-        sentence = f"{self.title} {site.called} answers; it is asked through {self.source_name}."
+        sentence = (
+            f"{self.title} {site.display_name} answers; it is asked through {self.source_name}."
+        )
         return [(True, sentence), *self._findings(site)]
 
     # --- polling ---
@@ -197,9 +199,9 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         view = self.look()
         grace_s = self.grace_s(view.site)
         self.ender.cancel(view.unwanted, grace_s, view.time)
-        self.ender.ask(view.leave, self._ask_options(view.site), grace_s, view.time)
+        self.ender.ask(view.leave, self._leave_options(view.site), grace_s, view.time)
         forget_outputs(self.settings.output_dir)
-        now, ended_leases, self._gone = view.time, self._gone, {}
+        now, ended_leases, self._ended_leases = view.time, self._ended_leases, {}
         return PollResult(
             time=now,
             gaps=tuple(
@@ -217,18 +219,18 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             foretold=self.memory.foretold,
             explanations=Explanations(view.answer.facts.values(), view.rules, view.choice, now),
             poll_again_s=self.poll_again_s(view, time.monotonic() - began),
-            room=min(self.submitter.pace.whole, self.budget.room) * self._shared_by(view.site),
+            room=min(self.submitter.pace.available, self.budget.room) * self._shared_by(view.site),
         )
 
     def look(self) -> LookResult[SiteT]:
         """Read the scheduler and draw conclusions. The state of this object changes only if the
         whole answer was understood.
         """
-        now, self._fresh = self.clock(), None
+        now, self._reusable_look = self.clock(), None
         site = self.current_site()
         rules = self.settings.rules_at(self._left_idle_s(site), self._partitions(site))
         hold_s = self.settings.hold_s
-        with understood(self.title):
+        with raising_scheduler_error(self.title):
             answer = self._read(site, hold_for(rules.idle_for_s) if hold_s is None else hold_s, now)
         rules = replace(
             rules,
@@ -236,7 +238,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             node_holds=answer.node_holds,
         )
         facts = answer.facts
-        self._gone.update(answer.gone)
+        self._ended_leases.update(answer.gone)
         self._idle_since = {
             f.name: f.idle_since for f in facts.values() if f.idle_since is not None
         }
@@ -258,8 +260,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         notice_s = grace_s + self.settings.spare_s
         leave = must_leave(leases, facts, notice_s, now, remaining_s, grace_s)
         leave.update((lease, reason) for lease, reason in answer.leave.items() if lease in running)
-        self._fresh = LookResult(now, site, answer, rules, leases, unwanted, leave, choice)
-        return self._fresh
+        self._reusable_look = LookResult(now, site, answer, rules, leases, unwanted, leave, choice)
+        return self._reusable_look
 
     def contact(self) -> Contact:
         """Return the condition of the connection to the scheduler."""
@@ -272,7 +274,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         now = self.clock()
         if self.site is None or not 0 <= now - self.site_at < self.site_every_s:
             try:
-                with understood(self.title):
+                with raising_scheduler_error(self.title):
                     self.site = self._ask_site()
                 self.site_at = now
             except SchedulerError:
@@ -285,7 +287,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         a third while nodes are taken back, unless the guarantees to the site need more. The request
         budget does not delay these polls, only those that events trigger.
         """
-        usual_s, pause_ratio = self._usual_s(view.site), 10.0
+        usual_s, pause_ratio = self._poll_interval_s(view.site), 10.0
         if view.answer.urgent:
             usual_s, pause_ratio = min(usual_s, HOLD_POLL_S), 3.0
         again_s = self._pause.after(took_s, usual_s, pause_ratio)
@@ -320,10 +322,10 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             {request.id: request.owner or "" for request in requests},
             {request.id: request.node for request in requests},
         )  # so that a poll recognises their jobs, if they exist
-        s, view, self._fresh = self.settings, self._fresh, None
+        s, view, self._reusable_look = self.settings, self._reusable_look, None
         if view is None or not 0 <= self.clock() - view.time <= MAX_REUSE_AGE_S:
-            view, self._fresh = self.look(), None
-        grace_s, max_length = self.grace_s(view.site), self._longest_s(view.site)
+            view, self._reusable_look = self.look(), None
+        grace_s, max_length = self.grace_s(view.site), self._max_lease_s(view.site)
         overload = too_busy(self.title, self.commands.calls)
         request_by_node: dict[str, LeaseRequest] = {}
         for request in requests:

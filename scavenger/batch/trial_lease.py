@@ -35,7 +35,7 @@ class _TrialError(Exception):
     """A step failed. The message says why."""
 
 
-def with_name_of_its_own(scavenger: BatchScavenger[OptionsT, SiteT]) -> None:
+def use_trial_prefix(scavenger: BatchScavenger[OptionsT, SiteT]) -> None:
     """Give the scavenger's leases a different prefix than any daemon uses. Otherwise a running
     daemon would cancel the trial as an unknown lease of its own, and the trial would cancel the
     daemon's leases.
@@ -52,7 +52,7 @@ def try_lease(
     """Yield (works, sentence) per step, up to the first that fails. The lease is always given back.
 
     Args:
-        scavenger: the scavenger that takes the lease; see :func:`with_name_of_its_own`.
+        scavenger: the scavenger that takes the lease; see :func:`use_trial_prefix`.
         owner: user to submit as; None: the daemon's own user.
         clock: returns monotonic seconds.
         sleep: waits between two polls.

@@ -129,7 +129,7 @@ class EmbeddedCluster:
         self._started = self._accounted = self._trace_began = time.monotonic()
         self._record.log("", "start")
         try:
-            while not self._finished():
+            while not self._is_finished():
                 self.step(time.monotonic(), time.time())
                 select.select([wake], [], [], POLL_S)
                 signals.drain(wake)
@@ -145,12 +145,12 @@ class EmbeddedCluster:
 
     def step(self, now: float, wall: float) -> None:
         """Run one iteration: process ended children, the trace, the requests and the deadlines."""
-        self._account(now)
+        self._update_totals(now)
         self._reap(now, wall)
         self._follow_trace(now, wall)
         if self._should_stop(now):
             self._stop_all(now, wall)
-        self._requests(now, wall)
+        self._answer_requests(now, wall)
         for lease in list(self.leases.values()):
             if lease.clean:
                 continue
@@ -163,7 +163,7 @@ class EmbeddedCluster:
                 self.totals["orphans"] += lease.orphans - before[2]
                 self._dirty = True
             if lease.clean:
-                self._free(self.nodes[lease.node])
+                self._free_node(self.nodes[lease.node])
         self._reap(now, wall)
         if self._dirty or now - self._written >= HEARTBEAT_S:
             self._written = now
@@ -172,7 +172,7 @@ class EmbeddedCluster:
     def _request_stop(self) -> None:
         self.stop_signals += 1
 
-    def _finished(self) -> bool:
+    def _is_finished(self) -> bool:
         return self._stopping and all(lease.clean for lease in self.leases.values())
 
     def _should_stop(self, now: float) -> bool:
@@ -195,7 +195,7 @@ class EmbeddedCluster:
             for node in self.nodes.values():
                 if node.idle_since is None:
                     node.idle_since = wall
-                    self._changed(node)
+                    self._record_change(node)
             return
         if self.replay.time <= 0 and self.layout.hold.exists():
             self._trace_began = now
@@ -207,7 +207,7 @@ class EmbeddedCluster:
                 node.idle_since = None
                 self._preempt(node, now, wall)
             if node.lease is None:
-                self._changed(node)
+                self._record_change(node)
 
     def _preempt(self, node: VirtualNode, now: float, wall: float) -> None:
         lease = node.lease
@@ -229,11 +229,11 @@ class EmbeddedCluster:
         self._record.log(node.name, "preempted", lease.id, lease.reason)
         self._dirty = True
 
-    def _free(self, node: VirtualNode) -> None:
+    def _free_node(self, node: VirtualNode) -> None:
         node.lease = None
-        self._changed(node)
+        self._record_change(node)
 
-    def _changed(self, node: VirtualNode) -> None:
+    def _record_change(self, node: VirtualNode) -> None:
         self._record.log(node.name, node.state)
         self._dirty = True
 
@@ -254,7 +254,7 @@ class EmbeddedCluster:
                 self._record.log(lease.node, "ended", lease.id, lease.reason)
                 self._dirty = True
 
-    def _requests(self, now: float, wall: float) -> None:
+    def _answer_requests(self, now: float, wall: float) -> None:
         for path in pending_requests(self.layout.spool):
             try:
                 answer: dict[str, Any] = {"ok": True, **self._answer(read_json(path), now, wall)}
@@ -331,7 +331,7 @@ class EmbeddedCluster:
 
     # -- counters and files --
 
-    def _account(self, now: float) -> None:
+    def _update_totals(self, now: float) -> None:
         elapsed, self._accounted = now - self._accounted, now
         for node in self.nodes.values():
             leased = node.state == "leased"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from scavenger.batch.answers import whole
+from scavenger.batch.answers import require_complete
 from scavenger.interface import SchedulerError
 from scavenger.pbs.json_text import decode, number_of, text_of, truth_of, words_of
 
@@ -166,7 +166,7 @@ def read_ended(text: str, prefix: str, mark: str = DSV_MARK) -> PbsJobTable:
     first (OpenPBS 23.06).
     """
     jobs = {}
-    for part in re.split(r"^Job Id: ", whole(text, "qstat"), flags=re.MULTILINE)[1:]:
+    for part in re.split(r"^Job Id: ", require_complete(text, "qstat"), flags=re.MULTILINE)[1:]:
         job_id, *fields = part.rstrip("\n").split(mark)
         values: dict[str, Any] = {"Resource_List": {}}
         for field in fields:
@@ -240,7 +240,7 @@ def read_reservations(text: str) -> dict[str, PbsReservation]:
     reservations: dict[str, PbsReservation] = {}
     fields: dict[str, str] = {}
     last = ""
-    for line in [*whole(text, "pbs_rstat").splitlines(), "Resv ID: "]:
+    for line in [*require_complete(text, "pbs_rstat").splitlines(), "Resv ID: "]:
         if line.startswith("Resv ID:"):
             if fields:
                 start, end = (

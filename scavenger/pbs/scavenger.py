@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from scavenger.batch.commands import Commands, failure
 from scavenger.batch.gap_memory import GapMemory
-from scavenger.batch.hold import TakenBack
+from scavenger.batch.hold import PreemptionHold
 from scavenger.batch.lease_ledger import LeaseJob, own_jobs
 from scavenger.batch.lease_script import Part, lease_script
 from scavenger.batch.look import Finding, SchedulerAnswer
@@ -101,7 +101,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         self._hosts: Mapping[str, HostVnodes] = {}
         self._own: Mapping[str, PbsJob] = {}
         """From the last poll: the vnodes of each host, and lease id → its job."""
-        self._taken = TakenBack()
+        self._preemption_hold = PreemptionHold()
 
     @property
     def source_name(self) -> str:
@@ -134,13 +134,13 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
             for i, job in own.items()
             if i not in given_up and job.state not in ENDED_STATES
         ):
-            self._taken.mark(now)
+            self._preemption_hold.note(now)
         self._hosts, self._own = hosts, own
         grace_s = self.grace_s(site)
         lease_jobs = {
             lease_id: ledger_entry(lease_id, job, now, grace_s) for lease_id, job in own.items()
         }
-        preempting = self._taken.why(hold_s, now)
+        preempting = self._preemption_hold.reason(hold_s, now)
         leave = self._never_preempted(site, own)
         return SchedulerAnswer(
             facts,
@@ -221,7 +221,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
                 and lease not in self.ender.leave_requests
                 and (job.id not in remembered or terminated_by(remembered[job.id]) == "Scheduler")
             ):
-                self._taken.mark(now)
+                self._preemption_hold.note(now)
         return disappeared
 
     def _never_preempted(self, site: PbsSite, own: Mapping[str, PbsJob]) -> dict[str, str]:
@@ -260,7 +260,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
             [self.settings.lease.queue] if queue is None or queue.execution else queue.destinations
         )
 
-    def _longest_s(self, site: PbsSite) -> tuple[float | None, str]:
+    def _max_lease_s(self, site: PbsSite) -> tuple[float | None, str]:
         queue = site.queues.get(self.settings.lease.queue)
         most = None if queue is None else queue.max_walltime_s
         return most, f"resources_max.walltime of queue {self.settings.lease.queue}"

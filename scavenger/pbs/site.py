@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from scavenger.batch.answers import whole
+from scavenger.batch.answers import require_complete
 from scavenger.batch.commands import CommandError, Commands
 from scavenger.interface import SchedulerError
 from scavenger.pbs.json_text import decode_joined, number_of, text_of, truth_of, words_of
@@ -65,7 +65,7 @@ class PbsQueue:
     from_route_only: bool = False
     """Whether it accepts jobs only from routing queues."""
     acl: Sequence[str] = ()
-    """Users or groups that may use it, as PBS prints them."""
+    """Users that may use it, as PBS prints them; empty: all users."""
     destinations: Sequence[str] = ()
     """Queues to which a routing queue routes."""
     limits: Mapping[str, str] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class PbsSite:
     """Name → queue."""
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """Its release and its server, for sentences."""
         return f"{self.shown_version} (server {self.server})"
 
@@ -229,7 +229,7 @@ def read_site(server: str, queues: str, sched: str = "") -> PbsSite:
         raise SchedulerError("The answer of qstat -Bf cannot be understood: it names no server.")
     name, attributes = next(iter(answer.Server.items()))
     shown = text_of(attributes.get("pbs_version") or answer.pbs_version)
-    settings = dict(_SCHED.findall(whole(sched, "qmgr")))
+    settings = dict(_SCHED.findall(require_complete(sched, "qmgr")))
     table = decode_joined(queues, _Queues, "qstat -Qf").Queue
     return PbsSite(
         version=read_version(shown),

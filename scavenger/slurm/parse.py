@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection
 from typing import NamedTuple
 
-from scavenger.batch.answers import whole
+from scavenger.batch.answers import require_complete
 from scavenger.batch.commands import shorten
 from scavenger.batch.groups import PartOf
 from scavenger.hostlist import HostlistError, expand
@@ -131,7 +131,7 @@ def read_nodes(text: str, mark: str) -> NodeTable:
     nodes: dict[str, NodeGroup] = {}
     partitions: dict[str, list[str]] = {}
     begin = mark + "|"
-    for line in whole(text, "sinfo").split("\n"):
+    for line in require_complete(text, "sinfo").split("\n"):
         if not line.startswith(begin):
             continue  # the rest of a reason that contains a line break
         fields = line.split("|", 7)
@@ -179,7 +179,7 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
     pending: list[SlurmJob] = []
     ours: list[SlurmJob] = []
     begin, waiting, own = mark + "|", f"{mark}|PENDING|", "|" + prefix
-    for line in whole(text, "squeue").split("\n"):
+    for line in require_complete(text, "squeue").split("\n"):
         if not line.startswith(begin):
             continue  # the rest of a name that contains a line break
         mine = own in line
@@ -226,7 +226,7 @@ def read_reservations(text: str) -> list[SlurmReservation]:
     form.
     """
     reservations = []
-    for line in whole(text, "scontrol show reservation").splitlines():
+    for line in require_complete(text, "scontrol show reservation").splitlines():
         if not line.startswith("ReservationName="):
             if line.strip() and "No reservations" not in line:
                 raise _unreadable("scontrol show reservation", line)
@@ -257,7 +257,7 @@ def read_steps(text: str) -> dict[tuple[str, str], str]:
     without batch scripts. Raises SchedulerError if the text has another form.
     """
     steps: dict[tuple[str, str], str] = {}
-    for line in whole(text, "squeue").splitlines():
+    for line in require_complete(text, "squeue").splitlines():
         step, bar, nodes = line.partition("|")
         job, dot, number = step.partition(".")
         if not bar or not dot:

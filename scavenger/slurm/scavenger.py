@@ -194,7 +194,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         self._due_since = {job.id: self._due_since.get(job.id, now) for job in due}
         return [job for job in due if now - self._due_since[job.id] <= MAX_DUE_S]
 
-    def _ask_options(self, site: SlurmSite) -> Sequence[str]:
+    def _leave_options(self, site: SlurmSite) -> Sequence[str]:
         """Return the options that send the signal of a preemption."""
         return ("--signal=TERM", *(() if self._as_step(site) else ("--batch",)))
 
@@ -202,7 +202,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         """Return the length of one backfill cycle, seconds."""
         return TURN_WITHOUT_BACKFILL_S if site.backfill_cycle_s is None else site.backfill_cycle_s
 
-    def _usual_s(self, site: SlurmSite) -> float:
+    def _poll_interval_s(self, site: SlurmSite) -> float:
         """Return an interval with several polls per backfill cycle, so that a gap is found soon
         after the cycle.
         """
@@ -214,7 +214,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
     def _partitions(self, site: SlurmSite) -> Collection[str]:
         return self.settings.lease.partitions
 
-    def _longest_s(self, site: SlurmSite) -> tuple[float | None, str]:
+    def _max_lease_s(self, site: SlurmSite) -> tuple[float | None, str]:
         return longest_lease(site, self.settings.lease)
 
     def _site_grace_s(self, site: SlurmSite) -> float:

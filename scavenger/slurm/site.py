@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scavenger.batch.answers import whole
+from scavenger.batch.answers import require_complete
 from scavenger.batch.commands import CommandError, Commands
 from scavenger.hostlist import HostlistError, expand
 from scavenger.interface import SchedulerError
@@ -78,7 +78,7 @@ class SlurmSite:
     """QOS → its MaxWall, seconds."""
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """Its release and its cluster, for sentences."""
         release = ".".join(f"{part:02d}" for part in self.version)
         return f"{release} (cluster {self.settings.get('ClusterName', '?')})"
@@ -138,7 +138,7 @@ def read_site(config: str, partitions: str, statistics: str = "") -> SlurmSite:
         raise SchedulerError(
             "The answer of scontrol show config cannot be understood: it names no SLURM_VERSION."
         )
-    whole(config, "scontrol show config")
+    require_complete(config, "scontrol show config")
     options = _options(settings.get("SchedulerParameters", ""))
     cycle_s: float | None = None
     if (
@@ -160,7 +160,7 @@ def read_site(config: str, partitions: str, statistics: str = "") -> SlurmSite:
             p.name: p
             for p in (
                 _partition(line)
-                for line in whole(partitions, "scontrol show partition").splitlines()
+                for line in require_complete(partitions, "scontrol show partition").splitlines()
                 if line.startswith("PartitionName=")
             )
         },

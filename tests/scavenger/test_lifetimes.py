@@ -174,7 +174,7 @@ class TestLifetimes:
     @pytest.mark.parametrize("change", [{"format": 0}, {"weights": [[1.0]]}, {"moment": None}])
     def test_a_damaged_file_is_refused_with_a_sentence(self, change):
         kept = {**Lifetimes().to_dict(), **change}
-        with pytest.raises(ValueError, match="delete them to begin anew"):
+        with pytest.raises(ValueError, match="delete them to start again"):
             Lifetimes.from_dict(kept, SurvivalEstimator())
 
 

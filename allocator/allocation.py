@@ -16,7 +16,7 @@ from allocator.bids import UNASSIGNED, Assignment, Bid
 
 @dataclass(frozen=True)
 class Allocation:
-    """How many nodes of which class each job gets."""
+    """Node class and number of nodes of each job."""
 
     sizes: Mapping[str, Assignment]
     """Job -> (node class, size). A job without nodes is absent."""
@@ -38,7 +38,7 @@ class Allocation:
     dropped: tuple[str, ...] = ()
     """Must-run jobs that do not fit."""
     proof: str = ""
-    """What closed the gap: ``bound``, ``dp`` or ``highs`` (empty for other solvers)."""
+    """The step that closed the gap: ``bound``, ``dp`` or ``highs`` (empty for other solvers)."""
     reduced_size: tuple[int, int] = (0, 0)
     """(groups of jobs, options) of the last reduced problem."""
 

@@ -68,8 +68,8 @@ class SizeValues:
         """Wrap arrays without a check or a copy. It is for plans that make hundreds of bids.
 
         Args:
-            sizes: valid sizes; nobody writes to the array afterwards.
-            values: their values, all finite; nobody writes to the array afterwards.
+            sizes: valid sizes; the array must not be written afterwards.
+            values: their values, all finite; the array must not be written afterwards.
         """
         options = object.__new__(cls)
         options.sizes, options.values, options._hash = sizes, values, 0

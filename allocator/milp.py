@@ -51,7 +51,7 @@ def solve(
         capacity: node class -> nodes.
         clock: tells the time, seconds. Without one the search ends only when the plan is proven
             optimal: ``time_limit_s`` then limits single runs of HiGHS, and ``solve_s`` is 0.
-        time_limit_s: when to stop the search, seconds. The result is then the incumbent with its
+        time_limit_s: time limit of the search, seconds. The result is then the incumbent with its
             proven gap; with 0 it is the rounded and filled solution of the relaxation. The arrays
             and the first plan (tens of milliseconds for 500 jobs of 1:512) are always computed.
         gap: relative gap at which to stop. 0 means optimal: no plan has a value higher by more than

@@ -14,7 +14,7 @@ from allocator.bids import BidError
 
 
 class Goal(str, Enum):
-    """What is maximised."""
+    """Objective of the plan."""
 
     THROUGHPUT = "throughput"
     """Samples: a job that processes more of them per second has a higher value."""
@@ -25,7 +25,7 @@ class Goal(str, Enum):
 
 
 class ExtrapolationPolicy(str, Enum):
-    """What a bid does with sizes beyond the last point of a curve."""
+    """Treatment of sizes beyond the last point of a curve."""
 
     CONSTANT = "hold"
     """Offer them at the throughput of the last point, with a note in the bid."""

@@ -38,7 +38,7 @@ class NodeInfo:
     node_class: str = "default"
     """Nodes of one class are interchangeable."""
     horizon_s: float | None = None
-    """How much longer its gap is expected to last, seconds; None if unknown."""
+    """Expected remaining length of its gap, seconds; None if unknown."""
     group: str | None = None
     """Its topology group; None if unknown."""
     cohort: Cohort | None = None

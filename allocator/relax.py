@@ -34,7 +34,7 @@ def relax(
         table: the options of all groups.
         dual: the first prices.
         feasible: a feasible plan, members by row; its rows keep the LP feasible.
-        remaining_s: the time that remains, seconds.
+        remaining_s: returns the remaining time, seconds.
 
     Returns:
         (the prices with the least bound, the rounded LP solution). The plan may exceed the capacity

@@ -46,9 +46,9 @@ class SearchResult:
     gap_bound: float
     """A proven lower bound on the duality gap of every plan."""
     tolerance: float
-    """How far the gap of a plan accepted as optimal may be above ``gap_bound``."""
+    """Maximum difference between the gap of a plan accepted as optimal and ``gap_bound``."""
     proof: str
-    """What closed the gap: ``bound``, ``dp`` or ``highs``."""
+    """The step that closed the gap: ``bound``, ``dp`` or ``highs``."""
     reduced_size: tuple[int, int]
     """(groups, rows) of the last reduced problem."""
 
@@ -156,7 +156,7 @@ def improve(
         table: the options of all groups.
         dual: prices and reduced costs.
         plan: a feasible plan, the first incumbent.
-        remaining_s: the time that remains, seconds.
+        remaining_s: returns the remaining time, seconds.
         gap: relative gap at which to stop.
         dynamic_program: whether the dynamic program may be used where it applies.
 

@@ -108,8 +108,8 @@ def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> B
     Args:
         bids: of all jobs.
         capacity: node class -> nodes.
-        drops: how many must-run jobs have to be dropped. With 0 their groups have no idle row;
-            otherwise a drop uses one unit of an additional resource and has value 0. A must-run job
+        drops: number of must-run jobs to drop. With 0 their groups have no idle row; otherwise
+            a drop uses one unit of an additional resource and has value 0. A must-run job
             that fits at none of its sizes gets an idle row and does not count in ``drops``.
     """
     classes = tuple(name for name, nodes in capacity.items() if nodes > 0)

@@ -41,9 +41,9 @@ class BidRequest(NamedTuple):
     current_class: str = "default"
     """The class of these nodes."""
     min_nodes: int = 1
-    """The fewest nodes that it accepts, on every class."""
+    """Minimum number of nodes that it accepts, on every class."""
     max_nodes: int = 1
-    """The most nodes that it accepts, on every class."""
+    """Maximum number of nodes that it accepts, on every class."""
     allowed: tuple[int, ...] | None = None
     """Sizes that the job accepts within the limits; None for all of them. See
     :func:`~allocator.objectives.powers_of_two`, :func:`~allocator.objectives.multiples`.
@@ -64,7 +64,7 @@ class BidRequest(NamedTuple):
     restarting: bool = False
     """Whether its workers have to be restarted at any size (they failed, or a node was lost)."""
     extrapolation: ExtrapolationPolicy = ExtrapolationPolicy.CONSTANT
-    """What to do with sizes beyond the last point of the curve. The bid's notes mention it."""
+    """Treatment of sizes beyond the last point of the curve. The bid's notes mention it."""
     loss_forecasts: Mapping[str, LossForecast] | None = None
     """Node class -> expected losses of nodes; None without forecasts. With a forecast, ``t_fwd_s ·
     O(k)`` is replaced by the samples expected within the forecast's window, ``u · O(k) + (window −
@@ -86,7 +86,7 @@ def make_bid(
     Args:
         job: the job's name.
         curve: the curve for ``current_class``, or one for each class that the job can use.
-        max_nodes: the most nodes that the job accepts.
+        max_nodes: maximum number of nodes that the job accepts.
         allowed: sizes that it accepts; None for all of them.
         fields: other fields of :class:`BidRequest`.
 

@@ -16,7 +16,7 @@ class NodeAvailability:
     """Free nodes and donors.
 
     Args:
-        quiet_s: how long a donor is left alone after an interruption, seconds.
+        quiet_s: time for which a donor is left alone after an interruption, seconds.
     """
 
     def __init__(self, quiet_s: float) -> None:
@@ -70,7 +70,7 @@ class NodeAvailability:
         """
         free = dict(self._report.free)
         free[node_class] = free.get(node_class, 0) - offer.from_free
-        donors = tuple(_after(d, offer) for d in self._report.donors)
+        donors = tuple(_without_offer(d, offer) for d in self._report.donors)
         self._report = replace(self._report, free=free, donors=donors)
         if offer.from_donor is not None:
             self._interrupted_at[offer.from_donor] = now
@@ -87,7 +87,7 @@ class NodeAvailability:
         return replace(donor, last_interrupted=max(times, default=None))
 
 
-def _after(donor: Donor, offer: Offer) -> Donor:
+def _without_offer(donor: Donor, offer: Offer) -> Donor:
     """Return the donor once the offer is taken."""
     if donor.job != offer.from_donor:
         return donor

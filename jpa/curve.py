@@ -168,7 +168,7 @@ class MeasuredCurve:
         Args:
             sizes: all sizes that the bid will offer. Between them the allocator interpolates
                 linearly.
-            kappa: how many standard deviations to subtract.
+            kappa: number of standard deviations to subtract.
 
         Raises:
             CurveError: if ``sizes`` is empty.

@@ -22,9 +22,9 @@ class Donor:
     nodes: int
     """Nodes that it has now."""
     min_nodes: int = 1
-    """The fewest nodes that it accepts."""
+    """Minimum number of nodes that it accepts."""
     last_interrupted: float | None = None
-    """When it last gave up nodes for a profile, seconds; None for never."""
+    """Time at which it last gave up nodes for a profile, seconds; None for never."""
     sizes: tuple[int, ...] | None = None
     """Sizes that it accepts, None for all."""
     node_class: str = "default"
@@ -32,7 +32,9 @@ class Donor:
 
     @property
     def spare(self) -> int:
-        """The most nodes that it can give up and still run at an accepted size; 0 if none."""
+        """Maximum number of nodes that it can give up and still run at an accepted size; 0 if
+        none.
+        """
         return max(self._releases(), default=0)
 
     def release(self, requested: int) -> int:
@@ -85,7 +87,7 @@ def choose_nodes(
         free: idle leased nodes.
         running_jobs: possible donors, without the profiled job and without jobs that are being
             rescaled.
-        minimum: the fewest added nodes with which the profile can run.
+        minimum: minimum number of added nodes with which the profile can run.
 
     Returns:
         Up to ``requested`` nodes, or an empty offer if fewer than ``minimum`` are available.

@@ -54,15 +54,15 @@ class MeasureConfig:
     warmup_reports: int = 2
     """Progress reports to ignore at the start."""
     min_seconds: float = 5.0
-    """The shortest measurement, seconds."""
+    """Minimum duration of a measurement, seconds."""
     max_seconds: float = 60.0
-    """The longest measurement, seconds."""
+    """Maximum duration of a measurement, seconds."""
     min_samples: int = 1
-    """The fewest samples of a measurement."""
+    """Minimum number of samples of a measurement."""
     max_samples: int | None = None
-    """The most samples of a measurement, None for no limit."""
+    """Maximum number of samples of a measurement, None for no limit."""
     min_batches: int = 8
-    """The fewest batches of a stable measurement, 3 to 20."""
+    """Minimum number of batches of a stable measurement, 3 to 20."""
 
     def __post_init__(self) -> None:
         if not 0 < self.tolerance < 1:
@@ -146,7 +146,7 @@ class ThroughputMeter:
         from its snapshot) restarts the measurement.
 
         Args:
-            time: when the last sample was processed, seconds.
+            time: time at which the last sample was processed, seconds.
             samples: samples that the job has processed so far.
 
         Returns:
@@ -265,7 +265,7 @@ class Monitor:
         """Process one report.
 
         Args:
-            time: when the last sample was processed, seconds.
+            time: time at which the last sample was processed, seconds.
             samples: samples that the job has processed so far.
             nodes: the job's size.
             phase: its phase.

@@ -42,7 +42,7 @@ _MAX_STD = 3.0
 UNKNOWN_STD = 0.5
 """Relative standard deviation of a throughput without any information."""
 _LAW_MIN_POINTS = 3
-"""The fewest measured sizes with which the law may replace the points."""
+"""Minimum number of measured sizes with which the law may replace the points."""
 _LAW_MAX_SIGMAS = 2.0
 """How far chi-squared of the points' deviations from the law may be above its mean, in its own
 standard deviations (n points give n ± √(2n)).

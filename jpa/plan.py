@@ -26,14 +26,14 @@ _MEASURED_ONLY_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """How thorough a profile is.
+    """Thoroughness of a profile.
 
     Raises:
         ValueError: if a value is out of range.
     """
 
     max_steps: int = 8
-    """The most sizes to visit."""
+    """Maximum number of sizes to visit."""
     refine_steps: int = 2
     """Steps of ``max_steps`` that are reserved for finer steps where the curve bends (on long
     ladders only).
@@ -84,7 +84,7 @@ class ProfilePlan:
     rungs: tuple[int, ...]
     """The sizes that it intends to visit, descending."""
     config: PlanConfig = field(default_factory=PlanConfig)
-    """How thorough it is."""
+    """Its thoroughness."""
     last_requested: int | None = None
     """The last size requested, None before the first."""
     visited: tuple[int, ...] = ()
@@ -105,8 +105,8 @@ def sizes_between(
     """Return the allowed sizes in [min_nodes, max_nodes], descending.
 
     Args:
-        min_nodes: the fewest nodes, 1 or more.
-        max_nodes: the most nodes.
+        min_nodes: minimum number of nodes, 1 or more.
+        max_nodes: maximum number of nodes.
         allowed: sizes that the job accepts, None for all.
 
     Raises:
@@ -135,10 +135,10 @@ def ladder(
     about evenly spaced in log2 that contains both ends.
 
     Args:
-        min_nodes: the fewest nodes, 1 or more.
-        max_nodes: the most nodes.
+        min_nodes: minimum number of nodes, 1 or more.
+        max_nodes: maximum number of nodes.
         allowed: sizes that the job accepts, None for all.
-        max_steps: the most sizes to visit.
+        max_steps: maximum number of sizes to visit.
 
     Raises:
         ValueError: as :func:`sizes_between`.
@@ -158,13 +158,13 @@ def new_plan(
     """Return the plan for a job.
 
     Args:
-        min_nodes: the fewest nodes, 1 or more.
-        max_nodes: the most nodes.
+        min_nodes: minimum number of nodes, 1 or more.
+        max_nodes: maximum number of nodes.
         curve: the job's curve so far; sizes at which it crashed are left out.
         allowed: sizes that the job accepts, None for all.
         requested_sizes: the user's own ladder (``--profile-sizes``). Within the limits all of it is
             visited, except sizes that are already measured. None: the plan chooses.
-        config: how thorough the profile is.
+        config: thoroughness of the profile.
 
     Raises:
         ValueError: as :func:`sizes_between`, or if every size is unusable.

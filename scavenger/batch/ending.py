@@ -169,7 +169,7 @@ class LeaseEnder:
             now: epoch seconds.
         """
         jobs = self.ledger.jobs
-        leave = {**self._leases_with_first_node(leave), **leave}
+        leave = {**self._leases_of_ending_jobs(leave), **leave}
         steps = self._steps_of([*leave, *self.leave_requests]) if options else {}
         expired = [
             lease
@@ -191,7 +191,7 @@ class LeaseEnder:
             notified = self._signal([jobs[lease] for lease in new_leases], steps, options)
         self.leave_requests.update({lease: (now, leave[lease]) for lease in notified})
 
-    def _leases_with_first_node(self, leave: Mapping[str, str]) -> dict[str, str]:
+    def _leases_of_ending_jobs(self, leave: Mapping[str, str]) -> dict[str, str]:
         """Return lease → why it has to leave, for the other leases of jobs whose first node is
         leaving.
         """

@@ -112,7 +112,7 @@ class RequestBudget:
 
     @property
     def poll_after_s(self) -> float:
-        """Return the seconds after which an additional poll, and leases with it, fit the budget."""
+        """Seconds after which an additional poll, and leases with it, fit the budget."""
         self._settle()
         return self._bucket.missing_s(RESERVE)
 

@@ -97,6 +97,9 @@ class PbsSite:
     preempt_known: bool = False
     """Whether the scheduler's settings could be read; otherwise the defaults are used."""
     estimates: bool = True
+    """Whether the scheduler can forecast the starts of pending jobs (``backfill_depth`` above
+    0).
+    """
     sees_others: bool = True
     """Whether users see the jobs of others."""
     limits: Mapping[str, str] = field(default_factory=dict)

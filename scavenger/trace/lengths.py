@@ -37,12 +37,12 @@ class Lengths:
 
     @property
     def mean_s(self) -> float:
-        """Return the expected length, seconds."""
+        """Expected length, seconds."""
         return float((np.exp(self.log_s) * DENSITY).sum())
 
     @property
     def median_s(self) -> float:
-        """Return the median length, seconds."""
+        """Median length, seconds."""
         return float(self.at(0.0))
 
 

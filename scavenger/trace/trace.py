@@ -56,7 +56,7 @@ class IdleIntervals:
 
     @property
     def length(self) -> FloatArray:
-        """Return the lengths in seconds."""
+        """Lengths in seconds."""
         return self.end - self.start
 
 
